@@ -1,0 +1,134 @@
+"""Every error that Penstock raises on purpose.
+
+    PenstockError
+    ├── ConfigurationError            a setting of the deployment is wrong (URL, device, memory, folder)
+    │   ├── RedisUnavailableError     no Redis answers at the URL, or it refuses us
+    │   ├── RedisUnsupportedError     the Redis that answers is too old or lacks a command
+    │   └── ModelLoadError            the model folder or name cannot be loaded
+    ├── ValidationError               an argument of a request is wrong; nothing was enqueued or run
+    │   ├── PromptTooLongError        prompt and max_tokens do not fit the model
+    │   ├── PayloadTooLargeError      the encoded request is larger than max_payload_bytes
+    │   └── UnsupportedParameterError a known parameter that this version cannot honour yet
+    ├── UnknownModelError             no worker has ever served a model of that name here
+    ├── RequestNotFoundError          the request_id is unknown, or its result has expired
+    ├── ClientClosedError             the client was used after close()
+    ├── BrokerError                   Redis answered in a way the protocol does not allow
+    ├── RequestFailedError            the engine refused or failed this one request
+    └── EngineDeadError               the engine that was asked is gone
+
+``code`` is stable and travels on the wire; ``retryable`` says whether the same call may succeed later.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Base class; catch it to catch everything Penstock raises on purpose."""
+
+    code: str = "penstock_error"
+    retryable: bool = False
+
+
+class ConfigurationError(PenstockError):
+    """A setting of the deployment is wrong; the message names it and the remedy."""
+
+    code = "configuration_error"
+
+
+class RedisUnavailableError(ConfigurationError):
+    """No Redis answers at the URL, or it refuses the connection."""
+
+    code = "redis_unavailable"
+    retryable = True
+
+
+class RedisUnsupportedError(ConfigurationError):
+    """The Redis at the URL is older than 6.2 or lacks a command that Penstock needs."""
+
+    code = "redis_unsupported"
+
+
+class ModelLoadError(ConfigurationError):
+    """The model folder or hub name cannot be loaded; the message names the file or field."""
+
+    code = "model_load_error"
+
+
+class ValidationError(PenstockError, ValueError):
+    """An argument is wrong: the message names the field, the value and what is allowed."""
+
+    code = "validation_error"
+
+
+class PromptTooLongError(ValidationError):
+    """The prompt leaves no room for an output token within ``max_model_len``."""
+
+    code = "prompt_too_long"
+
+
+class PayloadTooLargeError(ValidationError):
+    """The encoded request exceeds ``max_payload_bytes``."""
+
+    code = "payload_too_large"
+
+
+class UnsupportedParameterError(ValidationError):
+    """The parameter is part of the wire, but this version cannot honour it; it is refused, not ignored."""
+
+    code = "unsupported_parameter"
+
+
+class UnknownModelError(PenstockError):
+    """No worker has ever served a model of that name on this Redis."""
+
+    code = "unknown_model"
+
+
+class RequestNotFoundError(PenstockError):
+    """The request_id was never enqueued here, or its result is past its time to live."""
+
+    code = "request_not_found"
+
+
+class ClientClosedError(PenstockError):
+    """The client was used after ``close()``."""
+
+    code = "client_closed"
+
+
+class BrokerError(PenstockError):
+    """Redis answered in a way the protocol does not allow."""
+
+    code = "broker_error"
+
+
+class RequestFailedError(PenstockError):
+    """The engine refused or failed this request; other requests are not touched."""
+
+    code = "request_failed"
+
+    def __init__(self, message: str, *, code: str | None = None, retryable: bool = False) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+        self.retryable = retryable
+
+
+class EngineDeadError(PenstockError):
+    """The engine core is gone; the message names the cause."""
+
+    code = "engine_dead"
+    retryable = True
+
+
+_BY_CODE: dict[str, type[PenstockError]] = {
+    cls.code: cls for cls in (ValidationError, PromptTooLongError, UnsupportedParameterError)
+}
+
+
+def from_wire(code: str, message: str, retryable: bool) -> PenstockError:
+    """Return the exception that a ``RequestError`` on the wire stands for."""
+    cls = _BY_CODE.get(code)
+    if cls is not None:
+        return cls(message)
+    return RequestFailedError(message, code=code, retryable=retryable)

@@ -1,0 +1,289 @@
+"""Every message that crosses a process border, in one place.
+
+    client ──EngineCoreRequest──▶ stream ──▶ worker process ──CoreInput──▶ engine core
+    client ◀──────Delta────────── channel and log ◀── worker process ◀──CoreOutput── engine core
+    operator ──WorkerCommand──▶ supervisor;   broker ──EngineCommand──▶ worker process
+
+All are msgspec structs encoded as positional msgpack arrays: the order of fields **is** the wire format, new
+fields are only appended and carry a default, so that old bytes still decode (tests/compat holds some). A tag in
+the first place tells the members of a union apart; there are no method names and no pickle on any wire.
+Names and meanings follow vLLM's engine (``vllm/v1/engine``) where it has them.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+from .params import LoRARequest, PoolingParams, SamplingParams
+
+WIRE_VERSION = 1
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended. The first five are vLLM's; the others are told apart from "abort" and "length"."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    REPETITION = "repetition"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    ENGINE_LOST = "engine_lost"
+    POISONED = "poisoned"
+
+
+class RequestError(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
+    """What went wrong with one request; ``code`` is that of an exception class in ``errors``."""
+
+    code: str
+    message: str
+    retryable: bool = False
+
+
+class Usage(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
+    """Token counts of a request; recomputed tokens (preemption, resume) are not counted twice."""
+
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+
+
+# --------------------------------------------------------------------- client -> worker -> engine core
+
+
+class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, tag="add"):
+    """A generation to run. The client fills the prompt in one of three forms; the worker turns it into token ids.
+
+    ``epoch``, ``attempt`` and ``output_token_ids`` are the broker's: set at claim, never by a client.
+    """
+
+    version: int = WIRE_VERSION
+    request_id: str
+    prompt_token_ids: list[int] | None = None
+    sampling_params: SamplingParams | None = None
+    pooling_params: PoolingParams | None = None
+    arrival_time: float = 0.0
+    lora_request: LoRARequest | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    trace_headers: dict[str, str] | None = None
+    external_req_id: str | None = None
+    session_id: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    model: str = ""
+    tenant: str = "default"
+    deadline: float | None = None
+    epoch: int = 0
+    attempt: int = 0
+    output_token_ids: list[int] | None = None
+
+
+class AbortRequests(msgspec.Struct, array_like=True, tag="abort"):
+    """Stop these requests; unknown and finished ids are ignored."""
+
+    request_ids: list[str]
+
+
+class Configure(msgspec.Struct, array_like=True, tag="configure"):
+    """The worker's answer to ``Hello``: the engine's whole configuration, as JSON (``worker.config.EngineConfig``)."""
+
+    config_json: bytes
+
+
+class UtilityCall(msgspec.Struct, array_like=True, tag="utility"):
+    """A question to the engine core that is answered by a ``UtilityOutput`` of the same ``call_id``."""
+
+    call_id: int
+    call: Utility
+
+
+class CheckInvariants(msgspec.Struct, array_like=True, tag="check_invariants"):
+    """Verify the block pool and the scheduler; the answer carries the free and total number of blocks."""
+
+
+class Shutdown(msgspec.Struct, array_like=True, tag="shutdown"):
+    """Leave the busy loop and exit with status 0."""
+
+
+Utility = CheckInvariants
+CoreInput = EngineCoreRequest | AbortRequests | Configure | UtilityCall | Shutdown
+
+
+# --------------------------------------------------------------------- engine core -> worker
+
+
+class Hello(msgspec.Struct, array_like=True, tag="hello"):
+    """First message of an engine core: who it is. The worker answers with ``Configure``."""
+
+    version: int
+    pid: int
+
+
+class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, tag="ready"):
+    """The model is loaded and the KV cache allocated; requests may come. ``model_folder`` holds the tokenizer."""
+
+    version: int = WIRE_VERSION
+    model_folder: str
+    architecture: str
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    dtype: str
+    device: str
+    vocab_size: int
+    eos_token_ids: list[int]
+    num_parameters: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    kv_cache_size_tokens: int = 0
+    load_time_s: float = 0.0
+
+
+class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):
+    """The engine core cannot start; it exits after this. ``trace`` is empty for errors that a sentence explains."""
+
+    code: str
+    message: str
+    trace: str = ""
+
+
+class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """New tokens of one request out of one step, and its end if it ended."""
+
+    request_id: str
+    new_token_ids: list[int] = []
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: RequestError | None = None
+    num_cached_tokens: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """State of the scheduler after a step."""
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    step_counter: int = 0
+    kv_cache_usage: float = 0.0
+    num_preemptions: int = 0
+    num_generation_tokens: int = 0
+
+
+class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag="outputs"):
+    """Everything one step produced."""
+
+    outputs: list[EngineCoreOutput] = []
+    scheduler_stats: SchedulerStats | None = None
+    timestamp: float = 0.0
+
+
+class UtilityOutput(msgspec.Struct, array_like=True, omit_defaults=True, tag="utility_output"):
+    """The answer to a ``UtilityCall``: either ``failure_message`` or ``result``."""
+
+    call_id: int
+    failure_message: str | None = None
+    result: dict[str, Any] | None = None
+
+
+CoreOutput = EngineCoreOutputs | UtilityOutput | Hello | Ready | StartupFailed
+
+
+# --------------------------------------------------------------------- worker -> client
+
+
+class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """What one append added to a request: the record in its log and the message on its channel.
+
+    ``index`` is the position of ``token_ids[0]`` among the output tokens, so a reader can tell a gap and a repeat.
+    ``text`` may lag behind ``token_ids`` while a character is incomplete or a stop string may be forming.
+    The last delta, and no other, carries ``finish_reason``.
+    """
+
+    version: int = WIRE_VERSION
+    index: int = 0
+    token_ids: list[int] = []
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: RequestError | None = None
+    usage: Usage | None = None
+
+    @property
+    def next_index(self) -> int:
+        """Index of the token that follows this delta; pass ``next_index - 1`` as ``after`` to resume here."""
+        return self.index + len(self.token_ids)
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+# --------------------------------------------------------------------- broker -> worker, operator -> supervisor
+
+
+class CancelCommand(msgspec.Struct, array_like=True, tag="cancel"):
+    """The request was cancelled in Redis; its engine should stop computing it."""
+
+    request_id: str
+
+
+class DrainCommand(msgspec.Struct, array_like=True, tag="drain"):
+    """Take no new wave, finish what runs, then exit."""
+
+    timeout_s: float | None = None
+
+
+class StopCommand(msgspec.Struct, array_like=True, tag="stop"):
+    """Hand back what runs and exit at once."""
+
+
+EngineCommand = CancelCommand
+WorkerCommand = DrainCommand | StopCommand
+
+
+# --------------------------------------------------------------------- state kept in Redis
+
+
+class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What a client may know of a served model; written by its workers when ready. JSON, so people can read it."""
+
+    version: int = WIRE_VERSION
+    model: str
+    architecture: str = ""
+    max_model_len: int = 0
+    vocab_size: int = 0
+    dtype: str = ""
+
+
+class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """The state of one engine, renewed every second under a time to live. JSON."""
+
+    version: int = WIRE_VERSION
+    worker_id: str
+    engine_id: str
+    model: str
+    state: str
+    host: str
+    worker_pid: int
+    core_pid: int
+    supervisor_pid: int = 0
+    device: str = ""
+    started_at: float = 0.0
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    kv_cache_usage: float = 0.0
+    step_counter: int = 0
+    tokens_per_s: float = 0.0
+    worker_rss_bytes: int = 0
+    core_rss_bytes: int = 0
+    error: str = ""

@@ -1,0 +1,1 @@
+"""The GPU side: supervisor, worker process and engine core. Importing this package loads no torch."""

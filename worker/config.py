@@ -1,0 +1,83 @@
+"""The configuration of one engine: written once from the command line, frozen, sent to the core as JSON."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..shared.errors import ConfigurationError
+
+DEVICES = ("cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How an engine core loads its model and schedules.
+
+    Args:
+        model: folder, or name on the model hub.
+        served_model_name: what clients call it; the last part of ``model`` when empty.
+        device: "cpu" or "cuda" (one visible device per engine).
+        dtype: "auto" takes the dtype the weights were saved in.
+        max_model_len: most prompt plus output tokens of a request; None takes the model's own limit.
+        max_num_seqs: most requests in one batch.
+        max_num_batched_tokens: token budget of one step; longer prompts are prefilled in chunks.
+        block_size: tokens per KV-cache block.
+        gpu_memory_utilization: share of the memory that is free after loading which the KV cache may take;
+            None is 0.9 on a GPU and 0.4 on the CPU, where other programs live too.
+        kv_cache_memory: bytes for the KV cache; overrides ``gpu_memory_utilization``.
+        num_threads: torch threads of a CPU engine; 0 chooses.
+        num_engines_on_host: how many engines share the host's memory and cores.
+        seed: for everything random that is not a request's own.
+    """
+
+    model: str
+    served_model_name: str = ""
+    device: str = "cpu"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    block_size: int = 16
+    gpu_memory_utilization: float | None = None
+    kv_cache_memory: int | None = None
+    num_threads: int = 0
+    num_engines_on_host: int = 1
+    seed: int = 0
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise ConfigurationError(f"device must be one of {', '.join(DEVICES)}, got {self.device!r}")
+        if self.dtype not in DTYPES:
+            raise ConfigurationError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_engines_on_host"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigurationError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigurationError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running request needs one token a step"
+            )
+
+    @property
+    def model_name(self) -> str:
+        """The name clients use."""
+        return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
+
+    def encode(self) -> bytes:
+        """JSON bytes for ``Configure``."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> EngineConfig:
+        """The inverse of ``encode``.
+
+        Raises:
+            ConfigurationError: a field is missing, unknown or of the wrong type.
+        """
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"engine configuration: {error}") from error

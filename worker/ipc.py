@@ -1,0 +1,128 @@
+"""Frames on the socket pair between a worker process and its engine core.
+
+A frame is a 4-byte little-endian length and that many bytes of msgpack. The core's side is synchronous, because
+its loop owns the thread; the worker's side is an asyncio protocol. The end of the stream is the death of the
+other side: the kernel reports it at once, whatever killed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ..shared.messages import CoreInput, CoreOutput
+
+_LENGTH = struct.Struct("<I")
+_READ_BYTES = 1 << 18
+SOCKET_BUFFER_BYTES = 1 << 20
+
+
+class FrameSplitter:
+    """Cuts a byte stream into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the frames that ``data`` completes."""
+        buffer = self._buffer
+        buffer += data
+        frames: list[bytes] = []
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, start)
+            end = start + _LENGTH.size + length
+            if len(buffer) < end:
+                break
+            frames.append(bytes(buffer[start + _LENGTH.size : end]))
+            start = end
+        del buffer[:start]
+        return frames
+
+
+def frame(payload: bytes) -> bytes:
+    """Prefix ``payload`` with its length."""
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets with buffers large enough that a burst does not block the core."""
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            end.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
+    return ours, theirs
+
+
+class CoreChannel:
+    """The engine core's end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        self._socket = sock
+        self._splitter = FrameSplitter()
+        self._decoder = msgspec.msgpack.Decoder(CoreInput)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def receive(self, timeout_s: float | None) -> list[Any]:
+        """Return the ``CoreInput`` messages that have come, waiting up to ``timeout_s`` for the first bytes.
+
+        ``None`` waits for ever, 0 looks only.
+
+        Raises:
+            EOFError: the worker process is gone.
+        """
+        messages: list[Any] = []
+        while select.select([self._socket], [], [], timeout_s)[0]:
+            data = self._socket.recv(_READ_BYTES)
+            if not data:
+                raise EOFError("the worker process closed the channel")
+            messages += [self._decoder.decode(payload) for payload in self._splitter.feed(data)]
+            timeout_s = 0
+            if len(data) < _READ_BYTES:
+                break
+        return messages
+
+    def send(self, message: Any) -> None:
+        """Send one ``CoreOutput``; blocks while the worker is behind by more than the socket's buffer."""
+        self._socket.sendall(frame(self._encoder.encode(message)))
+
+
+class WorkerChannel(asyncio.Protocol):
+    """The worker process's end: calls ``on_message`` for every ``CoreOutput`` and ``on_lost`` at the end."""
+
+    def __init__(self, on_message: Callable[[Any], None], on_lost: Callable[[], None]) -> None:
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._splitter = FrameSplitter()
+        self._decoder = msgspec.msgpack.Decoder(CoreOutput)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        for payload in self._splitter.feed(data):
+            self._on_message(self._decoder.decode(payload))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._on_lost()
+
+    def send(self, message: Any) -> None:
+        """Send one ``CoreInput``; a message to a dead core is dropped, its death is reported by ``on_lost``."""
+        if self._transport is not None:
+            self._transport.write(frame(self._encoder.encode(message)))
+
+    def close(self) -> None:
+        """Close our end; the core sees the end of the stream and exits."""
+        if self._transport is not None:
+            self._transport.close()
