@@ -2,7 +2,7 @@
 
     client ──EngineCoreRequest──▶ stream ──▶ worker process ──CoreInput──▶ engine core
     client ◀──────Delta────────── channel and log ◀── worker process ◀──CoreOutput── engine core
-    operator ──WorkerCommand──▶ supervisor;   broker ──EngineCommand──▶ worker process
+    operator ──WorkerCommand──▶ supervisor;   broker ──EngineCommand──▶ worker process ──WorkerStatus──▶ supervisor
 
 All are msgspec structs encoded as positional msgpack arrays: the order of fields **is** the wire format, new
 fields are only appended and carry a default, so that old bytes still decode (tests/compat holds some). A tag in
@@ -247,6 +247,28 @@ class StopCommand(msgspec.Struct, array_like=True, tag="stop"):
     """Hand back what runs and exit at once."""
 
 
+class EngineState(enum.StrEnum):
+    """What an engine is doing, as its worker process sees it."""
+
+    STARTING = "starting"
+    READY = "ready"
+    BUSY = "busy"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class WorkerStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A line of JSON that a worker process writes to its standard output when its state changes."""
+
+    version: int = WIRE_VERSION
+    engine_id: str
+    state: EngineState
+    code: str = ""
+    message: str = ""
+    trace: str = ""
+
+
 EngineCommand = CancelCommand
 WorkerCommand = DrainCommand | StopCommand
 
@@ -272,7 +294,7 @@ class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     worker_id: str
     engine_id: str
     model: str
-    state: str
+    state: EngineState
     host: str
     worker_pid: int
     core_pid: int

@@ -81,3 +81,28 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             return msgspec.json.decode(data, type=cls)
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"engine configuration: {error}") from error
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything one worker process needs; the supervisor writes it as the first line of its standard input.
+
+    Args:
+        worker_id: the supervisor's identity, shared by its engines.
+        engine_id: this engine's identity: the consumer name in Redis and the key of its heartbeat.
+        redis_url: where the broker is; may carry a password, hence not on the command line.
+        visible_devices: value of CUDA_VISIBLE_DEVICES for the core; None leaves the environment alone.
+        drain_timeout_s: how long running requests may go on after SIGTERM before they are handed back.
+    """
+
+    worker_id: str
+    engine_id: str
+    redis_url: str
+    engine: EngineConfig
+    namespace: str = "penstock"
+    visible_devices: str | None = None
+    supervisor_pid: int = 0
+    drain_timeout_s: float = 30.0
+    heartbeat_interval_s: float = 1.0
+    heartbeat_ttl_s: float = 3.0
+    log_level: str = "info"
+    log_format: str = "auto"
