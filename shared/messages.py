@@ -218,6 +218,12 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     error: RequestError | None = None
     usage: Usage | None = None
 
+    def followed_by(self, later: Delta) -> Delta:
+        """Return one delta that says what this one and the next say one after the other."""
+        return msgspec.structs.replace(
+            later, index=self.index, token_ids=self.token_ids + later.token_ids, text=self.text + later.text
+        )
+
     @property
     def next_index(self) -> int:
         """Index of the token that follows this delta; pass ``next_index - 1`` as ``after`` to resume here."""

@@ -1,0 +1,1 @@
+"""Commands, demo and benchmarks, built on the client."""

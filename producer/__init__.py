@@ -1,0 +1,35 @@
+"""The web app's side: enqueue requests, stream or await their results.
+
+    from penstock.producer import Client, SamplingParams
+
+    async with Client.connect("redis://localhost") as client:
+        async for delta in client.stream("four plus two is", SamplingParams(max_tokens=20)):
+            print(delta.text, end="")
+
+Needs redis, msgspec and structlog; imports no torch and no transformers.
+"""
+
+from ..shared.errors import PenstockError
+from ..shared.messages import Delta, FinishReason
+from ..shared.params import LoRARequest, PoolingParams, RequestOutputKind, SamplingParams
+from .client import Client
+from .handle import RequestHandle
+from .llm import LLM
+from .outputs import CompletionOutput, RequestOutput
+from .prompt import Prompt
+
+__all__ = [
+    "LLM",
+    "Client",
+    "CompletionOutput",
+    "Delta",
+    "FinishReason",
+    "LoRARequest",
+    "PenstockError",
+    "PoolingParams",
+    "Prompt",
+    "RequestHandle",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+]

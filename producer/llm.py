@@ -1,0 +1,126 @@
+"""A blocking face for scripts and notebooks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, TypeVar
+
+from ..shared.embedded import resolve_redis_url
+from ..shared.errors import ValidationError
+from ..shared.params import SamplingParams
+from .client import Client
+from .outputs import RequestOutput
+from .progress import ProgressBar
+from .prompt import Prompt
+
+T = TypeVar("T")
+MAX_IN_FLIGHT = 4096
+
+
+class LLM:
+    """Generate from a list of prompts and wait for all answers.
+
+    Args:
+        url: Redis URL; ``PENSTOCK_REDIS_URL`` or the embedded Redis when None.
+        options: as for ``Client``.
+
+    Use as a context manager, or call ``close()``.
+    """
+
+    def __init__(self, url: str | None = None, **options: Any) -> None:
+        self._stack = ExitStack()
+        url = self._stack.enter_context(resolve_redis_url(url or os.environ.get("PENSTOCK_REDIS_URL")))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-llm", daemon=True)
+        self._thread.start()
+        self._client = Client(url, **options)
+        try:
+            self._call(self._client.open())
+        except BaseException:
+            self._stop()
+            raise
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        model: str | None = None,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Return one output per prompt, in order; shows a progress bar on a terminal.
+
+        ``params`` is one for all prompts or one each. An error of one request is raised after the others ended.
+
+        Raises: as ``Client.stream``.
+        """
+        wanted = _as_list(prompts)
+        each = list(params) if isinstance(params, Sequence) else [params] * len(wanted)
+        if len(each) != len(wanted):
+            raise ValidationError(f"params must be one or as many as the prompts ({len(wanted)}), got {len(each)}")
+        with ProgressBar(len(wanted), shown=progress) as bar:
+            return self._call(self._generate_all(wanted, each, model, bar))
+
+    def close(self) -> None:
+        """Disconnect; twice does nothing."""
+        if self._thread.is_alive():
+            self._call(self._client.close())
+            self._stop()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _generate_all(
+        self,
+        prompts: list[Prompt],
+        params: list[SamplingParams | None],
+        model: str | None,
+        bar: ProgressBar,
+    ) -> list[RequestOutput]:
+        in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
+
+        async def one(prompt: Prompt, chosen: SamplingParams | None) -> RequestOutput:
+            async with in_flight:
+                output = await self._client.generate(prompt, chosen, model=model)
+            bar.advance(len(output.outputs[0].token_ids))
+            return output
+
+        pairs = zip(prompts, params, strict=True)
+        results = await asyncio.gather(*(one(p, c) for p, c in pairs), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results  # type: ignore[return-value]  # no exception is left in it
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._stack.close()
+
+
+def _as_list(prompts: Any) -> list[Prompt]:
+    """One prompt of any form, or a list of such, as a list."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int | dict):
+        return [prompts]
+    return list(prompts)

@@ -1,0 +1,140 @@
+"""From what a caller passes to an encoded request, with every mistake reported here rather than by a worker."""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import msgspec
+
+from ..shared.errors import PayloadTooLargeError, PromptTooLongError, ValidationError
+from ..shared.keys import check_name
+from ..shared.messages import EngineCoreRequest, ModelCard
+from ..shared.params import MAX_SEED, SamplingParams
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""Text, token ids, or chat messages (``{"role": ..., "content": ...}``; the worker applies the chat template)."""
+
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a request may say beside its prompt and sampling parameters.
+
+    ``model``: which model; may be left out while the client has a default or Redis knows only one.
+    ``request_id``: idempotency key, drawn at random when left out.
+    ``priority``: lower is earlier, within what the engine has admitted.
+    ``chat_template_kwargs``: passed to the chat template, for a prompt of messages.
+    """
+
+    model: str | None
+    request_id: str | None
+    priority: int
+    chat_template_kwargs: Mapping[str, Any] | None
+
+
+MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def build_request(
+    prompt: Prompt,
+    params: SamplingParams | None,
+    *,
+    card: ModelCard,
+    tenant: str = "default",
+    options: RequestOptions | None = None,
+) -> EngineCoreRequest:
+    """Return the request for ``prompt``, its seed fixed, so that a resumed generation goes on with the same noise.
+
+    Raises:
+        ValidationError: a field has the wrong type or range.
+        PromptTooLongError: token ids that leave no room within the model's ``max_model_len``.
+        UnsupportedParameterError: a parameter that this version cannot honour.
+    """
+    options = options or {}
+    params = SamplingParams() if params is None else params
+    if not isinstance(params, SamplingParams):
+        raise ValidationError(f"params must be a SamplingParams, got {type(params).__name__}")
+    params.check_supported()
+    if params.seed is None:
+        params = msgspec.structs.replace(params, seed=secrets.randbelow(MAX_SEED))
+    request_id, priority = options.get("request_id"), options.get("priority", 0)
+    if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+        raise ValidationError(f"priority must be a 32-bit integer, got {priority!r}")
+    request = EngineCoreRequest(
+        request_id=uuid.uuid4().hex if request_id is None else check_name("request_id", request_id),
+        sampling_params=params,
+        arrival_time=time.time(),
+        model=card.model,
+        tenant=check_name("tenant", tenant),
+        priority=priority,
+    )
+    _set_prompt(request, prompt, card, options.get("chat_template_kwargs"))
+    return request
+
+
+def encode_request(request: EngineCoreRequest, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:
+    """Return the bytes that go into the stream.
+
+    Raises:
+        PayloadTooLargeError: more than ``max_payload_bytes``.
+        ValidationError: a message or template argument holds something msgpack cannot carry.
+    """
+    try:
+        payload = _encoder.encode(request)
+    except (TypeError, OverflowError, ValueError) as error:
+        raise ValidationError(f"the request cannot be encoded: {error}") from error
+    if len(payload) > max_payload_bytes:
+        raise PayloadTooLargeError(
+            f"the encoded request has {len(payload)} bytes, max_payload_bytes is {max_payload_bytes}; shorten the prompt"
+        )
+    return payload
+
+
+def _set_prompt(
+    request: EngineCoreRequest, prompt: Prompt, card: ModelCard, chat_template_kwargs: Mapping[str, Any] | None
+) -> None:
+    if isinstance(prompt, str):
+        if not prompt:
+            raise ValidationError("prompt must not be empty, got ''")
+        request.prompt = prompt
+    elif not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
+        raise ValidationError(
+            f"prompt must be text, token ids or chat messages, got {type(prompt).__name__}"
+        )
+    elif not prompt:
+        raise ValidationError("prompt must not be empty, got []")
+    elif all(isinstance(item, Mapping) for item in prompt):
+        request.messages = [_message(i, item) for i, item in enumerate(prompt)]  # type: ignore[arg-type]  # narrowed by all()
+        request.chat_template_kwargs = dict(chat_template_kwargs) if chat_template_kwargs else None
+    else:
+        request.prompt_token_ids = _token_ids(prompt, card)
+    if chat_template_kwargs and request.messages is None:
+        raise ValidationError("chat_template_kwargs needs a prompt of chat messages")
+
+
+def _message(position: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(message.get("role"), str) or "content" not in message:
+        raise ValidationError(
+            f"messages[{position}] must have a 'role' (a string) and a 'content', got keys {sorted(map(str, message))}"
+        )
+    return dict(message)
+
+
+def _token_ids(prompt: Sequence[Any], card: ModelCard) -> list[int]:
+    for position, token_id in enumerate(prompt):
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise ValidationError(f"prompt[{position}] must be a token id, got {token_id!r}")
+        if token_id < 0 or (card.vocab_size and token_id >= card.vocab_size):
+            highest = f"in [0, {card.vocab_size})" if card.vocab_size else "non-negative"
+            raise ValidationError(f"prompt[{position}] must be {highest}, got {token_id}")
+    if card.max_model_len and len(prompt) >= card.max_model_len:
+        raise PromptTooLongError(
+            f"the prompt has {len(prompt)} tokens, but max_model_len of {card.model!r} is {card.max_model_len}, "
+            "and at least one output token must fit"
+        )
+    return list(prompt)

@@ -1,0 +1,148 @@
+"""Follow one request: log and channel become one row of deltas without gap or repeat.
+
+Invariant: ``_next_index`` is the index of the first token not yet delivered to the caller's side. A record that
+starts there is taken, one that starts before it was seen, one that starts after it proves a gap; then the log,
+which got every record in the same script that published it, is read from the first record not yet seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from ..shared.broker import Broker
+from ..shared.connection import Subscriber, Subscription
+from ..shared.errors import ClientClosedError, RequestNotFoundError, ValidationError, from_wire
+from ..shared.messages import Delta
+from ..shared.params import RequestOutputKind
+from .outputs import RequestOutput, final_output
+
+_decoder = msgspec.msgpack.Decoder(Delta)
+
+
+class DeltaReader:
+    """An asynchronous iterator of a request's deltas. Deltas that wait for a slow caller are merged, not dropped.
+
+    Args:
+        after: index of the last token the caller has; -1 for none. It must be the end of a delta.
+    """
+
+    def __init__(self, broker: Broker, subscriber: Subscriber, request_id: str, after: int = -1) -> None:
+        self._broker = broker
+        self._subscriber = subscriber
+        self._request_id = request_id
+        self._skip_until = after + 1
+        self._next_index = 0
+        self._num_records = 0
+        self._pending: Delta | None = None
+        self._ended = False
+        self._look_at_log = False
+        self._wake = asyncio.Event()
+        self._subscription: Subscription | None = None
+
+    async def subscribe(self) -> None:
+        """Follow the channel; from here on nothing that is published is missed."""
+        self._subscription = await self._subscriber.subscribe(
+            self._broker.keys.output(self._request_id), self._on_message, self.catch_up
+        )
+
+    def catch_up(self) -> None:
+        """Read the log before the next delta: something may have been published while nobody listened."""
+        self._look_at_log = True
+        self._wake.set()
+
+    def close(self) -> None:
+        """Stop following; doing it twice does nothing."""
+        if self._subscription is not None:
+            self._subscriber.unsubscribe(self._subscription)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last delta has been handed to the caller."""
+        return self._ended and self._pending is None
+
+    def __aiter__(self) -> DeltaReader:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while True:
+            if self._look_at_log:
+                self._look_at_log = False
+                await self._read_log()
+            if self._pending is not None:
+                delta, self._pending = self._pending, None
+                return delta
+            if self._ended:
+                raise StopAsyncIteration
+            self._wake.clear()
+            if not self._look_at_log:
+                await self._wake.wait()
+
+    def _on_message(self, record: bytes) -> None:
+        self._offer(_decoder.decode(record))
+
+    def _offer(self, delta: Delta) -> None:
+        if self._ended or delta.index < self._next_index:
+            return
+        if delta.index > self._next_index:
+            self._look_at_log = True
+        else:
+            self._take(delta)
+        self._wake.set()
+
+    def _take(self, delta: Delta) -> None:
+        self._num_records += 1
+        self._next_index = delta.next_index
+        self._ended = delta.finished
+        if self._next_index <= self._skip_until and not delta.finished:
+            return
+        if delta.index < self._skip_until < delta.next_index:
+            raise ValidationError(
+                f"after={self._skip_until - 1} is inside the delta of tokens {delta.index} to {delta.next_index - 1}; "
+                "pass next_index - 1 of a delta you have received"
+            )
+        self._pending = delta if self._pending is None else self._pending.followed_by(delta)
+
+    async def _read_log(self) -> None:
+        records = await self._broker.read_log(self._request_id, self._num_records)
+        # A record that came over the channel meanwhile is in the list too.
+        known = self._next_index
+        for delta in records:
+            if delta.index >= known and delta.index == self._next_index and not self._ended:
+                self._take(delta)
+        if not records and not self._ended and await self._broker.state(self._request_id) is None:
+            raise RequestNotFoundError(
+                f"request {self._request_id!r} is unknown, or its result is past its time to live"
+            )
+
+
+async def checked(reader: DeltaReader) -> AsyncIterator[Delta]:
+    """Raise the error that a last delta carries, after what came before it."""
+    async for delta in reader:
+        if delta.error is not None:
+            raise from_wire(delta.error.code, delta.error.message, delta.error.retryable)
+        yield delta
+
+
+async def in_kind(deltas: AsyncIterator[Delta], kind: RequestOutputKind) -> AsyncIterator[Delta]:
+    """Give a stream the shape that ``SamplingParams.output_kind`` asks for."""
+    whole: Delta | None = None
+    async for delta in deltas:
+        if kind == RequestOutputKind.DELTA:
+            yield delta
+            continue
+        whole = delta if whole is None else whole.followed_by(delta)
+        if kind == RequestOutputKind.CUMULATIVE or whole.finished:
+            yield whole
+
+
+async def collect(deltas: AsyncIterator[Delta], model: str, request_id: str, prompt: object) -> RequestOutput:
+    """Merge a stream into the final output."""
+    whole: Delta | None = None
+    async for delta in deltas:
+        whole = delta if whole is None else whole.followed_by(delta)
+    if whole is None:
+        raise ClientClosedError(f"request {request_id!r} was left without an end")
+    return final_output(request_id, model, prompt, whole)

@@ -1,0 +1,11 @@
+"""The broker: the state of every request, changed only by atomic scripts inside Redis.
+
+The scripts are in ``scripts/``, one file per change of state; this is their Python face, used by clients and workers
+alike. Each call is one round trip. Fencing, admission and claim are decided by the server: a caller that checked
+first and wrote after would be wrong by construction.
+"""
+
+from .broker import NEW, Broker, Claim, FinalRecord, Record
+from .script import SCRIPTS, Script
+
+__all__ = ["NEW", "SCRIPTS", "Broker", "Claim", "FinalRecord", "Record", "Script"]

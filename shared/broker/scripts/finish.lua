@@ -1,0 +1,20 @@
+-- Append the last record of each of many requests and end them.
+-- KEYS: lane. ARGV: prefix, then for each record: id, epoch, index, num_tokens, record, state.
+-- Returns one number per record: 1 written, 2 already ended by this claim, 0 refused: the claim is stale.
+-- Charging the tenant for what was really computed belongs here.
+local prefix, verdicts = ARGV[1], {}
+for i = 2, #ARGV, 6 do
+  local id, epoch, index, num_tokens, record = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3]), ARGV[i + 4]
+  local key = prefix .. 'request:' .. id
+  local now = redis.call('HMGET', key, 'epoch', 'state', 'count', 'entry', 'ttl')
+  if now[1] ~= epoch then
+    verdicts[#verdicts + 1] = 0
+  elseif now[2] == 'claimed' and index == tonumber(now[3]) then
+    emit(prefix, key, id, record, index + num_tokens)
+    close_request(prefix, key, id, ARGV[i + 5], now[4], now[5])
+    verdicts[#verdicts + 1] = 1
+  else
+    verdicts[#verdicts + 1] = now[2] == ARGV[i + 5] and 2 or 0
+  end
+end
+return verdicts

@@ -1,0 +1,22 @@
+"""The embedded Redis: a private ``redis-server`` for commands that were given no URL.
+
+The first user starts it, later ones join, the last one to leave stops it; its append-only file keeps the data.
+It listens on a unix socket only, in a folder that only this user may enter, and on no TCP port.
+"""
+
+from .binary import find_redis_cli, find_redis_server
+from .embedded import EmbeddedRedis, resolve_redis_url
+from .folder import ServerFolder, data_folder
+from .server import ServerStatus, read_status, stop
+
+__all__ = [
+    "EmbeddedRedis",
+    "ServerFolder",
+    "ServerStatus",
+    "data_folder",
+    "find_redis_cli",
+    "find_redis_server",
+    "read_status",
+    "resolve_redis_url",
+    "stop",
+]

@@ -1,0 +1,83 @@
+"""What a command holds while it uses the embedded Redis, and the choice between it and a given URL."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import IO, Self
+
+from redis.exceptions import RedisError
+
+from ..errors import RedisUnavailableError
+from ..redis_url import parse_pool
+from .folder import ServerFolder
+from .server import ensure_running, in_use, shut_down
+
+
+def resolve_redis_url(explicit: str | None) -> AbstractContextManager[str]:
+    """Return a context whose value is the URL to use: ``explicit``, PENSTOCK_REDIS_URL, or the embedded Redis.
+
+    Raises:
+        ConfigurationError: the given URL cannot be read, or no embedded Redis can be started (on entering).
+    """
+    url = explicit or os.environ.get("PENSTOCK_REDIS_URL")
+    if url:
+        parse_pool(url)
+        return nullcontext(url)
+    return _embedded_url()
+
+
+@contextmanager
+def _embedded_url() -> Iterator[str]:
+    with EmbeddedRedis.start() as embedded:
+        yield embedded.url
+
+
+class EmbeddedRedis:
+    """One user's hold on the embedded Redis; the server lives at least until ``close``.
+
+    Synchronous: starting takes about 30 ms, so commands do it before their event loop runs.
+    """
+
+    def __init__(self, folder: ServerFolder, user: IO[bytes]) -> None:
+        self._folder = folder
+        self._user = user
+
+    @classmethod
+    def start(cls, data_dir: Path | None = None) -> Self:
+        """Start the server of ``data_dir`` (``data_folder()`` when None), or join the one that runs.
+
+        Raises:
+            ConfigurationError: the folder cannot be used, or there is no redis-server program.
+            RedisUnavailableError: the server does not start or does not answer; the message quotes its log.
+        """
+        folder = ServerFolder.prepare(data_dir)
+        with folder.locked():
+            ensure_running(folder)
+            user = folder.users_lock.open("ab")
+            fcntl.flock(user, fcntl.LOCK_SH)
+        return cls(folder, user)
+
+    @property
+    def url(self) -> str:
+        return self._folder.url
+
+    def close(self) -> None:
+        """Leave; the last user to leave stops the server. Closing twice does nothing."""
+        if self._user.closed:
+            return
+        with self._folder.locked():
+            self._user.close()
+            # A server that died or hangs must not turn the end of a command into a failure.
+            with suppress(RedisError, RedisUnavailableError):
+                if not in_use(self._folder):
+                    shut_down(self._folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

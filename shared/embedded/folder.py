@@ -1,0 +1,125 @@
+"""The files of the embedded Redis.
+
+Who is alive is told by file locks, which the kernel drops with their process, whatever killed it:
+
+    lock     exclusive, while somebody starts or stops the server: starts and stops never overlap
+    users    shared, by every user for as long as it uses the server
+    server   exclusive, inherited by the server itself: held means that it, and nothing else, owns the data
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from ..errors import ConfigurationError
+
+# Linux allows 107 bytes, macOS 103.
+MAX_SOCKET_PATH_BYTES = 100
+
+
+def data_folder() -> Path:
+    """Return the folder of Penstock's own data: PENSTOCK_DATA_DIR, else the user's data folder."""
+    explicit = os.environ.get("PENSTOCK_DATA_DIR")
+    if explicit:
+        return Path(explicit).expanduser().absolute()
+    base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(base).expanduser().absolute() / "penstock"
+
+
+@dataclass(frozen=True)
+class ServerFolder:
+    """Where the server keeps its data, log, locks and socket."""
+
+    root: Path
+    socket: Path
+
+    @classmethod
+    def prepare(cls, data_dir: Path | None = None) -> ServerFolder:
+        """Return the folder below ``data_dir`` (``data_folder()`` when None), made if need be, closed to other users.
+
+        Raises:
+            ConfigurationError: it cannot be made, or belongs to somebody else.
+        """
+        root = (data_dir or data_folder()).absolute() / "redis"
+        socket = root / "redis.sock"
+        _make_private(root)
+        if len(os.fsencode(socket)) > MAX_SOCKET_PATH_BYTES:
+            # The same place for the same folder in every environment: a cron job has no XDG_RUNTIME_DIR.
+            digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:12]
+            socket = Path(f"/tmp/penstock-{os.getuid()}-{digest}/redis.sock")
+            _make_private(socket.parent)
+        return cls(root=root, socket=socket)
+
+    @property
+    def url(self) -> str:
+        return f"unix://{quote(str(self.socket))}"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "redis.log"
+
+    @property
+    def pid_file(self) -> Path:
+        return self.root / "redis.pid"
+
+    @property
+    def users_lock(self) -> Path:
+        return self.root / "users"
+
+    @property
+    def server_lock(self) -> Path:
+        return self.root / "server"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other commands from starting or stopping the server meanwhile."""
+        with (self.root / "lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def is_running(self) -> bool:
+        """Whether the server's process lives; it may not answer."""
+        return _is_held(self.server_lock)
+
+    def has_users(self) -> bool:
+        """Whether a live process is registered as a user."""
+        return _is_held(self.users_lock)
+
+    def last_log_line(self) -> str:
+        """Return what the server said last, for an error message."""
+        with suppress(OSError):
+            lines = self.log.read_text(errors="replace").splitlines()
+            return next((line.strip() for line in reversed(lines) if line.strip()), "(empty)")
+        return "(missing)"
+
+
+def _is_held(path: Path) -> bool:
+    with path.open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _make_private(folder: Path) -> None:
+    """Make ``folder``; in /tmp somebody else may have been faster, and would own our socket."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise ConfigurationError(f"{folder} belongs to another user; set PENSTOCK_DATA_DIR to a folder of your own")
+        if stat.S_IMODE(found.st_mode) != 0o700:
+            folder.chmod(0o700)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the folder {folder} cannot be used ({error.strerror}); set PENSTOCK_DATA_DIR to one that can"
+        ) from error

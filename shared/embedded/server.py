@@ -1,0 +1,226 @@
+"""Starting, asking and stopping the server process; callers hold ``ServerFolder.locked``."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import BusyLoadingError, RedisError
+from redis.retry import Retry
+
+from ..errors import ConfigurationError, RedisUnavailableError
+from .binary import find_redis_server
+from .folder import ServerFolder
+
+START_TIMEOUT_S = 10.0
+# Before its first answer the server reads the whole append-only file.
+LOAD_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 20.0
+ANSWER_TIMEOUT_S = 1.0
+# Connections of a process that has just ended are still listed for a moment.
+LEAVE_TIMEOUT_S = 0.5
+POLL_INTERVAL_S = 0.005
+MAX_LOG_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class ServerStatus:
+    """What ``penstock redis status`` shows of a server that runs."""
+
+    version: str
+    pid: int
+    uptime_s: int
+    used_memory_bytes: int
+    num_clients: int
+    num_keys: int
+
+
+def ensure_running(folder: ServerFolder) -> None:
+    """Return when the server answers, having started it if need be.
+
+    Raises:
+        ConfigurationError: there is no redis-server program.
+        RedisUnavailableError: it does not start, or runs and does not answer.
+    """
+    if folder.is_running():
+        if _await_answer(folder):
+            return
+        # It lives, but its socket was removed. SIGTERM makes it flush its file and exit.
+        with suppress(OSError, ValueError):
+            os.kill(int(folder.pid_file.read_text()), signal.SIGTERM)
+        _await_exit(folder)
+    _launch(folder)
+    if not _await_answer(folder):
+        raise RedisUnavailableError(
+            f"the embedded Redis did not start; its log {folder.log} ends with: {folder.last_log_line()}"
+        )
+
+
+def in_use(folder: ServerFolder) -> bool:
+    """Whether a live command is registered as a user, or anything besides us is connected."""
+    if folder.has_users():
+        return True
+    with _connect(folder) as client:
+        give_up_at = time.monotonic() + LEAVE_TIMEOUT_S
+        while len(client.client_list()) > 1:
+            if time.monotonic() > give_up_at:
+                return True
+            time.sleep(POLL_INTERVAL_S)
+    return False
+
+
+def shut_down(folder: ServerFolder) -> None:
+    """Stop the server and wait until its process is gone; its data stay.
+
+    Raises:
+        RedisUnavailableError: it still runs after ``STOP_TIMEOUT_S``.
+    """
+    with _connect(folder) as client:
+        client.shutdown(nosave=True)
+    _await_exit(folder)
+
+
+def stop(folder: ServerFolder, *, force: bool = False) -> bool:
+    """Stop the server on an operator's word; returns whether one ran.
+
+    Args:
+        force: stop it although somebody uses it.
+
+    Raises:
+        ConfigurationError: it is in use and ``force`` is False.
+        RedisUnavailableError: it does not answer, or does not end.
+    """
+    with folder.locked():
+        if not folder.is_running():
+            return False
+        try:
+            if not force and in_use(folder):
+                raise ConfigurationError("the embedded Redis is in use by another program; --force stops it anyway")
+            shut_down(folder)
+        except RedisError as error:
+            raise _silent(folder) from error
+    return True
+
+
+def read_status(folder: ServerFolder) -> ServerStatus | None:
+    """Return the state of the server, or None if none runs.
+
+    Raises:
+        RedisUnavailableError: it runs and does not answer.
+    """
+    with folder.locked():
+        if not folder.is_running():
+            return None
+    try:
+        with _connect(folder) as client:
+            info, num_keys = client.info(), client.dbsize()
+    except RedisError as error:
+        raise _silent(folder) from error
+    return ServerStatus(
+        version=info["redis_version"],
+        pid=info["process_id"],
+        uptime_s=info["uptime_in_seconds"],
+        used_memory_bytes=info["used_memory"],
+        num_clients=info["connected_clients"] - 1,
+        num_keys=num_keys,
+    )
+
+
+def _connect(folder: ServerFolder) -> redis.Redis:
+    no_retry = Retry(NoBackoff(), 0)
+    return redis.Redis(unix_socket_path=str(folder.socket), socket_timeout=ANSWER_TIMEOUT_S, retry=no_retry)
+
+
+def _launch(folder: ServerFolder) -> None:
+    binary = find_redis_server()
+    folder.socket.unlink(missing_ok=True)
+    with suppress(OSError):
+        if folder.log.stat().st_size > MAX_LOG_BYTES:
+            folder.log.replace(folder.log.with_suffix(".log.1"))
+    with folder.server_lock.open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # The server inherits the open file and, with it, the lock, which it holds until its end.
+        result = subprocess.run(
+            [binary, *_options(folder)],
+            pass_fds=[lock.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=START_TIMEOUT_S,
+            start_new_session=True,
+            check=False,
+        )
+    if result.returncode != 0:
+        said = result.stdout.strip().splitlines()
+        raise RedisUnavailableError(f"{binary} does not start: {said[-1] if said else 'it says nothing'}")
+
+
+def _options(folder: ServerFolder) -> list[str]:
+    options: dict[str, str | Path] = {
+        "port": "0",
+        "unixsocket": folder.socket,
+        "unixsocketperm": "700",
+        "dir": folder.root,
+        "logfile": folder.log,
+        "pidfile": folder.pid_file,
+        # It leaves our session and process group, so that Ctrl-C in the terminal does not reach it.
+        "daemonize": "yes",
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "save": "",
+        "maxmemory-policy": "noeviction",
+    }
+    return [part for name, value in options.items() for part in (f"--{name}", str(value))]
+
+
+def _await_answer(folder: ServerFolder) -> bool:
+    """Wait for an answer to PING; False when the process has ended, or has no socket to ask at.
+
+    Raises:
+        RedisUnavailableError: it lives and keeps silent.
+    """
+    started_at = time.monotonic()
+    give_up_at = started_at + START_TIMEOUT_S
+    while True:
+        try:
+            with _connect(folder) as client:
+                client.ping()
+            return True
+        except BusyLoadingError:
+            give_up_at = started_at + LOAD_TIMEOUT_S
+        except RedisError:
+            if not folder.is_running():
+                return False
+        now = time.monotonic()
+        if now > started_at + ANSWER_TIMEOUT_S and not folder.socket.exists():
+            return False
+        if now > give_up_at:
+            raise _silent(folder)
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _await_exit(folder: ServerFolder) -> None:
+    give_up_at = time.monotonic() + STOP_TIMEOUT_S
+    while folder.is_running():
+        if time.monotonic() > give_up_at:
+            raise _silent(folder)
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _silent(folder: ServerFolder) -> RedisUnavailableError:
+    with suppress(OSError):
+        pid = folder.pid_file.read_text().strip()
+        return RedisUnavailableError(
+            f"the embedded Redis (process {pid}) runs but does not answer at {folder.socket}; "
+            f"its log is {folder.log}, and 'kill {pid}' makes room for a new one"
+        )
+    return RedisUnavailableError(f"the embedded Redis does not answer; its log is {folder.log}")

@@ -1,0 +1,86 @@
+"""The only place that spells a Redis key, with each key's type, life time and reason.
+
+All keys of a model carry the hash tag ``{model}``, so that every script touches one slot of a cluster.
+A namespace keeps deployments (and tests) on one Redis apart.
+
+    key                                    type      lives
+    NS:models                              hash      for ever; model name -> ModelCard
+    NS:engines                             set       engine ids; dead ones are dropped by whoever lists them
+    NS:engine:ENGINE                       string    heartbeat, expires after heartbeat_ttl_s
+    NS:worker:WORKER:commands              channel   drain and stop, to a supervisor
+    NS:{MODEL}:lane                        stream    for ever; its entries are deleted as requests end
+    NS:{MODEL}:returned                    list      ids that were claimed and handed back; claimed before the lane
+    NS:{MODEL}:dead                        stream    entries that no worker could read
+    NS:{MODEL}:wake                        channel   "something was enqueued", to idle workers
+    NS:{MODEL}:request:ID                  hash      state of a request; result_ttl_ms after its end
+    NS:{MODEL}:log:ID                      list      its Delta records; result_ttl_ms after its end
+    NS:{MODEL}:output:ID                   channel   the same records, as they are appended
+    NS:{MODEL}:engine:ENGINE:commands      channel   cancellations, to the engine that runs the request
+"""
+
+from __future__ import annotations
+
+from .errors import ValidationError
+
+GROUP = "workers"
+DEFAULT_NAMESPACE = "penstock"
+MAX_NAME_CHARS = 200
+
+
+def check_name(field: str, value: object) -> str:
+    """Return ``value`` if it can be part of a key.
+
+    Raises:
+        ValidationError: it is empty, too long, or holds a brace or a control character.
+    """
+    if not isinstance(value, str) or not value or len(value) > MAX_NAME_CHARS:
+        raise ValidationError(f"{field} must be a string of 1 to {MAX_NAME_CHARS} characters, got {value!r}")
+    if any(c in "{}" or not c.isprintable() for c in value):
+        raise ValidationError(f"{field} must hold no braces or control characters, got {value!r}")
+    return value
+
+
+class Keys:
+    """Keys that belong to no model."""
+
+    def __init__(self, namespace: str = DEFAULT_NAMESPACE) -> None:
+        self.namespace = check_name("namespace", namespace)
+
+    def models(self) -> str:
+        return f"{self.namespace}:models"
+
+    def engines(self) -> str:
+        return f"{self.namespace}:engines"
+
+    def engine(self, engine_id: str) -> str:
+        return f"{self.namespace}:engine:{engine_id}"
+
+    def worker_commands(self, worker_id: str) -> str:
+        return f"{self.namespace}:worker:{worker_id}:commands"
+
+    def model(self, model: str) -> ModelKeys:
+        return ModelKeys(self.namespace, model)
+
+
+class ModelKeys:
+    """Keys of one model; ``prefix`` is handed to the scripts, which append ``KIND:ID`` to it."""
+
+    def __init__(self, namespace: str, model: str) -> None:
+        self.name = check_name("model", model)
+        self.prefix = f"{check_name('namespace', namespace)}:{{{model}}}:"
+        self.lane = self.prefix + "lane"
+        self.returned = self.prefix + "returned"
+        self.dead = self.prefix + "dead"
+        self.wake = self.prefix + "wake"
+
+    def request(self, request_id: str) -> str:
+        return f"{self.prefix}request:{request_id}"
+
+    def log(self, request_id: str) -> str:
+        return f"{self.prefix}log:{request_id}"
+
+    def output(self, request_id: str) -> str:
+        return f"{self.prefix}output:{request_id}"
+
+    def engine_commands(self, engine_id: str) -> str:
+        return f"{self.prefix}engine:{engine_id}:commands"

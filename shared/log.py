@@ -1,0 +1,91 @@
+"""Logs of Penstock's own processes: one line per event on standard error, pretty on a terminal, JSON elsewhere.
+
+Only commands and our processes call ``configure_logging``; a web app that imports the client keeps its own set-up.
+Records of the standard library's ``logging`` go through the same renderer, so third-party lines look like ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO
+
+import structlog
+from structlog.typing import Processor
+
+from .errors import ConfigurationError
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+FORMATS = ("auto", "pretty", "json")
+
+
+def configure_logging(level: str = "info", fmt: str = "auto", stream: TextIO | None = None) -> None:
+    """Send structlog's and the standard library's records to ``stream``; calling it again replaces the first call.
+
+    Variables bound with ``structlog.contextvars`` (``request_id``, ``engine_id``) appear in every record.
+
+    Args:
+        level: one of ``LEVELS``; records below it are dropped before they are formatted.
+        fmt: "pretty", "json", or "auto": pretty when ``stream`` is a terminal.
+        stream: standard error when None.
+
+    Raises:
+        ConfigurationError: ``level`` or ``fmt`` is unknown.
+    """
+    if level not in LEVELS:
+        raise ConfigurationError(f"log level must be one of {', '.join(LEVELS)}, got {level!r}")
+    if fmt not in FORMATS:
+        raise ConfigurationError(f"log format must be one of {', '.join(FORMATS)}, got {fmt!r}")
+    target = sys.stderr if stream is None else stream
+    pretty = fmt == "pretty" or (fmt == "auto" and target.isatty())
+    # What structlog does before its record reaches logging is the same for every format, so that loggers which
+    # cached it follow a second call; everything else happens in the handler, once, for both kinds of record.
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    handler = _PenstockStream(target)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.ExtraAdder()],
+            processors=[
+                structlog.contextvars.merge_contextvars,
+                structlog.stdlib.add_log_level,
+                structlog.stdlib.add_logger_name,
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.StackInfoRenderer(),
+                *(_pretty(target.isatty()) if pretty else _json()),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [*(h for h in root.handlers if not isinstance(h, _PenstockStream)), handler]
+    root.setLevel(level.upper())
+    logging.captureWarnings(True)
+
+
+class _PenstockStream(logging.StreamHandler[TextIO]):
+    """Our handler, told by its type from those of a test runner or an embedding program."""
+
+
+def _pretty(colors: bool) -> list[Processor]:
+    # Plain tracebacks: rich's, taken by default where rich is installed, print local variables, prompts included.
+    plain = structlog.dev.plain_traceback
+    return [
+        structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
+        structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain),
+    ]
+
+
+def _json() -> list[Processor]:
+    return [
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        structlog.processors.JSONRenderer(),
+    ]

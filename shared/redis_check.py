@@ -1,0 +1,182 @@
+"""Is the Redis at a URL one that Penstock can work with? Asked once, when a command or a worker starts.
+
+Every command Penstock needs is tried with arguments that change nothing, because that is the only question a
+managed Redis, a renamed command and a restrictive ACL all answer: COMMAND and CONFIG are often forbidden.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import redis.asyncio
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    NoPermissionError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from .errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedError
+from .keys import DEFAULT_NAMESPACE, Keys
+from .redis_url import mask_url, parse_pool
+
+CHECK_TIMEOUT_S = 5.0
+MIN_VERSION = (6, 2)
+
+log = logging.getLogger(__name__)
+
+
+async def check_redis(url: str, *, namespace: str = DEFAULT_NAMESPACE, for_worker: bool = False) -> None:
+    """Connect to ``url`` once and verify version, commands and permissions; takes three round trips.
+
+    Args:
+        namespace: its keys and channels are the ones whose permissions are tried.
+        for_worker: refuse a server that may evict keys; a client only logs a warning.
+
+    Raises:
+        RedisUnavailableError: nothing answers within ``CHECK_TIMEOUT_S``, or the password is refused.
+        RedisUnsupportedError: the server is older than 6.2, is a read-only replica, or lacks or denies a command.
+        ConfigurationError: the URL cannot be read, or the server evicts keys when its memory is full.
+    """
+    shown = mask_url(url)
+    connection = parse_pool(url, socket_connect_timeout=CHECK_TIMEOUT_S).make_connection()
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            await connection.connect()
+            info = await _read_info(connection)
+            _check_version(info, shown)
+            _check_eviction(info, shown, for_worker)
+            await _check_commands(connection, namespace, shown)
+    except (RedisError, OSError, TimeoutError) as error:
+        raise explain(error, url) from error
+    finally:
+        with suppress(RedisError, OSError):
+            await connection.disconnect(nowait=True)
+
+
+@asynccontextmanager
+async def checked_client(url: str, *, namespace: str = DEFAULT_NAMESPACE) -> AsyncIterator[redis.asyncio.Redis]:
+    """A redis-py client for the rare traffic of commands and the supervisor, after ``check_redis``."""
+    await check_redis(url, namespace=namespace)
+    client = redis.asyncio.Redis(connection_pool=parse_pool(url))
+    try:
+        yield client
+    except (RedisConnectionError, RedisTimeoutError) as error:
+        raise explain(error, url) from error
+    finally:
+        await client.aclose(close_connection_pool=True)
+
+
+def explain(error: Exception, url: str) -> ConfigurationError:
+    """Return the error that says in one sentence why the Redis at ``url`` cannot be used, and what to do."""
+    shown, reason = mask_url(url), str(error).split(". ")[0].rstrip(".")
+    if isinstance(error, AuthenticationError):
+        return RedisUnavailableError(f"Redis at {shown} refuses user or password ({reason}); correct them in the URL")
+    if isinstance(error, BusyLoadingError):
+        return RedisUnavailableError(f"Redis at {shown} is still loading its data; try again in a moment")
+    if isinstance(error, TimeoutError | RedisTimeoutError):
+        reason = f"no answer within {CHECK_TIMEOUT_S:g} s"
+    elif isinstance(error, ResponseError):
+        return ConfigurationError(f"Redis at {shown} refuses to work: {reason}")
+    elif not isinstance(error, RedisConnectionError | OSError):
+        return RedisUnavailableError(f"what answers at {shown} is not Redis ({reason}); check host and port")
+    return RedisUnavailableError(
+        f"no Redis can be reached at {shown} ({reason}); start one there, or correct --redis-url or PENSTOCK_REDIS_URL"
+    )
+
+
+async def _read_info(connection: AbstractConnection) -> dict[str, str]:
+    """Return INFO's fields; empty where INFO is forbidden, as the commands below are what counts."""
+    (reply,) = await _run(connection, [("INFO",)])
+    if isinstance(reply, NoPermissionError):
+        log.warning("INFO is forbidden on this Redis: version and maxmemory-policy are not verified")
+        return {}
+    if isinstance(reply, Exception):
+        raise reply
+    lines = reply.decode(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def _check_version(info: dict[str, str], shown: str) -> None:
+    found = re.match(r"(\d+)\.(\d+)", info.get("redis_version", ""))
+    if found and (int(found[1]), int(found[2])) < MIN_VERSION:
+        raise RedisUnsupportedError(
+            f"Redis at {shown} has version {info['redis_version']}; Penstock needs 6.2 or newer (Valkey will do)"
+        )
+
+
+def _check_eviction(info: dict[str, str], shown: str, for_worker: bool) -> None:
+    policy = info.get("maxmemory_policy", "noeviction")
+    if int(info.get("maxmemory", "0")) == 0 or policy == "noeviction":
+        return
+    sentence = (
+        f"Redis at {shown} drops keys when its memory is full (maxmemory-policy is {policy}), which would lose "
+        "requests; run 'CONFIG SET maxmemory-policy noeviction' there"
+    )
+    if for_worker:
+        raise ConfigurationError(sentence)
+    log.warning(sentence)
+
+
+async def _check_commands(connection: AbstractConnection, namespace: str, shown: str) -> None:
+    probes = _probes(namespace)
+    refused: list[str] = []
+    for probe, reply in zip(probes, await _run(connection, probes), strict=True):
+        name, text = str(probe[0]), str(reply)
+        if not isinstance(reply, ResponseError):
+            continue
+        if isinstance(reply, NoPermissionError) and " command" not in text:
+            raise RedisUnsupportedError(
+                f"Redis at {shown} denies this user the keys or channels of namespace {namespace!r}; "
+                f"grant it ~{namespace}:* and &{namespace}:*"
+            )
+        if isinstance(reply, ReadOnlyError):
+            raise RedisUnsupportedError(f"Redis at {shown} is a read-only replica; give the URL of its primary")
+        if text.startswith("MOVED "):
+            raise RedisUnsupportedError(f"Redis at {shown} is a cluster, which this version does not support")
+        if isinstance(reply, NoPermissionError) or "unknown command" in text.lower():
+            refused.append(name)
+    if refused:
+        raise RedisUnsupportedError(
+            f"Redis at {shown} lacks or denies {', '.join(refused)}, which Penstock needs; "
+            "permit them (ACL, rename-command) or use another Redis"
+        )
+
+
+def _probes(namespace: str) -> list[tuple[Any, ...]]:
+    """One call of each needed command that changes nothing, on a stream and a channel that do not exist."""
+    keys = Keys(namespace)
+    stream, channel = keys.model("probe").lane, keys.worker_commands("probe")
+    return [
+        ("EVAL", "return 1", 0),
+        ("EVALSHA", "0" * 40, 0),
+        ("XADD", stream, "NOMKSTREAM", "*", "probe", ""),
+        ("XREADGROUP", "GROUP", "probe", "probe", "STREAMS", stream, ">"),
+        ("XCLAIM", stream, "probe", "probe", 0, "0-1"),
+        ("XACK", stream, "probe", "0-1"),
+        ("XDEL", stream, "0-1"),
+        ("PUBLISH", channel, ""),
+        ("SUBSCRIBE", channel),
+    ]
+
+
+async def _run(connection: AbstractConnection, commands: list[tuple[Any, ...]]) -> list[Any]:
+    """Pipeline ``commands`` and return their replies, refusals among them as exceptions."""
+    await connection.send_packed_command(connection.pack_commands(commands))
+    replies: list[Any] = []
+    for _ in commands:
+        try:
+            replies.append(await connection.read_response(disconnect_on_error=False))
+        except ResponseError as error:
+            replies.append(error)
+    return replies

@@ -1,0 +1,88 @@
+"""Fixtures for every suite: a real Redis of our own, a namespace per test, blocking calls caught."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from blockbuster import BlockBuster
+
+from penstock.shared.connection import CommandConnection, Subscriber
+from penstock.shared.embedded import find_redis_server
+
+DEMO_MODEL = Path(__file__).parent.parent / "ops" / "demo" / "model"
+
+
+@pytest.fixture(autouse=True)
+def _no_blocking_calls() -> Iterator[None]:
+    """A blocking call inside the event loop of our own code fails the test."""
+    guard = BlockBuster(scanned_modules=["penstock"])
+    guard.activate()
+    yield
+    guard.deactivate()
+
+
+@pytest.fixture
+def namespace() -> str:
+    """A namespace no other test uses, so that tests may share one Redis and run side by side."""
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A private redis-server on a unix socket, one per test process."""
+    folder = tmp_path_factory.mktemp("redis")
+    socket = folder / "redis.sock"
+    server = subprocess.Popen(
+        [str(find_redis_server()), "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(folder)],
+        stdout=subprocess.DEVNULL,
+    )
+    url = f"unix://{socket}"
+    deadline = time.monotonic() + 10
+    with redis.Redis.from_url(url) as client:
+        while True:
+            try:
+                client.ping()
+                break
+            except redis.ConnectionError:
+                assert server.poll() is None, "redis-server died"
+                assert time.monotonic() < deadline, "redis-server does not answer"
+                time.sleep(0.01)
+    yield url
+    server.kill()
+    server.wait()
+
+
+@pytest.fixture
+async def commands(redis_url: str) -> AsyncIterator[CommandConnection]:
+    connection = CommandConnection(redis_url)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def subscriber(redis_url: str) -> AsyncIterator[Subscriber]:
+    following = Subscriber(redis_url)
+    await following.open()
+    yield following
+    await following.close()
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    return DEMO_MODEL
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked gpu are skipped, and printed as such, where no NVIDIA device exists."""
+    if os.path.exists("/dev/nvidia0"):
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))

@@ -1,0 +1,178 @@
+"""The broker's scripts against a real Redis, one change of state at a time."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from penstock.shared.broker import NEW, Broker, FinalRecord, Record
+from penstock.shared.connection import CommandConnection
+from penstock.shared.keys import Keys
+from penstock.shared.messages import Delta, FinishReason
+
+TTL_MS = 60_000
+
+
+@pytest.fixture
+def broker(commands: CommandConnection, namespace: str) -> Broker:
+    return Broker(commands, Keys(namespace).model("m"))
+
+
+async def enqueue(broker: Broker, *request_ids: str) -> None:
+    for request_id in request_ids:
+        assert await broker.enqueue(request_id, b"payload", result_ttl_ms=TTL_MS, detached=False) == NEW
+
+
+def record(request_id: str, epoch: int, index: int, *token_ids: int) -> Record:
+    return Record(request_id, epoch, Delta(index=index, token_ids=list(token_ids), text="x" * len(token_ids)))
+
+
+def final(request_id: str, epoch: int, index: int, *token_ids: int) -> FinalRecord:
+    delta = Delta(index=index, token_ids=list(token_ids), finish_reason=FinishReason.STOP)
+    return FinalRecord(request_id, epoch, delta)
+
+
+async def test_claim_hands_out_in_order_and_up_to_the_limit(broker: Broker) -> None:
+    await enqueue(broker, "a", "b", "c")
+    first = await broker.claim("e0", 2)
+    second = await broker.claim("e1", 2)
+    assert [claim.request_id for claim in first] == ["a", "b"]
+    assert [claim.request_id for claim in second] == ["c"]
+    assert [(claim.epoch, claim.attempt, claim.num_logged_tokens) for claim in first] == [(1, 1, 0)] * 2
+    assert await broker.claim("e0", 2) == []
+
+
+async def test_enqueueing_an_id_twice_runs_it_once(broker: Broker) -> None:
+    await enqueue(broker, "a")
+    assert await broker.enqueue("a", b"other", result_ttl_ms=TTL_MS, detached=False) == "queued"
+    (claim,) = await broker.claim("e0", 10)
+    assert claim.payload == b"payload"
+    assert await broker.enqueue("a", b"other", result_ttl_ms=TTL_MS, detached=False) == "claimed"
+
+
+async def test_append_logs_and_publishes_in_order(broker: Broker, subscriber, commands) -> None:
+    published: list[bytes] = []
+    await subscriber.subscribe(broker.keys.output("a"), published.append)
+    await enqueue(broker, "a")
+    await broker.claim("e0", 1)
+    assert await broker.append([record("a", 1, 0, 7, 8)]) == []
+    assert await broker.finish([final("a", 1, 2, 9)]) == []
+    log = await broker.read_log("a")
+    assert [(delta.index, delta.token_ids) for delta in log] == [(0, [7, 8]), (2, [9])]
+    await subscriber.subscribe(broker.keys.output("barrier"), lambda _: None)
+    assert [msgspec.msgpack.decode(data, type=Delta) for data in published] == log
+    assert await broker.state("a") == "finished"
+    assert 0 < await commands.execute("PTTL", broker.keys.log("a")) <= TTL_MS
+    assert 0 < await commands.execute("PTTL", broker.keys.request("a")) <= TTL_MS
+    assert await commands.execute("XLEN", broker.keys.lane) == 0
+    assert (await commands.execute("XPENDING", broker.keys.lane, "workers"))[0] == 0
+
+
+async def test_a_repeated_append_or_finish_writes_once(broker: Broker) -> None:
+    await enqueue(broker, "a")
+    await broker.claim("e0", 1)
+    for _ in range(2):
+        assert await broker.append([record("a", 1, 0, 7)]) == []
+    for _ in range(2):
+        assert await broker.finish([final("a", 1, 1, 8)]) == []
+    assert [delta.token_ids for delta in await broker.read_log("a")] == [[7], [8]]
+
+
+async def test_a_stale_epoch_is_refused_by_the_server(broker: Broker) -> None:
+    await enqueue(broker, "a")
+    await broker.claim("e0", 1)
+    assert await broker.append([record("a", 1, 0, 7)]) == []
+    assert await broker.release([("a", 1)]) == 1
+    (claim,) = await broker.claim("e1", 1)
+    assert (claim.epoch, claim.attempt, claim.num_logged_tokens) == (2, 2, 1)
+    assert await broker.append([record("a", 1, 1, 99)]) == ["a"]
+    assert await broker.finish([final("a", 1, 1, 99)]) == ["a"]
+    assert await broker.release([("a", 1)]) == 0
+    assert await broker.finish([final("a", 2, 1, 8)]) == []
+    assert [delta.token_ids for delta in await broker.read_log("a")] == [[7], [8]]
+
+
+async def test_a_write_that_would_leave_a_gap_is_refused(broker: Broker) -> None:
+    await enqueue(broker, "a")
+    await broker.claim("e0", 1)
+    assert await broker.append([record("a", 1, 3, 7)]) == ["a"]
+    assert await broker.finish([final("a", 1, 3)]) == ["a"]
+    assert await broker.read_log("a") == []
+
+
+async def test_one_refusal_leaves_the_others_of_the_step_alone(broker: Broker) -> None:
+    await enqueue(broker, "a", "b", "c")
+    await broker.claim("e0", 3)
+    await broker.cancel("b")
+    records = [record(request_id, 1, 0, 5) for request_id in "abc"]
+    assert await broker.append(records) == ["b"]
+    assert [delta.token_ids for delta in await broker.read_log("c")] == [[5]]
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+async def test_cancel_ends_a_request_at_once_and_only_once(broker: Broker, commands, claimed: bool) -> None:
+    await enqueue(broker, "a")
+    if claimed:
+        await broker.claim("e0", 1)
+        await broker.append([record("a", 1, 0, 7, 8)])
+    for _ in range(2):
+        assert await broker.cancel("a") == "cancelled"
+    *_, end = await broker.read_log("a")
+    assert (end.index, end.token_ids, end.finish_reason) == (2 if claimed else 0, [], "cancelled")
+    assert sum(delta.finished for delta in await broker.read_log("a")) == 1
+    assert await broker.claim("e1", 1) == []
+    assert await broker.append([record("a", 1, 2, 9)]) == (["a"])
+    assert await commands.execute("XLEN", broker.keys.lane) == 0
+
+
+async def test_cancel_tells_the_engine_that_runs_the_request(broker: Broker, subscriber) -> None:
+    from penstock.shared.messages import CancelCommand, EngineCommand
+
+    commands: list[bytes] = []
+    await subscriber.subscribe(broker.keys.engine_commands("e0"), commands.append)
+    await enqueue(broker, "a")
+    await broker.claim("e0", 1)
+    await broker.cancel("a")
+    await subscriber.subscribe(broker.keys.output("barrier"), lambda _: None)
+    assert [msgspec.msgpack.decode(c, type=EngineCommand) for c in commands] == [CancelCommand("a")]
+
+
+async def test_cancel_after_the_end_or_of_an_unknown_id_does_nothing(broker: Broker) -> None:
+    await enqueue(broker, "a")
+    await broker.claim("e0", 1)
+    await broker.finish([final("a", 1, 0, 1)])
+    assert await broker.cancel("a") == "finished"
+    assert await broker.cancel("never") is None
+    assert len(await broker.read_log("a")) == 1
+
+
+async def test_a_handed_back_request_is_claimed_before_new_ones(broker: Broker) -> None:
+    await enqueue(broker, "a")
+    await broker.claim("e0", 1)
+    await enqueue(broker, "b")
+    await broker.release([("a", 1)])
+    assert [claim.request_id for claim in await broker.claim("e1", 5)] == ["a", "b"]
+
+
+async def test_a_cancelled_handed_back_request_is_not_claimed(broker: Broker) -> None:
+    await enqueue(broker, "a")
+    await broker.claim("e0", 1)
+    await broker.release([("a", 1)])
+    await broker.cancel("a")
+    assert await broker.claim("e1", 5) == []
+
+
+async def test_an_entry_written_by_a_stranger_is_set_aside(broker: Broker, commands) -> None:
+    await broker.claim("e0", 1)
+    await commands.execute("XADD", broker.keys.lane, "*", "nonsense", b"\xff\x00")
+    await enqueue(broker, "a")
+    assert [claim.request_id for claim in await broker.claim("e0", 1)] == ["a"]
+    ((_, fields),) = await commands.execute("XRANGE", broker.keys.dead, "-", "+")
+    assert fields[2:] == [b"nonsense", b"\xff\x00"]
+    assert await commands.execute("XLEN", broker.keys.lane) == 1
+
+
+async def test_scripts_survive_a_flush_of_the_script_cache(broker: Broker, commands) -> None:
+    await enqueue(broker, "a")
+    await commands.execute("SCRIPT", "FLUSH")
+    assert [claim.request_id for claim in await broker.claim("e0", 1)] == ["a"]

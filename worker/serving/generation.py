@@ -1,0 +1,77 @@
+"""One request on its way through this worker: from engine outputs to deltas for the log."""
+
+from __future__ import annotations
+
+from ...shared.messages import Delta, EngineCoreOutput, EngineCoreRequest, FinishReason, RequestError, Usage
+from ..text.detokenizer import IncrementalDetokenizer
+from ..text.stop_strings import StopStrings
+from ..text.tokenizer import TextCodec
+
+
+class Generation:
+    """The text side of a claimed request. ``request`` has its prompt as token ids.
+
+    A resumed request replays its logged tokens through detokenizer and stop strings, so both go on where the
+    former engine left them; text it had logged is not given out again.
+    """
+
+    def __init__(self, request: EngineCoreRequest, codec: TextCodec, logged: list[Delta]) -> None:
+        params = request.sampling_params
+        assert params is not None
+        assert request.prompt_token_ids is not None
+        self.request_id = request.request_id
+        self.epoch = request.epoch
+        self._num_prompt_tokens = len(request.prompt_token_ids)
+        self._next_index = 0
+        self._detokenizer = None
+        if params.detokenize:
+            self._detokenizer = IncrementalDetokenizer(codec.tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self._stop = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
+        self._include_stop = params.include_stop_str_in_output
+        self.finished = False
+        for delta in logged:
+            self._text_of(delta.token_ids)
+            self._next_index = delta.next_index
+
+    def absorb(self, output: EngineCoreOutput) -> tuple[Delta, bool]:
+        """Return the delta that ``output`` adds, and whether the engine must be told to stop: a stop string came."""
+        delta = Delta(
+            index=self._next_index,
+            token_ids=output.new_token_ids,
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop_reason,
+            error=output.error,
+        )
+        # The token that ended it (end of sequence, or one of stop_token_ids) is a sign, not text.
+        is_sign = output.finish_reason == FinishReason.STOP and not self._include_stop
+        delta.text, stopped_at = self._text_of(output.new_token_ids[:-1] if is_sign else output.new_token_ids)
+        if stopped_at is not None:
+            delta.finish_reason, delta.stop_reason = FinishReason.STOP, stopped_at
+        elif delta.finish_reason is not None:
+            delta.text += self._flush()
+        self._next_index = delta.next_index
+        if delta.finish_reason is not None:
+            self._end(delta, output.num_cached_tokens)
+        return delta, stopped_at is not None and not output.finished
+
+    def fail(self, error: RequestError) -> Delta:
+        """Return the last delta of a request that cannot go on."""
+        delta = Delta(index=self._next_index, finish_reason=FinishReason.ERROR, error=error)
+        self._end(delta, 0)
+        return delta
+
+    def _end(self, delta: Delta, num_cached_tokens: int) -> None:
+        self.finished = True
+        delta.usage = Usage(self._num_prompt_tokens, delta.next_index, num_cached_tokens)
+
+    def _text_of(self, token_ids: list[int]) -> tuple[str, str | None]:
+        if self._detokenizer is None:
+            return "", None
+        return self._stop.add(self._detokenizer.add(token_ids))
+
+    def _flush(self) -> str:
+        """The text still held back at the end; a stop string that only the last character completes is cut too."""
+        if self._detokenizer is None:
+            return ""
+        text, _ = self._stop.add(self._detokenizer.flush())
+        return text + self._stop.flush()

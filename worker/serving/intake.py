@@ -1,0 +1,72 @@
+"""From a claim to a request the engine core can run, or to the error its caller gets."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from ...shared.broker import Claim
+from ...shared.errors import PenstockError, PromptTooLongError, UnsupportedParameterError, ValidationError
+from ...shared.messages import EngineCoreRequest
+from ..text.tokenizer import TextCodec
+
+LONG_PROMPT_CHARS = 4096
+
+_decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
+
+
+class Intake:
+    """Decodes, checks and tokenizes claimed requests of one model."""
+
+    def __init__(self, codec: TextCodec, max_model_len: int) -> None:
+        self._codec = codec
+        self._max_model_len = max_model_len
+
+    async def prepare(self, claim: Claim) -> EngineCoreRequest:
+        """Return the claimed request with its prompt as token ids and the claim's epoch.
+
+        Raises:
+            ValidationError: the bytes are no request, or the request asks for what cannot be.
+            PromptTooLongError: prompt and one output token exceed ``max_model_len``.
+        """
+        try:
+            request = _decoder.decode(claim.payload)
+        except (msgspec.MsgspecError, PenstockError, UnicodeDecodeError) as error:
+            raise ValidationError(f"the stream entry is not a request this worker can read: {error}") from error
+        if request.sampling_params is None:
+            raise UnsupportedParameterError("pooling_params: this version serves generation only")
+        request.sampling_params.check_supported()
+        if request.lora_request is not None:
+            raise UnsupportedParameterError("lora_request: this version serves no adapters")
+        token_ids = await self._tokenize(request)
+        if len(token_ids) >= self._max_model_len:
+            raise PromptTooLongError(
+                f"the prompt has {len(token_ids)} tokens, but max_model_len is {self._max_model_len}, "
+                "and at least one output token must fit"
+            )
+        return msgspec.structs.replace(
+            request,
+            request_id=claim.request_id,
+            prompt_token_ids=token_ids,
+            prompt=None,
+            messages=None,
+            epoch=claim.epoch,
+            attempt=claim.attempt,
+        )
+
+    async def _tokenize(self, request: EngineCoreRequest) -> list[int]:
+        if request.prompt_token_ids is not None:
+            token_ids = request.prompt_token_ids
+        elif request.messages is not None:
+            token_ids = self._codec.encode_chat(request.messages, request.chat_template_kwargs)
+        elif request.prompt is not None:
+            if len(request.prompt) > LONG_PROMPT_CHARS:  # milliseconds of work, with the GIL released
+                token_ids = await asyncio.to_thread(self._codec.encode, request.prompt)
+            else:
+                token_ids = self._codec.encode(request.prompt)
+        else:
+            raise ValidationError("the request has no prompt: one of prompt, prompt_token_ids and messages must be set")
+        if not token_ids:
+            raise ValidationError("the prompt has no tokens")
+        return token_ids

@@ -1,0 +1,53 @@
+"""The requests an engine is working on."""
+
+from __future__ import annotations
+
+import asyncio
+
+from .generation import Generation
+
+
+class LiveGenerations:
+    """Found by request_id, or by the id the engine core knows: request_id and epoch.
+
+    The epoch is in the core's id because a request may come back under a new claim while outputs of the old
+    one are still in the pipe; they must not be taken for the new one's.
+    """
+
+    def __init__(self) -> None:
+        self._by_core_id: dict[str, Generation] = {}
+        self._core_ids: dict[str, str] = {}
+        self.changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._by_core_id)
+
+    @staticmethod
+    def core_id(request_id: str, epoch: int) -> str:
+        return f"{request_id}#{epoch}"
+
+    def add(self, generation: Generation) -> str | None:
+        """Take up a generation; returns the core id of an older claim of the same request, which is dropped."""
+        older = self.remove(generation.request_id)
+        core_id = self.core_id(generation.request_id, generation.epoch)
+        self._by_core_id[core_id] = generation
+        self._core_ids[generation.request_id] = core_id
+        return older
+
+    def by_core_id(self, core_id: str) -> Generation | None:
+        return self._by_core_id.get(core_id)
+
+    def remove(self, request_id: str) -> str | None:
+        """Drop a request; returns its core id, or None if it is not here (any more)."""
+        core_id = self._core_ids.pop(request_id, None)
+        if core_id is not None:
+            del self._by_core_id[core_id]
+            self.changed.set()
+        return core_id
+
+    def claims(self) -> list[tuple[str, int]]:
+        """(request_id, epoch) of all."""
+        return [(generation.request_id, generation.epoch) for generation in self._by_core_id.values()]
+
+    def core_ids(self) -> list[str]:
+        return list(self._by_core_id)

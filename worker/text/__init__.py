@@ -1,0 +1,1 @@
+"""Text: tokenizer, chat template, incremental detokenization, stop strings. No torch, no transformers."""
