@@ -202,9 +202,7 @@ class Client:
             broker = self._brokers[model] = Broker(self._commands, self._keys.model(model))
         return broker
 
-    async def _build(
-        self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions
-    ) -> EngineCoreRequest:
+    async def _build(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions) -> EngineCoreRequest:
         unknown = options.keys() - RequestOptions.__annotations__.keys()
         if unknown:
             raise ValidationError(f"unknown request option {', '.join(sorted(unknown))}")
@@ -267,4 +265,3 @@ class Client:
     async def _disconnect(self) -> None:
         await self._subscriber.close()
         await self._commands.close()
-

@@ -19,7 +19,6 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages (``{"role": ..., "content": ...}``; the worker applies the chat template)."""
 
 
-
 class RequestOptions(TypedDict, total=False):
     """What a request may say beside its prompt and sampling parameters.
 
@@ -103,9 +102,7 @@ def _set_prompt(
             raise ValidationError("prompt must not be empty, got ''")
         request.prompt = prompt
     elif not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
-        raise ValidationError(
-            f"prompt must be text, token ids or chat messages, got {type(prompt).__name__}"
-        )
+        raise ValidationError(f"prompt must be text, token ids or chat messages, got {type(prompt).__name__}")
     elif not prompt:
         raise ValidationError("prompt must not be empty, got []")
     elif all(isinstance(item, Mapping) for item in prompt):

@@ -96,8 +96,11 @@ class DeltaReader:
         self._num_records += 1
         self._next_index = delta.next_index
         self._ended = delta.finished
-        if self._next_index <= self._skip_until and not delta.finished:
-            return
+        if self._next_index <= self._skip_until and delta.token_ids:
+            if not delta.finished:
+                return
+            # The caller has its tokens; the end is told all the same, so that every stream has one.
+            delta = msgspec.structs.replace(delta, index=self._next_index, token_ids=[], text="")
         if delta.index < self._skip_until < delta.next_index:
             raise ValidationError(
                 f"after={self._skip_until - 1} is inside the delta of tokens {delta.index} to {delta.next_index - 1}; "

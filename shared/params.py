@@ -125,9 +125,7 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
         if self.top_p == 0:
             raise ValidationError("top_p must be in (0, 1], got 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValidationError(
-                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
-            )
+            raise ValidationError(f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}")
 
     @property
     def stop_strings(self) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -80,7 +81,9 @@ async def checked_client(url: str, *, namespace: str = DEFAULT_NAMESPACE) -> Asy
 def explain(error: Exception, url: str) -> ConfigurationError:
     """Return the error that says in one sentence why the Redis at ``url`` cannot be used, and what to do."""
     shown, reason = mask_url(url), str(error).split(". ")[0].rstrip(".")
-    if isinstance(error, AuthenticationError):
+    # redis-py wraps what happened while connecting, and keeps only a number of it.
+    cause = error.__cause__ or error.__context__
+    if isinstance(error, AuthenticationError) or isinstance(cause, AuthenticationError):
         return RedisUnavailableError(f"Redis at {shown} refuses user or password ({reason}); correct them in the URL")
     if isinstance(error, BusyLoadingError):
         return RedisUnavailableError(f"Redis at {shown} is still loading its data; try again in a moment")
@@ -90,6 +93,8 @@ def explain(error: Exception, url: str) -> ConfigurationError:
         return ConfigurationError(f"Redis at {shown} refuses to work: {reason}")
     elif not isinstance(error, RedisConnectionError | OSError):
         return RedisUnavailableError(f"what answers at {shown} is not Redis ({reason}); check host and port")
+    elif isinstance(cause, OSError) and cause.errno:
+        reason = os.strerror(cause.errno) if cause.errno > 0 else cause.strerror
     return RedisUnavailableError(
         f"no Redis can be reached at {shown} ({reason}); start one there, or correct --redis-url or PENSTOCK_REDIS_URL"
     )
@@ -142,7 +147,7 @@ async def _check_commands(connection: AbstractConnection, namespace: str, shown:
             )
         if isinstance(reply, ReadOnlyError):
             raise RedisUnsupportedError(f"Redis at {shown} is a read-only replica; give the URL of its primary")
-        if text.startswith("MOVED "):
+        if text.startswith(("MOVED ", "CLUSTERDOWN ")):
             raise RedisUnsupportedError(f"Redis at {shown} is a cluster, which this version does not support")
         if isinstance(reply, NoPermissionError) or "unknown command" in text.lower():
             refused.append(name)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from redis.asyncio.connection import ConnectionPool
 
 from .errors import ConfigurationError
 
-SCHEMES = ("redis", "rediss", "unix")
+SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 def mask_url(url: str) -> str:
     """Return ``url`` with its password replaced by ``***``, fit for logs and errors."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")))
+    try:
+        password = urlsplit(url).password
+    except ValueError:
+        return "(unreadable)"
+    if password is not None:
+        url = url.replace(f":{password}@", ":***@", 1)
+    # redis-py takes the password from the query, too.
+    return re.sub(r"([?&]password=)[^&]*", r"\1***", url)
 
 
 def parse_pool(url: str, **options: Any) -> ConnectionPool:
@@ -26,9 +31,9 @@ def parse_pool(url: str, **options: Any) -> ConnectionPool:
     Raises:
         ConfigurationError: the URL has another scheme than redis, rediss or unix, or cannot be read.
     """
-    if not isinstance(url, str) or urlsplit(url).scheme not in SCHEMES:
+    if not isinstance(url, str) or not url.startswith(SCHEMES):
         raise ConfigurationError(
-            f"the Redis URL must begin with redis://, rediss:// or unix://, got {mask_url(str(url))!r}"
+            f"the Redis URL must begin with {SCHEMES[0]}, {SCHEMES[1]} or {SCHEMES[2]}, got {mask_url(str(url))!r}"
         )
     try:
         return ConnectionPool.from_url(url, **options)

@@ -128,9 +128,7 @@ class Broker:
 
     async def forget_consumer(self, engine_id: str) -> None:
         """Drop an engine's name from the group, if nothing is pending under it: its pending entries would be lost."""
-        pending = await self._connection.execute(
-            "XPENDING", self.keys.lane, GROUP, "-", "+", 1, engine_id
-        )
+        pending = await self._connection.execute("XPENDING", self.keys.lane, GROUP, "-", "+", 1, engine_id)
         if not pending:
             await self._connection.execute("XGROUP", "DELCONSUMER", self.keys.lane, GROUP, engine_id)
 

@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
@@ -70,7 +71,7 @@ def in_use(folder: ServerFolder) -> bool:
         return True
     with _connect(folder) as client:
         give_up_at = time.monotonic() + LEAVE_TIMEOUT_S
-        while len(client.client_list()) > 1:
+        while client.info("clients")["connected_clients"] > 1:
             if time.monotonic() > give_up_at:
                 return True
             time.sleep(POLL_INTERVAL_S)
@@ -134,7 +135,8 @@ def read_status(folder: ServerFolder) -> ServerStatus | None:
     )
 
 
-def _connect(folder: ServerFolder) -> redis.Redis:
+def _connect(folder: ServerFolder) -> Any:
+    """Return a client, untyped: redis-py's annotations call every reply of the synchronous client awaitable, too."""
     no_retry = Retry(NoBackoff(), 0)
     return redis.Redis(unix_socket_path=str(folder.socket), socket_timeout=ANSWER_TIMEOUT_S, retry=no_retry)
 

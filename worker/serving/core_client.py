@@ -1,10 +1,10 @@
 """Starts an engine core, shakes hands with it, and talks to it.
 
-    core                         worker process
-    Hello(version, pid)   ──▶
-                          ◀──    Configure(config_json)
-    Ready | StartupFailed ──▶
-    EngineCoreOutputs     ◀─▶    EngineCoreRequest, AbortRequests, UtilityCall, Shutdown
+core                         worker process
+Hello(version, pid)   ──▶
+                      ◀──    Configure(config_json)
+Ready | StartupFailed ──▶
+EngineCoreOutputs     ◀─▶    EngineCoreRequest, AbortRequests, UtilityCall, Shutdown
 """
 
 from __future__ import annotations

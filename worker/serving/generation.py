@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ...shared.messages import Delta, EngineCoreOutput, EngineCoreRequest, FinishReason, RequestError, Usage
-from ..text.detokenizer import IncrementalDetokenizer
 from ..text.stop_strings import StopStrings
 from ..text.tokenizer import TextCodec
 
@@ -25,7 +24,7 @@ class Generation:
         self._next_index = 0
         self._detokenizer = None
         if params.detokenize:
-            self._detokenizer = IncrementalDetokenizer(codec.tokenizer, skip_special_tokens=params.skip_special_tokens)
+            self._detokenizer = codec.detokenizer(skip_special_tokens=params.skip_special_tokens)
         self._stop = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
         self._include_stop = params.include_stop_str_in_output
         self.finished = False

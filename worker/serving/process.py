@@ -165,9 +165,7 @@ class WorkerProcess:
         self._report(EngineState.FAILED, code=code, message=str(error), trace=trace)
 
     def _report(self, state: EngineState, *, code: str = "", message: str = "", trace: str = "") -> None:
-        status = WorkerStatus(
-            engine_id=self._config.engine_id, state=state, code=code, message=message, trace=trace
-        )
+        status = WorkerStatus(engine_id=self._config.engine_id, state=state, code=code, message=message, trace=trace)
         with contextlib.suppress(BrokenPipeError):  # the supervisor is gone; the lifeline says so too
             sys.stdout.buffer.write(msgspec.json.encode(status) + b"\n")
             sys.stdout.buffer.flush()

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from ...shared.errors import ModelLoadError
 from .chat_template import ChatTemplate
+from .detokenizer import IncrementalDetokenizer, byte_token_ids
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -21,7 +22,8 @@ class TextCodec:
     """Encodes prompts and chat messages, and decodes tokens."""
 
     def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> None:
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer
+        self._byte_ids = byte_token_ids(tokenizer)
         self._chat_template = chat_template
 
     @classmethod
@@ -44,7 +46,7 @@ class TextCodec:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``, with the special tokens the model expects around it."""
-        return self.tokenizer.encode(text).ids
+        return self._tokenizer.encode(text).ids
 
     def encode_chat(self, messages: list[dict[str, Any]], kwargs: dict[str, Any] | None) -> list[int]:
         """Token ids of ``messages`` under the chat template, which writes the special tokens itself.
@@ -54,7 +56,11 @@ class TextCodec:
         """
         if self._chat_template is None:
             raise ChatTemplate.missing()
-        return self.tokenizer.encode(self._chat_template.render(messages, kwargs or {}), add_special_tokens=False).ids
+        return self._tokenizer.encode(self._chat_template.render(messages, kwargs or {}), add_special_tokens=False).ids
+
+    def detokenizer(self, *, skip_special_tokens: bool) -> IncrementalDetokenizer:
+        """A detokenizer for one request's output."""
+        return IncrementalDetokenizer(self._tokenizer, self._byte_ids, skip_special_tokens=skip_special_tokens)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

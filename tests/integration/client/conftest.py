@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from penstock.producer import Client
+from penstock.shared.broker import Broker
+from penstock.shared.connection import CommandConnection
+from penstock.shared.keys import Keys
+from penstock.shared.messages import ModelCard
+
+
+@pytest.fixture
+async def broker(commands: CommandConnection, namespace: str) -> Broker:
+    """The worker's side, played by the test itself; the model is registered as a worker would."""
+    card = ModelCard(model="m", max_model_len=100, vocab_size=50)
+    await commands.execute("HSET", Keys(namespace).models(), "m", msgspec.json.encode(card))
+    return Broker(commands, Keys(namespace).model("m"))
+
+
+@pytest.fixture
+async def client(redis_url: str, namespace: str, broker: Broker) -> AsyncIterator[Client]:
+    async with Client.connect(redis_url, namespace=namespace) as client:
+        yield client

@@ -1,0 +1,278 @@
+"""The client against a real Redis, with the worker's writes made by the test through the broker."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from penstock.producer import Client, RequestOutputKind, SamplingParams
+from penstock.shared import errors
+from penstock.shared.broker import Broker, Claim, FinalRecord, Record
+from penstock.shared.messages import Delta, EngineCoreRequest, FinishReason, RequestError
+
+
+async def claim_one(broker: Broker) -> Claim:
+    """Claim the next request, waiting for it to be enqueued."""
+    async with asyncio.timeout(5):
+        while True:
+            wave = await broker.claim("e0", 1)
+            if wave:
+                return wave[0]
+
+
+async def write(broker: Broker, claim: Claim, index: int, *tokens: int, end: FinishReason | None = None) -> None:
+    delta = Delta(index=index, token_ids=list(tokens), text="".join(map(chr, tokens)), finish_reason=end)
+    if end is None:
+        assert await broker.append([Record(claim.request_id, claim.epoch, delta)]) == []
+    else:
+        assert await broker.finish([FinalRecord(claim.request_id, claim.epoch, delta)]) == []
+
+
+async def test_stream_yields_each_token_once_in_order_and_one_end(client: Client, broker: Broker) -> None:
+    stream = client.stream("hi", SamplingParams(max_tokens=5))
+    first = asyncio.ensure_future(anext(stream))
+    claim = await claim_one(broker)
+    await write(broker, claim, 0, 65, 66)
+    assert (await first).text == "AB"
+    await write(broker, claim, 2, 67)
+    await write(broker, claim, 3, 68, end=FinishReason.LENGTH)
+    rest = [delta async for delta in stream]
+    assert "".join(delta.text for delta in rest) == "CD"
+    assert rest[0].index == 2
+    assert [delta.finish_reason for delta in rest if delta.finished] == ["length"]
+
+
+async def test_generate_returns_the_whole_and_the_request_carries_what_was_asked(client, broker) -> None:
+    params = SamplingParams(temperature=0.5, top_k=7, stop=["x"])
+    task = asyncio.ensure_future(client.generate([1, 2, 3], params, request_id="mine", priority=3))
+    claim = await claim_one(broker)
+    request = msgspec.msgpack.decode(claim.payload, type=EngineCoreRequest)
+    assert (request.request_id, request.prompt_token_ids, request.priority) == ("mine", [1, 2, 3], 3)
+    assert request.sampling_params is not None
+    assert request.sampling_params.seed is not None
+    assert msgspec.structs.replace(request.sampling_params, seed=None) == params
+    await write(broker, claim, 0, 65, end=FinishReason.STOP)
+    output = await task
+    assert (output.text, output.outputs[0].token_ids, output.request_id) == ("A", [65], "mine")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [(RequestOutputKind.CUMULATIVE, ["A", "AB"]), (RequestOutputKind.FINAL_ONLY, ["AB"])]
+)
+async def test_output_kinds(client: Client, broker: Broker, kind: RequestOutputKind, expected: list[str]) -> None:
+    stream = client.stream("hi", SamplingParams(output_kind=kind))
+    first = asyncio.ensure_future(anext(stream))
+    claim = await claim_one(broker)
+    await write(broker, claim, 0, 65)
+    if kind == RequestOutputKind.CUMULATIVE:
+        assert (await first).text == "A"
+    await write(broker, claim, 1, 66, end=FinishReason.STOP)
+    texts = [(await first).text, *[delta.text async for delta in stream]]
+    assert texts == expected
+
+
+async def test_leaving_a_stream_early_cancels_the_request(client: Client, broker: Broker) -> None:
+    async def read_one() -> None:
+        async for _ in client.stream("hi", request_id="r"):
+            break
+
+    reading = asyncio.ensure_future(read_one())
+    await write(broker, await claim_one(broker), 0, 65)
+    await reading
+    async with asyncio.timeout(5):
+        while await broker.state("r") != "cancelled":
+            await asyncio.sleep(0)
+
+
+async def test_cancelling_the_awaiting_task_cancels_the_request(client: Client, broker: Broker) -> None:
+    task = asyncio.ensure_future(client.generate("hi", request_id="r"))
+    await claim_one(broker)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await broker.state("r") == "cancelled"
+
+
+async def test_closing_the_client_cancels_what_it_streams_but_not_what_it_submitted(redis_url, namespace, broker):
+    client = await Client.connect(redis_url, namespace=namespace)
+    stream = client.stream("hi", request_id="streamed")
+    reading = asyncio.ensure_future(anext(stream))
+    await client.submit("hi", request_id="submitted")
+    await claim_one(broker)
+    await claim_one(broker)
+    await client.close()
+    assert await broker.state("streamed") == "cancelled"
+    assert await broker.state("submitted") == "claimed"
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+
+
+async def test_a_handle_reads_a_detached_result_later_and_from_where_it_stopped(client, broker) -> None:
+    handle = await client.submit("hi", request_id="r")
+    claim = await claim_one(broker)
+    await write(broker, claim, 0, 65, 66)
+    await write(broker, claim, 2, 67)
+    await write(broker, claim, 3, 68, end=FinishReason.STOP)
+    assert (await handle.result()).text == "ABCD"
+    again = await client.handle("r")
+    assert [d.text async for d in again.stream(after=1)] == ["CD"]
+    assert [(d.text, d.finish_reason) async for d in again.stream(after=3)] == [("", "stop")]
+    with pytest.raises(errors.ValidationError, match="after=0 is inside the delta"):
+        [d async for d in again.stream(after=0)]
+
+
+async def test_two_readers_follow_one_request(client: Client, broker: Broker) -> None:
+    handle = await client.submit("hi")
+    results = [asyncio.ensure_future(handle.result()) for _ in range(2)]
+    claim = await claim_one(broker)
+    for i in range(20):
+        await write(broker, claim, i, 65 + i)
+    await write(broker, claim, 20, end=FinishReason.LENGTH)
+    texts = {(await result).text for result in results}
+    assert texts == {"ABCDEFGHIJKLMNOPQRST"}
+
+
+async def test_a_known_request_id_attaches_and_its_leaving_cancels_nothing(client, broker) -> None:
+    await client.submit("hi", request_id="r")
+    stream = client.stream("hi", request_id="r")
+    first = asyncio.ensure_future(anext(stream))
+    claim = await claim_one(broker)
+    await write(broker, claim, 0, 65)
+    assert (await first).text == "A"
+    await stream.aclose()
+    await write(broker, claim, 1, 66, end=FinishReason.STOP)
+    assert (await client.generate("hi", request_id="r")).text == "AB"
+    assert await broker.claim("e0", 1) == []
+
+
+async def test_deltas_that_wait_for_a_slow_reader_are_merged(client: Client, broker: Broker) -> None:
+    stream = client.stream("hi", request_id="r")
+    first = asyncio.ensure_future(anext(stream))
+    claim = await claim_one(broker)
+    await write(broker, claim, 0, 65)
+    await first
+    for i in range(1, 10):
+        await write(broker, claim, i, 65 + i)
+    await write(broker, claim, 10, end=FinishReason.STOP)
+    await client.models()  # a round trip, so that the channel has been read
+    rest = [delta async for delta in stream]
+    assert "".join(d.text for d in rest) == "BCDEFGHIJ"
+    assert len(rest) < 10
+
+
+async def test_a_lost_subscription_comes_back_without_gap_or_repeat(client, broker, commands) -> None:
+    stream = client.stream("hi", request_id="r")
+    got = []
+
+    async def read() -> None:
+        got.extend([delta async for delta in stream])
+
+    reading = asyncio.ensure_future(read())
+    claim = await claim_one(broker)
+    for i in range(60):
+        await write(broker, claim, i, 65)
+        if i % 10 == 5:
+            await commands.execute("CLIENT", "KILL", "TYPE", "pubsub")
+    await write(broker, claim, 60, end=FinishReason.STOP)
+    async with asyncio.timeout(10):
+        await reading
+    indexes = [delta.index + k for delta in got for k in range(len(delta.token_ids))]
+    assert indexes == list(range(60))
+    assert sum(delta.finished for delta in got) == 1
+
+
+async def test_a_lost_command_connection_is_opened_again(client, broker, commands) -> None:
+    handle = await client.submit("hi")
+    await commands.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    claim = await claim_one(broker)
+    await write(broker, claim, 0, 65, end=FinishReason.STOP)
+    assert (await handle.result()).text == "A"
+
+
+async def test_an_error_of_the_engine_reaches_the_caller(client: Client, broker: Broker) -> None:
+    task = asyncio.ensure_future(client.generate("hi"))
+    claim = await claim_one(broker)
+    error = RequestError("engine_step_failed", "out of memory", True)
+    delta = Delta(index=0, finish_reason=FinishReason.ERROR, error=error)
+    await broker.finish([FinalRecord(claim.request_id, claim.epoch, delta)])
+    with pytest.raises(errors.RequestFailedError, match="out of memory") as caught:
+        await task
+    assert (caught.value.code, caught.value.retryable) == ("engine_step_failed", True)
+    assert await broker.state(claim.request_id) == "failed"
+
+
+async def test_cancel_through_a_handle_ends_the_stream_as_cancelled(client: Client, broker: Broker) -> None:
+    handle = await client.submit("hi")
+    claim = await claim_one(broker)
+    await write(broker, claim, 0, 65)
+    for _ in range(2):
+        await handle.cancel()
+    output = await handle.result()
+    assert (output.text, output.outputs[0].finish_reason) == ("A", "cancelled")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda c: c.generate(""), errors.ValidationError, "prompt must not be empty"),
+        (lambda c: c.generate([1, -2]), errors.ValidationError, r"prompt\[1\] must be in \[0, 50\), got -2"),
+        (lambda c: c.generate([1, 50]), errors.ValidationError, r"prompt\[1\] must be in \[0, 50\), got 50"),
+        (lambda c: c.generate([1] * 100), errors.PromptTooLongError, "max_model_len of 'm' is 100"),
+        (lambda c: c.generate(3), errors.ValidationError, "prompt must be text, token ids or chat messages, got int"),
+        (lambda c: c.generate([{"role": "user"}]), errors.ValidationError, r"messages\[0\] must have a 'role'"),
+        (lambda c: c.generate("x" * 5_000_000), errors.PayloadTooLargeError, "max_payload_bytes is 4194304"),
+        (lambda c: c.generate("x", SamplingParams(n=2)), errors.UnsupportedParameterError, "n=2 is not supported"),
+        (lambda c: c.generate("x", {"n": 1}), errors.ValidationError, "params must be a SamplingParams, got dict"),
+        (lambda c: c.generate("x", model="typo"), errors.UnknownModelError, r"'typo' .*known: m"),
+        (lambda c: c.generate("x", request_id="{a}"), errors.ValidationError, "request_id must hold no braces"),
+        (lambda c: c.generate("x", priority="high"), errors.ValidationError, "priority must be a 32-bit integer"),
+        (lambda c: c.generate("x", modle="m"), errors.ValidationError, "unknown request option modle"),
+        (lambda c: c.cancel("never"), errors.RequestNotFoundError, "'never' of model 'm' is unknown"),
+    ],
+)
+async def test_bad_input_is_refused_before_anything_is_enqueued(client, broker, call, error, message) -> None:
+    with pytest.raises(error, match=message):
+        await call(client)
+    assert await broker.claim("e0", 1) == []
+
+
+async def test_an_unknown_request_or_one_past_its_time_to_live_is_told(redis_url, namespace, broker) -> None:
+    async with Client.connect(redis_url, namespace=namespace, result_ttl_s=0.001) as client:
+        handle = await client.handle("never")
+        with pytest.raises(errors.RequestNotFoundError, match="'never' is unknown"):
+            await handle.result()
+        handle = await client.submit("hi", request_id="r")
+        await write(broker, await claim_one(broker), 0, 65, end=FinishReason.STOP)
+        async with asyncio.timeout(5):
+            while await broker.state("r") is not None:
+                await asyncio.sleep(0)
+        with pytest.raises(errors.RequestNotFoundError, match="time to live"):
+            await handle.result()
+
+
+async def test_a_model_nobody_served_yet_can_be_waited_for(redis_url: str, namespace: str) -> None:
+    async with Client.connect(redis_url, namespace=namespace) as client:
+        with pytest.raises(errors.UnknownModelError, match="no worker has served a model"):
+            await client.submit("hi")
+    async with Client.connect(redis_url, namespace=namespace, wait_for_model=True, model="soon") as client:
+        assert (await client.submit("hi")).model == "soon"
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "message"),
+    [
+        ("http://localhost", errors.ConfigurationError, "must begin with redis://"),
+        ("redis://127.0.0.1:1", errors.RedisUnavailableError, "127.0.0.1:1"),
+        ("unix:///nowhere.sock", errors.RedisUnavailableError, "nowhere.sock"),
+    ],
+)
+async def test_a_wrong_url_is_told_in_one_sentence(url: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        async with Client.connect(url):
+            pass
+
+
+async def test_a_client_that_is_not_connected_says_so(redis_url: str) -> None:
+    with pytest.raises(errors.ClientClosedError, match="async with"):
+        await Client.connect(redis_url).generate("hi")

