@@ -1,0 +1,45 @@
+# Two commands do everything: `make demo` shows the system at work, `make test` runs the whole suite.
+# Both set up a virtual environment in .venv first; only python3 (3.11 or later) with venv is needed.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: demo test check format bench install clean
+
+demo: $(VENV)/.installed
+	$(BIN)/penstock demo
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed
+	$(BIN)/penstock bench
+
+install: $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) *.egg-info build
+
+$(VENV)/.created:
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Penstock needs Python 3.11 or later; set PYTHON="'
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
+	$(PIP) install -q -c constraints.txt -e '.[worker,embedded,cli]'
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	touch $@
