@@ -1,0 +1,121 @@
+"""Append messages that ``wire_v1.json`` does not hold yet. Run by hand when a message is added."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.shared.messages import (
+    AbortRequests,
+    CancelCommand,
+    CheckInvariants,
+    Delta,
+    DrainCommand,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    Ready,
+    RequestError,
+    SchedulerStats,
+    StopCommand,
+    Usage,
+    UtilityCall,
+)
+from penstock.shared.params import SamplingParams
+
+PATH = Path(__file__).parent / "wire_v1.json"
+
+SAMPLES: list[tuple[str, str, Any]] = [
+    (
+        "request with text",
+        "EngineCoreRequest",
+        EngineCoreRequest(
+            request_id="r1",
+            prompt="four plus two is",
+            sampling_params=SamplingParams(temperature=0.5, top_p=0.9, seed=7, stop=["."], max_tokens=12),
+            arrival_time=1.5,
+            model="demo",
+            tenant="acme",
+            priority=-3,
+        ),
+    ),
+    (
+        "request with messages",
+        "EngineCoreRequest",
+        EngineCoreRequest(request_id="r2", messages=[{"role": "user", "content": "hi"}], sampling_params=SamplingParams()),
+    ),
+    (
+        "resumed request to a core",
+        "CoreInput",
+        EngineCoreRequest(
+            request_id="r3#2",
+            prompt_token_ids=[1, 2, 3],
+            output_token_ids=[9],
+            sampling_params=SamplingParams(),
+            epoch=2,
+            attempt=2,
+        ),
+    ),
+    ("abort", "CoreInput", AbortRequests(["r1#1", "r2#1"])),
+    ("utility call", "CoreInput", UtilityCall(4, CheckInvariants())),
+    (
+        "step outputs",
+        "CoreOutput",
+        EngineCoreOutputs(
+            outputs=[EngineCoreOutput("r1#1", [5, 6]), EngineCoreOutput("r2#1", [7], FinishReason.STOP, 7)],
+            scheduler_stats=SchedulerStats(num_running_reqs=2, step_counter=9),
+            timestamp=2.5,
+        ),
+    ),
+    (
+        "ready",
+        "CoreOutput",
+        Ready(
+            model_folder="/m",
+            architecture="LlamaForCausalLM",
+            max_model_len=2048,
+            num_blocks=10,
+            block_size=16,
+            dtype="float32",
+            device="cpu",
+            vocab_size=400,
+            eos_token_ids=[2],
+        ),
+    ),
+    ("delta", "Delta", Delta(index=3, token_ids=[5, 6], text="ab")),
+    (
+        "last delta",
+        "Delta",
+        Delta(index=5, token_ids=[7], text="c", finish_reason=FinishReason.STOP, stop_reason=".", usage=Usage(4, 6, 0)),
+    ),
+    (
+        "failed delta",
+        "Delta",
+        Delta(index=0, finish_reason=FinishReason.ERROR, error=RequestError("prompt_too_long", "too long")),
+    ),
+    ("cancel command", "EngineCommand", CancelCommand("r1")),
+    ("drain command", "WorkerCommand", DrainCommand(5.0)),
+    ("stop command", "WorkerCommand", StopCommand()),
+]
+
+
+def main() -> None:
+    """Write what is new; what is recorded stays as it is."""
+    recorded = json.loads(PATH.read_text()) if PATH.exists() else []
+    known = {entry["name"] for entry in recorded}
+    for name, decode_as, message in SAMPLES:
+        if name not in known:
+            fields = {field: msgspec.to_builtins(getattr(message, field)) for field in message.__struct_fields__}
+            data = msgspec.msgpack.encode(message).hex()
+            recorded.append(
+                {"name": name, "decode_as": decode_as, "type": type(message).__name__, "hex": data, "fields": fields}
+            )
+    PATH.write_text(json.dumps(recorded, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Bytes written by earlier versions still decode to what they meant.
+
+``wire_v1.json`` holds, per message, the msgpack bytes (hex) as version 1 wrote them and the expected value. Fields may
+be appended with a default; a change that breaks one of these breaks requests that wait in somebody's Redis.
+To add messages (never to change old ones): ``python tests/compat/record.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.shared import messages
+from penstock.shared.messages import CoreInput, CoreOutput, Delta, EngineCommand, EngineCoreRequest, WorkerCommand
+
+RECORDED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "wire_v1.json").read_text())
+TYPES: dict[str, Any] = {
+    "EngineCoreRequest": EngineCoreRequest,
+    "CoreInput": CoreInput,
+    "CoreOutput": CoreOutput,
+    "Delta": Delta,
+    "EngineCommand": EngineCommand,
+    "WorkerCommand": WorkerCommand,
+}
+
+
+@pytest.mark.parametrize("entry", RECORDED, ids=[entry["name"] for entry in RECORDED])
+def test_bytes_of_version_1_still_decode(entry: dict[str, Any]) -> None:
+    message = msgspec.msgpack.decode(bytes.fromhex(entry["hex"]), type=TYPES[entry["decode_as"]])
+    assert type(message).__name__ == entry["type"]
+    built = msgspec.to_builtins(message)
+    for field, value in entry["fields"].items():
+        position = message.__struct_fields__.index(field)
+        offset = 1 if message.__struct_config__.tag is not None else 0
+        assert built[position + offset] == value, field
+
+
+def test_fields_of_a_later_version_are_skipped() -> None:
+    later = msgspec.msgpack.decode(msgspec.msgpack.encode(Delta(index=3, token_ids=[1], text="x")))
+    delta = msgspec.msgpack.decode(msgspec.msgpack.encode([*later, "new field", 7]), type=Delta)
+    assert (delta.index, delta.token_ids, delta.text) == (3, [1], "x")
+
+
+def test_every_wire_struct_is_a_versioned_or_enclosed_array() -> None:
+    """What goes to Redis carries its version itself; what only goes over the pipe of one release need not."""
+    for kind in (messages.EngineCoreRequest, messages.Delta, messages.ModelCard, messages.EngineHeartbeat):
+        assert kind.__struct_fields__[0] == "version"
