@@ -62,7 +62,7 @@ async def check_redis(url: str, *, namespace: str = DEFAULT_NAMESPACE, for_worke
         raise explain(error, url) from error
     finally:
         with suppress(RedisError, OSError):
-            await connection.disconnect(nowait=True)
+            await connection.disconnect()
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ import select
 import socket
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -60,6 +60,13 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
+class Undecodable(msgspec.Struct, frozen=True):
+    """Stands for a frame that is no ``CoreInput``; ``request_id`` is set when it was a request that says so much."""
+
+    reason: str
+    request_id: str | None
+
+
 class CoreChannel:
     """The engine core's end."""
 
@@ -73,7 +80,8 @@ class CoreChannel:
     def receive(self, timeout_s: float | None) -> list[Any]:
         """Return the ``CoreInput`` messages that have come, waiting up to ``timeout_s`` for the first bytes.
 
-        ``None`` waits for ever, 0 looks only.
+        ``None`` waits for ever, 0 looks only. A frame that does not decode comes as ``Undecodable``, so that it
+        takes none of its neighbours with it.
 
         Raises:
             EOFError: the worker process is gone.
@@ -83,7 +91,7 @@ class CoreChannel:
             data = self._socket.recv(_READ_BYTES)
             if not data:
                 raise EOFError("the worker process closed the channel")
-            messages += [self._decoder.decode(payload) for payload in self._splitter.feed(data)]
+            messages += [self._decode(payload) for payload in self._splitter.feed(data)]
             timeout_s = 0
             if len(data) < _READ_BYTES:
                 break
@@ -92,6 +100,23 @@ class CoreChannel:
     def send(self, message: Any) -> None:
         """Send one ``CoreOutput``; blocks while the worker is behind by more than the socket's buffer."""
         self._socket.sendall(frame(self._encoder.encode(message)))
+
+    def _decode(self, payload: bytes) -> Any:
+        try:
+            return self._decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            return Undecodable(str(error), _request_id(payload))
+
+
+def _request_id(payload: bytes) -> str | None:
+    """The id in the bytes of an ``EngineCoreRequest`` that does not decode as a whole."""
+    try:
+        fields = msgspec.msgpack.decode(payload)
+    except msgspec.DecodeError:
+        return None
+    if isinstance(fields, list) and len(fields) > 2 and fields[0] == "add" and isinstance(fields[2], str):
+        return fields[2]
+    return None
 
 
 class WorkerChannel(asyncio.Protocol):
@@ -106,8 +131,7 @@ class WorkerChannel(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
 
     def data_received(self, data: bytes) -> None:
         for payload in self._splitter.feed(data):

@@ -12,9 +12,10 @@ from transformers import PreTrainedTokenizerFast
 
 from .task import TASKS, draw_question
 
-VOCAB_SIZE = 448
+MAX_VOCAB_SIZE = 448  # the merges run out at 382: by then every word is one token
 NUM_SENTENCES = 30_000
-BOS, EOS, PAD = "<s>", "</s>", "<pad>"
+PAD, BOS, EOS = "<pad>", "<s>", "</s>"
+PAD_ID, BOS_ID, EOS_ID = 0, 1, 2  # the trainer numbers special tokens first, in the order given
 
 # The model is trained on bos + question, one at a time: earlier turns would only be unseen context.
 # The rendered text holds bos already, so it is encoded with add_special_tokens=False.
@@ -39,14 +40,14 @@ def train_tokenizer(seed: int) -> PreTrainedTokenizerFast:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=MAX_VOCAB_SIZE,
         special_tokens=[PAD, BOS, EOS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(sentences(seed), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, BOS_ID)]
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

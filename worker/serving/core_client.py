@@ -89,6 +89,7 @@ class CoreClient:
             stdin=asyncio.subprocess.DEVNULL,
         )
         theirs.close()
+        self._watching = asyncio.create_task(self._watch(self._process))
         ours.setblocking(False)
         await asyncio.get_running_loop().create_connection(lambda: self._channel, sock=ours)
         hello = await self._expect(Hello)
@@ -148,6 +149,11 @@ class CoreClient:
             raise EngineDeadError(f"the engine core sent {type(message).__name__} where {kind.__name__} was due")
         return message
 
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """The process's own end counts too, should somebody else hold its socket open."""
+        await process.wait()
+        self._on_lost()
+
     def _on_message(self, message: Any) -> None:
         if isinstance(message, EngineCoreOutputs):
             self._on_outputs(message)
@@ -166,6 +172,8 @@ class CoreClient:
             answer.set_result(output.result or {})
 
     def _on_lost(self) -> None:
+        if self.dead.is_set():
+            return
         self.dead.set()
         self._handshake.put_nowait(None)
         for answer in self._calls.values():

@@ -1,0 +1,78 @@
+"""Attention of packed queries over the paged KV cache."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..dispatch import REFERENCE, select
+from ..errors import require
+from . import reference
+from .batch import MaskRule, PagedBatch
+
+__all__ = ["MaskRule", "PagedBatch", "paged_attention"]
+
+_IMPLEMENTATIONS = {REFERENCE: reference.paged_attention}
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    batch: PagedBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    mask_rule: MaskRule | None = None,
+) -> Tensor:
+    """Attend each query token to the cached tokens of its own request, prefill chunks and decodes mixed.
+
+    This step's keys and values are already in the cache. The query token at position ``p`` sees positions
+    ``max(0, p - window + 1) .. p``, or those that ``mask_rule`` allows. Query head ``h`` reads key/value head
+    ``h // (H // KVH)``. Softmax is in float32, products in the dtype of ``query``.
+
+    Args:
+        query: ``[T, H, D]``, any strides; rows as ``batch`` says.
+        key_cache: ``[NB, BS, KVH, D]``, contiguous, dtype of ``query``; ``KVH`` divides ``H``.
+        value_cache: ``[NB, BS, KVH, DV]``, contiguous, dtype of ``query``.
+        batch: which tokens belong to which request, and where their blocks are.
+        scale: factor on the scores, usually ``D ** -0.5``.
+        window: positions a token sees, itself included; None sees all before it.
+        softcap: scores become ``softcap * tanh(score / softcap)``, before the mask.
+        sinks: ``[H]`` logits that take part in the softmax and carry no value.
+        mask_rule: replaces causality and ``window``: ``rule(0, 0, query_positions, key_positions)``, two
+            broadcastable integer tensors, is True where the query may see the key.
+
+    Returns:
+        ``[T, H, DV]`` in the dtype of ``query``. Only slots of a request's own tokens are read for it, so what
+        lies in the others (even NaN) does not matter.
+
+    Raises:
+        KernelInputError: a shape or dtype above does not hold.
+
+    Cost: decode is memory bound, ``B * seq_len * KVH * (D + DV) * itemsize`` bytes read.
+    Source: Kwon et al. 2023 (arXiv:2309.06180), section 4.
+    """
+    require(query.ndim == 3, f"query must be [T, H, D], got shape {tuple(query.shape)}")
+    num_tokens, num_heads, head_dim = query.shape
+    require(num_tokens == batch.num_tokens, f"query must have {batch.num_tokens} tokens, got {num_tokens}")
+    require(
+        key_cache.ndim == 4 and key_cache.shape[3] == head_dim and num_heads % key_cache.shape[2] == 0,
+        f"key_cache must be [NB, BS, KVH, {head_dim}] with KVH dividing {num_heads}, got {tuple(key_cache.shape)}",
+    )
+    require(
+        value_cache.shape[:3] == key_cache.shape[:3],
+        f"value_cache must begin with {tuple(key_cache.shape[:3])}, got {tuple(value_cache.shape)}",
+    )
+    require(
+        key_cache.shape[1] == batch.block_size,
+        f"the cache has blocks of {key_cache.shape[1]} tokens, the batch of {batch.block_size}",
+    )
+    require(
+        query.dtype == key_cache.dtype == value_cache.dtype,
+        f"query and caches must share a dtype, got {query.dtype}, {key_cache.dtype}, {value_cache.dtype}",
+    )
+    return select(_IMPLEMENTATIONS, query.device)(
+        query, key_cache, value_cache, batch, scale, window, softcap, sinks, mask_rule
+    )

@@ -1,0 +1,26 @@
+"""The program ``penstock``: ask models, look at a deployment, care for the embedded Redis.
+
+To add a subcommand, write a module that ends in a ``Command`` and enter it in ``COMMANDS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import metadata
+
+from ...shared.command_line import Command, run_program
+from . import bench, demo, embedded_redis, generate, models, worker
+
+COMMANDS: tuple[Command, ...] = (
+    demo.COMMAND,
+    worker.COMMAND,
+    generate.COMMAND,
+    models.COMMAND,
+    embedded_redis.COMMAND,
+    bench.COMMAND,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``penstock`` with ``argv`` (the process's arguments when None) and return its exit status."""
+    return run_program("penstock", "Durable, streaming LLM inference.", metadata.version("penstock"), COMMANDS, argv)

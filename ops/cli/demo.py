@@ -1,0 +1,23 @@
+"""``penstock demo``: the whole system at work on this machine, checked."""
+
+from __future__ import annotations
+
+import argparse
+
+from ...shared.command_line import Command
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--questions", type=int, default=48, help="how many questions to ask (default 48)")
+    parser.add_argument("--concurrency", type=int, default=12, help="how many at once (default 12)")
+    parser.add_argument("--seed", type=int, default=0, help="chooses the questions (default 0)")
+    parser.add_argument("--redis-url", help="use a running deployment of the demo model instead of starting one")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from ..demo.run import run_demo  # rich and psutil are not for every `penstock` command
+
+    return run_demo(arguments.questions, arguments.concurrency, arguments.seed, arguments.redis_url)
+
+
+COMMAND = Command("demo", "Start everything, ask the demo model questions, check the answers, stop.", _run, _add_arguments)

@@ -1,0 +1,61 @@
+"""``penstock generate``: one-off generations from the shell."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from typing import Any
+
+from ...producer import Client, FinishReason, RequestOutput, SamplingParams
+from ...shared.command_line import Command, add_redis_arguments
+from ...shared.embedded import resolve_redis_url
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompts", nargs="+", metavar="PROMPT", help="text to continue; - reads standard input")
+    parser.add_argument("--model", help="may be left out if only one is known")
+    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="most output tokens (128)")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (1.0)")
+    parser.add_argument("--seed", type=int, metavar="N", help="fixes the random choices")
+    parser.add_argument("--stream", action="store_true", help="print as it is generated")
+    add_redis_arguments(parser)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    given = {name: value for name in ("temperature", "seed") if (value := getattr(arguments, name)) is not None}
+    params = SamplingParams(max_tokens=arguments.max_tokens, **given)
+    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in arguments.prompts]
+    with resolve_redis_url(arguments.redis_url) as url:
+        return asyncio.run(_generate(url, arguments, prompts, params))
+
+
+async def _generate(url: str, arguments: argparse.Namespace, prompts: list[str], params: SamplingParams) -> int:
+    """Print the answers in the order of the prompts; 1 if one did not come to a regular end."""
+    async with Client.connect(url, namespace=arguments.namespace, model=arguments.model) as client:
+        if arguments.stream:
+            reasons = [await _stream(client, prompt, params) for prompt in prompts]
+        else:
+            outputs = await asyncio.gather(*(client.generate(prompt, params) for prompt in prompts))
+            reasons = [_print(output) for output in outputs]
+    irregular = [reason for reason in reasons if reason not in (FinishReason.STOP, FinishReason.LENGTH)]
+    for reason in irregular:
+        print(f"a generation ended early: {reason}", file=sys.stderr)
+    return 1 if irregular else 0
+
+
+async def _stream(client: Client, prompt: str, params: SamplingParams) -> Any:
+    reason = None
+    async for delta in client.stream(prompt, params):
+        print(delta.text, end="", flush=True)
+        reason = delta.finish_reason
+    print()
+    return reason
+
+
+def _print(output: RequestOutput) -> FinishReason:
+    print(output.text)
+    return output.outputs[0].finish_reason
+
+
+COMMAND = Command("generate", "Generate text and print it.", run=_run, add_arguments=_add_arguments)

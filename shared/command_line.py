@@ -1,0 +1,133 @@
+"""The frame of our command-line programs: subcommands as values, errors as one sentence, tables as text.
+
+A subcommand is one small module that ends in a ``Command``; a program is a tuple of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from redis.exceptions import RedisError
+
+from .errors import PenstockError
+from .log import configure_logging
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+class UsageError(PenstockError):
+    """The command was called with arguments that contradict each other or this machine; exit status 2."""
+
+    code = "usage_error"
+
+
+def _no_arguments(_: argparse.ArgumentParser) -> None:
+    """The command takes none."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand.
+
+    Args:
+        summary: one line, for the list of commands.
+        run: takes the parsed arguments and returns the exit status; raises ``PenstockError`` to end with a sentence.
+        subcommands: if there are some, the command is a group and has no ``run`` of its own.
+        forwards_arguments: everything after the name is left unparsed in ``arguments.rest``.
+    """
+
+    name: str
+    summary: str
+    run: Callable[[argparse.Namespace], int] | None = None
+    add_arguments: Callable[[argparse.ArgumentParser], None] = _no_arguments
+    subcommands: tuple[Command, ...] = ()
+    forwards_arguments: bool = False
+
+
+def run_program(name: str, summary: str, version: str, commands: Sequence[Command], argv: Sequence[str] | None) -> int:
+    """Parse ``argv`` (the process's arguments when None), run the command, and return the exit status.
+
+    0 is success, 1 a failure that is told in one sentence on standard error, 2 a wrong call, 130 Ctrl-C.
+    """
+    parser = _Parser(prog=name, description=summary)
+    parser.add_argument("--version", action="version", version=f"{name} {version}")
+    _add_commands(parser, commands)
+    arguments = parser.parse_args(argv)
+    configure_logging("warning")
+    try:
+        status = arguments.run(arguments)
+        sys.stdout.flush()
+    except UsageError as error:
+        return _fail(error, EXIT_USAGE)
+    except (PenstockError, RedisError) as error:
+        return _fail(error, EXIT_FAILED)
+    except BrokenPipeError:
+        # The reader of our output has left, as `head` does; Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return status
+
+
+def add_redis_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the two arguments that say which deployment a command works on."""
+    parser.add_argument(
+        "--redis-url",
+        metavar="URL",
+        help="redis://, rediss:// or unix:// URL; default: PENSTOCK_REDIS_URL, else a private embedded Redis",
+    )
+    parser.add_argument(
+        "--namespace", default="penstock", help="prefix of all keys, to keep deployments apart (default: penstock)"
+    )
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return ``rows`` under ``header`` in aligned columns, never cut: the output may go into a pipe."""
+    lines = [header, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Return a number of bytes in the unit that suits it: "1.5 GiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} GiB"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a wrong call in one sentence instead of the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"error: {message} (see {self.prog} --help)\n")
+
+
+def _add_commands(parser: argparse.ArgumentParser, commands: Sequence[Command]) -> None:
+    children = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in commands:
+        # Without a prefix character nothing is an option, so that "--help" is forwarded, too.
+        options = {"prefix_chars": "\0", "add_help": False} if command.forwards_arguments else {}
+        child = children.add_parser(command.name, help=command.summary, description=command.summary, **options)
+        if command.forwards_arguments:
+            child.add_argument("rest", nargs=argparse.REMAINDER)
+        command.add_arguments(child)
+        if command.subcommands:
+            _add_commands(child, command.subcommands)
+        else:
+            child.set_defaults(run=command.run)
+
+
+def _fail(error: Exception, status: int) -> int:
+    sys.stdout.flush()
+    sys.stderr.write(f"error: {error}\n")
+    return status

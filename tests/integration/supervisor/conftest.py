@@ -1,0 +1,128 @@
+"""Real supervisors, on the CPU with the demo model, and their processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+DEMO_MODEL = Path(__file__).parents[3] / "ops" / "demo" / "model"
+START_TIMEOUT_S = 90.0
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
+    give_up_at = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up_at, what
+        time.sleep(0.02)
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Whether a process has ended; one that nobody has reaped yet has, too."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+class StartedWorker:
+    """A running ``worker start``: its output and all its processes."""
+
+    def __init__(self, folder: Path, arguments: list[str]) -> None:
+        self._out, self._err = folder / "out", folder / "err"
+        with self._out.open("w") as out, self._err.open("w") as err:
+            command = [sys.executable, "-m", "penstock.worker.cli", "start", *arguments]
+            self.process = subprocess.Popen(command, stdout=out, stderr=err)
+        self._seen: dict[int, psutil.Process] = {}
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    @property
+    def events(self) -> list[dict[str, object]]:
+        """The log lines so far."""
+        return [json.loads(line) for line in self.err.splitlines() if line.startswith("{")]
+
+    def await_ready(self) -> None:
+        wait_until(lambda: self.out or self.process.poll() is not None, START_TIMEOUT_S, "neither ready nor ended")
+        assert self.out.startswith("ready: "), self.err
+        self.note_processes()
+
+    def await_event(self, event: str, timeout_s: float = 20.0) -> dict[str, object]:
+        """Return the first log line of that event, waiting for it."""
+        wait_until(lambda: any(e["event"] == event for e in self.events), timeout_s, f"no {event!r} in {self.err}")
+        return next(e for e in self.events if e["event"] == event)
+
+    def await_end(self, timeout_s: float = 60.0) -> int:
+        """Return the exit status, having checked that no process is left."""
+        self.note_processes()
+        status = self.process.wait(timeout_s)
+        wait_until(self.all_gone, 5.0, f"left behind: {self.left()}")
+        return status
+
+    def note_processes(self) -> None:
+        """Remember the processes there are now, to look for them at the end."""
+        try:
+            supervisor = psutil.Process(self.process.pid)
+            found = supervisor.children(recursive=True)
+        except psutil.NoSuchProcess:
+            return
+        self._seen.update({process.pid: process for process in found})
+
+    def worker_processes(self) -> list[psutil.Process]:
+        return sorted(psutil.Process(self.process.pid).children(), key=lambda process: process.pid)
+
+    def left(self) -> list[psutil.Process]:
+        return [process for process in self._seen.values() if not is_gone(process)]
+
+    def all_gone(self) -> bool:
+        return not self.left()
+
+    def destroy(self) -> None:
+        self.note_processes()
+        self.process.kill()
+        self.process.wait()
+        for process in self.left():
+            process.kill()
+
+
+StartWorker = Callable[..., StartedWorker]
+
+
+@pytest.fixture
+def start_worker(
+    tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[StartWorker]:
+    """Start a supervisor on this test's Redis and namespace, with more arguments."""
+    monkeypatch.setenv("PENSTOCK_REDIS_URL", redis_url)
+    started: list[StartedWorker] = []
+
+    def start(*arguments: str, model: Path = DEMO_MODEL) -> StartedWorker:
+        folder = tmp_path / f"worker-{len(started)}"
+        folder.mkdir()
+        fixed = ["--model", str(model), "--namespace", namespace, "--log-format", "json"]
+        small = ["--kv-cache-memory", "64MiB", "--served-model-name", "demo"]
+        started.append(StartedWorker(folder, [*fixed, *small, *arguments]))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.destroy()
+
+
+def run_worker(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run another ``worker`` command to its end."""
+    command = [sys.executable, "-m", "penstock.worker.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=os.environ)

@@ -1,0 +1,206 @@
+"""``worker start`` from READY to its end, whichever way it ends: nothing is left, and everything is said."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+from penstock.producer import Client, SamplingParams
+from penstock.shared.embedded import ServerFolder, read_status
+from penstock.shared.keys import Keys
+
+from .conftest import StartedWorker, StartWorker, is_gone, run_worker, wait_until
+
+pytestmark = pytest.mark.slow
+
+# Far more than a test takes to act on a generation that runs: about 2 s.
+LONG = SamplingParams(max_tokens=1900, ignore_eos=True, temperature=0.0)
+
+
+async def submit_and_await_first_token(url: str, namespace: str) -> str:
+    """Enqueue a detached generation, wait until it runs, and return its request_id."""
+    async with Client.connect(url, namespace=namespace) as client:
+        handle = await client.submit("four plus two is", LONG)
+        async for _ in handle.stream():
+            return handle.request_id
+    raise AssertionError("no token came")
+
+
+def state_of(url: str, namespace: str, request_id: str) -> object:
+    with redis.Redis.from_url(url) as client:
+        return client.hget(Keys(namespace).model("demo").request(request_id), "state")
+
+
+def test_serves_is_listed_and_drains(
+    start_worker: StartWorker, namespace: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On the embedded Redis, which comes and goes with it."""
+    monkeypatch.delenv("PENSTOCK_REDIS_URL")
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "data"))
+    worker = start_worker("--device", "cpu", "--engines", "2")
+    worker.await_ready()
+    assert worker.out == "ready: model demo on 2 engines, cpu\n"
+
+    where = ("--namespace", namespace)
+    beats = json.loads(run_worker("list", "--json", *where).stdout)
+    worker_id = beats[0]["worker_id"]
+    assert worker_id.endswith(f"-{worker.process.pid}")
+    assert [beat["engine_id"] for beat in beats] == [f"{worker_id}-0", f"{worker_id}-1"]
+    assert {beat["state"] for beat in beats} == {"ready"}
+    assert [beat["worker_pid"] for beat in beats] == [process.pid for process in worker.worker_processes()]
+
+    command = [sys.executable, "-m", "penstock.ops.cli", "generate", "four plus two is", "--temperature", "0"]
+    answer = subprocess.run([*command, *where], capture_output=True, text=True, timeout=60, check=True)
+    assert answer.stdout.strip()
+
+    drained = run_worker("drain", worker_id, *where)
+    assert (drained.returncode, drained.stdout) == (0, f"left: {worker_id}\n"), drained.stderr
+    assert worker.await_end() == 0
+    assert read_status(ServerFolder.prepare()) is None
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+async def test_signal_finishes_what_runs(
+    start_worker: StartWorker, redis_url: str, namespace: str, signal_number: int
+) -> None:
+    worker = start_worker("--device", "cpu")
+    await asyncio.to_thread(worker.await_ready)
+    async with Client.connect(redis_url, namespace=namespace) as client:
+        num_tokens = 0
+        async for delta in client.stream("four plus two is", LONG):
+            if num_tokens == 0:
+                worker.process.send_signal(signal_number)
+            num_tokens += len(delta.token_ids)
+    assert num_tokens == LONG.max_tokens
+    assert await asyncio.to_thread(worker.await_end) == 0
+    assert worker.await_event("leaving")["step"] == "drain"
+    assert "Traceback" not in worker.err
+
+
+async def test_second_signal_kills_at_once(start_worker: StartWorker, redis_url: str, namespace: str) -> None:
+    worker = start_worker("--device", "cpu")
+    await asyncio.to_thread(worker.await_ready)
+    request_id = await submit_and_await_first_token(redis_url, namespace)
+    worker.process.terminate()
+    await asyncio.to_thread(worker.await_event, "leaving")
+    worker.process.terminate()
+    assert await asyncio.to_thread(worker.await_end, 10.0) == 1
+    assert [event["step"] for event in worker.events if event["event"] == "leaving"] == ["drain", "kill"]
+    assert state_of(redis_url, namespace, request_id) == b"claimed"
+
+
+async def test_stop_hands_back_what_runs(start_worker: StartWorker, redis_url: str, namespace: str) -> None:
+    worker = start_worker("--device", "cpu")
+    await asyncio.to_thread(worker.await_ready)
+    request_id = await submit_and_await_first_token(redis_url, namespace)
+    stopped = await asyncio.to_thread(run_worker, "stop", "--namespace", namespace)
+    assert stopped.returncode == 0, stopped.stderr
+    assert await asyncio.to_thread(worker.await_end) == 0
+    assert state_of(redis_url, namespace, request_id) == b"queued"
+
+
+async def test_drain_with_a_short_timeout_hands_back(start_worker: StartWorker, redis_url: str, namespace: str) -> None:
+    worker = start_worker("--device", "cpu")
+    await asyncio.to_thread(worker.await_ready)
+    request_id = await submit_and_await_first_token(redis_url, namespace)
+    drained = await asyncio.to_thread(run_worker, "drain", "--timeout", "0.1", "--namespace", namespace)
+    assert drained.returncode == 0, drained.stderr
+    assert await asyncio.to_thread(worker.await_end) == 0
+    assert state_of(redis_url, namespace, request_id) == b"queued"
+
+
+def test_lost_engines_are_reported_and_the_last_ends_it(start_worker: StartWorker) -> None:
+    worker = start_worker("--device", "cpu", "--engines", "2")
+    worker.await_ready()
+    first, second = worker.worker_processes()
+    (core,) = first.children()
+    first.kill()
+    lost = worker.await_event("engine lost")
+    assert str(lost["engine_id"]).endswith("-0")
+    assert lost["cause"] == "the worker process was killed by SIGKILL"
+    wait_until(lambda: is_gone(core), 5.0, "the engine core outlived its worker process")
+    assert worker.process.poll() is None
+
+    (core,) = second.children()
+    core.kill()
+    assert worker.await_end(20.0) == 1
+    assert "error: no engine is left: the worker process was killed by SIGKILL; the engine core died" in worker.err
+
+
+def test_death_of_the_supervisor_ends_its_engines(start_worker: StartWorker) -> None:
+    worker = start_worker("--device", "cpu")
+    worker.await_ready()
+    worker.process.kill()
+    wait_until(worker.all_gone, 15.0, f"left behind: {worker.left()}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_while_starting(start_worker: StartWorker, number: int) -> None:
+    worker = start_worker("--device", "cpu")
+    wait_until(lambda: psutil.Process(worker.process.pid).children(), 30.0, "no worker process")
+    worker.process.send_signal(number)
+    assert worker.await_end(20.0) == 0
+    assert worker.out == ""
+    assert "Traceback" not in worker.err
+
+
+def test_model_that_cannot_be_loaded(start_worker: StartWorker, tmp_path: Path) -> None:
+    empty = tmp_path / "empty-model"
+    empty.mkdir()
+    worker = start_worker("--device", "cpu", "--engines", "2", model=empty)
+    assert worker.await_end() == 1
+    errors = [line for line in worker.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "empty-model" in errors[0]
+    assert "Traceback" not in worker.err
+    assert worker.out == ""
+
+
+def assert_refused(worker: StartedWorker, status: int, *parts: str) -> None:
+    assert worker.await_end(20.0) == status
+    assert worker.err.count("\n") == 1
+    assert worker.err.startswith("error: ")
+    for part in parts:
+        assert part in worker.err
+
+
+def test_gpus_of_a_machine_without(start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert_refused(start_worker("--gpus", "0,1"), 2, "--gpus 0,1: this machine has no NVIDIA GPU; use --device cpu")
+
+
+def test_redis_that_is_not_there(start_worker: StartWorker) -> None:
+    worker = start_worker("--device", "cpu", "--redis-url", "redis://:secret@localhost:1")
+    assert_refused(worker, 1, "redis://:***@localhost:1", "Connection refused")
+
+
+def test_redis_that_evicts(start_worker: StartWorker, redis_url: str, request: pytest.FixtureRequest) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        request.addfinalizer(lambda: redis.Redis.from_url(redis_url).config_set("maxmemory", "0"))
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        client.config_set("maxmemory", "1gb")
+    assert_refused(start_worker("--device", "cpu"), 1, "maxmemory-policy is allkeys-lru")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("--device", "cpu", "--kv-cache-memory", "lots"), "--kv-cache-memory must be a size"),
+        (("--device", "cpu", "--engines", "0"), "--engines must be at least 1"),
+        (("--device", "tpu"), "invalid choice: 'tpu'"),
+    ],
+)
+def test_wrong_arguments(start_worker: StartWorker, arguments: tuple[str, ...], part: str) -> None:
+    assert_refused(start_worker(*arguments), 2, part)
+
+
+def test_wrong_engine_configuration(start_worker: StartWorker) -> None:
+    arguments = ("--device", "cpu", "--max-num-seqs", "64", "--max-num-batched-tokens", "8")
+    assert_refused(start_worker(*arguments), 1, "max_num_batched_tokens (8) must be at least max_num_seqs")

@@ -1,0 +1,311 @@
+"""The frame of the programs, and ``penstock`` and ``worker`` as a shell sees them, without an engine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis
+import structlog
+from penstock.ops import cli as penstock_cli
+from penstock.shared.command_line import Command, UsageError, format_bytes, format_table, run_program
+from penstock.shared.embedded import EmbeddedRedis, ServerFolder, stop
+from penstock.shared.errors import ConfigurationError
+from penstock.shared.keys import Keys
+from penstock.shared.messages import EngineHeartbeat, EngineState, ModelCard
+from penstock.worker import cli as worker_cli
+from penstock.worker.cli.start import parse_bytes
+
+PENSTOCK, WORKER = "penstock.ops.cli", "penstock.worker.cli"
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging() -> Iterator[None]:
+    """Programs that run inside this process configure its logs."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+    logging.captureWarnings(False)
+    structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
+def _own_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path))
+    monkeypatch.delenv("PENSTOCK_REDIS_URL", raising=False)
+    yield
+    stop(ServerFolder.prepare(tmp_path), force=True)
+
+
+def run(program: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", program, *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+
+
+def assert_fails_in_one_sentence(result: subprocess.CompletedProcess[str], status: int, *parts: str) -> None:
+    assert result.returncode == status, result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    for part in parts:
+        assert part in result.stderr
+
+
+def put_heartbeat(url: str, namespace: str, worker_id: str, index: int = 0) -> None:
+    """Enter an engine that no process beats for: it stays until it expires."""
+    keys, engine_id = Keys(namespace), f"{worker_id}-{index}"
+    beat = EngineHeartbeat(
+        worker_id=worker_id,
+        engine_id=engine_id,
+        model="demo",
+        state=EngineState.BUSY,
+        host="host",
+        supervisor_pid=10,
+        worker_pid=11,
+        core_pid=12,
+        device="cpu",
+        num_running_reqs=3,
+        num_waiting_reqs=4,
+        kv_cache_usage=0.25,
+        tokens_per_s=99.6,
+        worker_rss_bytes=50 << 20,
+        core_rss_bytes=1 << 30,
+    )
+    with redis.Redis.from_url(url) as client:
+        client.sadd(keys.engines(), engine_id)
+        client.set(keys.engine(engine_id), msgspec.json.encode(beat), ex=60)
+
+
+# ---------------------------------------------------------------------- the frame
+
+
+def program(*commands: Command, argv: list[str]) -> int:
+    return run_program("prog", "A program.", "1.2.3", commands, argv)
+
+
+def test_nested_commands_and_their_arguments() -> None:
+    seen: list[str] = []
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--word")
+
+    def say(arguments: argparse.Namespace) -> int:
+        seen.append(arguments.word)
+        return 7
+
+    group = Command("group", "A group.", subcommands=(Command("say", "Say.", run=say, add_arguments=add_arguments),))
+    assert program(group, argv=["group", "say", "--word", "hello"]) == 7
+    assert seen == ["hello"]
+
+
+@pytest.mark.parametrize("rest", [["--help"], ["start", "--gpus", "0,1", "--", "-x"], []])
+def test_forwarded_arguments_are_left_alone(rest: list[str]) -> None:
+    seen: list[list[str]] = []
+
+    def forward(arguments: argparse.Namespace) -> int:
+        seen.append(arguments.rest)
+        return 0
+
+    assert program(Command("to", "Forward.", run=forward, forwards_arguments=True), argv=["to", *rest]) == 0
+    assert seen == [rest]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ConfigurationError("no."), 1), (UsageError("no."), 2), (redis.ConnectionError("no."), 1)]
+)
+def test_errors_end_in_a_sentence(error: Exception, status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(_: argparse.Namespace) -> int:
+        raise error
+
+    assert program(Command("fail", "Fail.", run=fail), argv=["fail"]) == status
+    assert capsys.readouterr().err == "error: no.\n"
+
+
+def test_interrupt_is_no_traceback() -> None:
+    def interrupt(_: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    assert program(Command("wait", "Wait.", run=interrupt), argv=["wait"]) == 130
+
+
+def test_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        program(Command("known", "Known.", run=lambda _: 0), argv=["unknown"])
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert "prog --help" in error
+    assert error.count("\n") == 1
+
+
+def test_reader_that_leaves_early_is_no_traceback() -> None:
+    code = (
+        "import sys; from penstock.shared.command_line import Command, run_program\n"
+        "def run(_):\n    [print('x' * 1000) for _ in range(1000)]\n    return 0\n"
+        "sys.exit(run_program('prog', '', '', (Command('run', '', run=run),), ['run']))"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert writer.stdout is not None
+    writer.stdout.close()
+    assert writer.stderr is not None
+    assert writer.stderr.read() == b""
+    writer.stderr.close()
+    assert writer.wait(timeout=30) == 1
+
+
+def test_table_is_aligned_and_uncut() -> None:
+    assert format_table(("A", "LONG"), [("x" * 100, "y"), ("", "z")]).splitlines() == [
+        "A" + " " * 101 + "LONG",
+        "x" * 100 + "  y",
+        " " * 102 + "z",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(0, "0 B"), (2048, "2 KiB"), (45 << 20, "45 MiB"), (3 << 29, "1.5 GiB")]
+)
+def test_bytes_in_words(num_bytes: int, text: str) -> None:
+    assert format_bytes(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("2GiB", 2 << 30), ("512m", 512 << 20), ("1.5 GB", 1_500_000_000), ("100", 100), ("100B", 100), ("1KiB", 1024)],
+)
+def test_sizes_are_read(text: str, num_bytes: int) -> None:
+    assert parse_bytes("--size", text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1 PiB", "0", "two"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="--size must be"):
+        parse_bytes("--size", text)
+
+
+# ---------------------------------------------------------------------- the programs
+
+
+@pytest.mark.parametrize("path", ["", "generate", "models", "redis", "redis status", "redis stop", "redis cli-path"])
+def test_penstock_has_help(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        penstock_cli.main([*path.split(), "--help"])
+    assert f"usage: penstock {path}".strip() in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", ["", "start", "list", "drain", "stop"])
+def test_worker_has_help(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        worker_cli.main([*path.split(), "--help"])
+    assert f"usage: worker {path}".strip() in capsys.readouterr().out
+
+
+def test_importing_the_programs_loads_no_torch() -> None:
+    code = (
+        "import sys, penstock.ops.cli, penstock.worker.cli, penstock.worker.supervisor;"
+        "sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_penstock_worker_is_worker() -> None:
+    assert "usage: worker start" in run(PENSTOCK, "worker", "start", "--help").stdout
+    assert run(PENSTOCK, "worker", "list").stdout == "no workers\n"
+
+
+def test_version() -> None:
+    assert run(PENSTOCK, "--version").stdout.startswith("penstock ")
+    assert run(WORKER, "--version").stdout.startswith("worker ")
+
+
+def test_embedded_redis_status_stop_and_client() -> None:
+    status = run(PENSTOCK, "redis", "status")
+    assert status.returncode == 1
+    assert "not running" in status.stdout
+    folder = ServerFolder.prepare()
+    with EmbeddedRedis.start() as embedded, redis.Redis.from_url(embedded.url) as client:
+        client.ping()
+        status = run(PENSTOCK, "redis", "status")
+        assert status.returncode == 0
+        assert "running, process" in status.stdout
+        assert folder.url in status.stdout
+        assert_fails_in_one_sentence(run(PENSTOCK, "redis", "stop"), 1, "--force")
+        client_program = run(PENSTOCK, "redis", "cli-path").stdout.strip()
+        answer = subprocess.run([client_program, "-s", folder.socket, "ping"], capture_output=True, check=True)
+        assert answer.stdout == b"PONG\n"
+        assert run(PENSTOCK, "redis", "stop", "--force").returncode == 0
+    assert run(PENSTOCK, "redis", "stop").stdout == "not running\n"
+
+
+def test_models_as_table_and_json(redis_url: str, namespace: str) -> None:
+    arguments = ("models", "--redis-url", redis_url, "--namespace", namespace)
+    assert "no models" in run(PENSTOCK, *arguments).stdout
+    card = ModelCard(model="demo", architecture="LlamaForCausalLM", max_model_len=256, vocab_size=300, dtype="bfloat16")
+    with redis.Redis.from_url(redis_url) as client:
+        client.hset(Keys(namespace).models(), card.model, msgspec.json.encode(card).decode())
+    header, row = run(PENSTOCK, *arguments).stdout.splitlines()
+    assert header.split()[0] == "MODEL"
+    assert row.split() == ["demo", "LlamaForCausalLM", "256", "300", "bfloat16"]
+    assert json.loads(run(PENSTOCK, *arguments, "--json").stdout)[0]["max_model_len"] == 256
+
+
+def test_generate_without_a_model_is_a_sentence(redis_url: str, namespace: str) -> None:
+    result = run(PENSTOCK, "generate", "hello", "--redis-url", redis_url, "--namespace", namespace)
+    assert_fails_in_one_sentence(result, 1, "no worker has")
+    result = run(PENSTOCK, "generate", "hello", "--temperature", "-1", "--redis-url", redis_url)
+    assert_fails_in_one_sentence(result, 1, "temperature must be in")
+
+
+@pytest.mark.parametrize("command", [(PENSTOCK, "models"), (WORKER, "list"), (WORKER, "drain")])
+def test_unreachable_redis_is_a_sentence_without_the_password(command: tuple[str, str]) -> None:
+    result = run(*command, "--redis-url", "redis://:secret@localhost:1")
+    assert_fails_in_one_sentence(result, 1, "redis://:***@localhost:1", "Connection refused")
+    assert "secret" not in result.stderr
+
+
+def test_redis_url_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_REDIS_URL", "http://wrong")
+    assert_fails_in_one_sentence(run(WORKER, "list"), 1, "must begin with redis://")
+
+
+def test_list_shows_heartbeats_and_drops_the_dead(redis_url: str, namespace: str) -> None:
+    put_heartbeat(redis_url, namespace, "host-1")
+    put_heartbeat(redis_url, namespace, "host-1", index=1)
+    keys = Keys(namespace)
+    with redis.Redis.from_url(redis_url) as client:
+        client.sadd(keys.engines(), "host-0-0")
+        arguments = ("list", "--redis-url", redis_url, "--namespace", namespace)
+        header, first, second = run(WORKER, *arguments).stdout.splitlines()
+        assert header.split()[:2] == ["WORKER", "ENGINE"]
+        assert " ".join(first.split()) == "host-1 0 demo cpu busy 10/11/12 3/4 25% 100 1.0 GiB"
+        assert second.split()[1] == "1"
+        assert client.sismember(keys.engines(), "host-0-0") == 0
+    beats = json.loads(run(WORKER, *arguments, "--json").stdout)
+    assert [beat["engine_id"] for beat in beats] == ["host-1-0", "host-1-1"]
+
+
+def test_drain_names_the_workers_it_knows(redis_url: str, namespace: str) -> None:
+    arguments = ("--redis-url", redis_url, "--namespace", namespace)
+    assert_fails_in_one_sentence(run(WORKER, "drain", *arguments), 1, "no worker is known", namespace)
+    assert run(WORKER, "drain", "--all", *arguments).returncode == 0
+    put_heartbeat(redis_url, namespace, "host-1")
+    put_heartbeat(redis_url, namespace, "host-2")
+    assert_fails_in_one_sentence(run(WORKER, "drain", "host-3", *arguments), 1, "'host-3'", "host-1, host-2")
+    assert_fails_in_one_sentence(run(WORKER, "stop", *arguments), 2, "--all", "host-1, host-2")
+    assert_fails_in_one_sentence(run(WORKER, "stop", "host-1", "--all", *arguments), 2, "either")
+
+
+def test_drain_of_a_worker_that_does_not_listen_times_out(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_heartbeat(redis_url, namespace, "host-1")
+    monkeypatch.setattr("penstock.worker.cli.leave.MARGIN_S", 0.1)
+    arguments = ["drain", "--timeout", "0.1", "--redis-url", redis_url, "--namespace", namespace]
+    assert worker_cli.main(arguments) == 1
+    assert "still there after 0.2 s: host-1" in capsys.readouterr().err

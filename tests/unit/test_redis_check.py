@@ -1,0 +1,212 @@
+"""What Penstock says about a Redis that it cannot work with: real servers, made unfit in every way we know."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import redis
+from penstock.shared.embedded import find_redis_server
+from penstock.shared.errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedError
+from penstock.shared.redis_check import check_redis
+from penstock.shared.redis_url import mask_url, parse_pool
+
+StartServer = Callable[..., str]
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[StartServer]:
+    """Start a redis-server with these options and return its URL."""
+    servers: list[subprocess.Popen[bytes]] = []
+
+    def start(*options: str) -> str:
+        socket = tmp_path / "redis.sock"
+        fixed = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(tmp_path)]
+        server = subprocess.Popen([find_redis_server(), *fixed, *options], stdout=subprocess.DEVNULL)
+        servers.append(server)
+        give_up_at = time.monotonic() + 10
+        while not answers(socket):
+            assert server.poll() is None, "redis-server died"
+            assert time.monotonic() < give_up_at, "redis-server does not answer"
+            time.sleep(0.005)
+        return f"unix://{socket}"
+
+    yield start
+    for server in servers:
+        server.kill()
+        server.wait()
+
+
+def answers(socket: Path) -> bool:
+    with redis.Redis(unix_socket_path=str(socket)) as client:
+        try:
+            return bool(client.ping())
+        except redis.AuthenticationError:
+            return True
+        except redis.ConnectionError:
+            return False
+
+
+@asynccontextmanager
+async def answering(reply: bytes) -> AsyncIterator[str]:
+    """A TCP server that gives the same answer to everything, or none; for what no real Redis here can say."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while commands := await reader.read(4096):
+            writer.write(reply * commands.count(b"*"))
+        writer.close()
+        await writer.wait_closed()
+        served.set()
+
+    served = asyncio.Event()
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await served.wait()
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+def start_with_user(start_server: StartServer, permissions: str) -> str:
+    """Start a server and return the URL of a user with these permissions."""
+    url = start_server("--user", "app", "on", ">pw", "resetchannels", *permissions.split())
+    return url.replace("unix://", "unix://app:pw@")
+
+
+async def test_fit_server_passes_and_nothing_is_written(start_server: StartServer) -> None:
+    url = start_server()
+    await check_redis(url, for_worker=True)
+    with redis.Redis.from_url(url) as client:
+        assert client.dbsize() == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("redis://:secret@localhost:1", "Connection refused"),
+        ("redis://user:secret@host.invalid:6379/0", r"not known|resolution|associated"),
+        ("unix:///nowhere/redis.sock", "No such file"),
+    ],
+)
+async def test_nothing_there(url: str, reason: str) -> None:
+    with pytest.raises(RedisUnavailableError, match=reason) as caught:
+        await check_redis(url)
+    assert "secret" not in str(caught.value)
+    assert mask_url(url) in str(caught.value)
+    assert "PENSTOCK_REDIS_URL" in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["localhost:6379", "http://localhost", "redis://u:secret@h:port", "redis://[bad"])
+async def test_url_that_cannot_be_read(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="Redis URL") as caught:
+        await check_redis(url)
+    assert "secret" not in str(caught.value)
+
+
+async def test_password_missing_and_wrong(start_server: StartServer) -> None:
+    url = start_server("--requirepass", "right")
+    with pytest.raises(RedisUnavailableError, match="refuses user or password"):
+        await check_redis(url)
+    with pytest.raises(RedisUnavailableError, match="refuses user or password") as caught:
+        await check_redis(url.replace("unix://", "unix://:wrong@"))
+    assert "wrong@" not in str(caught.value)
+    await check_redis(url.replace("unix://", "unix://:right@"))
+
+
+async def test_renamed_commands_are_named(start_server: StartServer) -> None:
+    url = start_server("--rename-command", "XCLAIM", "", "--rename-command", "EVALSHA", "")
+    with pytest.raises(RedisUnsupportedError, match="lacks or denies EVALSHA, XCLAIM,"):
+        await check_redis(url)
+
+
+async def test_denied_commands_are_named(start_server: StartServer) -> None:
+    url = start_with_user(start_server, "~* &* +@all -eval -subscribe")
+    with pytest.raises(RedisUnsupportedError, match="lacks or denies EVAL, SUBSCRIBE,"):
+        await check_redis(url)
+
+
+@pytest.mark.parametrize("permissions", ["~other:* &*", "~* &other:*"])
+async def test_denied_keys_and_channels_are_named(start_server: StartServer, permissions: str) -> None:
+    url = start_with_user(start_server, f"{permissions} +@all")
+    with pytest.raises(RedisUnsupportedError, match="grant it ~mine:"):
+        await check_redis(url, namespace="mine")
+
+
+async def test_permissions_on_the_namespace_are_enough(start_server: StartServer) -> None:
+    url = start_with_user(start_server, "~mine:* &mine:* +@all")
+    await check_redis(url, namespace="mine")
+
+
+async def test_forbidden_info_is_only_a_warning(start_server: StartServer, caplog: pytest.LogCaptureFixture) -> None:
+    url = start_with_user(start_server, "~* &* +@all -info")
+    with caplog.at_level(logging.WARNING):
+        await check_redis(url, for_worker=True)
+    assert "INFO is forbidden" in caplog.text
+
+
+async def test_eviction_stops_a_worker_and_warns_a_client(
+    start_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = start_server("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
+    with pytest.raises(ConfigurationError, match="maxmemory-policy is allkeys-lru"):
+        await check_redis(url, for_worker=True)
+    with caplog.at_level(logging.WARNING):
+        await check_redis(url)
+    assert "noeviction" in caplog.text
+
+
+async def test_read_only_replica(start_server: StartServer) -> None:
+    url = start_server("--replicaof", "127.0.0.1", "1")
+    with pytest.raises(RedisUnsupportedError, match="read-only replica"):
+        await check_redis(url)
+
+
+async def test_cluster(start_server: StartServer) -> None:
+    url = start_server("--cluster-enabled", "yes")
+    with pytest.raises(RedisUnsupportedError, match="is a cluster"):
+        await check_redis(url)
+
+
+async def test_too_old() -> None:
+    info = b"# Server\r\nredis_version:6.0.16\r\n"
+    async with answering(b"$%d\r\n%s\r\n" % (len(info), info)) as url:
+        with pytest.raises(RedisUnsupportedError, match=r"version 6\.0\.16; Penstock needs 6\.2"):
+            await check_redis(url)
+
+
+async def test_not_redis_at_all() -> None:
+    async with answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as url:
+        with pytest.raises(RedisUnavailableError, match="not Redis"):
+            await check_redis(url)
+
+
+async def test_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.shared.redis_check.CHECK_TIMEOUT_S", 0.1)
+    async with answering(b"") as url:
+        with pytest.raises(RedisUnavailableError, match="no answer within"):
+            await check_redis(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://user:p%40ss@host:1/2", "redis://user:***@host:1/2"),
+        ("redis://:pw@host", "redis://:***@host"),
+        ("unix:///run/redis.sock?db=1&password=pw", "unix:///run/redis.sock?db=1&password=***"),
+        ("redis://host", "redis://host"),
+        ("redis://[bad:pw@", "(unreadable)"),
+    ],
+)
+def test_password_is_masked(url: str, shown: str) -> None:
+    assert mask_url(url) == shown
+
+
+def test_parse_pool_opens_nothing() -> None:
+    assert parse_pool("redis://host.invalid") is not None

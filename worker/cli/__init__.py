@@ -1,0 +1,16 @@
+"""The program ``worker``: start engines on this host, and list, drain and stop those of a deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import metadata
+
+from ...shared.command_line import run_program
+from . import leave, listing, start
+
+COMMANDS = (start.COMMAND, listing.COMMAND, leave.DRAIN, leave.STOP)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``worker`` with ``argv`` (the process's arguments when None) and return its exit status."""
+    return run_program("worker", "Serve models to Penstock clients.", metadata.version("penstock"), COMMANDS, argv)

@@ -1,0 +1,110 @@
+"""``worker drain`` and ``worker stop``: make workers leave, here or on other hosts, and wait until they have."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from functools import partial
+
+import msgspec
+import redis.asyncio
+
+from ...shared.command_line import Command, UsageError, add_redis_arguments
+from ...shared.embedded import resolve_redis_url
+from ...shared.errors import ConfigurationError, PenstockError
+from ...shared.keys import Keys
+from ...shared.messages import DrainCommand, StopCommand, WorkerCommand
+from ...shared.redis_check import checked_client
+from .heartbeats import by_worker, read_heartbeats
+
+# For what follows the last request: handing back, unloading the model, the last heartbeat.
+MARGIN_S = 15.0
+POLL_INTERVAL_S = 0.1
+
+
+def _add_arguments(parser: argparse.ArgumentParser, *, drains: bool) -> None:
+    parser.add_argument("worker_id", nargs="?", help="as shown by worker list; may be left out if there is only one")
+    parser.add_argument("--all", action="store_true", help="every worker of this Redis and namespace")
+    if drains:
+        parser.add_argument(
+            "--timeout",
+            type=float,
+            default=30.0,
+            metavar="S",
+            help="time for running requests before they are handed back; at most the worker's --drain-timeout (30)",
+        )
+    add_redis_arguments(parser)
+
+
+def _drain(arguments: argparse.Namespace) -> int:
+    return _make_leave(arguments, DrainCommand(timeout_s=arguments.timeout), arguments.timeout + MARGIN_S)
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    return _make_leave(arguments, StopCommand(), MARGIN_S)
+
+
+def _make_leave(arguments: argparse.Namespace, command: WorkerCommand, patience_s: float) -> int:
+    if arguments.all and arguments.worker_id:
+        raise UsageError(f"give either {arguments.worker_id} or --all")
+    with resolve_redis_url(arguments.redis_url) as url:
+        left = asyncio.run(_command(url, arguments, command, patience_s))
+    print(f"left: {', '.join(left)}" if left else "no workers")
+    return 0
+
+
+async def _command(url: str, arguments: argparse.Namespace, command: WorkerCommand, patience_s: float) -> list[str]:
+    """Send ``command`` to the workers meant and return their ids when they are gone."""
+    keys = Keys(arguments.namespace)
+    async with checked_client(url, namespace=arguments.namespace) as client:
+        known = by_worker(await read_heartbeats(client, keys))
+        worker_ids = _choose(arguments, sorted(known))
+        try:
+            async with asyncio.timeout(patience_s):
+                await asyncio.gather(*(_send(client, keys, worker_id, command) for worker_id in worker_ids))
+                await _await_gone(client, keys, set(worker_ids))
+        except TimeoutError:
+            staying = by_worker(await read_heartbeats(client, keys)).keys() & set(worker_ids)
+            raise PenstockError(
+                f"still there after {patience_s:g} s: {', '.join(sorted(staying)) or 'none'}; "
+                "look at their logs, or send their supervisors SIGKILL"
+            ) from None
+    return worker_ids
+
+
+def _choose(arguments: argparse.Namespace, known: list[str]) -> list[str]:
+    if arguments.all:
+        return known
+    if not known:
+        raise ConfigurationError(f"no worker is known to this Redis in namespace {arguments.namespace!r}")
+    if arguments.worker_id in known:
+        return [arguments.worker_id]
+    if arguments.worker_id:
+        raise ConfigurationError(f"there is no worker {arguments.worker_id!r}; known are {', '.join(known)}")
+    if len(known) > 1:
+        raise UsageError(f"name one of the workers or give --all; known are {', '.join(known)}")
+    return known
+
+
+async def _send(client: redis.asyncio.Redis, keys: Keys, worker_id: str, command: WorkerCommand) -> None:
+    """Publish until a supervisor has heard it: one that lost its connection listens again in a moment."""
+    while not await client.publish(keys.worker_commands(worker_id), msgspec.msgpack.encode(command)):
+        if worker_id not in by_worker(await read_heartbeats(client, keys)):
+            return
+        await asyncio.sleep(POLL_INTERVAL_S)
+
+
+async def _await_gone(client: redis.asyncio.Redis, keys: Keys, worker_ids: set[str]) -> None:
+    while worker_ids & by_worker(await read_heartbeats(client, keys)).keys():  # noqa: ASYNC110  # no event crosses hosts
+        await asyncio.sleep(POLL_INTERVAL_S)
+
+
+DRAIN = Command(
+    "drain",
+    "Take no more requests, finish what runs, leave.",
+    run=_drain,
+    add_arguments=partial(_add_arguments, drains=True),
+)
+STOP = Command(
+    "stop", "Hand back what runs and leave at once.", run=_stop, add_arguments=partial(_add_arguments, drains=False)
+)

@@ -1,0 +1,57 @@
+"""``worker list``: what serves where, and how busy it is."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+import msgspec
+
+from ...shared.command_line import Command, add_redis_arguments, format_bytes, format_table
+from ...shared.embedded import resolve_redis_url
+from ...shared.keys import Keys
+from ...shared.messages import EngineHeartbeat
+from ...shared.redis_check import checked_client
+from .heartbeats import read_heartbeats
+
+_HEADER = ("WORKER", "ENGINE", "MODEL", "DEVICE", "STATE", "PIDS", "RUN/WAIT", "KV", "TOK/S", "RSS")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_redis_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="one array of heartbeats, with every field")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    with resolve_redis_url(arguments.redis_url) as url:
+        heartbeats = asyncio.run(_read(url, arguments.namespace))
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(heartbeats)).decode())
+    elif heartbeats:
+        print(format_table(_HEADER, [_row(heartbeat) for heartbeat in heartbeats]))
+    else:
+        print("no workers")
+    return 0
+
+
+async def _read(url: str, namespace: str) -> list[EngineHeartbeat]:
+    async with checked_client(url, namespace=namespace) as client:
+        return await read_heartbeats(client, Keys(namespace))
+
+
+def _row(beat: EngineHeartbeat) -> list[str]:
+    return [
+        beat.worker_id,
+        beat.engine_id.removeprefix(beat.worker_id + "-"),
+        beat.model,
+        beat.device,
+        beat.state.value,
+        f"{beat.supervisor_pid}/{beat.worker_pid}/{beat.core_pid or '-'}",
+        f"{beat.num_running_reqs}/{beat.num_waiting_reqs}",
+        f"{beat.kv_cache_usage:.0%}",
+        f"{beat.tokens_per_s:.0f}",
+        format_bytes(beat.worker_rss_bytes + beat.core_rss_bytes),
+    ]
+
+
+COMMAND = Command("list", "Show engines, their state and load.", run=_run, add_arguments=_add_arguments)

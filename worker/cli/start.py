@@ -1,0 +1,141 @@
+"""``worker start``: serve a model on this host until told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import os
+import re
+import socket
+import sys
+from pathlib import Path
+
+from ...shared.command_line import Command, UsageError, add_redis_arguments
+from ...shared.embedded import resolve_redis_url
+from ...shared.errors import ConfigurationError
+from ...shared.keys import check_name
+from ...shared.log import FORMATS, LEVELS, configure_logging
+from ..config import DEVICES, DTYPES, EngineConfig, WorkerConfig
+
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?)b?|b)?", re.IGNORECASE)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, metavar="PATH_OR_NAME", help="model folder, or name on the hub")
+    parser.add_argument("--served-model-name", default="", metavar="NAME", help="what clients call it")
+    add_redis_arguments(parser)
+    place = parser.add_argument_group("where (default: every GPU, else the CPU)")
+    place.add_argument("--gpus", metavar="0,1", help="one engine on each of these GPUs")
+    place.add_argument("--device", choices=DEVICES, help="cpu, or every GPU")
+    place.add_argument("--engines", type=int, metavar="N", help="number of engines on the CPU (default: 1)")
+    place.add_argument("--threads", type=int, default=0, metavar="N", help="torch threads of each CPU engine")
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--dtype", choices=DTYPES, default="auto", help="default: as the weights were saved")
+    engine.add_argument("--max-model-len", type=int, metavar="N", help="most prompt plus output tokens of a request")
+    engine.add_argument("--max-num-seqs", type=int, metavar="N", help="most requests in one batch")
+    engine.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="token budget of one step")
+    engine.add_argument("--block-size", type=int, metavar="N", help="tokens per KV-cache block")
+    engine.add_argument(
+        "--gpu-memory-utilization", type=float, metavar="SHARE", help="share of free memory for the KV cache, 0 to 1"
+    )
+    engine.add_argument("--kv-cache-memory", metavar="2GiB", help="memory of the KV cache; overrides the share")
+    engine.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
+    process = parser.add_argument_group("process")
+    process.add_argument(
+        "--drain-timeout", type=float, default=30.0, metavar="S", help="time for running requests at shutdown (30)"
+    )
+    process.add_argument("--log-level", choices=LEVELS, default="info")
+    process.add_argument("--log-format", choices=FORMATS, default="auto", help="auto: pretty on a terminal, else JSON")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    configure_logging(arguments.log_level, arguments.log_format)
+    _check_installed()
+    # Imported late: it needs psutil, and `worker --help` should say so rather than fail.
+    from ..supervisor import EngineStartError, Supervisor, place_engines
+
+    placements = place_engines(arguments.gpus, arguments.device, arguments.engines)
+    engine = _engine_config(arguments, placements[0].device, len(placements))
+    check_name("the model's name (--served-model-name)", engine.model_name)
+    where = ", ".join(dict.fromkeys(map(str, placements)))
+    count = f"{len(placements)} engine{'s' if len(placements) > 1 else ''}"
+
+    def announce() -> None:
+        print(f"ready: model {engine.model_name} on {count}, {where}", flush=True)
+
+    worker_id = f"{socket.gethostname()}-{os.getpid()}"
+    with resolve_redis_url(arguments.redis_url) as redis_url:
+        configs = [
+            WorkerConfig(
+                worker_id=worker_id,
+                engine_id=f"{worker_id}-{index}",
+                redis_url=redis_url,
+                engine=engine,
+                namespace=arguments.namespace,
+                visible_devices=placement.visible_devices,
+                supervisor_pid=os.getpid(),
+                drain_timeout_s=arguments.drain_timeout,
+                log_level=arguments.log_level,
+                log_format=arguments.log_format,
+            )
+            for index, placement in enumerate(placements)
+        ]
+        try:
+            left_in_order = asyncio.run(Supervisor(configs, announce).run())
+        except EngineStartError as error:
+            sys.stderr.write(error.trace)
+            raise
+    return 0 if left_in_order else 1
+
+
+def _engine_config(arguments: argparse.Namespace, device: str, num_engines: int) -> EngineConfig:
+    """Build the engine's configuration; what was not given keeps the default of ``EngineConfig``."""
+    given = {
+        name: value
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "gpu_memory_utilization")
+        if (value := getattr(arguments, name)) is not None
+    }
+    if arguments.kv_cache_memory is not None:
+        given["kv_cache_memory"] = parse_bytes("--kv-cache-memory", arguments.kv_cache_memory)
+    # A folder keeps its name in the engine's messages, and does not depend on the working directory.
+    model = os.path.abspath(arguments.model) if Path(arguments.model).is_dir() else arguments.model
+    return EngineConfig(
+        model=model,
+        served_model_name=arguments.served_model_name,
+        device=device,
+        dtype=arguments.dtype,
+        num_threads=arguments.threads,
+        num_engines_on_host=num_engines,
+        trust_remote_code=arguments.trust_remote_code,
+        **given,
+    )
+
+
+def parse_bytes(option: str, text: str) -> int:
+    """Read a size such as "2GiB", "512M" (binary, as memory is) or "1.5GB" (decimal when written so).
+
+    Raises:
+        UsageError: it is not a positive size.
+    """
+    found = _BYTES.fullmatch(text.strip())
+    if not found:
+        raise UsageError(f"{option} must be a size such as 2GiB or 512MiB, got {text!r}")
+    number, prefix, binary = found[1], (found[2] or "").lower(), found[3]
+    decimal = bool(prefix) and not binary and text.strip().lower().endswith("b")
+    size = int(float(number) * (1000 if decimal else 1024) ** " kmgt".index(prefix or " "))
+    if size < 1:
+        raise UsageError(f"{option} must be positive, got {text!r}")
+    return size
+
+
+def _check_installed() -> None:
+    missing = [name for name in ("torch", "transformers", "psutil") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"worker start needs {', '.join(missing)}, which a plain client does without; "
+            "pip install 'penstock[worker]'"
+        )
+
+
+COMMAND = Command("start", "Serve a model on this host.", run=_run, add_arguments=_add_arguments)

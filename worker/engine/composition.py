@@ -1,0 +1,108 @@
+"""Builds an engine from its configuration: the one place that knows all the parts."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+import structlog
+import torch
+
+from ...shared.messages import Ready
+from ...shared.params import SamplingParams
+from ..config import EngineConfig
+from ..models.loader import LoadedModel, load_model
+from .block_pool import BlockPool
+from .core import EngineCore
+from .kv_cache import free_host_bytes, size_kv_cache
+from .model_runner import ModelRunner
+from .request import Request
+from .scheduler import Scheduler
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass
+class Engine:
+    """A core that can take requests, and what to tell the worker process about it."""
+
+    core: EngineCore
+    ready: Ready
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """Load the model, size and allocate the KV cache, and run one request through.
+
+    Raises:
+        ConfigurationError, ModelLoadError: a setting or the model does not fit; says which.
+    """
+    started = time.monotonic()
+    torch.manual_seed(config.seed)
+    if config.device == "cpu":
+        torch.set_num_threads(choose_num_threads(config))
+    model = load_model(config)
+    size = size_kv_cache(
+        config,
+        bytes_per_token=model.attention.bytes_per_token,
+        free_bytes=_free_bytes(model, config),
+        max_model_len=model.max_model_len,
+        is_length_chosen=model.is_length_chosen,
+    )
+    _log.info("kv_cache", **size.describe(config.block_size))
+    model.max_model_len = size.max_model_len
+    model.attention.allocate(size.num_blocks, config.block_size, model.device)
+    runner = ModelRunner(model, max_num_seqs=config.max_num_seqs, block_size=config.block_size)
+    runner.warm_up(Request("warm-up", [0], SamplingParams(seed=0), max_model_len=size.max_model_len))
+    scheduler = Scheduler(
+        BlockPool(size.num_blocks, config.block_size),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=size.max_model_len,
+    )
+    core = EngineCore(scheduler, runner, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids)
+    load_time_s = time.monotonic() - started
+    return Engine(core, _ready(config, model, size.num_blocks, load_time_s))
+
+
+def choose_num_threads(config: EngineConfig) -> int:
+    """Torch threads of a CPU engine."""
+    if config.num_threads:
+        return config.num_threads
+    return max(1, len(os.sched_getaffinity(0)) // config.num_engines_on_host)
+
+
+def _free_bytes(model: LoadedModel, config: EngineConfig) -> int:
+    if config.device == "cpu":
+        return free_host_bytes()
+    return _free_gpu_bytes(model, config)
+
+
+def _free_gpu_bytes(model: LoadedModel, config: EngineConfig) -> int:
+    """What a GPU has left once a forward of the largest batch has had its share."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    model.profile(config.max_num_batched_tokens, config.max_num_seqs)
+    activation_bytes = torch.cuda.max_memory_allocated() - before
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0] - activation_bytes
+
+
+def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int, load_time_s: float) -> Ready:
+    return Ready(
+        model_folder=str(model.folder),
+        architecture=model.architecture,
+        max_model_len=model.max_model_len,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=config.device,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        num_parameters=model.num_parameters,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        kv_cache_size_tokens=num_blocks * config.block_size,
+        load_time_s=load_time_s,
+    )

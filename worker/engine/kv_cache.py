@@ -1,0 +1,101 @@
+"""How large the KV cache is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from ...shared.errors import ConfigurationError
+from ..config import EngineConfig
+
+DEFAULT_UTILIZATION = {"cuda": 0.9, "cpu": 0.4}
+_CGROUP = Path("/sys/fs/cgroup")
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class KVCacheSize:
+    """The outcome of ``size_kv_cache``."""
+
+    num_blocks: int
+    block_bytes: int
+    max_model_len: int
+
+    def describe(self, block_size: int) -> dict[str, int]:
+        """Figures for the log."""
+        return {
+            "kv_cache_mib": self.num_blocks * self.block_bytes // _MIB,
+            "num_blocks": self.num_blocks,
+            "block_size": block_size,
+            "kv_cache_tokens": self.num_blocks * block_size,
+            "max_model_len": self.max_model_len,
+        }
+
+
+def size_kv_cache(
+    config: EngineConfig, *, bytes_per_token: int, free_bytes: int, max_model_len: int, is_length_chosen: bool
+) -> KVCacheSize:
+    """Decide how many blocks the KV cache gets.
+
+    It takes ``kv_cache_memory`` if that is set, else this engine's share of ``free_bytes``, and no more than
+    ``max_num_seqs`` requests of ``max_model_len`` can use. A model's own length limit is lowered to what fits.
+
+    Args:
+        bytes_per_token: cache bytes of one token in all layers.
+        free_bytes: memory that is free on the device now.
+        is_length_chosen: ``max_model_len`` was asked for, so that it may not be lowered.
+
+    Raises:
+        ConfigurationError: not one request fits; says which option to change.
+    """
+    block_bytes = bytes_per_token * config.block_size
+    if config.kv_cache_memory is not None:
+        share, source = config.kv_cache_memory, "kv_cache_memory"
+    else:
+        utilization = config.gpu_memory_utilization or DEFAULT_UTILIZATION[config.device]
+        num_sharers = config.num_engines_on_host if config.device == "cpu" else 1
+        share, source = int(free_bytes * utilization) // num_sharers, "gpu_memory_utilization"
+    blocks_per_request = -(-max_model_len // config.block_size)
+    num_blocks = min(share // block_bytes, config.max_num_seqs * blocks_per_request)
+    if num_blocks < blocks_per_request:
+        if is_length_chosen or num_blocks < 1:
+            needed = (blocks_per_request if is_length_chosen else 1) * block_bytes
+            raise ConfigurationError(
+                f"the KV cache may take {share // _MIB} MiB ({source}), but one request of max_model_len "
+                f"{max_model_len} needs {-(-needed // _MIB)} MiB: lower max_model_len or raise {source}"
+            )
+        max_model_len = num_blocks * config.block_size
+    return KVCacheSize(num_blocks, block_bytes, max_model_len)
+
+
+def free_host_bytes() -> int:
+    """Memory that this process may still take: what the host has, within the limit of its control group."""
+    free = psutil.virtual_memory().available
+    for limit_file, usage_file, stat_file in (
+        ("memory.max", "memory.current", "memory.stat"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+    ):
+        limit, usage = _read_int(_CGROUP / limit_file), _read_int(_CGROUP / usage_file)
+        if limit is not None and usage is not None:
+            free = min(free, limit - usage + _reclaimable_bytes(_CGROUP / stat_file))
+    return max(0, free)
+
+
+def _read_int(path: Path) -> int | None:
+    """The number in a control file; None if it is absent or says "max"."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _reclaimable_bytes(stat_file: Path) -> int:
+    """File pages that count as used but are given up under pressure."""
+    try:
+        lines = stat_file.read_text().splitlines()
+    except OSError:
+        return 0
+    fields = dict(line.split(maxsplit=1) for line in lines if " " in line)
+    return int(fields.get("inactive_file", 0))

@@ -1,0 +1,66 @@
+"""Runs one step's work on the model."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ...kernels.paged_attention import PagedBatch
+from ..models.loader import LoadedModel
+from .batch import InputBatch, IntArray, StepInput
+from .core import AcceleratorError
+from .request import Request
+from .sampler import sample
+from .scheduler import NO_TOKEN, SchedulerOutput
+
+
+class ModelRunner:
+    """The executor that computes in this process, on one device."""
+
+    def __init__(self, model: LoadedModel, *, max_num_seqs: int, block_size: int) -> None:
+        self._model = model
+        self._batch = InputBatch(max_num_seqs, model.max_model_len, block_size)
+
+    @torch.inference_mode()
+    def execute(self, output: SchedulerOutput) -> list[int]:
+        """See ``core.Executor``."""
+        step = self._batch.prepare(output)
+        try:
+            sampled_ids = self._forward_and_sample(step)
+        except torch.AcceleratorError as error:
+            raise AcceleratorError(str(error)) from error
+        token_ids = np.full(len(step.rows), NO_TOKEN)
+        token_ids[step.order[step.sampled]] = sampled_ids
+        self._batch.append_tokens(step.rows[step.sampled], sampled_ids)
+        return token_ids.tolist()
+
+    def warm_up(self, request: Request) -> None:
+        """Prefill and decode ``request`` once in block 0, so that the first real one does not pay for it."""
+        request.block_table = [0]
+        for num_new_tokens in (request.num_tokens, 1):
+            (token_id,) = self.execute(SchedulerOutput([request], [num_new_tokens]))
+            request.num_computed_tokens += num_new_tokens
+            request.token_ids.append(token_id)
+        self._batch.release([request.request_id])
+
+    def _forward_and_sample(self, step: StepInput) -> IntArray:
+        """Token ids of ``step.sampled``, ``[R]``."""
+        max_blocks = -(-int(step.seq_lens.max()) // self._batch.block_size)
+        batch = PagedBatch(
+            block_table=self._to_device(self._batch.block_table[step.rows, :max_blocks]),
+            slot_mapping=self._to_device(step.slot_mapping),
+            query_lens=step.query_lens.tolist(),
+            seq_lens=step.seq_lens.tolist(),
+            block_size=self._batch.block_size,
+        )
+        self._model.attention.begin(batch)
+        logits = self._model.forward(
+            self._to_device(step.token_ids), self._to_device(step.positions), self._to_device(step.logit_rows)
+        )
+        if len(step.sampled) == 0:
+            return np.zeros(0, np.int64)
+        rows = self._batch.sampling.take(step.rows[step.sampled], step.seq_lens[step.sampled])
+        return sample(logits, rows).cpu().numpy()
+
+    def _to_device(self, array: IntArray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._model.device, non_blocking=True)

@@ -1,0 +1,54 @@
+"""In which order requests run, and who waits longest."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import Any, Protocol
+
+from .request import Request
+
+
+class OrderingPolicy(Protocol):
+    """Says who goes first: the request with the lowest key. Keys are unique and never change."""
+
+    def key(self, request: Request) -> Any: ...
+
+
+class FirstComeFirstServed:
+    """By arrival at this engine; a preempted request keeps its place."""
+
+    def key(self, request: Request) -> int:
+        return request.arrival_index
+
+
+class RequestQueue:
+    """Requests in the order of a policy."""
+
+    def __init__(self, policy: OrderingPolicy) -> None:
+        self._key = policy.key
+        self._requests: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Any:
+        return iter(self._requests)
+
+    def __getitem__(self, index: int) -> Request:
+        return self._requests[index]
+
+    def add(self, request: Request) -> None:
+        """Insert at its place."""
+        insort(self._requests, request, key=self._key)
+
+    def pop(self, index: int) -> Request:
+        """Take out the request at ``index``: 0 goes first, -1 last."""
+        return self._requests.pop(index)
+
+    def remove(self, request: Request) -> None:
+        """Take out ``request``, which is here."""
+        del self._requests[bisect_left(self._requests, self._key(request), key=self._key)]
+
+    def drop_finished(self) -> None:
+        """Take out every finished request."""
+        self._requests = [request for request in self._requests if not request.is_finished]

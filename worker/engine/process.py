@@ -1,0 +1,151 @@
+"""The engine core's process: the handshake with its worker process, and the busy loop.
+
+    Hello(version, pid)   ──▶
+                          ◀──   Configure(config_json)
+    Ready | StartupFailed ──▶
+    EngineCoreOutputs     ◀─▶   EngineCoreRequest, AbortRequests, UtilityCall, Shutdown
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import traceback
+from typing import Any
+
+import structlog
+
+from ...shared.errors import ConfigurationError, ValidationError
+from ...shared.messages import (
+    WIRE_VERSION,
+    AbortRequests,
+    Configure,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Hello,
+    Shutdown,
+    StartupFailed,
+    UtilityCall,
+    UtilityOutput,
+)
+from ..config import EngineConfig
+from ..ipc import CoreChannel, Undecodable
+from .core import EngineCore, refusal
+
+_log = structlog.get_logger(__name__)
+
+
+class EngineCoreProcess:
+    """Turns messages into calls of an ``EngineCore``, and its outputs into messages."""
+
+    def __init__(self, channel: CoreChannel, core: EngineCore) -> None:
+        self._channel = channel
+        self._core = core
+        self._is_stopping = False
+
+    def run(self, backlog: list[Any]) -> None:
+        """Work until told to stop, or until the worker process is gone. ``backlog`` came during start-up.
+
+        Raises:
+            InvariantError: the bookkeeping contradicts itself.
+            EngineDeadError: the accelerator is lost.
+        """
+        messages = backlog
+        while True:
+            for message in messages:
+                self._handle(message)
+            if self._is_stopping:
+                return
+            if self._core.has_work:
+                self._step()
+                messages = self._channel.receive(0)
+            else:
+                self._core.check_invariants()
+                messages = self._channel.receive(None)
+
+    def _step(self) -> None:
+        outputs = self._core.step()
+        self._channel.send(EngineCoreOutputs(outputs, self._core.scheduler.stats(), time.monotonic()))
+
+    def _handle(self, message: Any) -> None:
+        if isinstance(message, EngineCoreRequest):
+            self._answer(self._core.add_request(message))
+        elif isinstance(message, AbortRequests):
+            self._core.abort_requests(message.request_ids)
+        elif isinstance(message, UtilityCall):
+            self._channel.send(self._check_invariants(message.call_id))
+        elif isinstance(message, Shutdown):
+            self._is_stopping = True
+        elif isinstance(message, Undecodable):
+            self._refuse(message)
+        else:
+            _log.warning("message_out_of_place", kind=type(message).__name__)
+
+    def _check_invariants(self, call_id: int) -> UtilityOutput:
+        try:
+            self._core.check_invariants()
+        except AssertionError as error:
+            return UtilityOutput(call_id, failure_message=str(error))
+        stats, pool = self._core.scheduler.stats(), self._core.scheduler.block_pool
+        result = {
+            "free_blocks": pool.num_free,
+            "total_blocks": pool.num_blocks,
+            "num_running": stats.num_running_reqs,
+            "num_waiting": stats.num_waiting_reqs,
+        }
+        return UtilityOutput(call_id, result=result)
+
+    def _refuse(self, message: Undecodable) -> None:
+        """Answer a request that does not decode, if it says at least which one it is."""
+        _log.error("message_undecodable", error=message.reason, request_id=message.request_id)
+        if message.request_id is not None:
+            self._answer(refusal(message.request_id, ValidationError(message.reason)))
+
+    def _answer(self, output: EngineCoreOutput | None) -> None:
+        if output is not None:
+            self._channel.send(EngineCoreOutputs([output], None, time.monotonic()))
+
+
+def run_engine_core(channel: CoreChannel) -> int:
+    """Shake hands, load, serve; returns the exit status of the process."""
+    # Whoever stops a whole process group (a terminal, systemd) means the worker process: it drains first, then sends
+    # Shutdown or closes the channel.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        channel.send(Hello(WIRE_VERSION, os.getpid()))
+        backlog = channel.receive(None)
+        while not backlog:
+            backlog = channel.receive(None)
+        core = _start(channel, backlog.pop(0))
+        if core is None:
+            return 1
+        EngineCoreProcess(channel, core).run(backlog)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        _log.warning("worker_process_gone")
+    except Exception:
+        _log.exception("engine_core_died")
+        return 1
+    return 0
+
+
+def _start(channel: CoreChannel, first: Any) -> EngineCore | None:
+    """Build what ``first`` configures and announce it; None if that failed and the worker was told why."""
+    try:
+        if not isinstance(first, Configure):
+            raise ConfigurationError(f"the worker process sent {type(first).__name__} where Configure was due")
+        config = EngineConfig.decode(first.config_json)
+        # Here, not above: torch and transformers take seconds to import, and Hello should not wait for them.
+        from .composition import build_engine
+
+        engine = build_engine(config)
+    except ConfigurationError as error:
+        channel.send(StartupFailed(error.code, str(error)))
+        return None
+    except Exception as error:
+        channel.send(StartupFailed("core_startup_failed", f"{type(error).__name__}: {error}", traceback.format_exc()))
+        return None
+    channel.send(engine.ready)
+    return engine.core

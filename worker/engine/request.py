@@ -1,0 +1,120 @@
+"""The runtime state of one request inside the engine core."""
+
+from __future__ import annotations
+
+import enum
+import zlib
+
+from ...shared.messages import FinishReason
+from ...shared.params import SamplingParams
+from .block_pool import InvariantError
+
+
+class RequestStatus(enum.Enum):
+    """Where a request stands; ``_NEXT`` says what may follow what."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED_STOPPED = "finished_stopped"
+    FINISHED_LENGTH_CAPPED = "finished_length_capped"
+    FINISHED_ABORTED = "finished_aborted"
+    FINISHED_ERROR = "finished_error"
+
+
+_FINISHED = frozenset(status for status in RequestStatus if status.name.startswith("FINISHED"))
+_NEXT: dict[RequestStatus, frozenset[RequestStatus]] = {
+    RequestStatus.WAITING: _FINISHED | {RequestStatus.RUNNING},
+    RequestStatus.RUNNING: _FINISHED | {RequestStatus.PREEMPTED},
+    RequestStatus.PREEMPTED: _FINISHED | {RequestStatus.RUNNING},
+    **{status: frozenset() for status in _FINISHED},
+}
+STATUS_OF_REASON = {
+    FinishReason.STOP: RequestStatus.FINISHED_STOPPED,
+    FinishReason.LENGTH: RequestStatus.FINISHED_LENGTH_CAPPED,
+    FinishReason.ABORT: RequestStatus.FINISHED_ABORTED,
+    FinishReason.ERROR: RequestStatus.FINISHED_ERROR,
+}
+
+
+class Request:
+    """A generation in progress.
+
+    ``token_ids`` holds prompt and output; ``num_computed_tokens`` of them are in the KV cache. The scheduler lets
+    the second catch up with the length of the first; when it has, the next token is sampled and appended.
+
+    Args:
+        output_token_ids: tokens that a former engine has already delivered. They count as output (for
+            ``max_tokens``, ``min_tokens`` and randomness), are computed again, and are not given out again.
+        eos_token_ids: the model's end-of-sequence tokens.
+        max_model_len: most tokens, prompt and output together, that the request may have.
+    """
+
+    __slots__ = (
+        "arrival_index",
+        "block_table",
+        "eos_token_ids",
+        "is_finished",
+        "max_output_tokens",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "params",
+        "request_id",
+        "seed",
+        "status",
+        "stop_token_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        max_model_len: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        output_token_ids: list[int] | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.params = params
+        self.token_ids = prompt_token_ids + (output_token_ids or [])
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.num_computed_tokens = 0
+        self.block_table: list[int] = []
+        self.status = RequestStatus.WAITING
+        self.is_finished = False
+        self.arrival_index = 0
+        self.eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
+        self.stop_token_ids = frozenset(params.stop_token_ids or ())
+        room = max_model_len - self.num_prompt_tokens
+        self.max_output_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
+        # The client draws a seed when it enqueues; without one the request id is the only thing an engine that
+        # resumes the request has in common with this one.
+        self.seed = zlib.crc32(request_id.encode()) if params.seed is None else params.seed
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens, those of a former engine included."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Known tokens that are not in the KV cache yet."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    def move_to(self, status: RequestStatus) -> None:
+        """Change the status.
+
+        Raises:
+            InvariantError: ``status`` may not follow the present one.
+        """
+        if status not in _NEXT[self.status]:
+            raise InvariantError(f"request {self.request_id}: {self.status.value} cannot become {status.value}")
+        self.status = status
+        self.is_finished = status in _FINISHED

@@ -1,0 +1,233 @@
+"""Decides which tokens of which requests the next step computes.
+
+The algorithm, by its invariant: there is one budget of tokens per step and no separate prefill phase. Every request
+has ``num_tokens`` known tokens, of which ``num_computed_tokens`` are in the KV cache; each step gives each running
+request some of the tokens it lacks, and a request that has caught up gets one new token, so that it lacks one again.
+Prefill, chunked prefill, decode, recomputation after preemption and resumption after a crash are all this one case.
+
+Running requests come first, each with at least one token, then waiting ones in the policy's order. A request is
+admitted when blocks for all its known tokens are free, and takes them at once. When a running request needs a block
+and none is free, the one that goes last is preempted: it loses its blocks and waits at its old place. Since the pool
+holds at least one request of ``max_model_len``, the one that goes first always moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ...shared.errors import ConfigurationError
+from ...shared.messages import EngineCoreOutput, FinishReason, RequestError, SchedulerStats
+from .block_pool import BlockPool, InvariantError
+from .ordering import FirstComeFirstServed, OrderingPolicy, RequestQueue
+from .request import STATUS_OF_REASON, Request, RequestStatus
+from .stop import check_stop
+
+NO_TOKEN = -1
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """One step's work.
+
+    Args:
+        requests: who runs, ``[B]``.
+        num_new_tokens: how many tokens of each are computed, ``[B]``, each at least 1.
+        released_ids: requests that finished or lost their blocks since the last step; forget their rows first.
+    """
+
+    requests: list[Request] = field(default_factory=list)
+    num_new_tokens: list[int] = field(default_factory=list)
+    released_ids: list[str] = field(default_factory=list)
+
+    def add(self, request: Request, num_new_tokens: int) -> None:
+        self.requests.append(request)
+        self.num_new_tokens.append(num_new_tokens)
+
+
+class Scheduler:
+    """Owns every unfinished request and all block tables.
+
+    Raises:
+        ConfigurationError: the pool cannot hold one request of ``max_model_len``, or the budget is below one token
+            per running request.
+    """
+
+    def __init__(
+        self,
+        block_pool: BlockPool,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        policy: OrderingPolicy | None = None,
+    ) -> None:
+        if block_pool.blocks_for(max_model_len) > block_pool.num_blocks:
+            raise ConfigurationError(
+                f"the KV cache has {block_pool.num_blocks} blocks of {block_pool.block_size} tokens, too few for one "
+                f"request of max_model_len {max_model_len}"
+            )
+        if max_num_batched_tokens < max_num_seqs:
+            raise ConfigurationError(
+                f"max_num_batched_tokens ({max_num_batched_tokens}) is below max_num_seqs ({max_num_seqs})"
+            )
+        self.block_pool = block_pool
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_model_len = max_model_len
+        policy = policy or FirstComeFirstServed()
+        self._running = RequestQueue(policy)
+        self._waiting = RequestQueue(policy)
+        self._requests: dict[str, Request] = {}
+        self._released_ids: list[str] = []
+        self._num_arrived = 0
+        self._num_steps = 0
+        self._num_preemptions = 0
+        self._num_generation_tokens = 0
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._requests)
+
+    def add_request(self, request: Request) -> None:
+        """Put a new request behind those that have arrived before; its id is not known here yet."""
+        request.arrival_index = self._num_arrived
+        self._num_arrived += 1
+        self._requests[request.request_id] = request
+        self._waiting.add(request)
+
+    def schedule(self) -> SchedulerOutput:
+        """Choose the next step's work and give it its blocks."""
+        output = SchedulerOutput()
+        budget = self.max_num_batched_tokens
+        num_preemptions = self._num_preemptions
+        index = 0
+        while index < len(self._running):
+            request = self._running[index]
+            index += 1
+            # One token stays reserved for each running request behind this one: a long prefill delays no decode.
+            num_new_tokens = min(request.num_uncomputed_tokens, budget - (len(self._running) - index))
+            if not self._grow_block_table(request, num_new_tokens):
+                break
+            output.add(request, num_new_tokens)
+            budget -= num_new_tokens
+        while self._waiting and budget > 0 and len(self._running) < self.max_num_seqs:
+            request = self._waiting[0]
+            num_blocks = self.block_pool.blocks_for(request.num_tokens)
+            # After a preemption the free blocks are meant for those who run.
+            if num_blocks > self.block_pool.num_free or self._num_preemptions > num_preemptions:
+                break
+            request.block_table = self.block_pool.allocate(num_blocks)
+            request.move_to(RequestStatus.RUNNING)
+            self._running.add(self._waiting.pop(0))
+            num_new_tokens = min(request.num_uncomputed_tokens, budget)
+            output.add(request, num_new_tokens)
+            budget -= num_new_tokens
+        output.released_ids, self._released_ids = self._released_ids, []
+        return output
+
+    def update_from_output(self, output: SchedulerOutput, token_ids: list[int]) -> list[EngineCoreOutput]:
+        """Take in a step's result: ``token_ids[i]`` is the new token of ``output.requests[i]``, or ``NO_TOKEN``.
+
+        Returns what the requests' callers are to know. Requests finished meanwhile are passed over.
+        """
+        self._num_steps += 1
+        outputs: list[EngineCoreOutput] = []
+        finished = False
+        for request, num_new_tokens, token_id in zip(output.requests, output.num_new_tokens, token_ids, strict=True):
+            if request.is_finished:
+                continue
+            request.num_computed_tokens += num_new_tokens
+            if token_id == NO_TOKEN:
+                continue
+            request.token_ids.append(token_id)
+            self._num_generation_tokens += 1
+            new_output = EngineCoreOutput(request.request_id, [token_id])
+            stop = check_stop(request)
+            if stop is not None:
+                new_output.finish_reason, new_output.stop_reason = stop
+                self._finish(request, STATUS_OF_REASON[stop[0]])
+                finished = True
+            outputs.append(new_output)
+        if finished:
+            self._running.drop_finished()
+        return outputs
+
+    def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> None:
+        """End requests from outside; unknown and finished ids are ignored."""
+        for request_id in request_ids:
+            request = self._requests.get(request_id)
+            if request is None:
+                continue
+            queue = self._running if request.status is RequestStatus.RUNNING else self._waiting
+            queue.remove(request)
+            self._finish(request, status)
+
+    def fail_batch(self, output: SchedulerOutput, error: RequestError) -> list[EngineCoreOutput]:
+        """End every request of a step that did not succeed."""
+        failed = [request.request_id for request in output.requests if not request.is_finished]
+        self.finish_requests(failed, RequestStatus.FINISHED_ERROR)
+        self._num_steps += 1
+        return [EngineCoreOutput(request_id, finish_reason=FinishReason.ERROR, error=error) for request_id in failed]
+
+    def stats(self) -> SchedulerStats:
+        """The present state; counters run since the start."""
+        return SchedulerStats(
+            num_running_reqs=len(self._running),
+            num_waiting_reqs=len(self._waiting),
+            step_counter=self._num_steps,
+            kv_cache_usage=self.block_pool.usage,
+            num_preemptions=self._num_preemptions,
+            num_generation_tokens=self._num_generation_tokens,
+        )
+
+    def check_invariants(self) -> None:
+        """Verify queues, statuses and block tables against each other.
+
+        Raises:
+            InvariantError: they disagree.
+        """
+        running, waiting = list(self._running), list(self._waiting)
+        if sorted(r.request_id for r in running + waiting) != sorted(self._requests):
+            raise InvariantError("the queues do not hold exactly the known requests")
+        if any(r.status is not RequestStatus.RUNNING for r in running):
+            raise InvariantError("a request runs whose status says otherwise")
+        if any(r.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED) or r.block_table for r in waiting):
+            raise InvariantError("a request waits that is running, finished, or holds blocks")
+        for request in running:
+            if not 0 <= request.num_computed_tokens < request.num_tokens <= self.max_model_len:
+                raise InvariantError(f"request {request.request_id} has impossible token counts")
+            if len(request.block_table) < self.block_pool.blocks_for(request.num_computed_tokens):
+                raise InvariantError(f"request {request.request_id} has fewer blocks than computed tokens")
+        self.block_pool.check_invariants(request.block_table for request in running)
+
+    def _grow_block_table(self, request: Request, num_new_tokens: int) -> bool:
+        """Give ``request`` blocks for ``num_new_tokens`` more, preempting from behind; False if it had to go itself."""
+        num_tokens = request.num_computed_tokens + num_new_tokens
+        num_blocks = self.block_pool.blocks_for(num_tokens) - len(request.block_table)
+        while num_blocks > self.block_pool.num_free:
+            last = self._running.pop(-1)
+            self._release(last)
+            last.num_computed_tokens = 0
+            last.move_to(RequestStatus.PREEMPTED)
+            self._waiting.add(last)
+            self._num_preemptions += 1
+            if last is request:
+                return False
+        if num_blocks > 0:
+            request.block_table += self.block_pool.allocate(num_blocks)
+        return True
+
+    def _finish(self, request: Request, status: RequestStatus) -> None:
+        request.move_to(status)
+        self._release(request)
+        del self._requests[request.request_id]
+
+    def _release(self, request: Request) -> None:
+        if request.block_table:
+            self.block_pool.free(request.block_table)
+            request.block_table = []
+            self._released_ids.append(request.request_id)

@@ -1,0 +1,1 @@
+"""Loading transformers models and running them over the paged KV cache."""

@@ -1,0 +1,163 @@
+"""Our paged attention in the place of a transformers model's own.
+
+transformers lets a model's attention and its mask be replaced by name. We register one name per loaded model, bound
+to a ``PagedAttention`` that the runner owns, so the step's metadata travels in that object and in no global. The
+mask function returns the *rule* (which key positions a query position sees) instead of a tensor, so every layer's
+exact causal, sliding or chunked rule reaches the kernel and nothing of size T x T is made.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from ...kernels.kv_cache import store_kv_cache
+from ...kernels.paged_attention import MaskRule, PagedBatch, paged_attention
+from ...shared.errors import ModelLoadError
+
+_NAME_NUMBERS = itertools.count()
+_PROBED_QUERIES = 9
+
+
+@dataclass
+class AttentionCall:
+    """The nth attention of a forward: a layer, or one of several attentions that a module makes.
+
+    Shapes are those of its first call, so no architecture needs to be known.
+
+    Args:
+        key_shape, value_shape: ``(KVH, D)`` and ``(KVH, DV)``.
+        window: positions a token sees; None sees all before it.
+        has_own_rule: neither causal nor sliding; the rule that comes with each call decides.
+    """
+
+    module: nn.Module
+    key_shape: tuple[int, int]
+    value_shape: tuple[int, int]
+    dtype: torch.dtype
+    window: int | None
+    has_own_rule: bool
+    key_cache: Tensor | None = None
+    value_cache: Tensor | None = None
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Cache bytes of one token."""
+        return (
+            self.key_shape[0] * self.key_shape[1] + self.value_shape[0] * self.value_shape[1]
+        ) * self.dtype.itemsize
+
+
+class PagedAttention:
+    """The attention of one model. First ``record`` a forward, then ``allocate``, then ``begin`` every step."""
+
+    def __init__(self) -> None:
+        self.name = f"penstock_paged_{next(_NAME_NUMBERS)}"
+        self.calls: list[AttentionCall] = []
+        self._batch: PagedBatch | None = None
+        self._next_call = 0
+        AttentionInterface.register(self.name, self._attend)
+        AttentionMaskInterface.register(self.name, _return_rule)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Cache bytes of one token in all layers."""
+        return sum(call.bytes_per_token for call in self.calls)
+
+    def record(self, run_forward: Callable[[], Any], max_model_len: int) -> None:
+        """Run a forward of any few tokens to learn which attentions the model makes.
+
+        Raises:
+            ModelLoadError: a layer asks for something the paged attention cannot do.
+        """
+        self.calls = []
+        AttentionInterface.register(self.name, lambda *args, **kwargs: self._record(max_model_len, *args, **kwargs))
+        try:
+            run_forward()
+        finally:
+            AttentionInterface.register(self.name, self._attend)
+
+    def allocate(self, num_blocks: int, block_size: int, device: torch.device) -> None:
+        """Make the caches, ``[NB, BS, KVH, D]`` each.
+
+        Zeros, not empty: the CPU commits zero pages only when they are written.
+        """
+        for call in self.calls:
+            call.key_cache = torch.zeros(num_blocks, block_size, *call.key_shape, dtype=call.dtype, device=device)
+            call.value_cache = torch.zeros(num_blocks, block_size, *call.value_shape, dtype=call.dtype, device=device)
+
+    def begin(self, batch: PagedBatch) -> None:
+        """Say what the next forward's tokens are."""
+        self._batch = batch
+        self._next_call = 0
+
+    def _record(
+        self, max_model_len: int, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+        attention_mask: MaskRule | Tensor | None, position_bias: Tensor | None = None, **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        layer = type(module).__name__
+        if position_bias is not None:
+            raise ModelLoadError(f"{layer} adds a position bias to its scores, which is not supported")
+        if isinstance(attention_mask, Tensor):
+            raise ModelLoadError(f"{layer} builds its attention mask itself, which is not supported")
+        window, has_own_rule = _classify(attention_mask, max_model_len, query.device)
+        (_, num_kv_heads, _, head_dim), value_dim = key.shape, value.shape[3]
+        self.calls.append(
+            AttentionCall(
+                module, (num_kv_heads, head_dim), (value.shape[1], value_dim), key.dtype, window, has_own_rule
+            )
+        )
+        return query.new_zeros(*query.shape[:1], query.shape[2], query.shape[1], value_dim), None
+
+    def _attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: MaskRule | None,
+        scaling: float | None = None, softcap: float | None = None, s_aux: Tensor | None = None, **_: Any,
+    ) -> tuple[Tensor, None]:
+        """transformers' attention function: ``[1, H, T, D]`` in, ``([1, T, H, DV], None)`` out."""
+        call = self.calls[self._next_call]
+        if call.module is not module or self._batch is None or call.key_cache is None or call.value_cache is None:
+            raise RuntimeError(f"{type(module).__name__} made attention {self._next_call} out of its recorded order")
+        self._next_call += 1
+        key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
+        store_kv_cache(key, value, call.key_cache, call.value_cache, self._batch.slot_mapping)
+        out = paged_attention(
+            query[0].transpose(0, 1),
+            call.key_cache,
+            call.value_cache,
+            self._batch,
+            scale=query.shape[3] ** -0.5 if scaling is None else scaling,
+            window=call.window,
+            softcap=softcap,
+            sinks=s_aux,
+            mask_rule=attention_mask if call.has_own_rule else None,
+        )
+        return out[None], None
+
+
+def _return_rule(*_: Any, mask_function: MaskRule, **__: Any) -> MaskRule:
+    """transformers' mask function: hands the rule on as it is."""
+    return mask_function
+
+
+def _classify(rule: MaskRule | None, max_model_len: int, device: torch.device) -> tuple[int | None, bool]:
+    """Return ``(window, has_own_rule)`` of a mask rule by asking it about a few queries and all keys."""
+    if rule is None:
+        return None, False
+    keys = torch.arange(max_model_len, device=device)
+    last = max_model_len - 1
+    seen = rule(0, 0, torch.tensor([[last]], device=device), keys[None]).expand(1, max_model_len)
+    window = int(seen.sum())
+    probes = {0, 1, window - 2, window - 1, window, window + 1, last}
+    probes.update(last * i // _PROBED_QUERIES for i in range(_PROBED_QUERIES))
+    queries = torch.tensor(sorted(p for p in probes if 0 <= p <= last), device=device)[:, None]
+    expected = (keys <= queries) & (keys > queries - window)
+    if not torch.equal(rule(0, 0, queries, keys[None]).expand(len(queries), max_model_len), expected):
+        return None, True
+    return (window if window < max_model_len else None), False

@@ -1,0 +1,88 @@
+"""Finds the folder of a model: a local one, or a snapshot from the model hub."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import structlog
+
+from ...shared.errors import ModelLoadError
+
+CONFIG_FILE = "config.json"
+TOKENIZER_FILE = "tokenizer.json"
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+SLOW_TOKENIZER_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+_DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
+
+_log = structlog.get_logger(__name__)
+
+
+def resolve_model_folder(model: str) -> Path:
+    """Return the local folder of ``model``, downloading it when it is a hub name.
+
+    Raises:
+        ModelLoadError: the folder does not exist or lacks a file, or the hub has no such model for us.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        folder = path.resolve()
+    elif path.exists():
+        raise ModelLoadError(f"model {model!r} is a file; give the folder that holds {CONFIG_FILE}")
+    elif _looks_like_path(model):
+        raise ModelLoadError(f"model folder {model!r} does not exist")
+    else:
+        folder = _download(model)
+    if not (folder / CONFIG_FILE).is_file():
+        raise ModelLoadError(f"model folder {folder} lacks {CONFIG_FILE}")
+    if not any((folder / name).is_file() for name in WEIGHT_FILES):
+        raise ModelLoadError(f"model folder {folder} lacks weights: none of {', '.join(WEIGHT_FILES)}")
+    if not any((folder / name).is_file() for name in (TOKENIZER_FILE, *SLOW_TOKENIZER_FILES)):
+        raise ModelLoadError(f"model folder {folder} lacks a tokenizer: {TOKENIZER_FILE}")
+    return folder
+
+
+def tokenizer_folder(folder: Path, trust_remote_code: bool) -> Path:
+    """Return a folder with ``tokenizer.json``: ``folder`` itself, or a cached conversion of its slow tokenizer.
+
+    Raises:
+        ModelLoadError: the tokenizer cannot be converted.
+    """
+    if (folder / TOKENIZER_FILE).is_file():
+        return folder
+    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "penstock" / "tokenizers"
+    target = cache / hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    if not (target / TOKENIZER_FILE).is_file():
+        from transformers import AutoTokenizer
+
+        _log.info("tokenizer_converted", source=str(folder), target=str(target))
+        try:
+            AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code).save_pretrained(target)
+        except Exception as error:  # the conversion raises anything, from ImportError to bare Exception
+            raise ModelLoadError(f"the tokenizer in {folder} cannot be converted: {error}") from error
+    if not (target / TOKENIZER_FILE).is_file():
+        raise ModelLoadError(f"model folder {folder} lacks {TOKENIZER_FILE}, and its tokenizer has no fast form")
+    return target
+
+
+def _looks_like_path(model: str) -> bool:
+    return model.startswith(("/", ".", "~")) or model.endswith("/") or model.count("/") > 1 or not model
+
+
+def _download(model: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    _log.info("model_download", model=model)
+    try:
+        return Path(snapshot_download(model, allow_patterns=_DOWNLOADED))
+    except Exception as error:  # the hub raises its own, requests' and OSError
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelLoadError(
+            f"model {model!r} is no local folder and cannot be had from the model hub: {reason[0]}"
+        ) from error

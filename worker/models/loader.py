@@ -1,0 +1,187 @@
+"""Loads a transformers model and puts our paged attention into it."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from ...shared.errors import ConfigurationError, ModelLoadError
+from ..config import EngineConfig
+from .attention import PagedAttention
+from .folder import resolve_model_folder, tokenizer_folder
+
+_PROBE_TOKENS = 2
+_LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+# Their frequencies follow the longest request of a batch, so one request's output would depend on its neighbours.
+_BATCH_DEPENDENT_ROPE = ("longrope", "dynamic")
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass
+class LoadedModel:
+    """A model ready to run packed tokens over the paged cache.
+
+    Args:
+        folder: where ``tokenizer.json`` is.
+        max_model_len: what was asked for, else the model's own limit.
+        is_length_chosen: ``max_model_len`` was asked for, and may not be lowered.
+        vocab_size: number of token embeddings; every valid token id is below it.
+    """
+
+    module: PreTrainedModel
+    attention: PagedAttention
+    folder: Path
+    architecture: str
+    max_model_len: int
+    is_length_chosen: bool
+    vocab_size: int
+    eos_token_ids: list[int]
+    takes_logits_to_keep: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self.module.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of the weights."""
+        return self.module.device
+
+    @property
+    def num_parameters(self) -> int:
+        """Shared ones counted once."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    def forward(self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor) -> Tensor:
+        """Run packed tokens ``[T]`` at ``positions`` ``[T]``; return logits ``[len(logit_rows), V]`` of those rows."""
+        inputs: dict[str, Any] = {
+            "input_ids": token_ids[None],
+            "position_ids": positions[None],
+            # Without a mask transformers guesses from the positions which tokens belong together.
+            "attention_mask": torch.ones_like(token_ids)[None],
+            "use_cache": False,
+        }
+        if self.takes_logits_to_keep:
+            return self.module(**inputs, logits_to_keep=logit_rows).logits[0]
+        return self.module(**inputs).logits[0, logit_rows]
+
+    @torch.inference_mode()
+    def profile(self, num_tokens: int, num_logit_rows: int) -> None:
+        """Run a forward of that size without attention, to see what memory its activations take."""
+        num_tokens = min(num_tokens, self.max_model_len)
+        positions = torch.arange(num_tokens, device=self.device)
+        token_ids = torch.zeros_like(positions)
+        self.attention.record(
+            lambda: self.forward(token_ids, positions, positions[-num_logit_rows:]), self.max_model_len
+        )
+
+
+def load_model(config: EngineConfig) -> LoadedModel:
+    """Load the model that ``config`` names, onto its device.
+
+    Raises:
+        ModelLoadError: folder, files, architecture or attention are not what we can run; says which.
+        ConfigurationError: the device or ``max_model_len`` does not fit.
+    """
+    device = _device(config.device)
+    folder = resolve_model_folder(config.model)
+    transformers_logging.disable_progress_bar()
+    model_config = _read_config(folder, config)
+    architecture = (model_config.architectures or [model_config.model_type])[0]
+    max_model_len = _max_model_len(model_config.get_text_config(), config.max_model_len)
+    module = _load_module(folder, model_config, architecture, config, device)
+    attention = PagedAttention()
+    model = LoadedModel(
+        module=module,
+        attention=attention,
+        folder=tokenizer_folder(folder, config.trust_remote_code),
+        architecture=architecture,
+        max_model_len=max_model_len,
+        is_length_chosen=config.max_model_len is not None,
+        vocab_size=module.get_input_embeddings().num_embeddings,
+        eos_token_ids=_eos_token_ids(module),
+        takes_logits_to_keep="logits_to_keep" in inspect.signature(module.forward).parameters,
+    )
+    _install_attention(model)
+    return model
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError("device is 'cuda', but torch sees no GPU; use --device cpu or install a CUDA torch")
+    return torch.device(name)
+
+
+def _read_config(folder: Path, config: EngineConfig) -> PretrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
+    except Exception as error:  # a broken file raises anything: OSError, KeyError, ValueError
+        raise ModelLoadError(f"{folder / 'config.json'} cannot be read: {_first_line(error)}") from error
+
+
+def _max_model_len(model_config: PretrainedConfig, wanted: int | None) -> int:
+    limits = [getattr(model_config, field, None) for field in _LENGTH_FIELDS]
+    own = next((limit for limit in limits if isinstance(limit, int)), None)
+    for rope in _rope_parameters(model_config):
+        if rope.get("rope_type") in _BATCH_DEPENDENT_ROPE:
+            unscaled = rope.get("original_max_position_embeddings") or own
+            _log.info("rope_unscaled_only", rope_type=rope["rope_type"], max_model_len=unscaled)
+            own = unscaled if own is None else min(own, unscaled)
+    if own is None and wanted is None:
+        raise ConfigurationError("the model's config.json does not say how long a request may be; set max_model_len")
+    if own is not None and wanted is not None and wanted > own:
+        raise ConfigurationError(f"max_model_len is {wanted}, but the model serves at most {own} positions here")
+    return wanted or own or 0
+
+
+def _rope_parameters(model_config: PretrainedConfig) -> list[dict[str, Any]]:
+    """The RoPE settings of a model: one set, or one per kind of layer."""
+    parameters = getattr(model_config, "rope_parameters", None) or {}
+    if "rope_type" in parameters:
+        return [parameters]
+    return [settings for settings in parameters.values() if isinstance(settings, dict)]
+
+
+def _load_module(
+    folder: Path, model_config: PretrainedConfig, architecture: str, config: EngineConfig, device: torch.device
+) -> PreTrainedModel:
+    dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
+    try:
+        module = AutoModelForCausalLM.from_pretrained(
+            folder, config=model_config, dtype=dtype, trust_remote_code=config.trust_remote_code
+        )
+    except Exception as error:  # whatever the architecture's own code raises
+        raise ModelLoadError(f"{architecture} in {folder} cannot be loaded: {_first_line(error)}") from error
+    return module.to(device).eval()
+
+
+def _install_attention(model: LoadedModel) -> None:
+    module, attention = model.module, model.attention
+    if not module._can_set_attn_implementation():
+        raise ModelLoadError(f"{model.architecture} does not let its attention be replaced, so it cannot be served")
+    module.set_attn_implementation(attention.name)
+    model.profile(num_tokens=_PROBE_TOKENS, num_logit_rows=1)
+    if not attention.calls:
+        raise ModelLoadError(f"{model.architecture} ignores transformers' attention interface, so it cannot be served")
+
+
+def _eos_token_ids(module: PreTrainedModel) -> list[int]:
+    for source in (module.generation_config, module.config.get_text_config()):
+        eos = getattr(source, "eos_token_id", None)
+        if eos is not None:
+            return [eos] if isinstance(eos, int) else list(eos)
+    return []
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__

@@ -1,0 +1,100 @@
+"""Which device each engine gets, decided without torch: the supervisor must not touch a GPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import msgspec
+
+from ...shared.command_line import UsageError
+
+DEVICE_FOLDER = Path("/dev")
+NVIDIA_SMI_TIMEOUT_S = 10.0
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where one engine runs; ``visible_devices`` is its CUDA_VISIBLE_DEVICES, None on the CPU."""
+
+    device: str
+    visible_devices: str | None = None
+
+    def __str__(self) -> str:
+        return self.device if self.visible_devices is None else f"{self.device}:{self.visible_devices}"
+
+
+def place_engines(gpus: str | None, device: str | None, num_engines: int | None) -> list[Placement]:
+    """Return one placement per engine: the GPUs asked for, or all GPUs, or the CPU where there is none.
+
+    Args:
+        gpus: comma-separated indices among the GPUs this process may use, as in "0,1".
+        device: "cpu" or "cuda"; None takes what is there.
+        num_engines: engines on the CPU; a GPU has one each.
+
+    Raises:
+        UsageError: the arguments contradict each other or the machine.
+    """
+    if gpus is not None and device == "cpu":
+        raise UsageError(f"--gpus {gpus} contradicts --device cpu; give one of them")
+    if num_engines is not None and num_engines < 1:
+        raise UsageError(f"--engines must be at least 1, got {num_engines}")
+    if device == "cpu":
+        return [Placement("cpu")] * (num_engines or 1)
+    present = usable_gpus()
+    if gpus is None and device is None and not present:
+        return [Placement("cpu")] * (num_engines or 1)
+    asked_as = f"--gpus {gpus}" if gpus is not None else "--device cuda"
+    if not present:
+        raise UsageError(f"{asked_as}: this machine has no NVIDIA GPU; use --device cpu")
+    if num_engines is not None:
+        raise UsageError(f"--engines {num_engines} is for --device cpu; each GPU gets one engine")
+    indices = range(len(present)) if gpus is None else _parse_indices(gpus)
+    for index in indices:
+        if index >= len(present):
+            count = "1 GPU, index 0" if len(present) == 1 else f"{len(present)} GPUs, 0 to {len(present) - 1}"
+            raise UsageError(f"{asked_as}: there is no GPU {index}; this machine has {count}")
+    return [Placement("cuda", present[index]) for index in indices]
+
+
+def usable_gpus() -> list[str]:
+    """Return, per GPU this process may use, the name that CUDA_VISIBLE_DEVICES takes for it.
+
+    A scheduler such as Slurm hands out GPUs by setting that variable, so indices count within it.
+    """
+    num_present = _count_gpus()
+    granted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if num_present == 0 or granted is None:
+        return [str(index) for index in range(num_present)]
+    names: list[str] = []
+    for name in (part.strip() for part in granted.split(",")):
+        # CUDA ignores everything after the first invalid entry; "-1" is the usual way to hide all.
+        if not name or name == "-1":
+            break
+        names.append(name)
+    return names
+
+
+def _count_gpus() -> int:
+    devices = [entry for entry in DEVICE_FOLDER.glob("nvidia*") if re.fullmatch(r"nvidia\d+", entry.name)]
+    if devices:
+        return len(devices)
+    # Under WSL the driver has no device files.
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+
+
+def _parse_indices(gpus: str) -> list[int]:
+    parts = [part.strip() for part in gpus.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise UsageError(f"--gpus must be indices such as 0,1, got {gpus!r}")
+    indices = [int(part) for part in parts]
+    if len(set(indices)) != len(indices):
+        raise UsageError(f"--gpus must name each GPU once, got {gpus!r}")
+    return indices
