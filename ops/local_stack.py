@@ -87,6 +87,9 @@ class LocalStack:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 self._worker.wait()
+        if self._worker is not None and self._worker.stdout is not None:
+            self._reading.join()
+            self._worker.stdout.close()
         if self._redis is not None:
             self._redis.close()
             self._redis = None
@@ -114,7 +117,8 @@ class LocalStack:
                 lines.put(line)
             lines.put("")
 
-        threading.Thread(target=read, daemon=True).start()
+        self._reading = threading.Thread(target=read, daemon=True)
+        self._reading.start()
         deadline = time.monotonic() + READY_TIMEOUT_S
         while True:
             try:

@@ -85,10 +85,10 @@ class PlainScreen:
         return None
 
     def token(self, number: int, prompt: str, text: str) -> None:
-        self._console.print(f"[{number:>3}] … {text.strip()}", markup=False, highlight=False)
+        self._console.print(f"[{number:>3}] … {text.strip()}", markup=False, highlight=False, soft_wrap=True)
 
     def end(self, number: int, prompt: str, answer: str, correct: bool) -> None:
         self._done += 1
         verdict = "right" if correct else "WRONG"
         line = f"[{number:>3}] {verdict} ({self._done}/{self._total}): {prompt} {answer}"
-        self._console.print(line, markup=False, highlight=False)
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)

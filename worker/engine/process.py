@@ -63,10 +63,14 @@ class EngineCoreProcess:
                 messages = self._channel.receive(0)
             else:
                 self._core.check_invariants()
+                # An abort ends requests without a step: the worker process shall see that nothing runs any more.
+                self._send([])
                 messages = self._channel.receive(None)
 
     def _step(self) -> None:
-        outputs = self._core.step()
+        self._send(self._core.step())
+
+    def _send(self, outputs: list[EngineCoreOutput]) -> None:
         self._channel.send(EngineCoreOutputs(outputs, self._core.scheduler.stats(), time.monotonic()))
 
     def _handle(self, message: Any) -> None:
@@ -105,7 +109,7 @@ class EngineCoreProcess:
 
     def _answer(self, output: EngineCoreOutput | None) -> None:
         if output is not None:
-            self._channel.send(EngineCoreOutputs([output], None, time.monotonic()))
+            self._send([output])
 
 
 def run_engine_core(channel: CoreChannel) -> int:

@@ -113,7 +113,8 @@ def start_worker(
         folder = tmp_path / f"worker-{len(started)}"
         folder.mkdir()
         fixed = ["--model", str(model), "--namespace", namespace, "--log-format", "json"]
-        small = ["--kv-cache-memory", "64MiB", "--served-model-name", "demo"]
+        # One thread: engines and tests share few cores, and torch's threads wait for each other by spinning.
+        small = ["--kv-cache-memory", "64MiB", "--threads", "1", "--served-model-name", "demo"]
         started.append(StartedWorker(folder, [*fixed, *small, *arguments]))
         return started[-1]
 

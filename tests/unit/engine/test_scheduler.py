@@ -206,7 +206,7 @@ def test_stats_count_steps_and_tokens() -> None:
     run_steps(scheduler, 4)
     stats = scheduler.stats()
     assert (stats.num_running_reqs, stats.num_waiting_reqs, stats.step_counter) == (2, 0, 4)
-    assert stats.num_generation_tokens == 4
+    assert stats.num_generation_tokens == 5
     assert stats.kv_cache_usage == pytest.approx(6 / 20)
 
 

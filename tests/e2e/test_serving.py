@@ -1,0 +1,169 @@
+"""Client, Redis, supervisor, worker process and engine core, all real, with the demo model."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import msgspec
+import pytest
+
+from penstock.ops.demo.task import TASKS, held_out_questions
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import Client, SamplingParams
+from penstock.shared import errors
+from penstock.shared.connection import CommandConnection
+from penstock.shared.keys import GROUP, Keys
+from penstock.shared.messages import EngineCoreRequest, EngineHeartbeat
+
+pytestmark = pytest.mark.xdist_group("deployment")
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=64)
+COUNT = "count from four to nine:"
+COUNTED = " four five six seven eight nine."
+
+
+@pytest.fixture
+async def commands(deployment: LocalStack):
+    connection = CommandConnection(deployment.url)
+    yield connection
+    await connection.close()
+
+
+async def test_answers_are_right_through_the_whole_stack(client: Client) -> None:
+    questions = [q for task in TASKS for q in random.Random(1).sample(held_out_questions(task), 150)]
+    outputs = await asyncio.gather(*(client.generate(q.prompt, GREEDY) for q in questions))
+    right = sum(output.text.strip() == q.answer for output, q in zip(outputs, questions, strict=True))
+    assert right >= 0.98 * len(questions)
+
+
+async def test_text_token_ids_and_messages_ask_the_same(client: Client) -> None:
+    as_messages = await client.generate([{"role": "user", "content": COUNT}], GREEDY)
+    as_text = await client.generate(COUNT, GREEDY)
+    assert as_text.text == as_messages.text == COUNTED
+    assert as_text.usage is not None
+    assert as_text.usage.num_output_tokens == len(as_text.outputs[0].token_ids)
+    assert as_text.outputs[0].finish_reason == "stop"
+
+
+async def test_a_stop_string_cuts_the_text_and_ends_the_request(client: Client) -> None:
+    output = await client.generate(COUNT, SamplingParams(temperature=0, max_tokens=64, stop=["seven", "z"]))
+    assert (output.text, output.outputs[0].stop_reason) == (" four five six ", "seven")
+    included = SamplingParams(temperature=0, max_tokens=64, stop="en e", include_stop_str_in_output=True)
+    assert (await client.generate(COUNT, included)).text == " four five six seven e"
+
+
+async def test_a_stop_token_and_the_limits_end_the_request(client: Client) -> None:
+    whole = (await client.generate(COUNT, GREEDY)).outputs[0]
+    third = whole.token_ids[2]
+    stopped = (await client.generate(COUNT, SamplingParams(temperature=0, stop_token_ids=[third]))).outputs[0]
+    assert (stopped.token_ids, stopped.stop_reason, stopped.text) == (whole.token_ids[:3], third, " four five")
+    short = (await client.generate(COUNT, SamplingParams(temperature=0, max_tokens=2))).outputs[0]
+    assert (short.token_ids, short.finish_reason) == (whole.token_ids[:2], "length")
+    on = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    assert len((await client.generate(COUNT, on)).outputs[0].token_ids) == 40
+    least = SamplingParams(temperature=0, max_tokens=40, min_tokens=20)
+    assert len((await client.generate(COUNT, least)).outputs[0].token_ids) >= 20
+
+
+async def test_a_seed_gives_the_same_tokens_whatever_runs_beside_it(client: Client) -> None:
+    params = SamplingParams(temperature=1.5, seed=11, max_tokens=30, ignore_eos=True)
+    alone = await client.generate("spell 12:", params)
+    crowd = [client.generate(COUNT, SamplingParams(temperature=1.5, max_tokens=40, ignore_eos=True)) for _ in range(20)]
+    beside, *others = await asyncio.gather(client.generate("spell 12:", params), *crowd)
+    assert beside.outputs[0].token_ids == alone.outputs[0].token_ids
+    assert len({output.text for output in others}) > 1
+
+
+async def test_token_ids_alone_need_no_text(client: Client) -> None:
+    output = await client.generate(COUNT, SamplingParams(temperature=0, max_tokens=64, detokenize=False))
+    assert output.text == ""
+    assert output.outputs[0].token_ids == (await client.generate(COUNT, GREEDY)).outputs[0].token_ids
+
+
+async def test_what_only_the_worker_can_know_comes_back_as_the_callers_error(client: Client) -> None:
+    with pytest.raises(errors.PromptTooLongError, match="max_model_len is 2048"):
+        await client.generate("x" * 9000, GREEDY)
+    assert (await client.generate(COUNT, GREEDY)).text == COUNTED
+
+
+async def test_bytes_that_are_no_request_fail_that_one_and_stop_nothing(client: Client, commands) -> None:
+    broker = client._broker("demo")
+    for request_id, payload in (("garbage", b"\xc1\xff"), ("wrong-type", msgspec.msgpack.encode(["add", 1, 7]))):
+        await broker.enqueue(request_id, payload, result_ttl_ms=60_000, detached=True)
+        with pytest.raises(errors.ValidationError, match="not a request this worker can read"):
+            await (await client.handle(request_id)).result()
+    empty = msgspec.msgpack.encode(EngineCoreRequest(request_id="empty", sampling_params=SamplingParams()))
+    await broker.enqueue("empty", empty, result_ttl_ms=60_000, detached=True)
+    with pytest.raises(errors.ValidationError, match="has no prompt"):
+        await (await client.handle("empty")).result()
+    await commands.execute("XADD", broker.keys.lane, "*", "what", "is this")
+    assert (await client.generate(COUNT, GREEDY)).text == COUNTED
+
+
+async def test_a_detached_request_outlives_its_client(deployment: LocalStack) -> None:
+    async with Client.connect(deployment.url) as first:
+        handle = await first.submit(COUNT, GREEDY)
+    async with Client.connect(deployment.url) as second:
+        assert (await (await second.handle(handle.request_id)).result()).text == COUNTED
+
+
+async def test_200_streams_with_random_cancellations(deployment: LocalStack, commands: CommandConnection) -> None:
+    """Every stream ends as it should, the KV blocks all come back, and Redis is clean after the time to live."""
+    rng = random.Random(5)
+    counts = {"whole": 0, "left": 0, "cancelled": 0}
+
+    async def one(client: Client) -> None:
+        max_tokens = rng.randint(1, 120)
+        params = SamplingParams(temperature=1.0, max_tokens=max_tokens, ignore_eos=True)
+        fate = rng.choice(["whole", "whole", "left", "cancelled"])
+        leave_at = rng.randint(0, max_tokens)
+        if fate == "cancelled":
+            handle = await client.submit(COUNT, params)
+            stream = handle.stream()
+        else:
+            handle = None
+            stream = client.stream(COUNT, params)
+        expected_index, ends = 0, []
+        async for delta in stream:
+            assert delta.index == expected_index
+            expected_index = delta.next_index
+            if delta.finish_reason is not None:
+                ends.append(delta.finish_reason)
+            elif expected_index >= leave_at and fate == "left":
+                break
+            elif expected_index >= leave_at and handle is not None:
+                await handle.cancel()
+        if fate == "whole":
+            assert (ends, expected_index) == (["length"], max_tokens)
+        elif fate == "cancelled":
+            assert ends in (["cancelled"], ["length"])
+        counts[fate] += 1
+
+    async with Client.connect(deployment.url, result_ttl_s=1.0) as client, asyncio.timeout(90):
+        await asyncio.gather(*(one(client) for _ in range(200)))
+    assert sum(counts.values()) == 200
+    assert min(counts.values()) > 20
+
+    keys = Keys().model("demo")
+    async with asyncio.timeout(20):
+        while (await heartbeat(commands)).kv_cache_usage > 0 or (await heartbeat(commands)).num_running_reqs:
+            await asyncio.sleep(0.1)
+        while await request_keys(commands):
+            await asyncio.sleep(0.1)
+    assert await commands.execute("XLEN", keys.lane) == 0
+    assert (await commands.execute("XPENDING", keys.lane, GROUP))[0] == 0
+    assert await commands.execute("LLEN", keys.returned) == 0
+
+
+async def heartbeat(commands: CommandConnection) -> EngineHeartbeat:
+    (engine_id,) = await commands.execute("SMEMBERS", Keys().engines())
+    return msgspec.json.decode(await commands.execute("GET", Keys().engine(engine_id.decode())), type=EngineHeartbeat)
+
+
+async def request_keys(commands: CommandConnection) -> list[bytes]:
+    """Keys of single requests whose result lives a second: those of other tests live an hour."""
+    found = await commands.execute("KEYS", Keys().model("demo").request("*"))
+    found += await commands.execute("KEYS", Keys().model("demo").log("*"))
+    lives = [await commands.execute("PTTL", key) for key in found]
+    return [key for key, ttl in zip(found, lives, strict=True) if ttl == -1 or 0 <= ttl <= 1000]

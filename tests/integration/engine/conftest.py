@@ -1,0 +1,70 @@
+"""Small random models in folders, engines over them, and engine cores in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from penstock.worker.config import EngineConfig
+from penstock.worker.engine.composition import build_engine
+from penstock.worker.engine.core import EngineCore
+
+from .harness import BYTES_PER_TOKEN, MODELS, VOCAB_SIZE, CoreProcess
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Keep torch off the other cores: the models are tiny."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Make a folder with a random model of an architecture; the same folder for the same name."""
+    root = tmp_path_factory.mktemp("models")
+
+    def make(name: str) -> Path:
+        folder = root / name
+        if not folder.exists():
+            torch.manual_seed(0)
+            transformers.AutoModelForCausalLM.from_config(MODELS[name]()).save_pretrained(folder)
+            vocabulary = {f"<{i}>": i for i in range(VOCAB_SIZE)}
+            tokenizer = {"version": "1.0", "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<0>"}}
+            (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_core(model_folder: Callable[[str], Path]) -> Callable[..., EngineCore]:
+    """Build an engine core in this process: ``make_core("llama", num_blocks=30, block_size=4)``."""
+
+    def make(name: str, num_blocks: int | None = None, **options: Any) -> EngineCore:
+        block_size = options.get("block_size", 16)
+        memory = None if num_blocks is None else num_blocks * block_size * BYTES_PER_TOKEN
+        config = EngineConfig(model=str(model_folder(name)), num_threads=1, kv_cache_memory=memory, **options)
+        return build_engine(config).core
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[list[int]]:
+    """Prompts of different lengths."""
+    rng = random.Random(0)
+    return [[rng.randrange(3, VOCAB_SIZE) for _ in range(n)] for n in (3, 1, 17, 40, 9, 25)]
+
+
+@pytest.fixture
+def core_process() -> Iterator[CoreProcess]:
+    process = CoreProcess()
+    yield process
+    process.process.kill()
+    process.close()

@@ -1,0 +1,110 @@
+"""Random models, requests and engine core processes for the tests of this folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import transformers
+from penstock.shared.messages import Configure, CoreOutput, EngineCoreRequest, Hello
+from penstock.shared.params import SamplingParams
+from penstock.worker.engine.core import EngineCore
+from penstock.worker.ipc import FrameSplitter, frame, socket_pair
+
+VOCAB_SIZE = 128
+# 4 layers x 2 KV heads x 16 dims x key and value x 4 bytes.
+BYTES_PER_TOKEN = 1024
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    # Wide enough that outputs vary and the two best tokens lie far apart.
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "llama": lambda: transformers.LlamaConfig(**SHAPE),
+    "qwen2": lambda: transformers.Qwen2Config(**SHAPE),
+    "qwen3": lambda: transformers.Qwen3Config(**SHAPE, head_dim=16),
+    "mistral": lambda: transformers.MistralConfig(**SHAPE, sliding_window=7),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **SHAPE, head_dim=16, query_pre_attn_scalar=16, sliding_window=9, attn_logit_softcapping=20.0
+    ),
+    "phi3": lambda: transformers.Phi3Config(**SHAPE),
+    "gpt_oss": lambda: transformers.GptOssConfig(
+        **SHAPE, head_dim=16, sliding_window=8, num_local_experts=4, num_experts_per_tok=2
+    ),
+}
+
+
+def request(request_id: str, prompt: list[int], output: list[int] | None = None, **params: Any) -> EngineCoreRequest:
+    """A request for 30 greedy tokens unless ``params`` says otherwise."""
+    given: dict[str, Any] = {"temperature": 0.0, "max_tokens": 30, "ignore_eos": True, **params}
+    return EngineCoreRequest(
+        request_id=request_id, prompt_token_ids=prompt, sampling_params=SamplingParams(**given), output_token_ids=output
+    )
+
+
+def generate(core: EngineCore, requests: list[EngineCoreRequest]) -> dict[str, list[int]]:
+    """Run requests together to their end; the tokens of each."""
+    tokens: dict[str, list[int]] = {r.request_id: [] for r in requests}
+    for r in requests:
+        assert core.add_request(r) is None
+    while core.has_work:
+        for output in core.step():
+            assert output.error is None
+            tokens[output.request_id] += output.new_token_ids
+        core.check_invariants()
+    return tokens
+
+
+class CoreProcess:
+    """An engine core in a process of its own, and the worker's end of its socket."""
+
+    def __init__(self) -> None:
+        self.socket, theirs = socket_pair()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.worker.engine", "--fd", str(theirs.fileno())],
+            pass_fds=(theirs.fileno(),),
+            stderr=subprocess.PIPE,
+        )
+        theirs.close()
+        self.socket.settimeout(60)
+        self._splitter = FrameSplitter()
+        self._decoder = msgspec.msgpack.Decoder(CoreOutput)
+        self._messages: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.socket.sendall(frame(message if isinstance(message, bytes) else msgspec.msgpack.encode(message)))
+
+    def receive(self) -> Any:
+        """The next message; EOFError when the core is gone."""
+        while not self._messages:
+            data = self.socket.recv(1 << 16)
+            if not data:
+                raise EOFError
+            self._messages += [self._decoder.decode(payload) for payload in self._splitter.feed(data)]
+        return self._messages.pop(0)
+
+    def start(self, config_json: bytes) -> Any:
+        """Shake hands; returns ``Ready`` or ``StartupFailed``."""
+        assert isinstance(self.receive(), Hello)
+        self.send(Configure(config_json))
+        return self.receive()
+
+    def close(self) -> str:
+        """End the process; returns what it wrote to standard error."""
+        self.socket.close()
+        _, errors = self.process.communicate(timeout=60)
+        return errors.decode()

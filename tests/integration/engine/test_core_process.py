@@ -1,0 +1,114 @@
+"""A real engine core process: handshake, steps, aborts, bad messages, failed starts, and its end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from penstock.shared.messages import (
+    AbortRequests,
+    CheckInvariants,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    FinishReason,
+    Ready,
+    Shutdown,
+    StartupFailed,
+    UtilityCall,
+    UtilityOutput,
+)
+from penstock.worker.config import EngineConfig
+
+from .harness import SHAPE, CoreProcess, request
+
+OPTIONS: dict[str, Any] = {"num_threads": 1, "max_num_seqs": 8, "max_model_len": 200}
+
+
+def collect(core: CoreProcess, num_ended: int) -> dict[str, list[EngineCoreOutput]]:
+    """Receive until that many requests have ended; the outputs of each."""
+    outputs: dict[str, list[EngineCoreOutput]] = {}
+    while sum(rows[-1].finished for rows in outputs.values()) < num_ended:
+        message = core.receive()
+        assert isinstance(message, EngineCoreOutputs)
+        for output in message.outputs:
+            outputs.setdefault(output.request_id, []).append(output)
+    return outputs
+
+
+def call(core: CoreProcess, call_id: int) -> UtilityOutput:
+    """Ask for the invariants; passes over the outputs of steps."""
+    core.send(UtilityCall(call_id, CheckInvariants()))
+    while not isinstance(message := core.receive(), UtilityOutput):
+        assert isinstance(message, EngineCoreOutputs)
+    return message
+
+
+def test_a_life_of_a_core(core_process: CoreProcess, model_folder: Callable[[str], Path]) -> None:
+    folder = model_folder("llama")
+    ready = core_process.start(EngineConfig(model=str(folder), **OPTIONS).encode())
+    assert isinstance(ready, Ready)
+    assert (ready.model_folder, ready.architecture) == (str(folder.resolve()), "LlamaForCausalLM")
+    assert (ready.max_model_len, ready.vocab_size, ready.eos_token_ids) == (200, SHAPE["vocab_size"], [2])
+    assert (ready.dtype, ready.device, ready.block_size) == ("float32", "cpu", 16)
+    assert ready.kv_cache_size_tokens == ready.num_blocks * 16
+    assert 0 < ready.load_time_s < 60
+
+    core_process.process.send_signal(signal.SIGINT)
+    for index in range(3):
+        core_process.send(request(str(index), [1, 5 + index]))
+    outputs = collect(core_process, 3)
+    assert [len(outputs[str(index)]) for index in range(3)] == [30, 30, 30]
+    assert all(rows[-1].finish_reason == FinishReason.LENGTH for rows in outputs.values())
+
+    core_process.send(request("endless", [1, 2], max_tokens=None))
+    core_process.send(request("too long", [1] * 200))
+    core_process.send(request("unknown token", [SHAPE["vocab_size"]]))
+    core_process.send(b"\xc1 is no msgpack")
+    core_process.send(msgspec.msgpack.encode(["add", 1, "malformed", "not a list"]))
+    refused = collect(core_process, 3)
+    errors = {key: rows[-1].error for key, rows in refused.items() if rows[-1].error is not None}
+    assert {key: error.code for key, error in errors.items()} == {
+        "too long": "prompt_too_long",
+        "unknown token": "validation_error",
+        "malformed": "validation_error",
+    }
+    core_process.send(AbortRequests(["endless", "never seen"]))
+    core_process.send(AbortRequests(["endless"]))
+    answer = call(core_process, 4)
+    assert (answer.call_id, answer.failure_message) == (4, None)
+    assert answer.result == {
+        "free_blocks": ready.num_blocks,
+        "total_blocks": ready.num_blocks,
+        "num_running": 0,
+        "num_waiting": 0,
+    }
+    core_process.send(Shutdown())
+    assert core_process.process.wait(timeout=30) == 0
+
+
+def test_a_core_ends_with_its_worker(core_process: CoreProcess, model_folder: Callable[[str], Path]) -> None:
+    assert isinstance(core_process.start(EngineConfig(model=str(model_folder("llama")), **OPTIONS).encode()), Ready)
+    core_process.send(request("endless", [1, 2], max_tokens=None))
+    core_process.close()
+    assert core_process.process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("config_json", "code", "message"),
+    [
+        (b'{"model": "/no/such/folder"}', "model_load_error", "'/no/such/folder' does not exist"),
+        (b'{"model": 5}', "configuration_error", "engine configuration"),
+    ],
+)
+def test_a_failed_start_is_explained_without_a_trace(
+    core_process: CoreProcess, config_json: bytes, code: str, message: str
+) -> None:
+    failed = core_process.start(config_json)
+    assert isinstance(failed, StartupFailed)
+    assert (failed.code, failed.trace) == (code, "")
+    assert message in failed.message
+    assert core_process.process.wait(timeout=30) == 1

@@ -1,0 +1,110 @@
+"""What the loader says about models that it cannot serve, and how it reads those that it can."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from penstock.shared.errors import ConfigurationError, ModelLoadError
+from penstock.worker.config import EngineConfig
+from penstock.worker.models.attention import _classify
+from penstock.worker.models.loader import load_model
+
+from .harness import SHAPE
+
+
+@pytest.fixture
+def folder(model_folder: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A copy of the Llama folder that a test may spoil."""
+    return shutil.copytree(model_folder("llama"), tmp_path / "model")
+
+
+def edit_config(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_missing_file_is_named(folder: Path, missing: str) -> None:
+    (folder / missing).unlink()
+    with pytest.raises(ModelLoadError, match=missing):
+        load_model(EngineConfig(model=str(folder)))
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "./nowhere", "~/nowhere", "a/b/c", "models/"])
+def test_a_path_that_does_not_exist_is_not_looked_for_on_the_hub(model: str) -> None:
+    with pytest.raises(ModelLoadError, match="does not exist"):
+        load_model(EngineConfig(model=model))
+
+
+def test_a_broken_config_and_an_unknown_architecture(folder: Path) -> None:
+    edit_config(folder, model_type="no_such_model", architectures=["NoSuchModel"])
+    with pytest.raises(ModelLoadError, match="no_such_model"):
+        load_model(EngineConfig(model=str(folder)))
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        load_model(EngineConfig(model=str(folder)))
+
+
+def test_a_model_that_ignores_the_attention_interface_is_refused(folder: Path, tmp_path: Path) -> None:
+    config = transformers.BloomConfig(vocab_size=128, hidden_size=32, n_layer=1, n_head=2, seq_length=64)
+    transformers.BloomForCausalLM(config).save_pretrained(tmp_path / "bloom")
+    shutil.copy(folder / "tokenizer.json", tmp_path / "bloom")
+    with pytest.raises(ModelLoadError, match="BloomForCausalLM"):
+        load_model(EngineConfig(model=str(tmp_path / "bloom")))
+
+
+def test_more_length_than_the_model_has_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="max_model_len is 300, but the model serves at most 256"):
+        load_model(EngineConfig(model=str(folder), max_model_len=300))
+
+
+def test_rope_that_follows_the_longest_request_is_served_only_where_it_does_not(folder: Path) -> None:
+    factors = [1.0] * (SHAPE["hidden_size"] // SHAPE["num_attention_heads"] // 2)
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "short_factor": factors,
+        "long_factor": [2.0 * f for f in factors],
+        "original_max_position_embeddings": 64,
+    }
+    edit_config(folder, rope_parameters=rope)
+    assert load_model(EngineConfig(model=str(folder))).max_model_len == 64
+    with pytest.raises(ConfigurationError, match="at most 64"):
+        load_model(EngineConfig(model=str(folder), max_model_len=65))
+
+
+def test_dtype_and_end_of_sequence(folder: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    model = load_model(EngineConfig(model=str(folder), dtype="bfloat16"))
+    assert (model.dtype, model.eos_token_ids) == (torch.bfloat16, [7, 9])
+    (folder / "generation_config.json").unlink()
+    model = load_model(EngineConfig(model=str(folder)))
+    assert (model.dtype, model.eos_token_ids) == (torch.float32, [2])
+
+
+def test_a_slow_tokenizer_is_converted(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}))
+    (folder / "merges.txt").write_text("#version: 0.2\na b\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    converted = load_model(EngineConfig(model=str(folder))).folder
+    assert converted != folder
+    assert (converted / "tokenizer.json").is_file()
+
+
+def test_mask_rules_are_told_apart() -> None:
+    cpu = torch.device("cpu")
+    assert _classify(lambda b, h, q, k: k <= q, 100, cpu) == (None, False)
+    assert _classify(lambda b, h, q, k: (k <= q) & (k > q - 7), 100, cpu) == (7, False)
+    assert _classify(lambda b, h, q, k: (k <= q) & (k > q - 100), 100, cpu) == (None, False)
+    assert _classify(lambda b, h, q, k: (k <= q) & (k // 8 == q // 8), 100, cpu) == (None, True)
+    assert _classify(lambda b, h, q, k: k >= 0 * q, 100, cpu) == (None, True)

@@ -1,0 +1,142 @@
+"""The core with a scripted executor: refusals, resumption, failing steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from penstock.shared.errors import EngineDeadError
+from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
+from penstock.shared.params import LoRARequest, PoolingParams, SamplingParams
+from penstock.worker.engine.block_pool import BlockPool
+from penstock.worker.engine.core import AcceleratorError, EngineCore
+from penstock.worker.engine.scheduler import NO_TOKEN, Scheduler, SchedulerOutput
+
+VOCAB_SIZE = 50
+EOS = 2
+
+
+class Script:
+    """An executor that gives token 7, or raises what the test puts into ``failures``."""
+
+    def __init__(self) -> None:
+        self.failures: list[Exception] = []
+        self.token_id = 7
+
+    def execute(self, output: SchedulerOutput) -> list[int]:
+        if self.failures:
+            raise self.failures.pop(0)
+        return [
+            self.token_id if request.num_uncomputed_tokens == n else NO_TOKEN
+            for request, n in zip(output.requests, output.num_new_tokens, strict=True)
+        ]
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def core(script: Script) -> EngineCore:
+    scheduler = Scheduler(BlockPool(8, 4), max_num_seqs=2, max_num_batched_tokens=8, max_model_len=16)
+    return EngineCore(scheduler, script, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
+
+
+def request(request_id: str = "r", **fields: Any) -> EngineCoreRequest:
+    given: dict[str, Any] = {"prompt_token_ids": [1, 2], "sampling_params": SamplingParams(max_tokens=3), **fields}
+    return EngineCoreRequest(request_id=request_id, **given)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"prompt_token_ids": None}, "validation_error"),
+        ({"prompt_token_ids": []}, "validation_error"),
+        ({"prompt_token_ids": [1, VOCAB_SIZE]}, "validation_error"),
+        ({"prompt_token_ids": [-1]}, "validation_error"),
+        ({"output_token_ids": [VOCAB_SIZE]}, "validation_error"),
+        ({"prompt_token_ids": [1] * 16}, "prompt_too_long"),
+        ({"sampling_params": None}, "validation_error"),
+        ({"sampling_params": None, "pooling_params": PoolingParams()}, "unsupported_parameter"),
+        ({"sampling_params": SamplingParams(logprobs=1)}, "unsupported_parameter"),
+        ({"lora_request": LoRARequest("a", 1, "/a")}, "unsupported_parameter"),
+    ],
+)
+def test_a_bad_request_is_answered_and_the_others_go_on(core: EngineCore, fields: dict[str, Any], code: str) -> None:
+    core.add_request(request("good"))
+    answer = core.add_request(request("bad", **fields))
+    assert answer is not None and answer.error is not None
+    assert (answer.request_id, answer.finish_reason, answer.error.code) == ("bad", FinishReason.ERROR, code)
+    assert not answer.error.retryable
+    assert core.step() == [EngineCoreOutput("good", [7])]
+
+
+def test_a_prompt_that_leaves_room_for_one_token_is_served(core: EngineCore) -> None:
+    assert core.add_request(request(prompt_token_ids=[1] * 15)) is None
+    assert core.step() == []
+    assert core.step() == [EngineCoreOutput("r", [7], FinishReason.LENGTH)]
+    assert not core.has_work
+
+
+def test_delivered_tokens_count_and_are_not_repeated(core: EngineCore) -> None:
+    core.add_request(request(output_token_ids=[5, 6]))
+    assert core.step() == [EngineCoreOutput("r", [7], FinishReason.LENGTH)]
+
+
+@pytest.mark.parametrize(
+    ("delivered", "reason", "stop_reason"),
+    [([5, 5, 5], FinishReason.LENGTH, None), ([EOS], FinishReason.STOP, None), ([9], FinishReason.STOP, 9)],
+)
+def test_a_request_that_was_complete_when_its_engine_died_ends_at_once(
+    core: EngineCore, delivered: list[int], reason: FinishReason, stop_reason: int | None
+) -> None:
+    params = SamplingParams(max_tokens=3, stop_token_ids=[9])
+    answer = core.add_request(request(sampling_params=params, output_token_ids=delivered))
+    assert answer == EngineCoreOutput("r", [], reason, stop_reason)
+    assert not core.has_work
+
+
+def test_the_stopping_token_is_delivered(core: EngineCore, script: Script) -> None:
+    core.add_request(request())
+    script.token_id = EOS
+    assert core.step() == [EngineCoreOutput("r", [EOS], FinishReason.STOP)]
+
+
+def test_a_request_that_is_already_here_is_not_added_twice(core: EngineCore) -> None:
+    core.add_request(request())
+    assert core.add_request(request()) is None
+    assert core.step() == [EngineCoreOutput("r", [7])]
+
+
+def test_a_failing_step_ends_its_batch_with_a_retryable_error(core: EngineCore, script: Script) -> None:
+    for request_id in "abc":
+        core.add_request(request(request_id))
+    script.failures = [RuntimeError("boom")]
+    failed = core.step()
+    assert [(o.request_id, o.error and (o.error.code, o.error.retryable)) for o in failed] == [
+        ("a", ("engine_step_failed", True)),
+        ("b", ("engine_step_failed", True)),
+    ]
+    core.check_invariants()
+    assert core.step() == [EngineCoreOutput("c", [7])]
+
+
+def test_an_accelerator_that_keeps_failing_ends_the_core(core: EngineCore, script: Script) -> None:
+    script.failures = [AcceleratorError("lost")] * 3
+    for request_id in "ab":
+        core.add_request(request(request_id))
+        assert core.step()[0].error is not None
+    core.add_request(request("c"))
+    with pytest.raises(EngineDeadError):
+        core.step()
+
+
+def test_an_accelerator_that_recovers_is_forgiven(core: EngineCore, script: Script) -> None:
+    for _ in range(4):
+        script.failures = [AcceleratorError("hiccup")]
+        core.add_request(request())
+        core.step()
+        core.add_request(request())
+        assert core.step() == [EngineCoreOutput("r", [7])]
+        core.abort_requests(["r"])

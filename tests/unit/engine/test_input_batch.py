@@ -1,0 +1,56 @@
+"""The persistent batch: packing, rows that come and go, and slots."""
+
+from __future__ import annotations
+
+import numpy as np
+from penstock.shared.params import SamplingParams
+from penstock.worker.engine.batch import InputBatch
+from penstock.worker.engine.request import Request
+from penstock.worker.engine.scheduler import SchedulerOutput
+
+
+def make_request(request_id: str, token_ids: list[int], blocks: list[int], num_computed: int = 0) -> Request:
+    request = Request(request_id, token_ids, SamplingParams(max_tokens=None), max_model_len=12)
+    request.block_table, request.num_computed_tokens = blocks, num_computed
+    return request
+
+
+def test_decodes_are_packed_before_prefill_chunks() -> None:
+    batch = InputBatch(max_num_seqs=3, max_model_len=12, block_size=4)
+    chunk = make_request("chunk", [1, 2, 3, 4, 5, 6, 7], [5, 0], num_computed=2)
+    decode = make_request("decode", [8, 9, 10, 11, 12], [3, 7], num_computed=4)
+    step = batch.prepare(SchedulerOutput([chunk, decode], [3, 1]))
+    assert step.order.tolist() == [1, 0]
+    assert step.token_ids.tolist() == [12, 3, 4, 5]
+    assert step.positions.tolist() == [4, 2, 3, 4]
+    assert step.slot_mapping.tolist() == [7 * 4, 5 * 4 + 2, 5 * 4 + 3, 0]
+    assert step.query_lens.tolist() == [1, 3]
+    assert step.seq_lens.tolist() == [5, 5]
+    assert step.sampled.tolist() == [0], "the chunk does not reach the end of its prompt"
+    assert step.logit_rows.tolist() == [0]
+
+
+def test_sampled_tokens_are_the_next_input() -> None:
+    batch = InputBatch(max_num_seqs=1, max_model_len=12, block_size=4)
+    request = make_request("r", [1, 2, 3, 4], [2])
+    step = batch.prepare(SchedulerOutput([request], [4]))
+    batch.append_tokens(step.rows, np.array([9]))
+    request.token_ids.append(9)
+    request.num_computed_tokens = 4
+    request.block_table.append(0)
+    step = batch.prepare(SchedulerOutput([request], [1]))
+    assert (step.token_ids.tolist(), step.positions.tolist(), step.slot_mapping.tolist()) == ([9], [4], [0])
+
+
+def test_a_row_is_given_to_another_request_and_filled_anew() -> None:
+    batch = InputBatch(max_num_seqs=1, max_model_len=12, block_size=4)
+    batch.prepare(SchedulerOutput([make_request("old", [1, 2, 3, 4, 5], [2, 1])], [5]))
+    step = batch.prepare(SchedulerOutput([make_request("new", [6, 7], [0])], [2], released_ids=["old", "unknown"]))
+    assert (step.token_ids.tolist(), step.slot_mapping.tolist()) == ([6, 7], [0, 1])
+
+
+def test_the_last_token_of_the_longest_request_has_no_place_and_needs_none() -> None:
+    batch = InputBatch(max_num_seqs=1, max_model_len=12, block_size=4)
+    step = batch.prepare(SchedulerOutput([make_request("r", [1] * 12, [0, 1, 2])], [12]))
+    batch.append_tokens(step.rows, np.array([9]))
+    assert batch.num_tokens.tolist() == [13]

@@ -1,0 +1,62 @@
+"""How many blocks an engine gets, and what it says when they are too few."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from penstock.shared.errors import ConfigurationError
+from penstock.worker.config import EngineConfig
+from penstock.worker.engine.kv_cache import KVCacheSize, free_host_bytes, size_kv_cache
+
+MIB = 1 << 20
+
+
+def size(max_model_len: int = 64, is_length_chosen: bool = False, **options: Any) -> KVCacheSize:
+    """With 16 MiB free, 1 KiB per token, blocks of 16 tokens: 16 KiB per block."""
+    config = EngineConfig(model="m", **options)
+    return size_kv_cache(
+        config,
+        bytes_per_token=1024,
+        free_bytes=16 * MIB,
+        max_model_len=max_model_len,
+        is_length_chosen=is_length_chosen,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "num_blocks"),
+    [
+        ({}, 256),
+        ({"max_num_seqs": 500, "max_num_batched_tokens": 500}, int(0.4 * 1024)),
+        ({"max_num_seqs": 500, "max_num_batched_tokens": 500, "num_engines_on_host": 2}, int(0.2 * 1024)),
+        ({"max_num_seqs": 500, "max_num_batched_tokens": 500, "gpu_memory_utilization": 0.5}, 512),
+        ({"kv_cache_memory": MIB}, 64),
+        ({"max_num_seqs": 1}, 4),
+    ],
+)
+def test_number_of_blocks(options: dict[str, Any], num_blocks: int) -> None:
+    assert size(**options).num_blocks == num_blocks
+
+
+def test_a_gpu_is_not_shared_between_the_engines_of_a_host() -> None:
+    options = {"device": "cuda", "num_engines_on_host": 8, "max_num_seqs": 500, "max_num_batched_tokens": 500}
+    assert size(**options).num_blocks == int(0.9 * 1024)
+
+
+def test_the_models_own_limit_is_lowered_to_what_fits() -> None:
+    assert size(max_model_len=10**6, kv_cache_memory=MIB).max_model_len == 1024
+
+
+def test_a_limit_that_was_asked_for_is_not_lowered() -> None:
+    with pytest.raises(ConfigurationError, match=r"1 MiB \(kv_cache_memory\).*2048 needs 2 MiB: lower max_model_len"):
+        size(max_model_len=2048, is_length_chosen=True, kv_cache_memory=MIB)
+
+
+def test_no_room_for_a_single_block() -> None:
+    with pytest.raises(ConfigurationError, match="raise kv_cache_memory"):
+        size(kv_cache_memory=1000)
+
+
+def test_free_host_memory_is_plausible() -> None:
+    assert MIB < free_host_bytes() < 1 << 50
