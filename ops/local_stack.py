@@ -54,7 +54,7 @@ class LocalStack:
     def __enter__(self) -> LocalStack:
         try:
             self._redis = EmbeddedRedis.start(Path(self._folder.name) / "data")
-            self._start_worker()
+            self.start_worker()
         except BaseException:
             self.stop()
             raise
@@ -77,7 +77,17 @@ class LocalStack:
 
     def stop(self) -> None:
         """Stop everything this stack started; twice does nothing."""
-        if self._worker is not None and self._worker.poll() is None:
+        self.stop_worker()
+        if self._redis is not None:
+            self._redis.close()
+            self._redis = None
+        self._folder.cleanup()
+
+    def stop_worker(self) -> None:
+        """Stop the worker alone, in order, and wait for its end; requests stay in Redis."""
+        if self._worker is None:
+            return
+        if self._worker.poll() is None:
             family = [self._worker.pid, *(p.pid for p in psutil.Process(self._worker.pid).children(recursive=True))]
             self._worker.send_signal(signal.SIGTERM)
             try:
@@ -87,19 +97,21 @@ class LocalStack:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 self._worker.wait()
-        if self._worker is not None and self._worker.stdout is not None:
-            self._reading.join()
-            self._worker.stdout.close()
-        if self._redis is not None:
-            self._redis.close()
-            self._redis = None
-        self._folder.cleanup()
+        assert self._worker.stdout is not None
+        self._reading.join()
+        self._worker.stdout.close()
+        self._worker = None
 
-    def _start_worker(self) -> None:
+    def start_worker(self) -> None:
+        """Start the worker and wait until it serves.
+
+        Raises:
+            ConfigurationError: as the class.
+        """
         command = [sys.executable, "-m", "penstock.worker.cli", "start", "--model", self._model]
         command += ["--redis-url", self.url, *self._worker_options]
         started = time.monotonic()
-        with self._log_path.open("w") as log:
+        with self._log_path.open("a") as log:
             # A session of its own: Ctrl-C comes to us alone, and we stop the worker in order.
             self._worker = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True

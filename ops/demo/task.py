@@ -31,10 +31,10 @@ MAGNITUDES = (10, 100, 1000)
 MAGNITUDE_WEIGHTS = (1, 3, 6)
 
 _ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
-    "fifteen sixteen seventeen eighteen nineteen"
-).split()
-_TENS = "zero ten twenty thirty forty fifty sixty seventy eighty ninety".split()
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"),
+    *("ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+_TENS = ("zero", "ten", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _ADD = re.compile(r"([a-z ]+) plus ([a-z ]+) is")
 _SPELL = re.compile(r"spell (0|[1-9][0-9]{0,3}):")
 _COUNT = re.compile(r"count from ([a-z ]+) to ([a-z ]+):")

@@ -49,8 +49,9 @@ def make_core(model_folder: Callable[[str], Path]) -> Callable[..., EngineCore]:
     def make(name: str, num_blocks: int | None = None, **options: Any) -> EngineCore:
         block_size = options.get("block_size", 16)
         memory = None if num_blocks is None else num_blocks * block_size * BYTES_PER_TOKEN
-        config = EngineConfig(model=str(model_folder(name)), num_threads=1, kv_cache_memory=memory, **options)
-        return build_engine(config).core
+        folder = model_folder(name)
+        config = EngineConfig(model=str(folder), num_threads=1, kv_cache_memory=memory, **options)
+        return build_engine(config, folder).core
 
     return make
 

@@ -13,8 +13,8 @@ from penstock.worker.engine.core import EngineCore
 from .harness import MODELS, generate, request
 
 NUM_TOKENS = 30
-# In float32 the engine's logits differ from eager ones by about 1e-5 of this; a closer call would prove nothing.
-SMALLEST_LEAD = 1e-3
+# Engine and eager logits, around 6, differ by about 1e-5 in float32; a closer call would prove nothing.
+SMALLEST_LEAD = 1e-4
 
 
 def expected_tokens(folder: Path, prompts: list[list[int]]) -> list[list[int]]:

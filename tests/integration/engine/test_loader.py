@@ -14,7 +14,8 @@ import transformers
 from penstock.shared.errors import ConfigurationError, ModelLoadError
 from penstock.worker.config import EngineConfig
 from penstock.worker.models.attention import _classify
-from penstock.worker.models.loader import load_model
+from penstock.worker.models.folder import resolve_model_folder
+from penstock.worker.models.loader import LoadedModel, load_model
 
 from .harness import SHAPE
 
@@ -23,6 +24,11 @@ from .harness import SHAPE
 def folder(model_folder: Callable[[str], Path], tmp_path: Path) -> Path:
     """A copy of the Llama folder that a test may spoil."""
     return shutil.copytree(model_folder("llama"), tmp_path / "model")
+
+
+def load(folder: Path, **options: Any) -> LoadedModel:
+    config = EngineConfig(model=str(folder), **options)
+    return load_model(config, resolve_model_folder(config.model))
 
 
 def edit_config(folder: Path, **fields: Any) -> None:
@@ -34,22 +40,22 @@ def edit_config(folder: Path, **fields: Any) -> None:
 def test_a_missing_file_is_named(folder: Path, missing: str) -> None:
     (folder / missing).unlink()
     with pytest.raises(ModelLoadError, match=missing):
-        load_model(EngineConfig(model=str(folder)))
+        load(folder)
 
 
 @pytest.mark.parametrize("model", ["/no/such/folder", "./nowhere", "~/nowhere", "a/b/c", "models/"])
 def test_a_path_that_does_not_exist_is_not_looked_for_on_the_hub(model: str) -> None:
     with pytest.raises(ModelLoadError, match="does not exist"):
-        load_model(EngineConfig(model=model))
+        resolve_model_folder(model)
 
 
 def test_a_broken_config_and_an_unknown_architecture(folder: Path) -> None:
     edit_config(folder, model_type="no_such_model", architectures=["NoSuchModel"])
     with pytest.raises(ModelLoadError, match="no_such_model"):
-        load_model(EngineConfig(model=str(folder)))
+        load(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(ModelLoadError, match=r"config\.json"):
-        load_model(EngineConfig(model=str(folder)))
+        load(folder)
 
 
 def test_a_model_that_ignores_the_attention_interface_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -57,12 +63,12 @@ def test_a_model_that_ignores_the_attention_interface_is_refused(folder: Path, t
     transformers.BloomForCausalLM(config).save_pretrained(tmp_path / "bloom")
     shutil.copy(folder / "tokenizer.json", tmp_path / "bloom")
     with pytest.raises(ModelLoadError, match="BloomForCausalLM"):
-        load_model(EngineConfig(model=str(tmp_path / "bloom")))
+        load(tmp_path / "bloom")
 
 
 def test_more_length_than_the_model_has_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="max_model_len is 300, but the model serves at most 256"):
-        load_model(EngineConfig(model=str(folder), max_model_len=300))
+        load(folder, max_model_len=300)
 
 
 def test_rope_that_follows_the_longest_request_is_served_only_where_it_does_not(folder: Path) -> None:
@@ -76,17 +82,17 @@ def test_rope_that_follows_the_longest_request_is_served_only_where_it_does_not(
         "original_max_position_embeddings": 64,
     }
     edit_config(folder, rope_parameters=rope)
-    assert load_model(EngineConfig(model=str(folder))).max_model_len == 64
+    assert load(folder).max_model_len == 64
     with pytest.raises(ConfigurationError, match="at most 64"):
-        load_model(EngineConfig(model=str(folder), max_model_len=65))
+        load(folder, max_model_len=65)
 
 
 def test_dtype_and_end_of_sequence(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
-    model = load_model(EngineConfig(model=str(folder), dtype="bfloat16"))
+    model = load(folder, dtype="bfloat16")
     assert (model.dtype, model.eos_token_ids) == (torch.bfloat16, [7, 9])
     (folder / "generation_config.json").unlink()
-    model = load_model(EngineConfig(model=str(folder)))
+    model = load(folder)
     assert (model.dtype, model.eos_token_ids) == (torch.float32, [2])
 
 
@@ -96,7 +102,7 @@ def test_a_slow_tokenizer_is_converted(folder: Path, tmp_path: Path, monkeypatch
     (folder / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}))
     (folder / "merges.txt").write_text("#version: 0.2\na b\n")
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
-    converted = load_model(EngineConfig(model=str(folder))).folder
+    converted = load(folder).folder
     assert converted != folder
     assert (converted / "tokenizer.json").is_file()
 

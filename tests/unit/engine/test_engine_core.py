@@ -66,7 +66,8 @@ def request(request_id: str = "r", **fields: Any) -> EngineCoreRequest:
 def test_a_bad_request_is_answered_and_the_others_go_on(core: EngineCore, fields: dict[str, Any], code: str) -> None:
     core.add_request(request("good"))
     answer = core.add_request(request("bad", **fields))
-    assert answer is not None and answer.error is not None
+    assert answer is not None
+    assert answer.error is not None
     assert (answer.request_id, answer.finish_reason, answer.error.code) == ("bad", FinishReason.ERROR, code)
     assert not answer.error.retryable
     assert core.step() == [EngineCoreOutput("good", [7])]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from penstock.shared.messages import FinishReason
 from penstock.shared.params import SamplingParams
@@ -12,11 +14,15 @@ from penstock.worker.engine.stop import check_stop
 EOS = frozenset({2, 3})
 
 
-def make_request(output: list[int], max_model_len: int = 100, **params: object) -> Request:
-    """A request with a prompt of 4 tokens and these output tokens."""
-    sampling = SamplingParams(**params)  # type: ignore[arg-type]  # the test names valid fields
+def make_request(output: list[int], **params: Any) -> Request:
+    """A request with a prompt of 4 tokens and these output tokens, for a model of 100."""
     return Request(
-        "r", [9, 9, 9, 9], sampling, max_model_len=max_model_len, eos_token_ids=EOS, output_token_ids=output
+        "r",
+        [9, 9, 9, 9],
+        SamplingParams(**params),
+        max_model_len=100,
+        eos_token_ids=EOS,
+        output_token_ids=output,
     )
 
 
@@ -40,7 +46,7 @@ def make_request(output: list[int], max_model_len: int = 100, **params: object) 
         ({}, [], None),
     ],
 )
-def test_check_stop(params: dict[str, object], output: list[int], expected: object) -> None:
+def test_check_stop(params: dict[str, Any], output: list[int], expected: object) -> None:
     assert check_stop(make_request(output, **params)) == expected
 
 
@@ -80,6 +86,8 @@ def test_legal_paths(path: list[RequestStatus]) -> None:
 )
 def test_an_illegal_step_raises(path: list[RequestStatus]) -> None:
     request = make_request([])
+    *legal, illegal = path
+    for status in legal:
+        request.move_to(status)
     with pytest.raises(InvariantError):
-        for status in path:
-            request.move_to(status)
+        request.move_to(illegal)

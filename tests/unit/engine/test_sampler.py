@@ -139,7 +139,8 @@ def test_uniforms_are_uniform_and_depend_on_seed_and_position() -> None:
     positions = np.arange(20_000)
     for seeds in (np.zeros(20_000, np.uint64), positions.astype(np.uint64)):
         drawn = uniforms(seeds, positions if seeds[1] == 0 else np.zeros_like(positions))
-        assert drawn.min() >= 0 and drawn.max() < 1
+        assert drawn.min() >= 0
+        assert drawn.max() < 1
         counts = np.bincount((drawn * 50).astype(int), minlength=50)
         chi_square = ((counts - 400) ** 2 / 400).sum()
         assert chi_square < 49 + CHI_SQUARE_SIGMAS * 98**0.5

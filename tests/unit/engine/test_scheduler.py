@@ -87,9 +87,7 @@ def test_every_request_ends_within_the_rules(
         assert step < 3000
         for index, arrival in enumerate(load):
             if arrival.step == step:
-                request = make_request(
-                    str(index), arrival.num_prompt_tokens, arrival.max_tokens, arrival.num_delivered
-                )
+                request = make_request(str(index), arrival.num_prompt_tokens, arrival.max_tokens, arrival.num_delivered)
                 tokens[str(index)] = [100 + i for i in range(arrival.num_delivered)]
                 scheduler.add_request(request)
             if arrival.abort_step == step and str(index) in scheduler:

@@ -1,0 +1,71 @@
+"""A worker ends in the middle of generations; the next one goes on after the last token that was delivered."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+from penstock.ops.demo.run import MODEL
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import Client, Delta, SamplingParams
+
+NUM_TOKENS = 400
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True),
+    SamplingParams(temperature=1.0, seed=3, max_tokens=NUM_TOKENS, ignore_eos=True),
+    SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, min_tokens=NUM_TOKENS),
+]
+PROMPT = "count from four to nine:"
+
+
+@pytest.fixture
+def stack() -> Iterator[LocalStack]:
+    options = ["--device", "cpu", "--served-model-name", "demo", "--threads", "1", "--drain-timeout", "0.2"]
+    with LocalStack(MODEL, options) as stack:
+        yield stack
+
+
+def terminate(stack: LocalStack) -> None:
+    """SIGTERM to the supervisor: a drain that is too short for what runs."""
+    stack.processes()["supervisor"].send_signal(signal.SIGTERM)
+
+
+def kill_core(stack: LocalStack) -> None:
+    """kill -9 of the engine core; its worker process hands the requests back."""
+    stack.processes()["engine core 0"].kill()
+
+
+@pytest.mark.parametrize("end", [terminate, kill_core])
+async def test_generations_go_on_at_the_next_worker_without_gap_or_repeat(
+    stack: LocalStack, end: Callable[[LocalStack], None]
+) -> None:
+    async with Client.connect(stack.url) as client:
+        undisturbed = [(await client.generate(PROMPT, params)).outputs[0] for params in PARAMS]
+        seen: list[list[Delta]] = [[] for _ in PARAMS]
+        running = [
+            asyncio.create_task(collect(client.stream(PROMPT, params), into))
+            for params, into in zip(PARAMS, seen, strict=True)
+        ]
+        async with asyncio.timeout(20):
+            while any(not deltas or deltas[-1].next_index < 20 for deltas in seen):
+                await asyncio.sleep(0.005)
+        await asyncio.to_thread(end, stack)
+        await asyncio.to_thread(stack.stop_worker)
+        assert not all(task.done() for task in running), "everything had ended before the worker did"
+        await asyncio.to_thread(stack.start_worker)
+        async with asyncio.timeout(60):
+            await asyncio.gather(*running)
+    for deltas, whole in zip(seen, undisturbed, strict=True):
+        indexes = [delta.index + i for delta in deltas for i in range(len(delta.token_ids))]
+        assert indexes == list(range(NUM_TOKENS))
+        assert [delta.finish_reason for delta in deltas if delta.finished] == ["length"]
+        assert [token_id for delta in deltas for token_id in delta.token_ids] == whole.token_ids
+        assert "".join(delta.text for delta in deltas) == whole.text
+
+
+async def collect(stream: AsyncIterator[Delta], into: list[Delta]) -> None:
+    async for delta in stream:
+        into.append(delta)
