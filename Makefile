@@ -17,6 +17,8 @@ test: $(VENV)/.installed-dev
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	mkdir -p $(VENV)/typing/penstock
+	for part in kernels ops producer shared worker; do ln -sfn "$(CURDIR)/$$part" $(VENV)/typing/penstock/$$part; done
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(VENV)/.installed-dev

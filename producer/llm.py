@@ -83,7 +83,7 @@ class LLM:
     async def _generate_all(
         self,
         prompts: list[Prompt],
-        params: list[SamplingParams | None],
+        params: Sequence[SamplingParams | None],
         model: str | None,
         bar: ProgressBar,
     ) -> list[RequestOutput]:

@@ -89,7 +89,8 @@ def encode_request(request: EngineCoreRequest, max_payload_bytes: int = MAX_PAYL
         raise ValidationError(f"the request cannot be encoded: {error}") from error
     if len(payload) > max_payload_bytes:
         raise PayloadTooLargeError(
-            f"the encoded request has {len(payload)} bytes, max_payload_bytes is {max_payload_bytes}; shorten the prompt"
+            f"the encoded request has {len(payload)} bytes, max_payload_bytes is {max_payload_bytes}; "
+            "shorten the prompt"
         )
     return payload
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import redis.asyncio as redis_asyncio
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -42,7 +42,7 @@ class CommandConnection:
         self._url = url
         self._pool = parse_pool(url, socket_connect_timeout=CONNECT_TIMEOUT_S)
         self._retry_for_s = retry_for_s
-        self._connection: redis_asyncio.Connection | None = None
+        self._connection: AbstractConnection | None = None
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._outbox: list[bytes] = []
         self._has_output = asyncio.Event()
@@ -95,7 +95,7 @@ class CommandConnection:
         self._closed = True
         await self._drop(RedisConnectionError("closed"))
 
-    async def _ensure_open(self) -> redis_asyncio.Connection:
+    async def _ensure_open(self) -> AbstractConnection:
         if self._connection is not None:
             return self._connection
         if self._closed:
@@ -113,7 +113,7 @@ class CommandConnection:
                 ]
             return self._connection
 
-    async def _write(self, connection: redis_asyncio.Connection, has_output: asyncio.Event) -> None:
+    async def _write(self, connection: AbstractConnection, has_output: asyncio.Event) -> None:
         try:
             while True:
                 await has_output.wait()
@@ -123,7 +123,7 @@ class CommandConnection:
         except LOST as error:
             await self._drop(error, of=connection)
 
-    async def _read(self, connection: redis_asyncio.Connection) -> None:
+    async def _read(self, connection: AbstractConnection) -> None:
         waiting = self._waiting
         try:
             while True:
@@ -141,7 +141,7 @@ class CommandConnection:
         except LOST as error:
             await self._drop(error, of=connection)
 
-    async def _drop(self, error: BaseException, of: redis_asyncio.Connection | None = None) -> None:
+    async def _drop(self, error: BaseException, of: AbstractConnection | None = None) -> None:
         connection = self._connection
         if connection is None or (of is not None and of is not connection):
             return
@@ -189,7 +189,7 @@ class Subscriber:
     def __init__(self, url: str) -> None:
         self._url = url
         self._pool = parse_pool(url, socket_connect_timeout=CONNECT_TIMEOUT_S)
-        self._connection: redis_asyncio.Connection | None = None
+        self._connection: AbstractConnection | None = None
         self._subscriptions: dict[bytes, list[Subscription]] = {}
         self._outbox: list[bytes] = []
         self._has_output = asyncio.Event()
@@ -249,7 +249,7 @@ class Subscriber:
             self._outbox += self._connection.pack_command(*args)
             self._has_output.set()
 
-    async def _connect(self) -> redis_asyncio.Connection:
+    async def _connect(self) -> AbstractConnection:
         connection = self._pool.make_connection()
         await connection.connect()
         return connection
@@ -274,7 +274,7 @@ class Subscriber:
             if self._subscriptions:
                 self._send("SUBSCRIBE", *self._subscriptions)
 
-    async def _serve(self, connection: redis_asyncio.Connection) -> None:
+    async def _serve(self, connection: AbstractConnection) -> None:
         """Run the three loops until one of them loses the connection."""
         loops = [asyncio.create_task(loop(connection)) for loop in (self._read, self._write, self._ping)]
         try:
@@ -287,7 +287,7 @@ class Subscriber:
             if isinstance(result, Exception) and not isinstance(result, LOST):
                 raise result
 
-    async def _write(self, connection: redis_asyncio.Connection) -> None:
+    async def _write(self, connection: AbstractConnection) -> None:
         while True:
             if self._outbox:
                 commands, self._outbox = self._outbox, []
@@ -296,7 +296,7 @@ class Subscriber:
             if not self._outbox:
                 await self._has_output.wait()
 
-    async def _ping(self, connection: redis_asyncio.Connection) -> None:
+    async def _ping(self, connection: AbstractConnection) -> None:
         """Notice a connection that died without a word: TCP alone would wait for many minutes."""
         while True:
             self._heard = False
@@ -305,7 +305,7 @@ class Subscriber:
             if not self._heard:
                 raise RedisConnectionError("no answer to PING")
 
-    async def _read(self, connection: redis_asyncio.Connection) -> None:
+    async def _read(self, connection: AbstractConnection) -> None:
         while True:
             reply = await connection.read_response(disconnect_on_error=False)
             self._heard = True

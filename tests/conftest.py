@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 from blockbuster import BlockBuster
+
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.embedded import find_redis_server
 

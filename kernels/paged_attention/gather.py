@@ -81,17 +81,16 @@ def prefill_rows(batch: PagedBatch, window: int | None, mask_rule: MaskRule | No
     for row in range(batch.num_decodes, len(batch.query_lens)):
         query_len, seq_len = batch.query_lens[row], batch.seq_lens[row]
         first_query = seq_len - query_len
-        is_windowed = mask_rule is None and window is not None and window < seq_len
-        first_key = max(0, first_query - window + 1) if is_windowed and window is not None else 0
+        # A window that no query fills is plain causality, which needs no mask.
+        reach = seq_len if window is None or mask_rule is not None else min(window, seq_len)
+        first_key = max(0, first_query - reach + 1)
         keys = torch.arange(first_key, seq_len, device=batch.device)
         queries = torch.arange(first_query, seq_len, device=batch.device)[:, None]
         allowed = None
         if mask_rule is not None:
             allowed = mask_rule(0, 0, queries, keys[None]).expand(query_len, len(keys))
-        elif is_windowed or first_query > 0:
-            allowed = keys <= queries
-            if is_windowed:
-                allowed &= keys > queries - window
+        elif reach < seq_len or first_query > 0:
+            allowed = (keys <= queries) & (keys > queries - reach)
         rows.append(PrefillRow(start, start + query_len, _slots(batch, batch.block_table[row], keys), allowed))
         start += query_len
     return rows

@@ -36,13 +36,14 @@ def paged_attention(
         for group, cache_rows in _decode_plan(batch, window, mask_rule, num_kv_heads):
             rows = slice(0, batch.num_decodes) if group.rows is None else group.rows
             out[rows] = _decode(query[rows], key_cache, value_cache, group, cache_rows, scale, softcap, sinks)
-    for row in batch.derived(
-        ("prefill", window, mask_rule), lambda: prefill_rows(batch, window, mask_rule)
-    ):
+    for row in batch.derived(("prefill", window, mask_rule), lambda: prefill_rows(batch, window, mask_rule)):
         keys = key_cache.view(-1, num_kv_heads, key_cache.shape[3])[row.slots]
         values = value_cache.view(-1, num_kv_heads, value_cache.shape[3])[row.slots]
-        attend = _prefill_tiled if softcap is not None or sinks is not None else _prefill_fused
-        out[row.start : row.stop] = attend(query[row.start : row.stop], keys, values, row, scale, softcap, sinks)
+        chunk = query[row.start : row.stop]
+        if softcap is None and sinks is None:
+            out[row.start : row.stop] = _prefill_fused(chunk, keys, values, row, scale)
+        else:
+            out[row.start : row.stop] = _prefill_tiled(chunk, keys, values, row, scale, softcap, sinks)
     return out
 
 
@@ -80,9 +81,7 @@ def _decode(
     return out.view(num_rows, num_heads, -1)
 
 
-def _prefill_fused(
-    query: Tensor, keys: Tensor, values: Tensor, row: PrefillRow, scale: float, _softcap: None, _sinks: None
-) -> Tensor:
+def _prefill_fused(query: Tensor, keys: Tensor, values: Tensor, row: PrefillRow, scale: float) -> Tensor:
     """A chunk ``[query_len, H, D]`` against ``[S, KVH, D]``; returns ``[query_len, H, DV]``."""
     group_size = query.shape[1] // keys.shape[1]
     out = F.scaled_dot_product_attention(
@@ -97,7 +96,12 @@ def _prefill_fused(
 
 
 def _prefill_tiled(
-    query: Tensor, keys: Tensor, values: Tensor, row: PrefillRow, scale: float, softcap: float | None,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    row: PrefillRow,
+    scale: float,
+    softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
     """As ``_prefill_fused``, with scores in memory, for what the fused function does not offer."""
@@ -120,9 +124,7 @@ def _prefill_tiled(
     return torch.cat(tiles)
 
 
-def _softmax(
-    scores: Tensor, scale: float, softcap: float | None, bias: Tensor | None, sinks: Tensor | None
-) -> Tensor:
+def _softmax(scores: Tensor, scale: float, softcap: float | None, bias: Tensor | None, sinks: Tensor | None) -> Tensor:
     """Float32 softmax over the last axis of ``scores * scale``; ``bias`` and ``sinks`` broadcast against it."""
     scores = scores.float() * scale
     if softcap is not None:

@@ -103,7 +103,8 @@ def _latency(report: BenchReport) -> Table:
         table.add_column(column, justify="right")
     for row in report.engines:
         sides = [(1, "through Redis", row.one_at_a_time)]
-        sides += [(row.num_requests, "engine alone", row.alone[-1]), (row.num_requests, "through Redis", row.served[-1])]
+        sides += [(row.num_requests, "engine alone", row.alone[-1])]
+        sides += [(row.num_requests, "through Redis", row.served[-1])]
         for at_once, side, result in sides:
             ttft = f"{result.ttft_p50_ms:,.1f} / {result.ttft_p99_ms:,.1f}"
             table.add_row(row.model, str(at_once), side, ttft, f"{result.itl_p50_ms:,.1f} / {result.itl_p99_ms:,.1f}")

@@ -20,4 +20,4 @@ def _run(arguments: argparse.Namespace) -> int:
     return run_demo(arguments.questions, arguments.concurrency, arguments.seed, arguments.redis_url)
 
 
-COMMAND = Command("demo", "Start everything, ask the demo model questions, check the answers, stop.", _run, _add_arguments)
+COMMAND = Command("demo", "Start everything, ask questions, check the answers, stop.", _run, _add_arguments)

@@ -19,7 +19,7 @@ class Script(msgspec.Struct, frozen=True):
 
 
 def _load(name: str) -> Script:
-    folder = resources.files(__package__) / "scripts"
+    folder = resources.files(__name__.rpartition(".")[0]) / "scripts"
     text = (folder / "lib.lua").read_text() + (folder / f"{name}.lua").read_text()
     return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 

@@ -46,7 +46,9 @@ SAMPLES: list[tuple[str, str, Any]] = [
     (
         "request with messages",
         "EngineCoreRequest",
-        EngineCoreRequest(request_id="r2", messages=[{"role": "user", "content": "hi"}], sampling_params=SamplingParams()),
+        EngineCoreRequest(
+            request_id="r2", messages=[{"role": "user", "content": "hi"}], sampling_params=SamplingParams()
+        ),
     ),
     (
         "resumed request to a core",

@@ -51,7 +51,8 @@ def test_the_client_works_beside_folders_of_the_same_names(installed: Path, tmp_
     # -S leaves out site-packages and with it this checkout's own editable install; the libraries are added by hand.
     libraries = sysconfig.get_path("purelib")
     prologue = f"import sys; sys.path[:0] = [{str(app)!r}, {str(installed)!r}]; sys.path.append({libraries!r})"
-    code = f"{prologue}; sys.argv = ['main.py', {redis_url!r}, {namespace!r}]; exec(open({str(app / 'main.py')!r}).read())"
+    script = f"exec(open({str(app / 'main.py')!r}).read())"
+    code = f"{prologue}; sys.argv = ['main.py', {redis_url!r}, {namespace!r}]; {script}"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, cwd=app, check=False)
     assert done.stdout.strip() == "cancelled", done.stderr
 

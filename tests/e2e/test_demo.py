@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
@@ -26,7 +27,7 @@ def test_demo_answers_right_and_leaves_nothing_behind() -> None:
     assert "TTFT" in done.stdout
     assert "tokens/s" in done.stdout
     numbers = [line.split("]")[0].strip("[ ") for line in done.stdout.splitlines() if "] …" in line]
-    switches = sum(a != b for a, b in zip(numbers, numbers[1:], strict=False))
+    switches = sum(a != b for a, b in itertools.pairwise(numbers))
     assert switches > len(numbers) / 4, "the answers do not interleave"
     started = {pid for pid in ours() - before if _has_ancestor_gone(pid)}
     assert not started

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import Tensor
+
 from penstock.kernels.errors import KernelInputError
 from penstock.kernels.paged_attention import MaskRule, PagedBatch, gather, paged_attention, reference
-from torch import Tensor
 
 # (query_len, seq_len) of each row, decodes first.
 MIXES = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from penstock.kernels.errors import KernelInputError
 from penstock.kernels.kv_cache import store_kv_cache
 

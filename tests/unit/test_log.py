@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.log import configure_logging
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import redis
+
 from penstock.shared.embedded import find_redis_server
 from penstock.shared.errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedError
 from penstock.shared.redis_check import check_redis

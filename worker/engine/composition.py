@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 import torch
@@ -31,17 +31,16 @@ class Engine:
     ready: Ready
 
 
-def build_engine(config: EngineConfig) -> Engine:
-    """Load the model, size and allocate the KV cache, and run one request through.
+def build_engine(config: EngineConfig, folder: Path) -> Engine:
+    """Load the model in ``folder``, size and allocate the KV cache, and run one request through.
 
     Raises:
         ConfigurationError, ModelLoadError: a setting or the model does not fit; says which.
     """
-    started = time.monotonic()
     torch.manual_seed(config.seed)
     if config.device == "cpu":
         torch.set_num_threads(choose_num_threads(config))
-    model = load_model(config)
+    model = load_model(config, folder)
     size = size_kv_cache(
         config,
         bytes_per_token=model.attention.bytes_per_token,
@@ -61,8 +60,7 @@ def build_engine(config: EngineConfig) -> Engine:
         max_model_len=size.max_model_len,
     )
     core = EngineCore(scheduler, runner, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids)
-    load_time_s = time.monotonic() - started
-    return Engine(core, _ready(config, model, size.num_blocks, load_time_s))
+    return Engine(core, _ready(config, model, size.num_blocks))
 
 
 def choose_num_threads(config: EngineConfig) -> int:
@@ -89,7 +87,7 @@ def _free_gpu_bytes(model: LoadedModel, config: EngineConfig) -> int:
     return torch.cuda.mem_get_info()[0] - activation_bytes
 
 
-def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int, load_time_s: float) -> Ready:
+def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
     return Ready(
         model_folder=str(model.folder),
         architecture=model.architecture,
@@ -104,5 +102,4 @@ def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int, load_time_
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         kv_cache_size_tokens=num_blocks * config.block_size,
-        load_time_s=load_time_s,
     )

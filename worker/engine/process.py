@@ -1,9 +1,9 @@
 """The engine core's process: the handshake with its worker process, and the busy loop.
 
-    Hello(version, pid)   ──▶
-                          ◀──   Configure(config_json)
-    Ready | StartupFailed ──▶
-    EngineCoreOutputs     ◀─▶   EngineCoreRequest, AbortRequests, UtilityCall, Shutdown
+Hello(version, pid)   ──▶
+                      ◀──   Configure(config_json)
+Ready | StartupFailed ──▶
+EngineCoreOutputs     ◀─▶   EngineCoreRequest, AbortRequests, UtilityCall, Shutdown
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ...shared.messages import (
 )
 from ..config import EngineConfig
 from ..ipc import CoreChannel, Undecodable
+from ..models.folder import resolve_model_folder
 from .core import EngineCore, refusal
 
 _log = structlog.get_logger(__name__)
@@ -137,19 +138,23 @@ def run_engine_core(channel: CoreChannel) -> int:
 
 def _start(channel: CoreChannel, first: Any) -> EngineCore | None:
     """Build what ``first`` configures and announce it; None if that failed and the worker was told why."""
+    started = time.monotonic()
     try:
         if not isinstance(first, Configure):
             raise ConfigurationError(f"the worker process sent {type(first).__name__} where Configure was due")
         config = EngineConfig.decode(first.config_json)
-        # Here, not above: torch and transformers take seconds to import, and Hello should not wait for them.
+        folder = resolve_model_folder(config.model)
+        # Here, not above: torch and transformers take seconds to import; neither Hello nor the news of a mistyped
+        # folder should wait for them.
         from .composition import build_engine
 
-        engine = build_engine(config)
+        engine = build_engine(config, folder)
     except ConfigurationError as error:
         channel.send(StartupFailed(error.code, str(error)))
         return None
     except Exception as error:
         channel.send(StartupFailed("core_startup_failed", f"{type(error).__name__}: {error}", traceback.format_exc()))
         return None
+    engine.ready.load_time_s = time.monotonic() - started
     channel.send(engine.ready)
     return engine.core

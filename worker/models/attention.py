@@ -9,10 +9,12 @@ exact causal, sliding or chunked rule reaches the kernel and nothing of size T x
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -50,9 +52,7 @@ class AttentionCall:
     @property
     def bytes_per_token(self) -> int:
         """Cache bytes of one token."""
-        return (
-            self.key_shape[0] * self.key_shape[1] + self.value_shape[0] * self.value_shape[1]
-        ) * self.dtype.itemsize
+        return (self.key_shape[0] * self.key_shape[1] + self.value_shape[0] * self.value_shape[1]) * self.dtype.itemsize
 
 
 class PagedAttention:
@@ -85,13 +85,10 @@ class PagedAttention:
             AttentionInterface.register(self.name, self._attend)
 
     def allocate(self, num_blocks: int, block_size: int, device: torch.device) -> None:
-        """Make the caches, ``[NB, BS, KVH, D]`` each.
-
-        Zeros, not empty: the CPU commits zero pages only when they are written.
-        """
+        """Make the caches, ``[NB, BS, KVH, D]`` each."""
         for call in self.calls:
-            call.key_cache = torch.zeros(num_blocks, block_size, *call.key_shape, dtype=call.dtype, device=device)
-            call.value_cache = torch.zeros(num_blocks, block_size, *call.value_shape, dtype=call.dtype, device=device)
+            call.key_cache = _zeros((num_blocks, block_size, *call.key_shape), call.dtype, device)
+            call.value_cache = _zeros((num_blocks, block_size, *call.value_shape), call.dtype, device)
 
     def begin(self, batch: PagedBatch) -> None:
         """Say what the next forward's tokens are."""
@@ -99,8 +96,15 @@ class PagedAttention:
         self._next_call = 0
 
     def _record(
-        self, max_model_len: int, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
-        attention_mask: MaskRule | Tensor | None, position_bias: Tensor | None = None, **kwargs: Any,
+        self,
+        max_model_len: int,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: MaskRule | Tensor | None,
+        position_bias: Tensor | None = None,
+        **kwargs: Any,
     ) -> tuple[Tensor, None]:
         layer = type(module).__name__
         if position_bias is not None:
@@ -117,8 +121,16 @@ class PagedAttention:
         return query.new_zeros(*query.shape[:1], query.shape[2], query.shape[1], value_dim), None
 
     def _attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: MaskRule | None,
-        scaling: float | None = None, softcap: float | None = None, s_aux: Tensor | None = None, **_: Any,
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: MaskRule | None,
+        scaling: float | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **_: Any,
     ) -> tuple[Tensor, None]:
         """transformers' attention function: ``[1, H, T, D]`` in, ``([1, T, H, DV], None)`` out."""
         call = self.calls[self._next_call]
@@ -139,6 +151,13 @@ class PagedAttention:
             mask_rule=attention_mask if call.has_own_rule else None,
         )
         return out[None], None
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy asks the kernel for zero pages, huge ones, and takes them when they are written; torch writes them all now.
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 def _return_rule(*_: Any, mask_function: MaskRule, **__: Any) -> MaskRule:

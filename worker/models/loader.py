@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 from ...shared.errors import ConfigurationError, ModelLoadError
 from ..config import EngineConfig
 from .attention import PagedAttention
-from .folder import resolve_model_folder, tokenizer_folder
+from .folder import tokenizer_folder
 
 _PROBE_TOKENS = 2
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
@@ -34,7 +34,7 @@ class LoadedModel:
         folder: where ``tokenizer.json`` is.
         max_model_len: what was asked for, else the model's own limit.
         is_length_chosen: ``max_model_len`` was asked for, and may not be lowered.
-        vocab_size: number of token embeddings; every valid token id is below it.
+        vocab_size: every valid token id is below it.
     """
 
     module: PreTrainedModel
@@ -86,15 +86,14 @@ class LoadedModel:
         )
 
 
-def load_model(config: EngineConfig) -> LoadedModel:
-    """Load the model that ``config`` names, onto its device.
+def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
+    """Load the model in ``folder`` onto the device of ``config``.
 
     Raises:
-        ModelLoadError: folder, files, architecture or attention are not what we can run; says which.
+        ModelLoadError: a file, the architecture or its attention is not what we can run; says which.
         ConfigurationError: the device or ``max_model_len`` does not fit.
     """
     device = _device(config.device)
-    folder = resolve_model_folder(config.model)
     transformers_logging.disable_progress_bar()
     model_config = _read_config(folder, config)
     architecture = (model_config.architectures or [model_config.model_type])[0]
@@ -108,7 +107,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         architecture=architecture,
         max_model_len=max_model_len,
         is_length_chosen=config.max_model_len is not None,
-        vocab_size=module.get_input_embeddings().num_embeddings,
+        vocab_size=model_config.get_text_config().vocab_size,
         eos_token_ids=_eos_token_ids(module),
         takes_logits_to_keep="logits_to_keep" in inspect.signature(module.forward).parameters,
     )
@@ -162,7 +161,8 @@ def _load_module(
         )
     except Exception as error:  # whatever the architecture's own code raises
         raise ModelLoadError(f"{architecture} in {folder} cannot be loaded: {_first_line(error)}") from error
-    return module.to(device).eval()
+    torch.nn.Module.to(module, device)
+    return module.eval()
 
 
 def _install_attention(model: LoadedModel) -> None:

@@ -67,7 +67,7 @@ class Supervisor:
         self._engines = [EngineProcess(config, self._on_change) for config in configs]
         self._on_ready = on_ready
         self._urgency = Urgency.STAY
-        self._drain_timeout_s = self._config.drain_timeout_s
+        self._drain_patience_s = self._config.drain_timeout_s + DRAIN_MARGIN_S
         self._changed = asyncio.Event()
         self._serving = False
 
@@ -105,25 +105,26 @@ class Supervisor:
                 or all(engine.state == EngineState.READY for engine in self._engines)
             )
         )
+        if self._urgency > Urgency.STAY:
+            return
         for engine in self._engines:
             if engine.failure or not engine.alive:
                 self._hurry(Urgency.HAND_BACK)
                 trace = engine.failure.trace if engine.failure else ""
                 raise EngineStartError(engine.cause_of_end(), trace)
-        if self._urgency == Urgency.STAY:
-            self._serving = True
-            self._on_ready()
+        self._serving = True
+        self._on_ready()
 
     async def _serve(self) -> None:
         await self._until(lambda: self._urgency > Urgency.STAY or not self._any_alive())
-        if not self._any_alive():
+        if self._urgency == Urgency.STAY:
             causes = dict.fromkeys(engine.cause_of_end() for engine in self._engines)
             raise EngineDeadError(f"no engine is left: {'; '.join(causes)}")
 
     async def _leave(self) -> None:
         """Take the engines down, step by step, beginning with the one that ``_urgency`` asks for."""
         steps: list[tuple[Urgency, Callable[[EngineProcess], None], float | None]] = [
-            (Urgency.DRAIN, EngineProcess.drain, self._drain_timeout_s + DRAIN_MARGIN_S),
+            (Urgency.DRAIN, EngineProcess.drain, self._drain_patience_s),
             (Urgency.HAND_BACK, EngineProcess.hand_back, HAND_BACK_TIMEOUT_S),
             (Urgency.KILL, EngineProcess.kill, None),
         ]
@@ -166,7 +167,7 @@ class Supervisor:
             return
         if isinstance(command, DrainCommand):
             if command.timeout_s is not None:
-                self._drain_timeout_s = min(command.timeout_s, self._config.drain_timeout_s)
+                self._drain_patience_s = min(command.timeout_s, self._drain_patience_s)
             self._hurry(Urgency.DRAIN)
         else:
             self._hurry(Urgency.HAND_BACK)

@@ -174,5 +174,3 @@ def test_random_histories_keep_the_contract(redis_url: str) -> None:
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
     profile = settings(max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=checks)
     run_state_machine_as_test(Machine, settings=profile)
-
-

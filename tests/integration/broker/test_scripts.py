@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+
 from penstock.shared.broker import NEW, Broker, FinalRecord, Record
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
+
 from penstock.producer import Client
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection

@@ -6,6 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
+
 from penstock.producer import Client, RequestOutputKind, SamplingParams
 from penstock.shared import errors
 from penstock.shared.broker import Broker, Claim, FinalRecord, Record

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+
 from penstock.worker.config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore

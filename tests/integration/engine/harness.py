@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import transformers
+
 from penstock.shared.messages import Configure, CoreOutput, EngineCoreRequest, Hello
 from penstock.shared.params import SamplingParams
 from penstock.worker.engine.core import EngineCore

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from penstock.shared.messages import (
     AbortRequests,
     CheckInvariants,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+
 from penstock.worker.engine.core import EngineCore
 
 from .harness import MODELS, generate, request
@@ -19,7 +21,7 @@ SMALLEST_LEAD = 1e-4
 
 def expected_tokens(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
     """Each prompt alone through ``generate``, with a check that no choice was close."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     model.generation_config.eos_token_id = None
     tokens = []
     for prompt in prompts:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+
 from penstock.shared.errors import ConfigurationError, ModelLoadError
 from penstock.worker.config import EngineConfig
 from penstock.worker.models.attention import _classify
@@ -59,7 +60,7 @@ def test_a_broken_config_and_an_unknown_architecture(folder: Path) -> None:
 
 
 def test_a_model_that_ignores_the_attention_interface_is_refused(folder: Path, tmp_path: Path) -> None:
-    config = transformers.BloomConfig(vocab_size=128, hidden_size=32, n_layer=1, n_head=2, seq_length=64)
+    config = transformers.BloomConfig(vocab_size=128, hidden_size=32, n_layer=1, n_head=2)
     transformers.BloomForCausalLM(config).save_pretrained(tmp_path / "bloom")
     shutil.copy(folder / "tokenizer.json", tmp_path / "bloom")
     with pytest.raises(ModelLoadError, match="BloomForCausalLM"):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from penstock.worker.engine.core import EngineCore
 
 from .harness import generate, request

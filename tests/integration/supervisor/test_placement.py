@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from penstock.shared.command_line import UsageError
 from penstock.worker.supervisor import Placement, place_engines
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
+
 from penstock.producer import Client, SamplingParams
 from penstock.shared.embedded import ServerFolder, read_status
 from penstock.shared.keys import Keys

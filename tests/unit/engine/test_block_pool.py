@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from penstock.worker.engine.block_pool import BlockPool, InvariantError
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from penstock.shared.errors import EngineDeadError
 from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
 from penstock.shared.params import LoRARequest, PoolingParams, SamplingParams

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from penstock.shared.params import SamplingParams
 from penstock.worker.engine.batch import InputBatch
 from penstock.worker.engine.request import Request

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.config import EngineConfig
 from penstock.worker.engine.kv_cache import KVCacheSize, free_host_bytes, size_kv_cache

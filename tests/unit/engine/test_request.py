@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from penstock.shared.messages import FinishReason
 from penstock.shared.params import SamplingParams
 from penstock.worker.engine.block_pool import InvariantError

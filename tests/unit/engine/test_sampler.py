@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+
 from penstock.shared.params import SamplingParams
 from penstock.worker.engine import sampler
 from penstock.worker.engine.randomness import uniforms

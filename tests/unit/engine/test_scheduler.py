@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.messages import EngineCoreOutput, FinishReason, RequestError
 from penstock.shared.params import SamplingParams

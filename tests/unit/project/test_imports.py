@@ -103,7 +103,7 @@ def test_only_keys_py_spells_a_redis_key() -> None:
             if path != ROOT / "shared" / "keys.py":
                 text = path.read_text()
                 for kind in (":request:", ":log:", ":output:", ":lane", ":engines", ":models"):
-                    assert f'{kind}' not in text, f"{path.relative_to(ROOT)} spells {kind!r}"
+                    assert f"{kind}" not in text, f"{path.relative_to(ROOT)} spells {kind!r}"
 
 
 def test_every_package_folder_is_in_the_wheel() -> None:

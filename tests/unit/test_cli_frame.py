@@ -1,0 +1,131 @@
+"""The frame of the programs: nested commands, errors in one sentence, tables, sizes."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import redis
+import structlog
+
+from penstock.shared.command_line import Command, UsageError, format_bytes, format_table, run_program
+from penstock.shared.errors import ConfigurationError
+from penstock.worker.cli.start import parse_bytes
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging() -> Iterator[None]:
+    """Programs that run inside this process configure its logs."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+    logging.captureWarnings(False)
+    structlog.reset_defaults()
+
+
+def program(*commands: Command, argv: list[str]) -> int:
+    return run_program("prog", "A program.", "1.2.3", commands, argv)
+
+
+def test_nested_commands_and_their_arguments() -> None:
+    seen: list[str] = []
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--word")
+
+    def say(arguments: argparse.Namespace) -> int:
+        seen.append(arguments.word)
+        return 7
+
+    group = Command("group", "A group.", subcommands=(Command("say", "Say.", run=say, add_arguments=add_arguments),))
+    assert program(group, argv=["group", "say", "--word", "hello"]) == 7
+    assert seen == ["hello"]
+
+
+@pytest.mark.parametrize("rest", [["--help"], ["start", "--gpus", "0,1", "--", "-x"], []])
+def test_forwarded_arguments_are_left_alone(rest: list[str]) -> None:
+    seen: list[list[str]] = []
+
+    def forward(arguments: argparse.Namespace) -> int:
+        seen.append(arguments.rest)
+        return 0
+
+    assert program(Command("to", "Forward.", run=forward, forwards_arguments=True), argv=["to", *rest]) == 0
+    assert seen == [rest]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ConfigurationError("no."), 1), (UsageError("no."), 2), (redis.ConnectionError("no."), 1)]
+)
+def test_errors_end_in_a_sentence(error: Exception, status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(_: argparse.Namespace) -> int:
+        raise error
+
+    assert program(Command("fail", "Fail.", run=fail), argv=["fail"]) == status
+    assert capsys.readouterr().err == "error: no.\n"
+
+
+def test_interrupt_is_no_traceback() -> None:
+    def interrupt(_: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    assert program(Command("wait", "Wait.", run=interrupt), argv=["wait"]) == 130
+
+
+def test_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        program(Command("known", "Known.", run=lambda _: 0), argv=["unknown"])
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert "prog --help" in error
+    assert error.count("\n") == 1
+
+
+def test_reader_that_leaves_early_is_no_traceback() -> None:
+    code = (
+        "import sys; from penstock.shared.command_line import Command, run_program\n"
+        "def run(_):\n    [print('x' * 1000) for _ in range(1000)]\n    return 0\n"
+        "sys.exit(run_program('prog', '', '', (Command('run', '', run=run),), ['run']))"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert writer.stdout is not None
+    writer.stdout.close()
+    assert writer.stderr is not None
+    assert writer.stderr.read() == b""
+    writer.stderr.close()
+    assert writer.wait(timeout=30) == 1
+
+
+def test_table_is_aligned_and_uncut() -> None:
+    assert format_table(("A", "LONG"), [("x" * 100, "y"), ("", "z")]).splitlines() == [
+        "A" + " " * 101 + "LONG",
+        "x" * 100 + "  y",
+        " " * 102 + "z",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(0, "0 B"), (2048, "2 KiB"), (45 << 20, "45 MiB"), (3 << 29, "1.5 GiB")]
+)
+def test_bytes_in_words(num_bytes: int, text: str) -> None:
+    assert format_bytes(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("2GiB", 2 << 30), ("512m", 512 << 20), ("1.5 GB", 1_500_000_000), ("100", 100), ("100B", 100), ("1KiB", 1024)],
+)
+def test_sizes_are_read(text: str, num_bytes: int) -> None:
+    assert parse_bytes("--size", text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1 PiB", "0", "two"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="--size must be"):
+        parse_bytes("--size", text)

@@ -1,0 +1,82 @@
+"""``python -m penstock.worker.models.random_model``: writes a model of a known shape with random weights.
+
+Speed does not depend on what the weights are, so a benchmark needs no download. The tokenizer knows the 256 bytes;
+other ids decode to nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
+from transformers.utils import logging as transformers_logging
+
+# No token is special, so none ends a generation: every run of a benchmark has the length that was asked for.
+SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
+    # SmolLM-135M
+    "smol135": lambda: LlamaConfig(
+        hidden_size=576,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        intermediate_size=1536,
+        vocab_size=49152,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+    # Qwen3-0.6B
+    "qwen06": lambda: Qwen3Config(
+        hidden_size=1024,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=3072,
+        vocab_size=151936,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+}
+
+
+def write_random_model(shape: str, folder: Path, seed: int = 0) -> None:
+    """Write ``config.json``, bfloat16 weights and ``tokenizer.json`` of a shape of ``SHAPES`` into ``folder``."""
+    torch.manual_seed(seed)
+    transformers_logging.disable_progress_bar()
+    config = SHAPES[shape]()
+    config.dtype = torch.bfloat16
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    _byte_tokenizer().save(str(folder / "tokenizer.json"))
+
+
+def _byte_tokenizer() -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE(vocab={character: index for index, character in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def main() -> int:
+    """Parse the command line and write the folder."""
+    parser = argparse.ArgumentParser(prog="penstock.worker.models.random_model", description=__doc__)
+    parser.add_argument("--shape", required=True, choices=sorted(SHAPES))
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    write_random_model(arguments.shape, arguments.out, arguments.seed)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
