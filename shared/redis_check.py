@@ -19,6 +19,8 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
+    ClusterDownError,
+    MovedError,
     NoPermissionError,
     ReadOnlyError,
     RedisError,
@@ -147,7 +149,8 @@ async def _check_commands(connection: AbstractConnection, namespace: str, shown:
             )
         if isinstance(reply, ReadOnlyError):
             raise RedisUnsupportedError(f"Redis at {shown} is a read-only replica; give the URL of its primary")
-        if text.startswith(("MOVED ", "CLUSTERDOWN ")):
+        # redis-py 8 has classes for these, older ones have the server's words.
+        if isinstance(reply, ClusterDownError | MovedError) or text.startswith(("MOVED ", "CLUSTERDOWN ")):
             raise RedisUnsupportedError(f"Redis at {shown} is a cluster, which this version does not support")
         if isinstance(reply, NoPermissionError) or "unknown command" in text.lower():
             refused.append(name)

@@ -36,6 +36,7 @@ def parse_pool(url: str, **options: Any) -> ConnectionPool:
             f"the Redis URL must begin with {SCHEMES[0]}, {SCHEMES[1]} or {SCHEMES[2]}, got {mask_url(str(url))!r}"
         )
     try:
-        return ConnectionPool.from_url(url, **options)
+        # RESP2, where a subscription's messages are replies like others; redis-py 8 would speak RESP3 by default.
+        return ConnectionPool.from_url(url, protocol=2, **options)
     except ValueError as error:
         raise ConfigurationError(f"the Redis URL {mask_url(url)!r} cannot be read: {error}") from error

@@ -22,7 +22,7 @@ DEMO_MODEL = Path(__file__).parent.parent / "ops" / "demo" / "model"
 @pytest.fixture(autouse=True)
 def _no_blocking_calls() -> Iterator[None]:
     """A blocking call inside the event loop of our own code fails the test."""
-    guard = BlockBuster(scanned_modules=["penstock"])
+    guard = BlockBuster(scanned_modules=[f"penstock.{part}" for part in ("producer", "shared", "worker", "ops")])
     guard.activate()
     yield
     guard.deactivate()

@@ -24,12 +24,13 @@ StartServer = Callable[..., str]
 @pytest.fixture
 def start_server(tmp_path: Path) -> Iterator[StartServer]:
     """Start a redis-server with these options and return its URL."""
+    program = find_redis_server()
     servers: list[subprocess.Popen[bytes]] = []
 
     def start(*options: str) -> str:
         socket = tmp_path / "redis.sock"
         fixed = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(tmp_path)]
-        server = subprocess.Popen([find_redis_server(), *fixed, *options], stdout=subprocess.DEVNULL)
+        server = subprocess.Popen([program, *fixed, *options], stdout=subprocess.DEVNULL)
         servers.append(server)
         give_up_at = time.monotonic() + 10
         while not answers(socket):

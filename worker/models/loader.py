@@ -17,6 +17,7 @@ from ...shared.errors import ConfigurationError, ModelLoadError
 from ..config import EngineConfig
 from .attention import PagedAttention
 from .folder import tokenizer_folder
+from .packed_linear import pack_linear_layers
 
 _PROBE_TOKENS = 2
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
@@ -35,6 +36,7 @@ class LoadedModel:
         max_model_len: what was asked for, else the model's own limit.
         is_length_chosen: ``max_model_len`` was asked for, and may not be lowered.
         vocab_size: every valid token id is below it.
+        num_parameters: shared ones counted once.
     """
 
     module: PreTrainedModel
@@ -45,6 +47,7 @@ class LoadedModel:
     is_length_chosen: bool
     vocab_size: int
     eos_token_ids: list[int]
+    num_parameters: int
     takes_logits_to_keep: bool
 
     @property
@@ -56,11 +59,6 @@ class LoadedModel:
     def device(self) -> torch.device:
         """Of the weights."""
         return self.module.device
-
-    @property
-    def num_parameters(self) -> int:
-        """Shared ones counted once."""
-        return sum(parameter.numel() for parameter in self.module.parameters())
 
     def forward(self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor) -> Tensor:
         """Run packed tokens ``[T]`` at ``positions`` ``[T]``; return logits ``[len(logit_rows), V]`` of those rows."""
@@ -109,9 +107,12 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
         is_length_chosen=config.max_model_len is not None,
         vocab_size=model_config.get_text_config().vocab_size,
         eos_token_ids=_eos_token_ids(module),
+        num_parameters=sum(parameter.numel() for parameter in module.parameters()),
         takes_logits_to_keep="logits_to_keep" in inspect.signature(module.forward).parameters,
     )
     _install_attention(model)
+    if device.type == "cpu":
+        _log.debug("linear_layers_packed", count=pack_linear_layers(module))
     return model
 
 

@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...shared.errors import ConfigurationError, EngineDeadError, ModelLoadError, PenstockError
@@ -50,9 +50,15 @@ class CoreStartupError(PenstockError):
 
 
 class CoreClient:
-    """The worker process's hold on its engine core. ``dead`` is set when the core is gone, for whatever reason."""
+    """The worker process's hold on its engine core. ``dead`` is set when the core is gone, for whatever reason.
 
-    def __init__(self, on_outputs: Callable[[EngineCoreOutputs], None]) -> None:
+    Args:
+        on_outputs: called with each step's outputs.
+        log_options: options of the core's command line that say how it logs.
+    """
+
+    def __init__(self, on_outputs: Callable[[EngineCoreOutputs], None], log_options: Sequence[str] = ()) -> None:
+        self._log_options = log_options
         self._on_outputs = on_outputs
         self._channel = WorkerChannel(self._on_message, self._on_lost)
         self._process: asyncio.subprocess.Process | None = None
@@ -84,6 +90,7 @@ class CoreClient:
             "penstock.worker.engine",
             "--fd",
             str(theirs.fileno()),
+            *self._log_options,
             env=environment,
             pass_fds=(theirs.fileno(),),
             stdin=asyncio.subprocess.DEVNULL,

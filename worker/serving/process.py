@@ -54,7 +54,7 @@ class StopSignals:
 
     async def _watch(self, lifeline: asyncio.StreamReader) -> None:
         await lifeline.read()
-        log.warning("the supervisor is gone; leaving")
+        log.warning("life line closed: handing back and leaving")
         self.stop.set()
         self.at_once.set()
 
@@ -68,7 +68,8 @@ class WorkerProcess:
         self._commands = CommandConnection(config.redis_url)
         self._subscriber = Subscriber(config.redis_url)
         self._heartbeat = Heartbeat(config, self._commands)
-        self._core = CoreClient(self._on_outputs)
+        log_options = ("--log-level", config.log_level, "--log-format", config.log_format)
+        self._core = CoreClient(self._on_outputs, log_options)
         broker = Broker(self._commands, self._keys.model(config.engine.model_name))
         self._service = WorkerService(config.engine_id, broker, self._subscriber, self._core, self._heartbeat)
 

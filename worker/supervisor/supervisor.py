@@ -178,8 +178,8 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
-        """The first signal drains, the second kills."""
-        self._hurry(Urgency.DRAIN if self._urgency == Urgency.STAY else Urgency.KILL)
+        """The first signal drains, the second hands back at once, the third kills."""
+        self._hurry(Urgency(min(self._urgency + 1, Urgency.KILL)))
 
     def _hurry(self, urgency: Urgency) -> None:
         self._urgency = max(self._urgency, urgency)

@@ -87,15 +87,33 @@ async def test_signal_finishes_what_runs(
     assert "Traceback" not in worker.err
 
 
-async def test_second_signal_kills_at_once(start_worker: StartWorker, redis_url: str, namespace: str) -> None:
+async def test_second_signal_hands_back_at_once(start_worker: StartWorker, redis_url: str, namespace: str) -> None:
     worker = start_worker("--device", "cpu")
     await asyncio.to_thread(worker.await_ready)
     request_id = await submit_and_await_first_token(redis_url, namespace)
     worker.process.terminate()
     await asyncio.to_thread(worker.await_event, "leaving")
     worker.process.terminate()
+    assert await asyncio.to_thread(worker.await_end, 10.0) == 0
+    assert leaving_steps(worker) == ["drain", "hand_back"]
+    assert state_of(redis_url, namespace, request_id) == b"queued"
+
+
+async def test_third_signal_kills(start_worker: StartWorker, redis_url: str, namespace: str) -> None:
+    worker = start_worker("--device", "cpu")
+    await asyncio.to_thread(worker.await_ready)
+    request_id = await submit_and_await_first_token(redis_url, namespace)
+    worker.process.terminate()
+    await asyncio.to_thread(worker.await_event, "leaving")
+    # Stopped, the worker process cannot hand back; only a kill is left.
+    for process in worker.worker_processes():
+        process.suspend()
+    for number in (1, 2):  # one at a time: signals that wait together are delivered as one
+        worker.process.terminate()
+        await asyncio.to_thread(wait_until, lambda n=number: len(leaving_steps(worker)) == n, 20.0, "signal not seen")
+    worker.process.terminate()
     assert await asyncio.to_thread(worker.await_end, 10.0) == 1
-    assert [event["step"] for event in worker.events if event["event"] == "leaving"] == ["drain", "kill"]
+    assert leaving_steps(worker) == ["drain", "hand_back", "kill"]
     assert state_of(redis_url, namespace, request_id) == b"claimed"
 
 
@@ -206,3 +224,8 @@ def test_wrong_arguments(start_worker: StartWorker, arguments: tuple[str, ...], 
 def test_wrong_engine_configuration(start_worker: StartWorker) -> None:
     arguments = ("--device", "cpu", "--max-num-seqs", "64", "--max-num-batched-tokens", "8")
     assert_refused(start_worker(*arguments), 1, "max_num_batched_tokens (8) must be at least max_num_seqs")
+
+
+def leaving_steps(worker: StartedWorker) -> list[object]:
+    """The steps of leaving that the supervisor has logged so far."""
+    return [event["step"] for event in worker.events if event["event"] == "leaving"]
