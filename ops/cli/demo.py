@@ -8,7 +8,7 @@ from ...shared.command_line import Command
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--questions", type=int, default=48, help="how many questions to ask (default 48)")
+    parser.add_argument("--questions", type=int, default=64, help="how many questions to ask (default 64)")
     parser.add_argument("--concurrency", type=int, default=12, help="how many at once (default 12)")
     parser.add_argument("--seed", type=int, default=0, help="chooses the questions (default 0)")
     parser.add_argument("--redis-url", help="use a running deployment of the demo model instead of starting one")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +14,13 @@ from ..config import EngineConfig
 from ..models.loader import LoadedModel, load_model
 from .block_pool import BlockPool
 from .core import EngineCore
-from .kv_cache import free_host_bytes, size_kv_cache
+from .host import free_host_bytes, usable_cores
+from .kv_cache import size_kv_cache
 from .model_runner import ModelRunner
 from .request import Request
 from .scheduler import Scheduler
+
+_SMALL_MODEL_PARAMETERS = 20_000_000
 
 _log = structlog.get_logger(__name__)
 
@@ -38,9 +40,9 @@ def build_engine(config: EngineConfig, folder: Path) -> Engine:
         ConfigurationError, ModelLoadError: a setting or the model does not fit; says which.
     """
     torch.manual_seed(config.seed)
-    if config.device == "cpu":
-        torch.set_num_threads(choose_num_threads(config))
     model = load_model(config, folder)
+    if config.device == "cpu":
+        torch.set_num_threads(choose_num_threads(config, model.num_parameters))
     size = size_kv_cache(
         config,
         bytes_per_token=model.attention.bytes_per_token,
@@ -63,11 +65,18 @@ def build_engine(config: EngineConfig, folder: Path) -> Engine:
     return Engine(core, _ready(config, model, size.num_blocks))
 
 
-def choose_num_threads(config: EngineConfig) -> int:
-    """Torch threads of a CPU engine."""
+def choose_num_threads(config: EngineConfig, num_parameters: int) -> int:
+    """Torch threads of a CPU engine: ``num_threads`` if that is set.
+
+    Else one for a small model, whose operations end before a second thread has woken up, and for others its share of
+    the cores, less one from three on: a thread that waits for a core holds up all the others.
+    """
     if config.num_threads:
         return config.num_threads
-    return max(1, len(os.sched_getaffinity(0)) // config.num_engines_on_host)
+    cores = usable_cores() // config.num_engines_on_host
+    if num_parameters < _SMALL_MODEL_PARAMETERS:
+        return 1
+    return max(1, cores if cores < 3 else cores - 1)
 
 
 def _free_bytes(model: LoadedModel, config: EngineConfig) -> int:

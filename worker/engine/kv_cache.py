@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-
-import psutil
 
 from ...shared.errors import ConfigurationError
 from ..config import EngineConfig
 
 DEFAULT_UTILIZATION = {"cuda": 0.9, "cpu": 0.4}
-_CGROUP = Path("/sys/fs/cgroup")
 _MIB = 1 << 20
 
 
@@ -68,34 +64,3 @@ def size_kv_cache(
             )
         max_model_len = num_blocks * config.block_size
     return KVCacheSize(num_blocks, block_bytes, max_model_len)
-
-
-def free_host_bytes() -> int:
-    """Memory that this process may still take: what the host has, within the limit of its control group."""
-    free = psutil.virtual_memory().available
-    for limit_file, usage_file, stat_file in (
-        ("memory.max", "memory.current", "memory.stat"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
-    ):
-        limit, usage = _read_int(_CGROUP / limit_file), _read_int(_CGROUP / usage_file)
-        if limit is not None and usage is not None:
-            free = min(free, limit - usage + _reclaimable_bytes(_CGROUP / stat_file))
-    return max(0, free)
-
-
-def _read_int(path: Path) -> int | None:
-    """The number in a control file; None if it is absent or says "max"."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _reclaimable_bytes(stat_file: Path) -> int:
-    """File pages that count as used but are given up under pressure."""
-    try:
-        lines = stat_file.read_text().splitlines()
-    except OSError:
-        return 0
-    fields = dict(line.split(maxsplit=1) for line in lines if " " in line)
-    return int(fields.get("inactive_file", 0))

@@ -103,7 +103,6 @@ class Scheduler:
         """Choose the next step's work and give it its blocks."""
         output = SchedulerOutput()
         budget = self.max_num_batched_tokens
-        num_preemptions = self._num_preemptions
         index = 0
         while index < len(self._running):
             request = self._running[index]
@@ -117,8 +116,7 @@ class Scheduler:
         while self._waiting and budget > 0 and len(self._running) < self.max_num_seqs:
             request = self._waiting[0]
             num_blocks = self.block_pool.blocks_for(request.num_tokens)
-            # After a preemption the free blocks are meant for those who run.
-            if num_blocks > self.block_pool.num_free or self._num_preemptions > num_preemptions:
+            if num_blocks > self.block_pool.num_free:
                 break
             request.block_table = self.block_pool.allocate(num_blocks)
             request.move_to(RequestStatus.RUNNING)

@@ -187,6 +187,16 @@ def test_aborting_twice_or_late_does_nothing() -> None:
     assert scheduler.schedule().released_ids == ["a", "b"]
 
 
+def test_a_request_that_ends_while_its_step_runs_is_passed_over() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a", 3))
+    scheduler.add_request(make_request("b", 3))
+    output = scheduler.schedule()
+    scheduler.finish_requests(["a"], RequestStatus.FINISHED_ABORTED)
+    assert scheduler.update_from_output(output, [100, 100]) == [EngineCoreOutput("b", [100])]
+    scheduler.check_invariants()
+
+
 def test_a_failed_step_ends_its_batch_and_no_other_request() -> None:
     scheduler = make_scheduler(max_num_seqs=1)
     scheduler.add_request(make_request("a", 3))

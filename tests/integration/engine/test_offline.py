@@ -1,0 +1,79 @@
+"""The engine alone on a workload file, over a random model of a known shape, both as commands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from penstock.shared.errors import PenstockError
+from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.offline import OfflineRequest, run_workload
+from penstock.worker.models import random_model
+
+from .harness import generate, request
+
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
+
+
+def test_a_workload_file_becomes_tokens_and_figures(model_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    workload, output = tmp_path / "workload.json", tmp_path / "output.json"
+    requests = [
+        {"prompt_token_ids": [5, 6, 7], "sampling_params": GREEDY},
+        {"prompt_token_ids": [8], "sampling_params": {**GREEDY, "max_tokens": 3}, "arrival_s": 0.05},
+    ]
+    workload.write_text(json.dumps({"requests": requests}))
+    command = [sys.executable, "-m", "penstock.worker.engine.offline", "--model", str(model_folder("llama"))]
+    command += ["--workload", str(workload), "--output", str(output), "--threads", "1", "--max-num-seqs", "4"]
+    subprocess.run(command, check=True, timeout=60)
+    result = json.loads(output.read_text())
+    assert [len(token_ids) for token_ids in result["output_token_ids"]] == [6, 3]
+    assert result["output_tokens"] == 9
+    assert result["output_tokens_per_s"] == pytest.approx(9 / result["wall_s"])
+    assert 0 < result["ttft_p50_ms"] <= result["ttft_p99_ms"]
+    assert 0 < result["itl_p50_ms"] <= result["itl_p99_ms"]
+    assert result["load_s"] > 0
+    assert result["rss_bytes"] > 1 << 20
+
+
+def test_a_mistake_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "workload.json").write_text('{"requests": []}')
+    command = [sys.executable, "-m", "penstock.worker.engine.offline", "--model", "/no/such/folder"]
+    command += ["--workload", str(tmp_path / "workload.json"), "--output", str(tmp_path / "output.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "model folder '/no/such/folder' does not exist\n"
+
+
+def test_outputs_keep_the_order_of_the_file_whoever_arrives_first(make_core: Callable[..., EngineCore]) -> None:
+    core = make_core("llama")
+    prompts = [[5, 6, 7], [8], [9, 10]]
+    alone = [generate(core, [request("r", prompt, max_tokens=6)])["r"] for prompt in prompts]
+    late_first = [
+        OfflineRequest(prompt, GREEDY, arrival_s) for prompt, arrival_s in zip(prompts, (0.02, 0.0, 0.01), strict=True)
+    ]
+    assert run_workload(core, late_first, load_s=0.0).output_token_ids == alone
+
+
+def test_a_refused_request_stops_the_run(make_core: Callable[..., EngineCore]) -> None:
+    with pytest.raises(PenstockError, match="request 0: prompt_token_ids holds 500"):
+        run_workload(make_core("llama"), [OfflineRequest([500], GREEDY)], load_s=0.0)
+
+
+def test_every_id_of_a_random_model_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = random_model.SHAPES["smol135"]()
+    small.num_hidden_layers = 1
+    monkeypatch.setitem(random_model.SHAPES, "small", lambda: small)
+    random_model.write_random_model("small", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["vocab_size"], config["dtype"], config["eos_token_id"]) == (49152, "bfloat16", None)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.decode(tokenizer.encode("penstock é").ids) == "penstock é"
+    assert max(tokenizer.get_vocab().values()) < config["vocab_size"]
+    assert tokenizer.decode([300, 49151]) == ""
