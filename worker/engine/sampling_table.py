@@ -86,6 +86,6 @@ class SamplingTable:
         if self._masked_ids:
             for index, row in enumerate(rows.tolist()):
                 min_tokens, ids = self._masked_ids.get(row, (0, []))
-                if taken.positions[index] + 1 < min_tokens:
+                if taken.positions[index] < min_tokens:
                     taken.masked_ids.append((index, ids))
         return taken

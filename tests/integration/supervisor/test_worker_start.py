@@ -103,9 +103,7 @@ async def test_third_signal_kills(start_worker: StartWorker, redis_url: str, nam
     worker = start_worker("--device", "cpu")
     await asyncio.to_thread(worker.await_ready)
     request_id = await submit_and_await_first_token(redis_url, namespace)
-    worker.process.terminate()
-    await asyncio.to_thread(worker.await_event, "leaving")
-    # Stopped, the worker process cannot hand back; only a kill is left.
+    # Stopped, the worker process can neither drain nor hand back; only a kill is left.
     for process in worker.worker_processes():
         process.suspend()
     for number in (1, 2):  # one at a time: signals that wait together are delivered as one

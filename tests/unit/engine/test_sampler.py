@@ -161,7 +161,7 @@ def test_a_draw_never_falls_on_a_token_of_weight_zero() -> None:
     assert sampler._inverse_cdf(cumulative, target)[:, 0].tolist() == [3, 3]
 
 
-@pytest.mark.parametrize(("num_output_tokens", "expected"), [(0, 4), (1, 4), (2, 5)])
+@pytest.mark.parametrize(("num_output_tokens", "expected"), [(0, 4), (2, 4), (3, 5)])
 def test_min_tokens_masks_what_would_end_the_request(num_output_tokens: int, expected: int) -> None:
     request = Request(
         "r",
