@@ -1,7 +1,19 @@
-"""Train the demo model from nothing, or check the one that is there.
+"""Train the demo model from nothing, or check the folder that is there.
 
-python -m penstock.ops.demo.train                      # writes ./model beside this file
-python -m penstock.ops.demo.train --evaluate           # exact match on held-out questions
+Two commands; the first replaces ``model/`` beside this file at each evaluation, the last one final:
+
+    python -m penstock.ops.demo.train
+    python -m penstock.ops.demo.train --evaluate
+
+The published model is the first command with its defaults: 4500 steps, 38 minutes on one core of an
+AMD EPYC with avx512_bf16 (torch 2.13.0, transformers 5.23.0). Exact match of its greedy answers on
+held-out questions, read back from the folder, the same in float32 and in bfloat16:
+
+    add     100.00 % of 5000 sums (of 50086 held out)
+    spell   100.00 % of all 511
+    count    99.27 % of all 545
+
+Seeds are fixed; another processor or torch version rounds differently and ends at other weights.
 """
 
 import argparse
@@ -36,8 +48,8 @@ MAX_ANSWER_TOKENS = 64
 
 # Questions per step. Counting is long and easy, sums are short and hard; each group is padded by
 # itself, and weighs the same in the loss per answer token, so long counts do not drown the sums.
-GROUPS: tuple[dict[Task, int], ...] = ({"add": 144, "spell": 16}, {"count": 64})
-GROUP_WEIGHTS = (0.6, 0.4)
+GROUPS: tuple[dict[Task, int], ...] = ({"add": 192, "spell": 32}, {"count": 32})
+GROUP_WEIGHTS = (0.8, 0.2)
 
 
 def model_config(vocab_size: int) -> LlamaConfig:
@@ -98,7 +110,7 @@ def learning_rate(step: int, num_steps: int, peak: float) -> float:
 
 
 def train_step(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batches: list[Batch]) -> float:
-    """One optimizer step over all groups; bf16 matmuls, 0.45 s against 0.77 s on a core with avx512_bf16."""
+    """Take one optimizer step over all groups; bf16 matmuls, 0.45 s against 0.77 s on a core with avx512_bf16."""
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
     for (input_ids, labels), weight in zip(batches, GROUP_WEIGHTS, strict=True):
@@ -118,7 +130,7 @@ def train(args: argparse.Namespace) -> None:
     model = LlamaForCausalLM(model_config(len(tokenizer)))
     model.set_attn_implementation("eager")  # 0.45 s a step; sdpa's bf16 backward on a CPU makes it 0.86 s
     print(f"{model.num_parameters():,} parameters, vocabulary {len(tokenizer)}", flush=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, betas=(0.9, 0.98), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     started_at = time.monotonic()
     for step, batches in zip(range(args.num_steps), training_batches(tokenizer, args.seed), strict=False):
         for group in optimizer.param_groups:
@@ -197,7 +209,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--evaluate", action="store_true", help="do not train; evaluate the folder")
     parser.add_argument("--dtype", default="float32", help="dtype to evaluate in")
     parser.add_argument("--num-questions", type=int, default=5000, help="held-out questions per task to evaluate on")
-    parser.add_argument("--num-steps", type=int, default=4000)
+    parser.add_argument("--num-steps", type=int, default=4500)
     parser.add_argument("--evaluate-every", type=int, default=250, help="in steps")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)

@@ -55,9 +55,12 @@ class BlockPool:
         Raises:
             InvariantError: a block is lost, held twice, or unknown.
         """
-        held = [block for table in block_tables for block in table]
-        everything = sorted(self._free + held)
-        if everything != list(range(self.num_blocks)):
+        blocks = list(self._free)
+        for table in block_tables:
+            blocks += table
+        is_whole = len(blocks) == len(set(blocks)) == self.num_blocks
+        if not is_whole or min(blocks) < 0 or max(blocks) >= self.num_blocks:
             raise InvariantError(
-                f"{len(self._free)} free and {len(held)} held blocks do not make up the pool of {self.num_blocks}"
+                f"{len(self._free)} free and {len(blocks) - len(self._free)} held blocks do not make up the pool of "
+                f"{self.num_blocks}"
             )

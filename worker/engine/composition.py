@@ -85,6 +85,7 @@ def _free_bytes(model: LoadedModel, config: EngineConfig) -> int:
     return _free_gpu_bytes(model, config)
 
 
+@torch.inference_mode()
 def _free_gpu_bytes(model: LoadedModel, config: EngineConfig) -> int:
     """What a GPU has left once a forward of the largest batch has had its share."""
     torch.cuda.empty_cache()

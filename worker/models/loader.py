@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from ...shared.errors import ConfigurationError, ModelLoadError
 from ..config import EngineConfig
 from .attention import PagedAttention
+from .conformance import check_conformance, sample_sequences
 from .folder import tokenizer_folder
 from .packed_linear import pack_linear_layers
 
@@ -73,7 +74,6 @@ class LoadedModel:
             return self.module(**inputs, logits_to_keep=logit_rows).logits[0]
         return self.module(**inputs).logits[0, logit_rows]
 
-    @torch.inference_mode()
     def profile(self, num_tokens: int, num_logit_rows: int) -> None:
         """Run a forward of that size without attention, to see what memory its activations take."""
         num_tokens = min(num_tokens, self.max_model_len)
@@ -110,9 +110,9 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
         takes_logits_to_keep="logits_to_keep" in inspect.signature(module.forward).parameters,
     )
-    _install_attention(model)
     if device.type == "cpu":
         _log.debug("linear_layers_packed", count=pack_linear_layers(module))
+    _install_attention(model)
     return model
 
 
@@ -166,14 +166,18 @@ def _load_module(
     return module.eval()
 
 
+@torch.inference_mode()
 def _install_attention(model: LoadedModel) -> None:
     module, attention = model.module, model.attention
     if not module._can_set_attn_implementation():
         raise ModelLoadError(f"{model.architecture} does not let its attention be replaced, so it cannot be served")
+    sequences = sample_sequences(model.vocab_size, model.device)
+    expected = [module(input_ids=token_ids[None], use_cache=False).logits[0] for token_ids in sequences]
     module.set_attn_implementation(attention.name)
     model.profile(num_tokens=_PROBE_TOKENS, num_logit_rows=1)
     if not attention.calls:
         raise ModelLoadError(f"{model.architecture} ignores transformers' attention interface, so it cannot be served")
+    check_conformance(model.architecture, model.forward, attention, expected)
 
 
 def _eos_token_ids(module: PreTrainedModel) -> list[int]:

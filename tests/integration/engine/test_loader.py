@@ -67,6 +67,15 @@ def test_a_model_that_ignores_the_attention_interface_is_refused(folder: Path, t
         load(tmp_path / "bloom", max_model_len=32)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_with_state_besides_keys_and_values_is_refused(folder: Path, tmp_path: Path, dtype: str) -> None:
+    config = transformers.Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"] * 2)
+    transformers.Lfm2ForCausalLM(config).save_pretrained(tmp_path / "lfm2")
+    shutil.copy(folder / "tokenizer.json", tmp_path / "lfm2")
+    with pytest.raises(ModelLoadError, match=r"Lfm2ForCausalLM gives other results .*logits differ by \d+\.\d%"):
+        load(tmp_path / "lfm2", dtype=dtype)
+
+
 def test_more_length_than_the_model_has_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="max_model_len is 300, but the model serves at most 256"):
         load(folder, max_model_len=300)
