@@ -3,13 +3,13 @@
 Two commands; the first replaces ``model/`` beside this file at each evaluation, the last one final:
 
     python -m penstock.ops.demo.train
-    python -m penstock.ops.demo.train --evaluate
+    python -m penstock.ops.demo.train --evaluate --num-questions 60000
 
 The published model is the first command with its defaults: 4500 steps, 38 minutes on one core of an
 AMD EPYC with avx512_bf16 (torch 2.13.0, transformers 5.23.0). Exact match of its greedy answers on
 held-out questions, read back from the folder, the same in float32 and in bfloat16:
 
-    add     100.00 % of 5000 sums (of 50086 held out)
+    add     100.00 % of all 50086 (5000 in bfloat16)
     spell   100.00 % of all 511
     count    99.27 % of all 545
 
