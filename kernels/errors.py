@@ -5,9 +5,3 @@ from __future__ import annotations
 
 class KernelInputError(ValueError):
     """An argument has a shape, dtype or stride that the kernel does not take; the message names it."""
-
-
-def require(holds: bool, message: str) -> None:
-    """Raise ``KernelInputError`` with ``message`` unless ``holds``."""
-    if not holds:
-        raise KernelInputError(message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..dispatch import REFERENCE, select
-from ..errors import require
+from ..errors import KernelInputError
 from . import reference
 
 _IMPLEMENTATIONS = {REFERENCE: reference.store_kv_cache}
@@ -30,15 +30,19 @@ def store_kv_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: T
     Cost: memory bound, ``2 * T * KVH * (D + DV) * itemsize`` bytes.
     Source: Kwon et al. 2023 (arXiv:2309.06180), section 4.
     """
-    for name, new, cache in (("key", key, key_cache), ("value", value, value_cache)):
-        require(new.ndim == 3, f"{name} must be [T, KVH, D], got shape {tuple(new.shape)}")
-        require(
-            cache.ndim == 4 and cache.shape[2:] == new.shape[1:] and cache.is_contiguous(),
-            f"{name}_cache must be contiguous [NB, BS, {new.shape[1]}, {new.shape[2]}], got {tuple(cache.shape)}",
-        )
-        require(cache.dtype == new.dtype, f"{name}_cache must have dtype {new.dtype}, got {cache.dtype}")
-    require(
-        slot_mapping.shape == key.shape[:1] == value.shape[:1],
-        f"slot_mapping must be [{key.shape[0]}], got {tuple(slot_mapping.shape)}",
-    )
+    _check_pair("key", key, key_cache)
+    _check_pair("value", value, value_cache)
+    if not slot_mapping.shape == key.shape[:1] == value.shape[:1]:
+        raise KernelInputError(f"slot_mapping must be [{key.shape[0]}], got {tuple(slot_mapping.shape)}")
     select(_IMPLEMENTATIONS, key.device)(key, value, key_cache, value_cache, slot_mapping)
+
+
+def _check_pair(name: str, new: Tensor, cache: Tensor) -> None:
+    if new.ndim != 3:
+        raise KernelInputError(f"{name} must be [T, KVH, D], got shape {tuple(new.shape)}")
+    if cache.ndim != 4 or cache.shape[2:] != new.shape[1:] or not cache.is_contiguous():
+        raise KernelInputError(
+            f"{name}_cache must be contiguous [NB, BS, {new.shape[1]}, {new.shape[2]}], got {tuple(cache.shape)}"
+        )
+    if cache.dtype != new.dtype:
+        raise KernelInputError(f"{name}_cache must have dtype {new.dtype}, got {cache.dtype}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..dispatch import REFERENCE, select
-from ..errors import require
+from ..errors import KernelInputError
 from . import reference
 from .batch import MaskRule, PagedBatch
 
@@ -54,25 +54,29 @@ def paged_attention(
     Cost: decode is memory bound, ``B * seq_len * KVH * (D + DV) * itemsize`` bytes read.
     Source: Kwon et al. 2023 (arXiv:2309.06180), section 4.
     """
-    require(query.ndim == 3, f"query must be [T, H, D], got shape {tuple(query.shape)}")
-    num_tokens, num_heads, head_dim = query.shape
-    require(num_tokens == batch.num_tokens, f"query must have {batch.num_tokens} tokens, got {num_tokens}")
-    require(
-        key_cache.ndim == 4 and key_cache.shape[3] == head_dim and num_heads % key_cache.shape[2] == 0,
-        f"key_cache must be [NB, BS, KVH, {head_dim}] with KVH dividing {num_heads}, got {tuple(key_cache.shape)}",
-    )
-    require(
-        value_cache.shape[:3] == key_cache.shape[:3],
-        f"value_cache must begin with {tuple(key_cache.shape[:3])}, got {tuple(value_cache.shape)}",
-    )
-    require(
-        key_cache.shape[1] == batch.block_size,
-        f"the cache has blocks of {key_cache.shape[1]} tokens, the batch of {batch.block_size}",
-    )
-    require(
-        query.dtype == key_cache.dtype == value_cache.dtype,
-        f"query and caches must share a dtype, got {query.dtype}, {key_cache.dtype}, {value_cache.dtype}",
-    )
+    _check_inputs(query, key_cache, value_cache, batch)
     return select(_IMPLEMENTATIONS, query.device)(
         query, key_cache, value_cache, batch, scale, window, softcap, sinks, mask_rule
     )
+
+
+def _check_inputs(query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: PagedBatch) -> None:
+    if query.ndim != 3:
+        raise KernelInputError(f"query must be [T, H, D], got shape {tuple(query.shape)}")
+    num_tokens, num_heads, head_dim = query.shape
+    if num_tokens != batch.num_tokens:
+        raise KernelInputError(f"query must have {batch.num_tokens} tokens, got {num_tokens}")
+    if key_cache.ndim != 4 or key_cache.shape[3] != head_dim or num_heads % key_cache.shape[2] != 0:
+        raise KernelInputError(
+            f"key_cache must be [NB, BS, KVH, {head_dim}] with KVH dividing {num_heads}, got {tuple(key_cache.shape)}"
+        )
+    if value_cache.shape[:3] != key_cache.shape[:3]:
+        raise KernelInputError(
+            f"value_cache must begin as key_cache {tuple(key_cache.shape)}: {tuple(value_cache.shape)}"
+        )
+    if key_cache.shape[1] != batch.block_size:
+        raise KernelInputError(f"the cache has blocks of {key_cache.shape[1]} tokens, the batch of {batch.block_size}")
+    if not query.dtype == key_cache.dtype == value_cache.dtype:
+        raise KernelInputError(
+            f"query and caches must share a dtype, got {query.dtype}, {key_cache.dtype}, {value_cache.dtype}"
+        )

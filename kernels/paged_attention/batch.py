@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import require
+from ..errors import KernelInputError
 
 # rule(batch_index, head_index, query_positions, key_positions) -> bool tensor, as transformers' mask functions.
 MaskRule = Callable[[int, int, Tensor, Tensor], Tensor]
@@ -41,7 +41,8 @@ class PagedBatch:
         self.block_size = block_size
         self.num_tokens = sum(query_lens)
         self.num_decodes = query_lens.count(1)
-        require(1 not in query_lens[self.num_decodes :], f"decode rows must come first, got query_lens {query_lens}")
+        if 1 in query_lens[self.num_decodes :]:
+            raise KernelInputError(f"decode rows must come first, got query_lens {query_lens}")
         self._derived: dict[Hashable, Any] = {}
 
     @property

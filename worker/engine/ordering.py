@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from .request import Request
@@ -31,7 +32,7 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
 
     def __getitem__(self, index: int) -> Request:

@@ -141,7 +141,10 @@ def _max_model_len(model_config: PretrainedConfig, wanted: int | None) -> int:
         raise ConfigurationError("the model's config.json does not say how long a request may be; set max_model_len")
     if own is not None and wanted is not None and wanted > own:
         raise ConfigurationError(f"max_model_len is {wanted}, but the model serves at most {own} positions here")
-    return wanted or own or 0
+    max_model_len = wanted if wanted is not None else own or 0
+    if max_model_len < 2:
+        raise ConfigurationError(f"max_model_len must leave room for a prompt and an output token, got {max_model_len}")
+    return max_model_len
 
 
 def _rope_parameters(model_config: PretrainedConfig) -> list[dict[str, Any]]:

@@ -76,9 +76,11 @@ def test_a_model_with_state_besides_keys_and_values_is_refused(folder: Path, tmp
         load(tmp_path / "lfm2", dtype=dtype)
 
 
-def test_more_length_than_the_model_has_is_refused(folder: Path) -> None:
+def test_a_length_that_cannot_be_served_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="max_model_len is 300, but the model serves at most 256"):
         load(folder, max_model_len=300)
+    with pytest.raises(ConfigurationError, match="got 1"):
+        load(folder, max_model_len=1)
 
 
 def test_rope_that_follows_the_longest_request_is_served_only_where_it_does_not(folder: Path) -> None:
