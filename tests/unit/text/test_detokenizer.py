@@ -41,7 +41,7 @@ def sentencepiece_like() -> Tokenizer:
 
 @pytest.mark.parametrize("make", [byte_level, sentencepiece_like])
 @pytest.mark.parametrize("skip_special_tokens", [True, False])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_deltas_joined_equal_the_decode_of_the_whole(make, skip_special_tokens: bool, data: st.DataObject) -> None:
     tokenizer = make()
