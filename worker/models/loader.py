@@ -174,6 +174,8 @@ def _install_attention(model: LoadedModel) -> None:
     module, attention = model.module, model.attention
     if not module._can_set_attn_implementation():
         raise ModelLoadError(f"{model.architecture} does not let its attention be replaced, so it cannot be served")
+    # Eager is the definition of the architecture; a fused default may leave out a soft cap (Gemma 2 under 5.17).
+    module.set_attn_implementation("eager")
     sequences = sample_sequences(model.vocab_size, model.device)
     expected = [module(input_ids=token_ids[None], use_cache=False).logits[0] for token_ids in sequences]
     module.set_attn_implementation(attention.name)
