@@ -69,3 +69,26 @@ async def test_generations_go_on_at_the_next_worker_without_gap_or_repeat(
 async def collect(stream: AsyncIterator[Delta], into: list[Delta]) -> None:
     async for delta in stream:
         into.append(delta)  # noqa: PERF401 - the test looks at what has come so far
+
+
+async def test_nothing_is_lost_when_drains_meet_a_burst(stack: LocalStack) -> None:
+    """Requests keep coming while workers leave: a wave claimed in the last moment must not be nobody's."""
+    params = SamplingParams(temperature=0.0, max_tokens=20)
+    async with Client.connect(stack.url) as client:
+        expected = (await client.generate(PROMPT, params)).text
+        answers: list[asyncio.Task[str]] = []
+
+        async def ask() -> str:
+            return (await client.generate(PROMPT, params)).text
+
+        for _ in range(3):
+            stopping = asyncio.create_task(asyncio.to_thread(stack.stop_worker))
+            while not stopping.done():
+                answers.append(asyncio.create_task(ask()))
+                await asyncio.sleep(0.002)
+            await stopping
+            await asyncio.to_thread(stack.start_worker)
+        async with asyncio.timeout(60):
+            texts = await asyncio.gather(*answers)
+    assert len(texts) > 100
+    assert set(texts) == {expected}

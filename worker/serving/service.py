@@ -54,12 +54,13 @@ class WorkerService:
         self._live = LiveGenerations()
         self._publisher = Publisher(broker, self._on_refused)
         self._wake = asyncio.Event()
+        self._stopping = False
 
     async def serve(self, ready: Ready, codec: TextCodec, stop: asyncio.Event) -> None:
-        """Claim and publish until ``stop`` is set.
+        """Claim and publish until ``stop`` is set or the core is dead; ``drain`` comes next.
 
         Raises:
-            EngineDeadError: the core died; its requests have been handed back.
+            RedisUnavailableError: Redis stayed away for longer than writes are retried.
         """
         self._codec = codec
         self._intake = Intake(codec, ready.max_model_len)
@@ -70,15 +71,15 @@ class WorkerService:
         self._publishing = asyncio.create_task(self._publisher.run())
         claiming = asyncio.create_task(self._claim_forever())
         ends = [asyncio.create_task(event.wait()) for event in (stop, self._core.dead)]
-        tasks = [claiming, *ends]
-        try:
-            done, _ = await asyncio.wait([*tasks, self._publishing], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        done, _ = await asyncio.wait([claiming, self._publishing, *ends], return_when=asyncio.FIRST_COMPLETED)
+        for task in ends:
+            task.cancel()
+        # Not cancelled: a claim under way may have a wave in its reply, which would be nobody's.
+        self._stopping = True
+        self._wake.set()
+        await claiming
+        for task in done:
+            task.result()
 
     async def drain(self, timeout_s: float, at_once: asyncio.Event) -> int:
         """Finish what fits into ``timeout_s``, hand the rest back, and return how many that was."""
@@ -94,7 +95,7 @@ class WorkerService:
         self._core.abort_requests(self._live.core_ids())
         for request_id, _ in claims:
             self._live.remove(request_id)
-        await self._publisher.flush()
+        await self._flush()
         if claims:
             await self._broker.release(claims)
         await self._broker.forget_consumer(self._engine_id)
@@ -123,13 +124,13 @@ class WorkerService:
             self._wake.set()
 
     async def _claim_forever(self) -> None:
-        while True:
+        while not self._stopping:
             self._wake.clear()
             room = self._max_num_seqs - len(self._live)
             wave = await self._claim(room) if room > 0 else []
             for claim in wave:
                 await self._admit(claim)
-            if not wave:
+            if not wave and not self._stopping:
                 try:
                     async with asyncio.timeout(IDLE_POLL_S):
                         await self._wake.wait()
@@ -188,6 +189,14 @@ class WorkerService:
         self._core.abort_requests([core_id])
         self._wake.set()
         return True
+
+    async def _flush(self) -> None:
+        """Wait until everything published is in Redis; a publisher that has failed raises instead."""
+        flushing = asyncio.create_task(self._publisher.flush())
+        await asyncio.wait([flushing, self._publishing], return_when=asyncio.FIRST_COMPLETED)
+        flushing.cancel()
+        if self._publishing.done():
+            self._publishing.result()
 
     async def _all_finished(self) -> None:
         while len(self._live):

@@ -61,3 +61,17 @@ def test_same_tokens_as_transformers(
     stats = cramped.scheduler.stats()
     assert stats.num_preemptions > 0
     assert cramped.scheduler.block_pool.num_free == 26
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MODELS)
+def test_same_tokens_on_a_gpu(
+    name: str,
+    model_folder: Callable[[str], Path],
+    make_core: Callable[..., EngineCore],
+    prompts: list[list[int]],
+) -> None:
+    expected = expected_tokens(model_folder(name), prompts)
+    requests = [request(str(index), prompt) for index, prompt in enumerate(prompts)]
+    together = generate(make_core(name, device="cuda", gpu_memory_utilization=0.1), requests)
+    assert [together[r.request_id] for r in requests] == expected
