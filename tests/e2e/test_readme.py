@@ -1,0 +1,52 @@
+"""The README's Python examples run as they stand, against the demo model under the names they use."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import Client, SamplingParams
+
+pytestmark = pytest.mark.xdist_group("deployment")
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def block(marker: str, url: str) -> str:
+    """The one block that holds ``marker``, with this deployment's address and model in place of the README's."""
+    (found,) = [source for source in BLOCKS if marker in source]
+    return found.replace("redis://localhost:6379", url).replace("my-model", "demo")
+
+
+async def test_the_web_app_streams_an_answer(deployment: LocalStack) -> None:
+    names: dict[str, Any] = {}
+    exec(block("FastAPI", deployment.url), names)
+    app = names["app"]
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://app") as browser:
+            reply = await browser.get("/ask", params={"question": "count from four to nine:"})
+    assert reply.status_code == 200
+    assert "five six" in reply.text
+
+
+async def test_the_client_examples(deployment: LocalStack) -> None:
+    source = block("handle = await client.submit", deployment.url)
+    lines = "\n".join(f"    {line}" for line in source.splitlines())
+    names: dict[str, Any] = {"SamplingParams": SamplingParams}
+    exec(f"async def example(client):\n{lines}\n    return output", names)
+    async with Client.connect(deployment.url, model="demo") as client:
+        output = await names["example"](client)
+    assert output.text == " six."
+
+
+def test_the_script(deployment: LocalStack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PENSTOCK_REDIS_URL", deployment.url)
+    exec(block("with LLM(", deployment.url), {})
+    assert capsys.readouterr().out == " six.\n four hundred seven.\n"
