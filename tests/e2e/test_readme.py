@@ -46,7 +46,9 @@ async def test_the_client_examples(deployment: LocalStack) -> None:
     assert output.text == " six."
 
 
-def test_the_script(deployment: LocalStack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_script(
+    deployment: LocalStack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PENSTOCK_REDIS_URL", deployment.url)
     exec(block("with LLM(", deployment.url), {})
     assert capsys.readouterr().out == " six.\n four hundred seven.\n"
