@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack
@@ -34,7 +33,7 @@ class LLM:
 
     def __init__(self, url: str | None = None, **options: Any) -> None:
         self._stack = ExitStack()
-        url = self._stack.enter_context(resolve_redis_url(url or os.environ.get("PENSTOCK_REDIS_URL")))
+        url = self._stack.enter_context(resolve_redis_url(url))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-llm", daemon=True)
         self._thread.start()

@@ -14,7 +14,7 @@ import msgspec
 
 from ..shared.broker import Broker
 from ..shared.connection import Subscriber, Subscription
-from ..shared.errors import ClientClosedError, RequestNotFoundError, ValidationError, from_wire
+from ..shared.errors import BrokerError, ClientClosedError, RequestNotFoundError, ValidationError, from_wire
 from ..shared.messages import Delta
 from ..shared.params import RequestOutputKind
 from .outputs import RequestOutput, final_output
@@ -38,6 +38,7 @@ class DeltaReader:
         self._num_records = 0
         self._pending: Delta | None = None
         self._ended = False
+        self._failure: Exception | None = None
         self._look_at_log = False
         self._wake = asyncio.Event()
         self._subscription: Subscription | None = None
@@ -71,6 +72,8 @@ class DeltaReader:
             if self._look_at_log:
                 self._look_at_log = False
                 await self._read_log()
+            if self._failure is not None:
+                raise self._failure
             if self._pending is not None:
                 delta, self._pending = self._pending, None
                 return delta
@@ -81,7 +84,14 @@ class DeltaReader:
                 await self._wake.wait()
 
     def _on_message(self, record: bytes) -> None:
-        self._offer(_decoder.decode(record))
+        """Take a record from the channel; what is wrong with it is this reader's caller's to hear, in its own turn."""
+        try:
+            self._offer(_decoder.decode(record))
+        except ValidationError as error:
+            self._failure = error
+        except msgspec.MsgspecError as error:
+            self._failure = BrokerError(f"request {self._request_id!r}: unreadable record on its channel: {error}")
+        self._wake.set()
 
     def _offer(self, delta: Delta) -> None:
         if self._ended or delta.index < self._next_index:
@@ -90,7 +100,6 @@ class DeltaReader:
             self._look_at_log = True
         else:
             self._take(delta)
-        self._wake.set()
 
     def _take(self, delta: Delta) -> None:
         self._num_records += 1
@@ -110,10 +119,9 @@ class DeltaReader:
 
     async def _read_log(self) -> None:
         records = await self._broker.read_log(self._request_id, self._num_records)
-        # A record that came over the channel meanwhile is in the list too.
-        known = self._next_index
         for delta in records:
-            if delta.index >= known and delta.index == self._next_index and not self._ended:
+            # A record that came over the channel meanwhile is in the list too.
+            if delta.index == self._next_index and not self._ended:
                 self._take(delta)
         if not records and not self._ended and await self._broker.state(self._request_id) is None:
             raise RequestNotFoundError(

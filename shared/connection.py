@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import structlog
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
@@ -29,6 +30,9 @@ RETRY_PAUSE_S = 0.05
 PING_INTERVAL_S = 5.0
 
 LOST = (RedisConnectionError, RedisTimeoutError, OSError, asyncio.IncompleteReadError)
+
+
+log = structlog.get_logger()
 
 
 class CommandConnection:
@@ -314,11 +318,18 @@ class Subscriber:
             kind, channel, data = reply
             if kind == b"message":
                 for subscription in tuple(self._subscriptions.get(channel, ())):
-                    subscription.on_message(data)
+                    self._deliver(subscription, data)
             elif kind == b"subscribe":
                 self._confirm(channel)
             elif kind != b"unsubscribe":
                 raise BrokerError(f"unexpected message in a subscription: {kind!r}")
+
+    def _deliver(self, subscription: Subscription, data: bytes) -> None:
+        """Run one callback; its failure must not end the reading for all the others."""
+        try:
+            subscription.on_message(data)
+        except Exception:
+            log.exception("a message could not be handled", channel=subscription.channel.decode(errors="replace"))
 
     def _confirm(self, channel: bytes) -> None:
         for subscription in self._subscriptions.get(channel, ()):

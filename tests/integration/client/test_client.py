@@ -277,3 +277,25 @@ async def test_a_wrong_url_is_told_in_one_sentence(url: str, error: type[Excepti
 async def test_a_client_that_is_not_connected_says_so(redis_url: str) -> None:
     with pytest.raises(errors.ClientClosedError, match="async with"):
         await Client.connect(redis_url).generate("hi")
+
+
+async def test_what_is_wrong_on_one_channel_ends_that_stream_alone(client, broker, commands) -> None:
+    healthy, inside, garbled = [await client.submit("hi") for _ in range(3)]
+    claims = [await claim_one(broker) for _ in range(3)]
+    whole = asyncio.ensure_future(healthy.result())
+    from_inside = asyncio.ensure_future(anext(inside.stream(after=0)))
+    unreadable = asyncio.ensure_future(garbled.result())
+    async with asyncio.timeout(5):
+        while (await commands.execute("PUBSUB", "NUMSUB", *(broker.keys.output(c.request_id) for c in claims)))[
+            1::2
+        ] != [1, 1, 1]:
+            await asyncio.sleep(0)
+    await commands.execute("PUBLISH", broker.keys.output(garbled.request_id), b"\xc1")
+    await write(broker, claims[1], 0, 65, 66)
+    await write(broker, claims[0], 0, 65, end=FinishReason.STOP)
+    async with asyncio.timeout(5):
+        with pytest.raises(errors.ValidationError, match="after=0 is inside the delta"):
+            await from_inside
+        with pytest.raises(errors.BrokerError, match="unreadable record on its channel"):
+            await unreadable
+        assert (await whole).text == "A"
