@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check format bench install clean
+.PHONY: demo test check format bench chaos install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
@@ -27,6 +27,9 @@ format: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed
 	$(BIN)/penstock bench
+
+chaos: $(VENV)/.installed
+	$(BIN)/penstock chaos
 
 install: $(VENV)/.installed
 

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import queue
 import signal
-import subprocess
-import sys
 import tempfile
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -18,32 +12,38 @@ from types import TracebackType
 import psutil
 
 from ..shared.embedded import EmbeddedRedis
-from ..shared.errors import ConfigurationError
-
-READY_TIMEOUT_S = 300.0
-STOP_TIMEOUT_S = 20.0
+from .local_worker import LocalWorker
 
 
 class LocalStack:
-    """Starts Redis and one `worker start` in processes of their own and waits until the model is served.
+    """Starts Redis and `worker start` in processes of their own and waits until the model is served.
 
     Args:
         model: folder or hub name.
         worker_options: further options of `worker start`.
-        log_path: where the worker's log goes; a temporary file when None, shown if the start fails.
+        num_workers: how many times `worker start` is run.
+        log_path: where the workers' logs go; a temporary file when None, shown if the start fails.
 
     Raises:
-        ConfigurationError: the worker ended, or was not ready in time; the message has its own words.
+        ConfigurationError: a worker ended, or was not ready in time; the message has its own words.
     """
 
-    def __init__(self, model: str | Path, worker_options: Sequence[str] = (), log_path: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: str | Path,
+        worker_options: Sequence[str] = (),
+        log_path: Path | None = None,
+        *,
+        num_workers: int = 1,
+    ) -> None:
         self._model = str(model)
         self._worker_options = list(worker_options)
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-")
+        self._data_folder = Path(self._folder.name) / "data"
         self._log_path = log_path or Path(self._folder.name) / "worker.log"
-        self._worker: subprocess.Popen[str] | None = None
+        self._num_workers = num_workers
         self._redis: EmbeddedRedis | None = None
-        self.ready_time_s = 0.0
+        self.workers: list[LocalWorker] = []
 
     @property
     def url(self) -> str:
@@ -51,10 +51,22 @@ class LocalStack:
         assert self._redis is not None
         return self._redis.url
 
+    @property
+    def ready_time_s(self) -> float:
+        """How long the first worker took to serve, the last time that it was started."""
+        return self.workers[0].ready_time_s
+
     def __enter__(self) -> LocalStack:
         try:
-            self._redis = EmbeddedRedis.start(Path(self._folder.name) / "data")
-            self.start_worker()
+            self._redis = EmbeddedRedis.start(self._data_folder)
+            self.workers = [
+                LocalWorker(self._model, self.url, self._worker_options, self._log_path)
+                for _ in range(self._num_workers)
+            ]
+            for worker in self.workers:
+                worker.spawn()
+            for worker in self.workers:
+                worker.await_ready()
         except BaseException:
             self.stop()
             raise
@@ -66,78 +78,41 @@ class LocalStack:
         self.stop()
 
     def processes(self) -> dict[str, psutil.Process]:
-        """The worker side's processes by role: supervisor, worker, engine core (numbered if several)."""
-        assert self._worker is not None
-        supervisor = psutil.Process(self._worker.pid)
-        found = {"supervisor": supervisor}
-        for i, worker in enumerate(supervisor.children()):
-            found[f"worker {i}"] = worker
-            found |= {f"engine core {i}": core for core in worker.children()}
-        return found
+        """The first worker's processes by role: supervisor, worker, engine core (numbered if several)."""
+        return self.workers[0].processes()
+
+    def redis_pid(self) -> int:
+        """Process id of the private Redis."""
+        return int((self._data_folder / "redis" / "redis.pid").read_text())
+
+    def kill_redis(self) -> None:
+        """kill -9 of the server; ``restart_redis`` brings it back with its data."""
+        os.kill(self.redis_pid(), signal.SIGKILL)
+
+    def restart_redis(self) -> None:
+        """Start the server again after it was killed, on the same socket and append-only file."""
+        before, self._redis = self._redis, EmbeddedRedis.start(self._data_folder)
+        if before is not None:
+            before.close()
 
     def stop(self) -> None:
         """Stop everything this stack started; twice does nothing."""
-        self.stop_worker()
+        for worker in self.workers:
+            worker.stop()
         if self._redis is not None:
             self._redis.close()
             self._redis = None
         self._folder.cleanup()
 
     def stop_worker(self) -> None:
-        """Stop the worker alone, in order, and wait for its end; requests stay in Redis."""
-        if self._worker is None:
-            return
-        if self._worker.poll() is None:
-            family = [self._worker.pid, *(p.pid for p in psutil.Process(self._worker.pid).children(recursive=True))]
-            self._worker.send_signal(signal.SIGTERM)
-            try:
-                self._worker.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                for pid in family:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                self._worker.wait()
-        assert self._worker.stdout is not None
-        self._reading.join()
-        self._worker.stdout.close()
-        self._worker = None
+        """Stop the first worker alone, in order, and wait for its end; requests stay in Redis."""
+        self.workers[0].stop()
 
     def start_worker(self) -> None:
-        """Start the worker and wait until it serves.
+        """Start the first worker again and wait until it serves.
 
         Raises:
             ConfigurationError: as the class.
         """
-        command = [sys.executable, "-m", "penstock.worker.cli", "start", "--model", self._model]
-        command += ["--redis-url", self.url, *self._worker_options]
-        started = time.monotonic()
-        with self._log_path.open("a") as log:
-            # A session of its own: Ctrl-C comes to us alone, and we stop the worker in order.
-            self._worker = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
-            )
-        self._await_ready()
-        self.ready_time_s = time.monotonic() - started
-
-    def _await_ready(self) -> None:
-        assert self._worker is not None
-        assert self._worker.stdout is not None
-        lines: queue.Queue[str] = queue.Queue()
-
-        def read(stream=self._worker.stdout) -> None:
-            for line in stream:
-                lines.put(line)
-            lines.put("")
-
-        self._reading = threading.Thread(target=read, daemon=True)
-        self._reading.start()
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while True:
-            try:
-                line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                raise ConfigurationError(f"the worker was not ready within {READY_TIMEOUT_S:g} s") from None
-            if line.startswith("ready"):
-                return
-            if not line:
-                raise ConfigurationError(f"the worker did not start:\n{self._log_path.read_text().strip()}")
+        self.workers[0].spawn()
+        self.workers[0].await_ready()

@@ -9,7 +9,7 @@
 Needs redis, msgspec and structlog; imports no torch and no transformers.
 """
 
-from ..shared.errors import PenstockError
+from ..shared.errors import EngineDeadError, PenstockError, PoisonRequestError
 from ..shared.messages import Delta, FinishReason
 from ..shared.params import LoRARequest, PoolingParams, RequestOutputKind, SamplingParams
 from .client import Client
@@ -23,9 +23,11 @@ __all__ = [
     "Client",
     "CompletionOutput",
     "Delta",
+    "EngineDeadError",
     "FinishReason",
     "LoRARequest",
     "PenstockError",
+    "PoisonRequestError",
     "PoolingParams",
     "Prompt",
     "RequestHandle",

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Unpack
 
-import msgspec
-
-from ..shared.broker import NEW, Broker
-from ..shared.connection import CommandConnection, Subscriber
-from ..shared.errors import ClientClosedError, RequestNotFoundError, UnknownModelError, ValidationError
+from ..shared.broker import NEW, UNSERVED, Broker
+from ..shared.connection import RETRY_FOR_S, CommandConnection, Subscriber
+from ..shared.errors import ClientClosedError, EngineDeadError, RequestNotFoundError, ValidationError
 from ..shared.keys import DEFAULT_NAMESPACE, Keys
-from ..shared.messages import Delta, EngineCoreRequest, ModelCard
+from ..shared.messages import Delta, EngineCoreRequest
 from ..shared.params import SamplingParams
+from ..shared.records import ModelCard
 from ..shared.redis_check import check_redis
 from .handle import RequestHandle
+from .health import Health
+from .lease import LEASE_TTL_S, ClientLease, InteractiveRequest
+from .model_cards import ModelCards
 from .outputs import RequestOutput
-from .prompt import MAX_PAYLOAD_BYTES, Prompt, RequestOptions, build_request, encode_request
+from .prompt import MAX_PAYLOAD_BYTES, Prompt, RequestOptions, build_request, check_flag, encode_request
 from .reader import DeltaReader, checked, collect, in_kind
 
 RESULT_TTL_S = 3600.0
@@ -37,7 +40,11 @@ class Client:
         tenant: on whose account requests are queued.
         result_ttl_s: how long the result of a request can be read after its end.
         wait_for_model: accept requests for a model that no worker has ever served; they wait for one.
-            By default such a request raises ``UnknownModelError``, since the name is probably mistyped.
+            By default they raise ``UnknownModelError``, since the name is probably mistyped.
+        fail_fast: whether requests for a model that no live engine serves, or whose last engine dies before they end,
+            raise ``EngineDeadError``. By default they wait for an engine.
+        lease_ttl_s: how long what this client streams or awaits outlives a death of its process.
+        retry_for_s: how long a call waits for a Redis that is away, ``inf`` for ever. Streams wait without limit.
         namespace: prefix of all keys, as given to the workers.
     """
 
@@ -49,23 +56,26 @@ class Client:
         tenant: str = "default",
         result_ttl_s: float = RESULT_TTL_S,
         wait_for_model: bool = False,
+        fail_fast: bool = False,
+        lease_ttl_s: float = LEASE_TTL_S,
+        retry_for_s: float = RETRY_FOR_S,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         namespace: str = DEFAULT_NAMESPACE,
     ) -> None:
         if not result_ttl_s > 0:
             raise ValidationError(f"result_ttl_s must be positive, got {result_ttl_s!r}")
         self._url = url
-        self._default_model = model
         self._tenant = tenant
         self._result_ttl_ms = max(1, int(result_ttl_s * 1000))
-        self._wait_for_model = wait_for_model
+        self._fail_fast = check_flag("fail_fast", fail_fast)
         self._max_payload_bytes = max_payload_bytes
         self._keys = Keys(namespace)
-        self._commands = CommandConnection(url)
+        self._commands = CommandConnection(url, retry_for_s=retry_for_s)
         self._subscriber = Subscriber(url)
-        self._cards: dict[str, ModelCard] = {}
+        self._cards = ModelCards(self._commands, self._keys, default=model, wait_for_model=wait_for_model)
+        self._health = Health(self._commands, self._keys)
+        self._lease = ClientLease(lease_ttl_s)
         self._brokers: dict[str, Broker] = {}
-        self._interactive: dict[str, str] = {}
         self._open = False
 
     @classmethod
@@ -107,11 +117,8 @@ class Client:
         if not self._open:
             return
         self._open = False
-        live = list(self._interactive.items())
-        await asyncio.gather(*(self._broker(model).cancel(id_) for id_, model in live), return_exceptions=True)
+        await self._lease.close()
         await self._disconnect()
-
-    # ------------------------------------------------------------------ requests
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
@@ -126,15 +133,19 @@ class Client:
         Back-pressure: deltas that wait for a slow consumer are merged, never dropped.
         Idempotency: a ``request_id`` that is known attaches to that request and streams it from its first token;
         leaving such a stream cancels nothing.
+        Death of this process: the request is cancelled ``lease_ttl_s`` later, unless somebody else listens to it.
+        Redis away: the stream waits for it, as long as it takes, and goes on.
 
         Raises:
             ValidationError: an argument is wrong; nothing was enqueued (or the worker found the prompt too long).
             UnknownModelError: no worker has ever served ``model`` here.
+            EngineDeadError: with ``fail_fast``, no live engine serves the model, or the last one died meanwhile.
+            PoisonRequestError: ``max_deliveries`` engines died on this request; it is parked in the dead letter.
             RequestFailedError: the engine failed the request.
         """
         request = await self._build(prompt, params, options)
         assert request.sampling_params is not None
-        async with aclosing(self._run(request)) as deltas:
+        async with aclosing(self._run(request, options)) as deltas:
             async for delta in in_kind(deltas, request.sampling_params.output_kind):
                 yield delta
 
@@ -146,7 +157,7 @@ class Client:
         Raises: as ``stream``.
         """
         request = await self._build(prompt, params, options)
-        async with aclosing(self._run(request)) as deltas:
+        async with aclosing(self._run(request, options)) as deltas:
             return await collect(deltas, request.model, request.request_id, prompt)
 
     async def submit(
@@ -157,7 +168,8 @@ class Client:
         Raises: as ``stream``, before anything was enqueued.
         """
         request = await self._build(prompt, params, options)
-        await self._enqueue(request, detached=True)
+        with self._health.watching(request.model):
+            await self._enqueue(request, options)
         return RequestHandle(self, request.model, request.request_id, prompt)
 
     async def handle(self, request_id: str, *, model: str | None = None) -> RequestHandle:
@@ -177,10 +189,7 @@ class Client:
     async def models(self) -> dict[str, ModelCard]:
         """Return the models that workers have served on this Redis, by name."""
         self._check_open()
-        cards = await self._commands.execute("HGETALL", self._keys.models())
-        pairs = zip(cards[::2], cards[1::2], strict=True)
-        self._cards = {name.decode(): msgspec.json.decode(card, type=ModelCard) for name, card in pairs}
-        return self._cards
+        return await self._cards.read()
 
     async def follow(self, model: str, request_id: str, after: int = -1) -> AsyncGenerator[Delta]:
         """Iterate over the deltas of a request that is already enqueued; see ``RequestHandle.stream``."""
@@ -189,12 +198,45 @@ class Client:
         try:
             await reader.subscribe()
             reader.catch_up()
-            async for delta in checked(reader):
-                yield delta
+            with self._health.watching(model):
+                async for delta in checked(reader):
+                    yield delta
         finally:
             reader.close()
 
-    # ------------------------------------------------------------------ parts
+    async def check_health(self, model: str | None = None) -> None:
+        """Return if a live engine serves the model, by the heartbeats of this moment.
+
+        An engine that is ready, busy, compiling, draining or sleeping is live; a starting, stalled or dead one is not.
+
+        Raises:
+            EngineDeadError: there is none; names each engine that is known and its cause.
+            UnknownModelError: no worker has ever served ``model`` here.
+        """
+        await self._health.check((await self._card(model)).model)
+
+    @property
+    def errored(self) -> bool:
+        """Whether this client last saw that nobody serves a model it uses; asks nobody.
+
+        Kept by ``check_health`` and by every ``EngineDeadError`` that a request of this client met; ended by a
+        ``check_health`` that returns and by a new token of a request for that model.
+        """
+        return self._health.dead_error is not None
+
+    @property
+    def dead_error(self) -> EngineDeadError:
+        """The newest error behind ``errored``; one that says so if there is none."""
+        return self._health.dead_error or EngineDeadError("no engine is known to be dead")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the client is connected and not ``errored``."""
+        return self._open and not self.errored
+
+    @property
+    def is_stopped(self) -> bool:
+        return not self.is_running
 
     def _broker(self, model: str) -> Broker:
         broker = self._brokers.get(model)
@@ -209,54 +251,51 @@ class Client:
         card = await self._card(options.get("model"))
         return build_request(prompt, params, card=card, tenant=self._tenant, options=options)
 
-    async def _run(self, request: EngineCoreRequest) -> AsyncGenerator[Delta]:
+    async def _run(self, request: EngineCoreRequest, options: RequestOptions) -> AsyncGenerator[Delta]:
         """Enqueue an interactive request and follow it; leaving early cancels it."""
         broker = self._broker(request.model)
         reader = DeltaReader(broker, self._subscriber, request.request_id)
-        owner = False
+        interactive: InteractiveRequest | None = None
         try:
             await reader.subscribe()
-            owner = True  # before the call: a cancelled call may have reached Redis
-            self._interactive[request.request_id] = request.model
-            if await self._enqueue(request, detached=False) != NEW:
-                owner = False
-                reader.catch_up()
-            async for delta in checked(reader):
-                yield delta
+            enqueueing = asyncio.create_task(self._enqueue(request, options, client_id=self._lease.client_id))
+            interactive = InteractiveRequest(broker, request.request_id, enqueueing)
+            self._lease.hold(interactive)
+            with self._health.watching(request.model):
+                is_ours = await interactive.is_ours()
+                if not is_ours:
+                    self._lease.let_go(interactive)
+                    reader.catch_up()
+                async for delta in checked(reader):
+                    if is_ours and delta.token_ids:
+                        self._health.saw_alive(request.model)
+                    yield delta
         finally:
             reader.close()
-            self._interactive.pop(request.request_id, None)
-            if owner and not reader.ended and self._open:
-                await asyncio.shield(broker.cancel(request.request_id))
+            if interactive is not None:
+                if not reader.ended and self._open:
+                    await interactive.leave()
+                self._lease.let_go(interactive)
 
-    async def _enqueue(self, request: EngineCoreRequest, *, detached: bool) -> str:
-        payload = encode_request(request, self._max_payload_bytes)
-        return await self._broker(request.model).enqueue(
-            request.request_id, payload, result_ttl_ms=self._result_ttl_ms, detached=detached
+    async def _enqueue(self, request: EngineCoreRequest, options: RequestOptions, *, client_id: str = "") -> bool:
+        """Enqueue a request, detached without a ``client_id``; returns whether it is new, or its id was known."""
+        fail_fast = options.get("fail_fast")
+        state = await self._broker(request.model).enqueue(
+            request.request_id,
+            encode_request(request, self._max_payload_bytes),
+            result_ttl_ms=self._result_ttl_ms,
+            client_id=client_id,
+            client_ttl_ms=self._lease.ttl_ms,
+            fail_fast=self._fail_fast if fail_fast is None else fail_fast,
+            call=secrets.token_hex(8),
         )
+        if state == UNSERVED:
+            raise await self._health.unserved(request.model)
+        return state == NEW
 
     async def _card(self, model: str | None) -> ModelCard:
         self._check_open()
-        name = model or self._default_model
-        card = self._cards.get(name) if name else None
-        if card is not None:
-            return card
-        cards = await self.models()
-        if name is None:
-            if len(cards) == 1:
-                return next(iter(cards.values()))
-            if not cards:
-                raise UnknownModelError("no worker has served a model on this Redis yet; start one, or pass model=")
-            raise ValidationError(f"model must be given: this Redis knows {', '.join(sorted(cards))}")
-        if name in cards:
-            return cards[name]
-        if self._wait_for_model:
-            return ModelCard(model=name)
-        known = ", ".join(sorted(cards)) or "none"
-        raise UnknownModelError(
-            f"no worker has ever served model {name!r} on this Redis (known: {known}); check the name, start a worker, "
-            "or connect with wait_for_model=True"
-        )
+        return await self._cards.find(model)
 
     def _check_open(self) -> None:
         if not self._open:

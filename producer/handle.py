@@ -30,6 +30,8 @@ class RequestHandle:
         """Wait for the end and return the whole output.
 
         Raises:
+            EngineDeadError: it was enqueued with ``fail_fast``, and the last engine died before it ended.
+            PoisonRequestError: ``max_deliveries`` engines died on it; it is parked in the dead letter.
             RequestFailedError: the engine refused or failed the request (or a ``ValidationError`` it found).
             RequestNotFoundError: the request is unknown, or its result has expired.
         """

@@ -15,7 +15,7 @@ from ..shared.params import SamplingParams
 from .client import Client
 from .outputs import RequestOutput
 from .progress import ProgressBar
-from .prompt import Prompt
+from .prompt import Prompt, RequestOptions
 
 T = TypeVar("T")
 MAX_IN_FLIGHT = 4096
@@ -50,11 +50,13 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         model: str | None = None,
+        fail_fast: bool | None = None,
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Return one output per prompt, in order; shows a progress bar on a terminal.
 
         ``params`` is one for all prompts or one each. An error of one request is raised after the others ended.
+        ``fail_fast`` raises ``EngineDeadError`` rather than waiting for an engine; None is as the LLM was made.
 
         Raises: as ``Client.stream``.
         """
@@ -63,7 +65,11 @@ class LLM:
         if len(each) != len(wanted):
             raise ValidationError(f"params must be one or as many as the prompts ({len(wanted)}), got {len(each)}")
         with ProgressBar(len(wanted), shown=progress) as bar:
-            return self._call(self._generate_all(wanted, each, model, bar))
+            return self._call(self._generate_all(wanted, each, {"model": model, "fail_fast": fail_fast}, bar))
+
+    def check_health(self, model: str | None = None) -> None:
+        """Return if a live engine serves the model. Raises: as ``Client.check_health``."""
+        self._call(self._client.check_health(model))
 
     def close(self) -> None:
         """Disconnect; twice does nothing."""
@@ -83,14 +89,14 @@ class LLM:
         self,
         prompts: list[Prompt],
         params: Sequence[SamplingParams | None],
-        model: str | None,
+        options: RequestOptions,
         bar: ProgressBar,
     ) -> list[RequestOutput]:
         in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
 
         async def one(prompt: Prompt, chosen: SamplingParams | None) -> RequestOutput:
             async with in_flight:
-                output = await self._client.generate(prompt, chosen, model=model)
+                output = await self._client.generate(prompt, chosen, **options)
             bar.advance(len(output.outputs[0].token_ids))
             return output
 

@@ -12,8 +12,9 @@ import msgspec
 
 from ..shared.errors import PayloadTooLargeError, PromptTooLongError, ValidationError
 from ..shared.keys import check_name
-from ..shared.messages import EngineCoreRequest, ModelCard
+from ..shared.messages import EngineCoreRequest
 from ..shared.params import MAX_SEED, SamplingParams
+from ..shared.records import ModelCard
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages (``{"role": ..., "content": ...}``; the worker applies the chat template)."""
@@ -25,12 +26,14 @@ class RequestOptions(TypedDict, total=False):
     ``model``: which model; may be left out while the client has a default or Redis knows only one.
     ``request_id``: idempotency key, drawn at random when left out.
     ``priority``: lower is earlier, within what the engine has admitted.
+    ``fail_fast``: raise ``EngineDeadError`` rather than wait for an engine; the client's ``fail_fast`` when None.
     ``chat_template_kwargs``: passed to the chat template, for a prompt of messages.
     """
 
     model: str | None
     request_id: str | None
     priority: int
+    fail_fast: bool | None
     chat_template_kwargs: Mapping[str, Any] | None
 
 
@@ -61,6 +64,8 @@ def build_request(
     params.check_supported()
     if params.seed is None:
         params = msgspec.structs.replace(params, seed=secrets.randbelow(MAX_SEED))
+    if (fail_fast := options.get("fail_fast")) is not None:
+        check_flag("fail_fast", fail_fast)
     request_id, priority = options.get("request_id"), options.get("priority", 0)
     if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
         raise ValidationError(f"priority must be a 32-bit integer, got {priority!r}")
@@ -74,6 +79,17 @@ def build_request(
     )
     _set_prompt(request, prompt, card, options.get("chat_template_kwargs"))
     return request
+
+
+def check_flag(field: str, value: object) -> bool:
+    """Return ``value`` if it is True or False.
+
+    Raises:
+        ValidationError: it is anything else, a number or a string included.
+    """
+    if not isinstance(value, bool):
+        raise ValidationError(f"{field} must be True or False, got {value!r}")
+    return value
 
 
 def encode_request(request: EngineCoreRequest, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:

@@ -3,6 +3,10 @@
 Invariant: ``_next_index`` is the index of the first token not yet delivered to the caller's side. A record that
 starts there is taken, one that starts before it was seen, one that starts after it proves a gap; then the log,
 which got every record in the same script that published it, is read from the first record not yet seen.
+
+A Redis that crashed may come back without the last records it had sent (``appendfsync everysec`` promises no more).
+The generation is then resumed at an earlier token, with the same tokens, cut into other records: the log is read as
+a whole, and what lies beyond ``_next_index`` is taken.
 """
 
 from __future__ import annotations
@@ -36,6 +40,8 @@ class DeltaReader:
         self._skip_until = after + 1
         self._next_index = 0
         self._num_records = 0
+        self._num_chars = 0
+        self._last = (0, 0)
         self._pending: Delta | None = None
         self._ended = False
         self._failure: Exception | None = None
@@ -94,22 +100,25 @@ class DeltaReader:
         self._wake.set()
 
     def _offer(self, delta: Delta) -> None:
-        if self._ended or delta.index < self._next_index:
+        """Take a record of the channel if it is the next one; have the log read if it neither is nor was seen."""
+        if self._ended:
             return
-        if delta.index > self._next_index:
-            self._look_at_log = True
-        else:
+        if delta.index == self._next_index:
             self._take(delta)
+        elif delta.finished or delta.next_index > self._next_index:
+            self._look_at_log = True
 
     def _take(self, delta: Delta) -> None:
         self._num_records += 1
+        self._num_chars += len(delta.text)
+        self._last = (delta.index, delta.next_index)
         self._next_index = delta.next_index
         self._ended = delta.finished
         if self._next_index <= self._skip_until and delta.token_ids:
             if not delta.finished:
                 return
             # The caller has its tokens; the end is told all the same, so that every stream has one.
-            delta = msgspec.structs.replace(delta, index=self._next_index, token_ids=[], text="")
+            delta = msgspec.structs.replace(delta, index=self._next_index, token_ids=[], text="", logprobs=[])
         if delta.index < self._skip_until < delta.next_index:
             raise ValidationError(
                 f"after={self._skip_until - 1} is inside the delta of tokens {delta.index} to {delta.next_index - 1}; "
@@ -118,15 +127,47 @@ class DeltaReader:
         self._pending = delta if self._pending is None else self._pending.followed_by(delta)
 
     async def _read_log(self) -> None:
-        records = await self._broker.read_log(self._request_id, self._num_records)
+        """Take what the log has beyond what was taken.
+
+        The last record taken is read again: if it is not in its place, Redis has lost it, and our count of records
+        means nothing any more.
+        """
+        known, num_chars, last = self._num_records, self._num_chars, self._last
+        records = await self._broker.read_log(self._request_id, max(known - 1, 0))
+        if known:
+            if not records or (records[0].index, records[0].next_index) != last:
+                self._num_records, self._look_at_log = 0, True
+                return
+            records = records[1:]
+        else:
+            num_chars = 0
         for delta in records:
-            # A record that came over the channel meanwhile is in the list too.
-            if delta.index == self._next_index and not self._ended:
-                self._take(delta)
-        if not records and not self._ended and await self._broker.state(self._request_id) is None:
+            self._take_unseen(delta, num_chars)
+            num_chars += len(delta.text)
+        if not known and records and self._next_index >= records[-1].next_index:
+            self._num_records, self._last = len(records), (records[-1].index, records[-1].next_index)
+        if not known and not records and not self._ended and await self._broker.state(self._request_id) is None:
             raise RequestNotFoundError(
                 f"request {self._request_id!r} is unknown, or its result is past its time to live"
             )
+
+    def _take_unseen(self, delta: Delta, num_chars_before: int) -> None:
+        """Take the part of a record of the log that was not taken yet; a record of the channel may have come first."""
+        num_seen = self._next_index - delta.index
+        has_new_text = num_chars_before + len(delta.text) > self._num_chars
+        is_new = delta.finished or delta.next_index > self._next_index or has_new_text
+        if self._ended or num_seen < 0 or not is_new:
+            return
+        if num_seen > 0:
+            text = delta.text[max(0, self._num_chars - num_chars_before) :]
+            delta = msgspec.structs.replace(
+                delta,
+                index=self._next_index,
+                token_ids=delta.token_ids[num_seen:],
+                text=text,
+                logprobs=delta.logprobs[num_seen:],
+            )
+        self._take(delta)
 
 
 async def checked(reader: DeltaReader) -> AsyncIterator[Delta]:

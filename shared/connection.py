@@ -10,48 +10,50 @@ Sources: Redis protocol, "Pipelining"; redis-py's ``asyncio.Connection``.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
-import structlog
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .errors import BrokerError, RedisUnavailableError
-from .redis_url import mask_url, parse_pool
+from .errors import RedisUnavailableError
+from .redis_link import LOST, RETRY_PAUSE_S, Outage, close_connection, make_pool, open_connection, refuses_for_now
+from .redis_url import mask_url
+from .subscriber import Subscriber, Subscription
 
-CONNECT_TIMEOUT_S = 5.0
-RETRY_FOR_S = 30.0
-RETRY_PAUSE_S = 0.05
-PING_INTERVAL_S = 5.0
+__all__ = ["RETRY_FOR_S", "CommandConnection", "Subscriber", "Subscription"]
 
-LOST = (RedisConnectionError, RedisTimeoutError, OSError, asyncio.IncompleteReadError)
-
-
-log = structlog.get_logger()
+RETRY_FOR_S = 60.0
+# A connection on which commands wait is dropped after this many looks in a row that found no reply. Looks are
+# counted, not seconds: a process that was itself stopped for a while must read what has come before it judges.
+LOOK_INTERVAL_S = 1.0
+MAX_SILENT_LOOKS = 5
 
 
 class CommandConnection:
     """Runs commands of any number of tasks over one connection, in order.
 
-    A lost connection is opened again, and commands in flight are sent again for up to ``retry_for_s``: all of
-    Penstock's scripts may run twice without harm, except ``claim``, which asks for ``retry=False``.
+    A lost connection is opened again, and commands in flight are sent again for up to ``retry_for_s`` (``inf`` for
+    ever): all of Penstock's scripts may run twice without harm, except ``claim``, which asks for ``retry=False``.
+    A connection counts as lost, too, when commands wait and nothing is answered for 5 s, and when the server says
+    that it is loading, failing over or busy.
     """
 
     def __init__(self, url: str, *, retry_for_s: float = RETRY_FOR_S) -> None:
         self._url = url
-        self._pool = parse_pool(url, socket_connect_timeout=CONNECT_TIMEOUT_S)
+        self._pool = make_pool(url)
         self._retry_for_s = retry_for_s
         self._connection: AbstractConnection | None = None
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._outbox: list[bytes] = []
         self._has_output = asyncio.Event()
-        self._opening = asyncio.Lock()
+        self._opening: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._outage = Outage(url, "commands")
+        self._next_look: asyncio.TimerHandle | None = None
+        self._num_silent_looks = 0
+        self._leftovers: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def open(self) -> None:
@@ -75,16 +77,21 @@ class CommandConnection:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._retry_for_s
         while True:
+            connection = None
             try:
                 connection = await self._ensure_open()
-                reply: asyncio.Future[Any] = loop.create_future()
-                self._waiting.append(reply)
-                self._outbox += connection.pack_command(*args)
-                self._has_output.set()
-                return await reply
-            except LOST as error:
-                if self._closed or not retry or loop.time() > give_up_at:
+                return await self._send(connection, args)
+            except (*LOST, ResponseError) as error:
+                is_refusal = refuses_for_now(error)
+                if isinstance(error, ResponseError) and not is_refusal:
+                    raise
+                # What was refused has not run, so it may be sent again even where ``retry`` is False.
+                if self._closed or not (retry or is_refusal) or loop.time() > give_up_at:
                     raise self._unavailable(error) from error
+                self._outage.note(error)
+                if is_refusal and connection is not None:
+                    # After a failover the URL may lead to another server.
+                    self._drop(error, connection)
                 await asyncio.sleep(RETRY_PAUSE_S)
 
     async def run_script(self, script: Any, keys: list[str], args: list[Any], *, retry: bool = True) -> Any:
@@ -97,25 +104,54 @@ class CommandConnection:
     async def close(self) -> None:
         """Drop the connection; commands in flight fail."""
         self._closed = True
-        await self._drop(RedisConnectionError("closed"))
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+        if self._next_look is not None:
+            self._next_look.cancel()
+        if self._connection is not None:
+            self._drop(RedisConnectionError("closed"), self._connection)
+        if self._leftovers:
+            await asyncio.wait(self._leftovers)
 
     async def _ensure_open(self) -> AbstractConnection:
-        if self._connection is not None:
-            return self._connection
-        if self._closed:
-            raise RedisConnectionError("the connection was closed")
-        async with self._opening:
-            if self._connection is None:
-                connection = self._pool.make_connection()
-                await connection.connect()
-                self._connection = connection
-                self._outbox = []
-                self._has_output = asyncio.Event()
-                self._tasks = [
-                    asyncio.create_task(self._write(connection, self._has_output)),
-                    asyncio.create_task(self._read(connection)),
-                ]
-            return self._connection
+        """Return the connection; all tasks that miss it wait for one attempt to open it."""
+        while self._connection is None:
+            if self._closed:
+                raise RedisConnectionError("the connection was closed")
+            if self._opening is None or self._opening.done():
+                self._opening = asyncio.create_task(self._open())
+                # Heard even if all who wait for it are cancelled meanwhile.
+                self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
+            opening = self._opening
+            await asyncio.wait([opening])
+            if not opening.cancelled() and (error := opening.exception()) is not None:
+                raise error
+        return self._connection
+
+    async def _open(self) -> None:
+        connection = await open_connection(self._pool)
+        self._connection = connection
+        self._outbox = []
+        self._has_output = asyncio.Event()
+        self._num_silent_looks = 0
+        self._tasks = [
+            asyncio.create_task(self._write(connection, self._has_output)),
+            asyncio.create_task(self._read(connection)),
+        ]
+
+    def _send(self, connection: AbstractConnection, args: tuple[Any, ...]) -> asyncio.Future[Any]:
+        """Put a command into the outbox; returns the future of its reply."""
+        packed = connection.pack_command(*args)
+        loop = asyncio.get_running_loop()
+        reply: asyncio.Future[Any] = loop.create_future()
+        self._waiting.append(reply)
+        self._outbox += packed
+        self._has_output.set()
+        if self._next_look is None:
+            self._num_silent_looks = 0
+            self._next_look = loop.call_later(LOOK_INTERVAL_S, self._look)
+        return reply
 
     async def _write(self, connection: AbstractConnection, has_output: asyncio.Event) -> None:
         try:
@@ -124,8 +160,8 @@ class CommandConnection:
                 has_output.clear()
                 commands, self._outbox = self._outbox, []
                 await connection.send_packed_command(commands, check_health=False)
-        except LOST as error:
-            await self._drop(error, of=connection)
+        except Exception as error:
+            self._drop(error, connection)
 
     async def _read(self, connection: AbstractConnection) -> None:
         waiting = self._waiting
@@ -135,32 +171,44 @@ class CommandConnection:
                     reply = await connection.read_response(disconnect_on_error=False)
                 except ResponseError as error:
                     reply = error
+                self._num_silent_looks = 0
                 future = waiting.popleft()
+                if self._outage.is_on and not (isinstance(reply, Exception) and refuses_for_now(reply)):
+                    self._outage.over()
                 if future.cancelled():
                     continue
                 if isinstance(reply, Exception):
                     future.set_exception(reply)
                 else:
                     future.set_result(reply)
-        except LOST as error:
-            await self._drop(error, of=connection)
+        except Exception as error:
+            # Whatever it is, a reply that nobody reads would be waited for in vain.
+            self._drop(error, connection)
 
-    async def _drop(self, error: BaseException, of: AbstractConnection | None = None) -> None:
-        connection = self._connection
-        if connection is None or (of is not None and of is not connection):
+    def _look(self) -> None:
+        """Drop a connection that died without a word; TCP alone would wait for many minutes."""
+        self._next_look = None
+        if not self._waiting or self._connection is None:
+            return
+        self._num_silent_looks += 1
+        if self._num_silent_looks > MAX_SILENT_LOOKS:
+            error = RedisConnectionError(f"no reply for {MAX_SILENT_LOOKS * LOOK_INTERVAL_S:g} s")
+            self._drop(error, self._connection)
+        else:
+            self._next_look = asyncio.get_running_loop().call_later(LOOK_INTERVAL_S, self._look)
+
+    def _drop(self, error: BaseException, connection: AbstractConnection) -> None:
+        """Give up a connection, if that was not done before: what waits for replies on it fails now."""
+        if connection is not self._connection:
             return
         self._connection = None
-        current = asyncio.current_task()
-        tasks = [task for task in self._tasks if task is not current]
-        for task in tasks:
-            task.cancel()
         waiting, self._waiting = self._waiting, deque()
         for future in waiting:
             if not future.done():
-                future.set_exception(RedisConnectionError(str(error)))
-        await asyncio.gather(*tasks, return_exceptions=True)
-        with contextlib.suppress(*LOST):
-            await connection.disconnect(nowait=True)
+                future.set_exception(RedisConnectionError(str(error) or type(error).__name__))
+        leftover = asyncio.create_task(_clear_away(self._tasks, asyncio.current_task(), connection))
+        self._leftovers.add(leftover)
+        leftover.add_done_callback(self._leftovers.discard)
 
     def _unavailable(self, error: BaseException) -> RedisUnavailableError:
         return RedisUnavailableError(
@@ -169,171 +217,12 @@ class CommandConnection:
         )
 
 
-class Subscription:
-    """One callback on one channel of a ``Subscriber``."""
-
-    __slots__ = ("channel", "confirmed", "on_message", "on_restored")
-
-    def __init__(
-        self, channel: bytes, on_message: Callable[[bytes], None], on_restored: Callable[[], None] | None
-    ) -> None:
-        self.channel = channel
-        self.on_message = on_message
-        self.on_restored = on_restored
-        self.confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-
-class Subscriber:
-    """Follows any number of channels over one connection, and comes back by itself when it is lost.
-
-    Messages sent while it was away are missing, so each subscription's ``on_restored`` is called after the
-    channel is confirmed again: the reader then looks at its log.
-    """
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._pool = parse_pool(url, socket_connect_timeout=CONNECT_TIMEOUT_S)
-        self._connection: AbstractConnection | None = None
-        self._subscriptions: dict[bytes, list[Subscription]] = {}
-        self._outbox: list[bytes] = []
-        self._has_output = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self._heard = False
-
-    async def open(self) -> None:
-        """Connect and start to follow.
-
-        Raises:
-            RedisUnavailableError: nothing answers at the URL, or it refuses us.
-        """
-        try:
-            self._connection = await self._connect()
-        except LOST as error:
-            raise RedisUnavailableError(f"Redis at {mask_url(self._url)} does not answer ({error})") from error
-        self._task = asyncio.create_task(self._run())
-
-    async def subscribe(
-        self, channel: str, on_message: Callable[[bytes], None], on_restored: Callable[[], None] | None = None
-    ) -> Subscription:
-        """Call ``on_message`` with every message of ``channel``; returns when Redis has confirmed it."""
-        subscription = Subscription(channel.encode(), on_message, on_restored)
-        others = self._subscriptions.setdefault(subscription.channel, [])
-        others.append(subscription)
-        if len(others) > 1 and others[0].confirmed.done():
-            subscription.confirmed.set_result(None)
-        else:
-            self._send("SUBSCRIBE", subscription.channel)
-        try:
-            await asyncio.shield(subscription.confirmed)
-        except asyncio.CancelledError:
-            self.unsubscribe(subscription)
-            raise
-        return subscription
-
-    def unsubscribe(self, subscription: Subscription) -> None:
-        """Stop the callbacks at once; doing it twice does nothing."""
-        others = self._subscriptions.get(subscription.channel, [])
-        if subscription not in others:
-            return
-        others.remove(subscription)
-        if not others:
-            del self._subscriptions[subscription.channel]
-            self._send("UNSUBSCRIBE", subscription.channel)
-
-    async def close(self) -> None:
-        """Drop the connection and every subscription."""
-        self._subscriptions.clear()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self._disconnect()
-
-    def _send(self, *args: Any) -> None:
-        if self._connection is not None:
-            self._outbox += self._connection.pack_command(*args)
-            self._has_output.set()
-
-    async def _connect(self) -> AbstractConnection:
-        connection = self._pool.make_connection()
-        await connection.connect()
-        return connection
-
-    async def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(*LOST):
-                await connection.disconnect(nowait=True)
-
-    async def _run(self) -> None:
-        while True:
-            if self._connection is not None:
-                await self._serve(self._connection)
-                await self._disconnect()
-            try:
-                connection = await self._connect()
-            except LOST:
-                await asyncio.sleep(RETRY_PAUSE_S)
-                continue
-            self._connection, self._outbox = connection, []
-            if self._subscriptions:
-                self._send("SUBSCRIBE", *self._subscriptions)
-
-    async def _serve(self, connection: AbstractConnection) -> None:
-        """Run the three loops until one of them loses the connection."""
-        loops = [asyncio.create_task(loop(connection)) for loop in (self._read, self._write, self._ping)]
-        try:
-            await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in loops:
-                task.cancel()
-            results = await asyncio.gather(*loops, return_exceptions=True)
-        for result in results:
-            if isinstance(result, Exception) and not isinstance(result, LOST):
-                raise result
-
-    async def _write(self, connection: AbstractConnection) -> None:
-        while True:
-            if self._outbox:
-                commands, self._outbox = self._outbox, []
-                await connection.send_packed_command(commands, check_health=False)
-            self._has_output.clear()
-            if not self._outbox:
-                await self._has_output.wait()
-
-    async def _ping(self, connection: AbstractConnection) -> None:
-        """Notice a connection that died without a word: TCP alone would wait for many minutes."""
-        while True:
-            self._heard = False
-            self._send("PING")
-            await asyncio.sleep(PING_INTERVAL_S)
-            if not self._heard:
-                raise RedisConnectionError("no answer to PING")
-
-    async def _read(self, connection: AbstractConnection) -> None:
-        while True:
-            reply = await connection.read_response(disconnect_on_error=False)
-            self._heard = True
-            if not isinstance(reply, list) or len(reply) != 3:
-                continue  # PONG
-            kind, channel, data = reply
-            if kind == b"message":
-                for subscription in tuple(self._subscriptions.get(channel, ())):
-                    self._deliver(subscription, data)
-            elif kind == b"subscribe":
-                self._confirm(channel)
-            elif kind != b"unsubscribe":
-                raise BrokerError(f"unexpected message in a subscription: {kind!r}")
-
-    def _deliver(self, subscription: Subscription, data: bytes) -> None:
-        """Run one callback; its failure must not end the reading for all the others."""
-        try:
-            subscription.on_message(data)
-        except Exception:
-            log.exception("a message could not be handled", channel=subscription.channel.decode(errors="replace"))
-
-    def _confirm(self, channel: bytes) -> None:
-        for subscription in self._subscriptions.get(channel, ()):
-            if not subscription.confirmed.done():
-                subscription.confirmed.set_result(None)
-            elif subscription.on_restored is not None:
-                subscription.on_restored()
+async def _clear_away(
+    tasks: list[asyncio.Task[None]], dropper: asyncio.Task[Any] | None, connection: AbstractConnection
+) -> None:
+    """End the tasks of a dropped connection and close it; the task that dropped it ends by itself."""
+    for task in tasks:
+        if task is not dropper:
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await close_connection(connection)

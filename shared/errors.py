@@ -14,7 +14,8 @@
     ├── ClientClosedError             the client was used after close()
     ├── BrokerError                   Redis answered in a way the protocol does not allow
     ├── RequestFailedError            the engine refused or failed this one request
-    └── EngineDeadError               the engine that was asked is gone
+    │   └── PoisonRequestError        max_deliveries engines died on it; it is parked
+    └── EngineDeadError               the engine that was asked is gone, or none serves the model
 
 ``code`` is stable and travels on the wire; ``retryable`` says whether the same call may succeed later.
 """
@@ -114,15 +115,28 @@ class RequestFailedError(PenstockError):
         self.retryable = retryable
 
 
+class PoisonRequestError(RequestFailedError):
+    """``max_deliveries`` engines died on this request in a row; it is parked in the dead letter."""
+
+    code = "poison_request"
+
+
 class EngineDeadError(PenstockError):
-    """The engine core is gone; the message names the cause."""
+    """The engine core is gone, or no live engine serves the model; the message names the cause."""
 
     code = "engine_dead"
     retryable = True
 
 
 _BY_CODE: dict[str, type[PenstockError]] = {
-    cls.code: cls for cls in (ValidationError, PromptTooLongError, UnsupportedParameterError)
+    cls.code: cls
+    for cls in (
+        ValidationError,
+        PromptTooLongError,
+        UnsupportedParameterError,
+        PoisonRequestError,
+        EngineDeadError,
+    )
 }
 
 

@@ -10,7 +10,16 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:worker:WORKER:commands              channel   drain and stop, to a supervisor
     NS:{MODEL}:lane                        stream    for ever; its entries are deleted as requests end
     NS:{MODEL}:returned                    list      ids that were claimed and handed back; claimed before the lane
-    NS:{MODEL}:dead                        stream    entries that no worker could read
+    NS:{MODEL}:suspects                    list      ids that may have killed an engine; claimed first, run alone
+    NS:{MODEL}:ward                        string    engine that empties itself for the suspects; expires
+    NS:{MODEL}:leases                      zset      engine -> ms at which its lease ends; removed with its claims
+    NS:{MODEL}:claims:ENGINE               hash      request id -> epoch of what the engine holds
+    NS:{MODEL}:clients                     zset      client -> ms at which its lease ends
+    NS:{MODEL}:client:CLIENT               set       interactive requests that live by the client's lease
+    NS:{MODEL}:fail_fast                   set       requests that end when no engine is left
+    NS:{MODEL}:reaper                      hash      when a reaper last looked, and from when on leases count
+    NS:{MODEL}:dead                        zset      ids of parked requests by time; until replayed or purged
+    NS:{MODEL}:parked:ID                   hash      a parked request: payload, cause, counts; as "dead"
     NS:{MODEL}:wake                        channel   "something was enqueued", to idle workers
     NS:{MODEL}:request:ID                  hash      state of a request; result_ttl_ms after its end
     NS:{MODEL}:log:ID                      list      its Delta records; result_ttl_ms after its end
@@ -70,6 +79,9 @@ class ModelKeys:
         self.prefix = f"{check_name('namespace', namespace)}:{{{model}}}:"
         self.lane = self.prefix + "lane"
         self.returned = self.prefix + "returned"
+        self.suspects = self.prefix + "suspects"
+        self.leases = self.prefix + "leases"
+        self.clients = self.prefix + "clients"
         self.dead = self.prefix + "dead"
         self.wake = self.prefix + "wake"
 
@@ -81,6 +93,12 @@ class ModelKeys:
 
     def output(self, request_id: str) -> str:
         return f"{self.prefix}output:{request_id}"
+
+    def claims(self, engine_id: str) -> str:
+        return f"{self.prefix}claims:{engine_id}"
+
+    def parked(self, request_id: str) -> str:
+        return f"{self.prefix}parked:{request_id}"
 
     def engine_commands(self, engine_id: str) -> str:
         return f"{self.prefix}engine:{engine_id}:commands"

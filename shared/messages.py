@@ -153,8 +153,21 @@ class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):
     trace: str = ""
 
 
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Log probability of an output token, its rank (1 is the most probable), and pairs of the most probable tokens and
+    theirs, in descending order. The token is among ``top`` only if its rank is."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """New tokens of one request out of one step, and its end if it ended."""
+    """New tokens of one request out of one step, and its end if it ended.
+
+    ``new_logprobs`` has one entry per token, or none at all if the request did not ask.
+    """
 
     request_id: str
     new_token_ids: list[int] = []
@@ -162,6 +175,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     stop_reason: int | str | None = None
     error: RequestError | None = None
     num_cached_tokens: int = 0
+    new_logprobs: list[TokenLogprobs] = []
 
     @property
     def finished(self) -> bool:
@@ -177,6 +191,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     kv_cache_usage: float = 0.0
     num_preemptions: int = 0
     num_generation_tokens: int = 0
+    device_memory_bytes: int = 0
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag="outputs"):
@@ -207,6 +222,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     ``index`` is the position of ``token_ids[0]`` among the output tokens, so a reader can tell a gap and a repeat.
     ``text`` may lag behind ``token_ids`` while a character is incomplete or a stop string may be forming.
     The last delta, and no other, carries ``finish_reason``.
+    ``logprobs`` has one entry per token of ``token_ids``, or none at all if the request did not ask.
     """
 
     version: int = WIRE_VERSION
@@ -217,11 +233,16 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     stop_reason: int | str | None = None
     error: RequestError | None = None
     usage: Usage | None = None
+    logprobs: list[TokenLogprobs] = []
 
     def followed_by(self, later: Delta) -> Delta:
         """Return one delta that says what this one and the next say one after the other."""
         return msgspec.structs.replace(
-            later, index=self.index, token_ids=self.token_ids + later.token_ids, text=self.text + later.text
+            later,
+            index=self.index,
+            token_ids=self.token_ids + later.token_ids,
+            text=self.text + later.text,
+            logprobs=self.logprobs + later.logprobs,
         )
 
     @property
@@ -254,18 +275,27 @@ class StopCommand(msgspec.Struct, array_like=True, tag="stop"):
 
 
 class EngineState(enum.StrEnum):
-    """What an engine is doing, as its worker process sees it."""
+    """What an engine is doing. The last two are said by a worker process of itself as it ends."""
 
     STARTING = "starting"
+    COMPILING = "compiling"
     READY = "ready"
     BUSY = "busy"
+    STALLED = "stalled"
     DRAINING = "draining"
+    SLEEPING = "sleeping"
+    DEAD = "dead"
     STOPPED = "stopped"
     FAILED = "failed"
 
 
 class WorkerStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """A line of JSON that a worker process writes to its standard output when its state changes."""
+    """A line of JSON that a worker process writes to its standard output: at every change of state, and once a second
+    while it lives, so that its silence says something.
+
+    ``is_external`` says of a failure that it came from outside (a signal sent to the core), ``num_tokens`` how many
+    tokens the engine has generated in this life: a restart that got no further than the one before counts as a loop.
+    """
 
     version: int = WIRE_VERSION
     engine_id: str
@@ -273,45 +303,9 @@ class WorkerStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
     code: str = ""
     message: str = ""
     trace: str = ""
+    is_external: bool = False
+    num_tokens: int = 0
 
 
 EngineCommand = CancelCommand
 WorkerCommand = DrainCommand | StopCommand
-
-
-# --------------------------------------------------------------------- state kept in Redis
-
-
-class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What a client may know of a served model; written by its workers when ready. JSON, so people can read it."""
-
-    version: int = WIRE_VERSION
-    model: str
-    architecture: str = ""
-    max_model_len: int = 0
-    vocab_size: int = 0
-    dtype: str = ""
-
-
-class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """The state of one engine, renewed every second under a time to live. JSON."""
-
-    version: int = WIRE_VERSION
-    worker_id: str
-    engine_id: str
-    model: str
-    state: EngineState
-    host: str
-    worker_pid: int
-    core_pid: int
-    supervisor_pid: int = 0
-    device: str = ""
-    started_at: float = 0.0
-    num_running_reqs: int = 0
-    num_waiting_reqs: int = 0
-    kv_cache_usage: float = 0.0
-    step_counter: int = 0
-    tokens_per_s: float = 0.0
-    worker_rss_bytes: int = 0
-    core_rss_bytes: int = 0
-    error: str = ""

@@ -9,6 +9,8 @@ from ..shared.errors import ConfigurationError
 DEVICES = ("cpu", "cuda")
 DEFAULT_TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+# How often a worker process tells its supervisor what it does, so that its silence means something.
+STATUS_INTERVAL_S = 1.0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -31,6 +33,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         num_threads: torch threads of a CPU engine; 0 chooses.
         num_engines_on_host: how many engines share the host's memory and cores.
         seed: for everything random that is not a request's own.
+        deterministic: a request's logits have the same bits whatever is computed beside it and however it is cut up,
+            so that another engine goes on with it on the same tokens. Holds between engines of the same build,
+            device type, dtype and thread count; see ops/decisions/0013.
     """
 
     model: str
@@ -47,6 +52,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     num_engines_on_host: int = 1
     seed: int = 0
     trust_remote_code: bool = False
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -103,6 +109,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         redis_url: where the broker is; may carry a password, hence not on the command line.
         visible_devices: value of CUDA_VISIBLE_DEVICES for the core; None leaves the environment alone.
         drain_timeout_s: how long running requests may go on after SIGTERM before they are handed back.
+        lease_ttl_s: an engine that has not renewed its lease for so long counts as dead, whatever became of it.
+        max_deliveries: a request that this many engines died on is parked.
+        stall_timeout_s: an engine that has made no step, or a worker process that has said nothing, for so long is
+            taken for hung and killed.
+        num_restarts: how often this engine was started again.
     """
 
     worker_id: str
@@ -115,5 +126,22 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     drain_timeout_s: float = 30.0
     heartbeat_interval_s: float = 1.0
     heartbeat_ttl_s: float = 3.0
+    lease_ttl_s: float = 3.0
+    max_deliveries: int = 3
+    stall_timeout_s: float = 10.0
+    num_restarts: int = 0
     log_level: str = "info"
     log_format: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("lease_ttl_s", "stall_timeout_s"):
+            # Written so that NaN, which no comparison holds for, is refused as well.
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigurationError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        if self.max_deliveries < 1:
+            raise ConfigurationError(f"max_deliveries must be at least 1, got {self.max_deliveries}")
+
+    @property
+    def device_name(self) -> str:
+        """What the engine runs on, for people: "cpu" or "cuda:0"."""
+        return self.engine.device if self.visible_devices is None else f"cuda:{self.visible_devices}"

@@ -6,12 +6,13 @@ from torch import Tensor
 
 from ..dispatch import REFERENCE, select
 from ..errors import KernelInputError
-from . import reference
+from . import invariant, reference
 from .batch import MaskRule, PagedBatch
 
 __all__ = ["MaskRule", "PagedBatch", "paged_attention"]
 
 _IMPLEMENTATIONS = {REFERENCE: reference.paged_attention}
+_INVARIANT_IMPLEMENTATIONS = {REFERENCE: invariant.paged_attention}
 
 
 def paged_attention(
@@ -25,6 +26,7 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     mask_rule: MaskRule | None = None,
+    is_batch_invariant: bool = False,
 ) -> Tensor:
     """Attend each query token to the cached tokens of its own request, prefill chunks and decodes mixed.
 
@@ -43,6 +45,8 @@ def paged_attention(
         sinks: ``[H]`` logits that take part in the softmax and carry no value.
         mask_rule: replaces causality and ``window``: ``rule(0, 0, query_positions, key_positions)``, two
             broadcastable integer tensors, is True where the query may see the key.
+        is_batch_invariant: a token's result has the same bits in every batch of ``T`` tokens, whatever the others are
+            and however its request is cut up; slower.
 
     Returns:
         ``[T, H, DV]`` in the dtype of ``query``. Only slots of a request's own tokens are read for it, so what
@@ -55,7 +59,8 @@ def paged_attention(
     Source: Kwon et al. 2023 (arXiv:2309.06180), section 4.
     """
     _check_inputs(query, key_cache, value_cache, batch)
-    return select(_IMPLEMENTATIONS, query.device)(
+    implementations = _INVARIANT_IMPLEMENTATIONS if is_batch_invariant else _IMPLEMENTATIONS
+    return select(implementations, query.device)(
         query, key_cache, value_cache, batch, scale, window, softcap, sinks, mask_rule
     )
 

@@ -13,6 +13,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from ..latency import percentile
+from .durability import DurabilityCost
+from .recovery import Recovery
 from .result import RunResult
 
 LIBRARIES = ("penstock", "torch", "transformers", "redis", "hiredis", "msgspec")
@@ -44,6 +47,8 @@ class BenchReport(msgspec.Struct, kw_only=True):
     seed: int
     engines: list[EngineRow] = []
     enqueue_per_s: dict[str, float] = {}
+    durability: DurabilityCost | None = None
+    recoveries: list[Recovery] = []
 
 
 def machine() -> dict[str, str]:
@@ -75,6 +80,31 @@ def print_report(console: Console, report: BenchReport) -> None:
         rates.add_column(name, justify="right")
     rates.add_row(*(f"{rate:,.0f}" for rate in report.enqueue_per_s.values()))
     console.print(rates)
+    if report.durability is not None:
+        console.print(_durability(report, report.durability))
+    console.print(_recovery(report))
+
+
+def _durability(report: BenchReport, cost: DurabilityCost) -> Table:
+    table = Table(title=f"durability, ms per step of {cost.batch_size} requests")
+    for column in ("append: log, fence, publish", "publish only"):
+        table.add_column(column, justify="right")
+    for row in report.engines:
+        table.add_column(f"share of served tokens/s, {row.model}", justify="right")
+    shares = [f"{cost.share_of(row.served_tokens_per_s):.2%}" for row in report.engines]
+    table.add_row(f"{cost.append_ms:.2f}", f"{cost.publish_ms:.2f}", *shares)
+    return table
+
+
+def _recovery(report: BenchReport) -> Table:
+    table = Table(title="kill -9 of a core: seconds to the subscriber's next token")
+    for column in ("engines", "requests", "p50", "p99", "max", "time to ready"):
+        table.add_column(column, justify="right")
+    for row in report.recoveries:
+        shares = [percentile(row.seconds, share) for share in (0.5, 0.99, 1.0)]
+        times = [f"{seconds:.2f}" for seconds in (*shares, row.ready_time_s)]
+        table.add_row(str(row.num_engines), str(len(row.seconds)), *times)
+    return table
 
 
 def _throughput(report: BenchReport) -> Table:

@@ -22,6 +22,8 @@ from rich.console import Console
 from ...shared.errors import ConfigurationError
 from ..demo.run import MODEL as DEMO_MODEL
 from ..local_stack import LocalStack
+from .durability import durability_cost
+from .recovery import measure_recovery
 from .report import BenchReport, EngineRow, machine, print_report, versions
 from .result import RunResult
 from .served import enqueue_rates, run_served
@@ -52,6 +54,8 @@ def run_bench(options: BenchOptions) -> int:
             model = model_folder(name, Path(folder))
             console.print(f"measuring {name} …")
             report.engines.append(measure(name, model, options, Path(folder), report))
+    console.print("killing engine cores …")
+    report.recoveries = [measure_recovery(num_engines) for num_engines in (2, 1)]
     print_report(console, report)
     options.json_path.parent.mkdir(parents=True, exist_ok=True)
     options.json_path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
@@ -94,6 +98,8 @@ def measure(name: str, model: Path, options: BenchOptions, scratch: Path, report
         one_at_a_time = asyncio.run(run_served(stack.url, single, 1))
         if not report.enqueue_per_s:
             report.enqueue_per_s = asyncio.run(enqueue_rates(stack.url, ENQUEUE_REQUESTS))
+        if report.durability is None:
+            report.durability = asyncio.run(durability_cost(stack.url, options.num_requests))
         return EngineRow(
             model=name,
             num_requests=len(items),

@@ -10,7 +10,7 @@ import msgspec
 from ...producer import Client
 from ...shared.command_line import Command, add_redis_arguments, format_table
 from ...shared.embedded import resolve_redis_url
-from ...shared.messages import ModelCard
+from ...shared.records import ModelCard
 
 _HEADER = ("MODEL", "ARCHITECTURE", "MAX LEN", "VOCABULARY", "DTYPE")
 

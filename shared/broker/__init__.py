@@ -5,7 +5,20 @@ alike. Each call is one round trip. Fencing, admission and claim are decided by 
 first and wrote after would be wrong by construction.
 """
 
-from .broker import NEW, Broker, Claim, FinalRecord, Record
+from .broker import LEASE_TTL_MS, NEW, UNSERVED, Broker, Claim, FinalRecord, Reaped, Record
+from .dead_letter import DeadLetter
 from .script import SCRIPTS, Script
 
-__all__ = ["NEW", "SCRIPTS", "Broker", "Claim", "FinalRecord", "Record", "Script"]
+__all__ = [
+    "LEASE_TTL_MS",
+    "NEW",
+    "SCRIPTS",
+    "UNSERVED",
+    "Broker",
+    "Claim",
+    "DeadLetter",
+    "FinalRecord",
+    "Reaped",
+    "Record",
+    "Script",
+]

@@ -8,14 +8,19 @@ import msgspec
 
 from ..connection import CommandConnection
 from ..errors import BrokerError
-from ..keys import GROUP, ModelKeys
+from ..keys import ModelKeys
 from ..messages import Delta, FinishReason
+from ..records import DeathCause
 from .script import SCRIPTS
 
 _encoder = msgspec.msgpack.Encoder()
 _delta_decoder = msgspec.msgpack.Decoder(Delta)
 
 NEW = "new"
+UNSERVED = "unserved"
+LEASE_TTL_MS = 3000
+# Reapers look every half second; a longer gap means that this server or all of them stood still.
+MAX_REAP_GAP_MS = 2000
 
 # Verdicts of append and finish.
 REFUSED, WRITTEN, REPEATED = 0, 1, 2
@@ -36,6 +41,18 @@ class Claim(msgspec.Struct, frozen=True):
     epoch: int
     num_logged_tokens: int
     attempt: int
+    # Output tokens before which the engine takes no other request; -1 if it may. This one is suspected of a death.
+    alone_until: int = -1
+
+
+class Reaped(msgspec.Struct, frozen=True):
+    """What a reaper found: ``kind`` is "engine" or "client"; counts are of requests queued again or cancelled, and
+    parked."""
+
+    kind: str
+    name: str
+    num_requests: int
+    num_parked: int
 
 
 class Record(msgspec.Struct, gc=False):
@@ -51,7 +68,7 @@ class FinalRecord(Record, gc=False):
 
 
 class Broker:
-    """Enqueue, claim, append, finish, cancel and release for the requests of one model.
+    """Every change of state of one model's requests, as one round trip each.
 
     All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries.
     """
@@ -60,30 +77,91 @@ class Broker:
         self._connection = connection
         self.keys = keys
 
-    async def enqueue(self, request_id: str, payload: bytes, *, result_ttl_ms: int, detached: bool) -> str:
+    async def enqueue(
+        self,
+        request_id: str,
+        payload: bytes,
+        *,
+        result_ttl_ms: int,
+        client_id: str = "",
+        client_ttl_ms: int = 0,
+        fail_fast: bool = False,
+        call: str = "",
+    ) -> str:
         """Put an encoded request into the lane, unless its id is known: then nothing changes.
 
-        Returns ``NEW``, or the state of the request that already has the id.
+        Args:
+            client_id: whose lease the request lives by; empty for a detached one.
+            client_ttl_ms: how long that lease lasts from now on.
+            fail_fast: refuse it if no engine holds a lease, and end it when the last one dies.
+            call: a token of this call, by which a call that is sent again is known.
+
+        Returns ``NEW``, ``UNSERVED``, or the state of the request that already has the id.
         """
         state = await self._run(
             "enqueue",
             [self.keys.lane, self.keys.request(request_id)],
-            [self.keys.prefix, request_id, payload, result_ttl_ms, int(detached)],
+            [self.keys.prefix, request_id, payload, result_ttl_ms, client_id, client_ttl_ms, int(fail_fast), call],
         )
         return state.decode()
 
-    async def claim(self, engine_id: str, limit: int) -> list[Claim]:
-        """Take up to ``limit`` waiting requests for an engine.
+    async def claim(
+        self, engine_id: str, limit: int, *, num_held: int = 0, lease_ttl_ms: int = LEASE_TTL_MS
+    ) -> list[Claim]:
+        """Take up to ``limit`` waiting requests for an engine that holds ``num_held``.
 
-        Not repeated after a lost connection, since a wave may have been handed out unseen.
+        Not repeated after a lost connection, since a wave may have been handed out unseen: compare ``claims`` then.
         """
         wave = await self._connection.run_script(
-            SCRIPTS["claim"], [self.keys.lane], [self.keys.prefix, engine_id, limit], retry=False
+            SCRIPTS["claim"],
+            [self.keys.lane],
+            [self.keys.prefix, engine_id, limit, num_held, lease_ttl_ms],
+            retry=False,
         )
-        return [
-            Claim(request_id.decode(errors="replace"), payload, epoch, count, attempt)
-            for request_id, payload, epoch, count, attempt in wave
-        ]
+        return [Claim(request_id.decode(errors="replace"), *rest) for request_id, *rest in wave]
+
+    async def claims(self, engine_id: str) -> list[tuple[str, int]]:
+        """Return what an engine holds by Redis's word, as (request_id, epoch)."""
+        flat = await self._connection.execute("HGETALL", self.keys.claims(engine_id))
+        return [(request_id.decode(), int(epoch)) for request_id, epoch in zip(flat[::2], flat[1::2], strict=True)]
+
+    async def renew(
+        self, engine_id: str, claims: list[tuple[str, int]], *, lease_ttl_ms: int = LEASE_TTL_MS
+    ) -> list[str]:
+        """Renew an engine's lease and its claims, given as (request_id, epoch); returns the stale ones' ids."""
+        args: list[Any] = [self.keys.prefix, engine_id, lease_ttl_ms]
+        for request_id, epoch in claims:
+            args += [request_id, epoch]
+        return [request_id.decode() for request_id in await self._run("renew", [self.keys.lane], args)]
+
+    async def renew_client(self, client_id: str, ttl_ms: int) -> None:
+        """Renew a client's lease, which its interactive requests live by."""
+        await self._run("renew_client", [self.keys.lane], [self.keys.prefix, client_id, ttl_ms])
+
+    async def reclaim(
+        self, engine_id: str, cause: DeathCause, *, is_external: bool, max_deliveries: int
+    ) -> tuple[int, int]:
+        """Take back what an engine holds that is known to be dead; returns how many were queued again and parked.
+
+        Args:
+            is_external: it was killed from outside, so what it held is hardly to blame.
+            max_deliveries: a request that this many engines died on is parked.
+        """
+        counts = await self._run(
+            "reclaim",
+            [self.keys.lane],
+            [self.keys.prefix, engine_id, int(is_external), max_deliveries, _encoder.encode(cause)],
+        )
+        return counts[0], counts[1]
+
+    async def reap(self, cause: DeathCause, *, max_deliveries: int, lease_ttl_ms: int = LEASE_TTL_MS) -> list[Reaped]:
+        """Take back what engines hold whose lease has ended, and cancel what vanished clients waited for."""
+        found = await self._run(
+            "reap",
+            [self.keys.lane],
+            [self.keys.prefix, max_deliveries, lease_ttl_ms, MAX_REAP_GAP_MS, _encoder.encode(cause)],
+        )
+        return [Reaped(kind.decode(), name.decode(), count, parked) for kind, name, count, parked in found]
 
     async def append(self, records: list[Record]) -> list[str]:
         """Log and publish one delta for each of many requests; returns the ids whose claim is stale."""
@@ -126,11 +204,10 @@ class Broker:
         state = await self._connection.execute("HGET", self.keys.request(request_id), "state")
         return None if state is None else state.decode()
 
-    async def forget_consumer(self, engine_id: str) -> None:
-        """Drop an engine's name from the group, if nothing is pending under it: its pending entries would be lost."""
-        pending = await self._connection.execute("XPENDING", self.keys.lane, GROUP, "-", "+", 1, engine_id)
-        if not pending:
-            await self._connection.execute("XGROUP", "DELCONSUMER", self.keys.lane, GROUP, engine_id)
+    async def park(self, claim: Claim, cause: DeathCause, code: str, message: str) -> bool:
+        """Set a claimed request aside that no engine can run, with an error for its caller. False if it is stale."""
+        args = [self.keys.prefix, claim.request_id, claim.epoch, _encoder.encode(cause), code, message]
+        return bool(await self._run("park", [self.keys.lane], args))
 
     async def _run(self, name: str, keys: list[str], args: list[Any]) -> Any:
         return await self._connection.run_script(SCRIPTS[name], keys, args)

@@ -7,7 +7,21 @@ from importlib import resources
 
 import msgspec
 
-_NAMES = ("enqueue", "claim", "append", "finish", "cancel", "release")
+# Each script's parts, in order; ``lib`` is put in front of all.
+_PARTS = {
+    "enqueue": ("enqueue",),
+    "claim": ("claim",),
+    "append": ("append",),
+    "finish": ("finish",),
+    "cancel": ("cancel",),
+    "release": ("release",),
+    "renew": ("renew",),
+    "renew_client": ("renew_client",),
+    "reclaim": ("death", "reclaim"),
+    "reap": ("death", "reap"),
+    "park": ("park",),
+    "replay": ("replay",),
+}
 
 
 class Script(msgspec.Struct, frozen=True):
@@ -18,10 +32,10 @@ class Script(msgspec.Struct, frozen=True):
     sha: str
 
 
-def _load(name: str) -> Script:
+def _load(name: str, parts: tuple[str, ...]) -> Script:
     folder = resources.files(__name__.rpartition(".")[0]) / "scripts"
-    text = (folder / "lib.lua").read_text() + (folder / f"{name}.lua").read_text()
+    text = "".join((folder / f"{part}.lua").read_text() for part in ("lib", *parts))
     return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-SCRIPTS: dict[str, Script] = {name: _load(name) for name in _NAMES}
+SCRIPTS: dict[str, Script] = {name: _load(name, parts) for name, parts in _PARTS.items()}

@@ -22,6 +22,7 @@ from penstock.shared.messages import (
     RequestError,
     SchedulerStats,
     StopCommand,
+    TokenLogprobs,
     Usage,
     UtilityCall,
 )
@@ -98,6 +99,29 @@ SAMPLES: list[tuple[str, str, Any]] = [
         "failed delta",
         "Delta",
         Delta(index=0, finish_reason=FinishReason.ERROR, error=RequestError("prompt_too_long", "too long")),
+    ),
+    (
+        "request with penalties and log probabilities",
+        "EngineCoreRequest",
+        EngineCoreRequest(
+            request_id="r4",
+            prompt="spell 7:",
+            sampling_params=SamplingParams(
+                presence_penalty=0.5, frequency_penalty=-0.25, repetition_penalty=1.5, logprobs=2, seed=7
+            ),
+        ),
+    ),
+    (
+        "step outputs with log probabilities",
+        "CoreOutput",
+        EngineCoreOutputs(
+            outputs=[EngineCoreOutput("r1#1", [5], new_logprobs=[TokenLogprobs(5, -0.5, 1, [(5, -0.5), (9, -1.25)])])]
+        ),
+    ),
+    (
+        "delta with log probabilities",
+        "Delta",
+        Delta(index=3, token_ids=[5, 6], text="ab", logprobs=[TokenLogprobs(t, -2.5, 7, [(1, -0.5)]) for t in (5, 6)]),
     ),
     ("cancel command", "EngineCommand", CancelCommand("r1")),
     ("drain command", "WorkerCommand", DrainCommand(5.0)),

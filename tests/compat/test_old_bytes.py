@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.shared import messages
+from penstock.shared import messages, records
 from penstock.shared.messages import CoreInput, CoreOutput, Delta, EngineCommand, EngineCoreRequest, WorkerCommand
 
 RECORDED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "wire_v1.json").read_text())
@@ -32,11 +32,10 @@ TYPES: dict[str, Any] = {
 def test_bytes_of_version_1_still_decode(entry: dict[str, Any]) -> None:
     message = msgspec.msgpack.decode(bytes.fromhex(entry["hex"]), type=TYPES[entry["decode_as"]])
     assert type(message).__name__ == entry["type"]
-    built = msgspec.to_builtins(message)
+    types = {field.name: field.type for field in msgspec.structs.fields(message)}
     for field, value in entry["fields"].items():
-        position = message.__struct_fields__.index(field)
-        offset = 1 if message.__struct_config__.tag is not None else 0
-        assert built[position + offset] == value, field
+        # Through the type: a struct inside may have got fields since.
+        assert getattr(message, field) == msgspec.convert(value, types[field]), field
 
 
 def test_fields_of_a_later_version_are_skipped() -> None:
@@ -47,5 +46,5 @@ def test_fields_of_a_later_version_are_skipped() -> None:
 
 def test_every_wire_struct_is_a_versioned_or_enclosed_array() -> None:
     """What goes to Redis carries its version itself; what only goes over the pipe of one release need not."""
-    for kind in (messages.EngineCoreRequest, messages.Delta, messages.ModelCard, messages.EngineHeartbeat):
+    for kind in (messages.EngineCoreRequest, messages.Delta, records.ModelCard, records.EngineHeartbeat):
         assert kind.__struct_fields__[0] == "version"

@@ -14,7 +14,8 @@ from penstock.producer import Client, SamplingParams
 from penstock.shared import errors
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import GROUP, Keys
-from penstock.shared.messages import EngineCoreRequest, EngineHeartbeat
+from penstock.shared.messages import EngineCoreRequest
+from penstock.shared.records import EngineHeartbeat
 
 pytestmark = pytest.mark.xdist_group("deployment")
 
@@ -90,11 +91,11 @@ async def test_what_only_the_worker_can_know_comes_back_as_the_callers_error(cli
 async def test_bytes_that_are_no_request_fail_that_one_and_stop_nothing(client: Client, commands) -> None:
     broker = client._broker("demo")
     for request_id, payload in (("garbage", b"\xc1\xff"), ("wrong-type", msgspec.msgpack.encode(["add", 1, 7]))):
-        await broker.enqueue(request_id, payload, result_ttl_ms=60_000, detached=True)
+        await broker.enqueue(request_id, payload, result_ttl_ms=60_000)
         with pytest.raises(errors.ValidationError, match="not a request this worker can read"):
             await (await client.handle(request_id)).result()
     empty = msgspec.msgpack.encode(EngineCoreRequest(request_id="empty", sampling_params=SamplingParams()))
-    await broker.enqueue("empty", empty, result_ttl_ms=60_000, detached=True)
+    await broker.enqueue("empty", empty, result_ttl_ms=60_000)
     with pytest.raises(errors.ValidationError, match="has no prompt"):
         await (await client.handle("empty")).result()
     await commands.execute("XADD", broker.keys.lane, "*", "what", "is this")

@@ -97,6 +97,7 @@ def naive(
     return torch.stack(rows)
 
 
+@pytest.mark.parametrize("is_batch_invariant", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(9, 3), (4, 4), (6, 1)])
 @pytest.mark.parametrize("rows", MIXES.values(), ids=MIXES.keys())
@@ -105,14 +106,18 @@ def test_causal(
     num_heads: int,
     num_kv_heads: int,
     dtype: torch.dtype,
+    is_batch_invariant: bool,
     assert_close: Callable[[Tensor, Tensor], None],
 ) -> None:
     case = make_case(rows, num_heads, num_kv_heads, 40, 40, dtype)
     scale = 1 / math.sqrt(40)
-    out = paged_attention(case.query, case.key_cache, case.value_cache, case.batch, scale=scale)
+    out = paged_attention(
+        case.query, case.key_cache, case.value_cache, case.batch, scale=scale, is_batch_invariant=is_batch_invariant
+    )
     assert_close(out, naive(case, scale))
 
 
+@pytest.mark.parametrize("is_batch_invariant", [False, True])
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("window", [None, 1, 5, 30, 100])
@@ -122,24 +127,43 @@ def test_window_softcap_and_sinks(
     window: int | None,
     softcap: float | None,
     has_sinks: bool,
+    is_batch_invariant: bool,
     assert_close: Callable[[Tensor, Tensor], None],
 ) -> None:
     case = make_case(rows, 4, 2, 24, 16, torch.float32)
     sinks = torch.linspace(-1.0, 2.0, 4) if has_sinks else None
     out = paged_attention(
-        case.query, case.key_cache, case.value_cache, case.batch, scale=0.5, window=window, softcap=softcap, sinks=sinks
+        case.query,
+        case.key_cache,
+        case.value_cache,
+        case.batch,
+        scale=0.5,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        is_batch_invariant=is_batch_invariant,
     )
     assert_close(out, naive(case, 0.5, window, softcap, sinks))
 
 
+@pytest.mark.parametrize("is_batch_invariant", [False, True])
 @pytest.mark.parametrize("softcap", [None, 3.0])
-def test_a_mask_rule_of_the_models_own(softcap: float | None, assert_close: Callable[[Tensor, Tensor], None]) -> None:
+def test_a_mask_rule_of_the_models_own(
+    softcap: float | None, is_batch_invariant: bool, assert_close: Callable[[Tensor, Tensor], None]
+) -> None:
     def chunked(_batch: int, _head: int, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query // 8 == key // 8)
 
     case = make_case(MIXES["mixed"], 4, 2, 24, 24, torch.float32)
     out = paged_attention(
-        case.query, case.key_cache, case.value_cache, case.batch, scale=0.3, softcap=softcap, mask_rule=chunked
+        case.query,
+        case.key_cache,
+        case.value_cache,
+        case.batch,
+        scale=0.3,
+        softcap=softcap,
+        mask_rule=chunked,
+        is_batch_invariant=is_batch_invariant,
     )
     assert_close(out, naive(case, 0.3, softcap=softcap, mask_rule=chunked))
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import time
 
 import msgspec
 
 from ...shared.command_line import Command, add_redis_arguments, format_bytes, format_table
 from ...shared.embedded import resolve_redis_url
 from ...shared.keys import Keys
-from ...shared.messages import EngineHeartbeat
+from ...shared.messages import EngineState
+from ...shared.records import EngineHeartbeat
 from ...shared.redis_check import checked_client
 from .heartbeats import read_heartbeats
 
-_HEADER = ("WORKER", "ENGINE", "MODEL", "DEVICE", "STATE", "PIDS", "RUN/WAIT", "KV", "TOK/S", "RSS")
+_HEADER = ("WORKER", "ENGINE", "MODEL", "DEVICE", "STATE", "PIDS", "RUN/WAIT", "KV", "STEP", "TOK/S", "RSS", "GPU MEM")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +31,9 @@ def _run(arguments: argparse.Namespace) -> int:
         print(msgspec.json.format(msgspec.json.encode(heartbeats)).decode())
     elif heartbeats:
         print(format_table(_HEADER, [_row(heartbeat) for heartbeat in heartbeats]))
+        for beat in heartbeats:
+            if beat.state is EngineState.DEAD:
+                print(_describe_death(beat))
     else:
         print("no workers")
     return 0
@@ -49,9 +54,17 @@ def _row(beat: EngineHeartbeat) -> list[str]:
         f"{beat.supervisor_pid}/{beat.worker_pid}/{beat.core_pid or '-'}",
         f"{beat.num_running_reqs}/{beat.num_waiting_reqs}",
         f"{beat.kv_cache_usage:.0%}",
+        str(beat.step_counter),
         f"{beat.tokens_per_s:.0f}",
         format_bytes(beat.worker_rss_bytes + beat.core_rss_bytes),
+        format_bytes(beat.device_memory_bytes) if beat.device_memory_bytes else "-",
     ]
+
+
+def _describe_death(beat: EngineHeartbeat) -> str:
+    if not beat.restart_at:
+        return f"{beat.engine_id} is dead: {beat.error}"
+    return f"{beat.engine_id} is dead, restarts in {max(0.0, beat.restart_at - time.time()):.0f} s: {beat.error}"
 
 
 COMMAND = Command("list", "Show engines, their state and load.", run=_run, add_arguments=_add_arguments)

@@ -41,9 +41,27 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     engine.add_argument("--kv-cache-memory", metavar="2GiB", help="memory of the KV cache; overrides the share")
     engine.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
+    engine.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="a request gets the same tokens in any company and on any equal engine that resumes it (slower)",
+    )
     process = parser.add_argument_group("process")
     process.add_argument(
         "--drain-timeout", type=float, default=30.0, metavar="S", help="time for running requests at shutdown (30)"
+    )
+    process.add_argument(
+        "--max-deliveries", type=int, default=3, metavar="N", help="park a request that N engines died on (3)"
+    )
+    process.add_argument(
+        "--stall-timeout",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="kill and restart an engine that makes no step, or a process that says nothing, for so long (10)",
+    )
+    process.add_argument(
+        "--lease-ttl", type=float, default=3.0, metavar="S", help="an engine unheard of for so long counts as dead (3)"
     )
     process.add_argument("--log-level", choices=LEVELS, default="info")
     process.add_argument("--log-format", choices=FORMATS, default="auto", help="auto: pretty on a terminal, else JSON")
@@ -76,6 +94,9 @@ def _run(arguments: argparse.Namespace) -> int:
                 visible_devices=placement.visible_devices,
                 supervisor_pid=os.getpid(),
                 drain_timeout_s=arguments.drain_timeout,
+                lease_ttl_s=arguments.lease_ttl,
+                max_deliveries=arguments.max_deliveries,
+                stall_timeout_s=arguments.stall_timeout,
                 log_level=arguments.log_level,
                 log_format=arguments.log_format,
             )
@@ -108,6 +129,7 @@ def _engine_config(arguments: argparse.Namespace, device: str, num_engines: int)
         num_threads=arguments.threads,
         num_engines_on_host=num_engines,
         trust_remote_code=arguments.trust_remote_code,
+        deterministic=arguments.deterministic,
         **given,
     )
 

@@ -87,6 +87,7 @@ class InputBatch:
         for request_id in request_ids:
             row = self._rows.pop(request_id, None)
             if row is not None:
+                self.sampling.forget_row(row)
                 self._free_rows.append(row)
 
     def append_tokens(self, rows: IntArray, token_ids: IntArray) -> None:
@@ -96,15 +97,18 @@ class InputBatch:
         fits = last < self.token_ids.shape[1]
         self.token_ids[rows[fits], last[fits]] = token_ids[fits]
         self.num_tokens[rows] += 1
+        self.sampling.append_tokens(rows, token_ids)
 
     def _row_of(self, request: Request) -> int:
         row = self._rows.get(request.request_id)
         if row is None:
-            row = self._rows[request.request_id] = self._free_rows.pop()
+            row = self._free_rows[-1]
             self.token_ids[row, : request.num_tokens] = request.token_ids
             self.num_tokens[row] = request.num_tokens
             self.num_blocks[row] = 0
             self.sampling.set_row(row, request)
+            # Last: should anything above raise, the row stays free, and nobody runs with half of it.
+            self._rows[request.request_id] = self._free_rows.pop()
         num_blocks = len(request.block_table)
         if num_blocks != self.num_blocks[row]:
             known = self.num_blocks[row]

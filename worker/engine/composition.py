@@ -11,9 +11,12 @@ import torch
 from ...shared.messages import Ready
 from ...shared.params import SamplingParams
 from ..config import EngineConfig
+from ..models.invariance import choose_tile_sizes
 from ..models.loader import LoadedModel, load_model
+from ..progress import ProgressWriter
 from .block_pool import BlockPool
 from .core import EngineCore
+from .deterministic import DeterministicRunner
 from .host import free_host_bytes, usable_cores
 from .kv_cache import size_kv_cache
 from .model_runner import ModelRunner
@@ -33,7 +36,7 @@ class Engine:
     ready: Ready
 
 
-def build_engine(config: EngineConfig, folder: Path) -> Engine:
+def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | None = None) -> Engine:
     """Load the model in ``folder``, size and allocate the KV cache, and run one request through.
 
     Raises:
@@ -52,9 +55,10 @@ def build_engine(config: EngineConfig, folder: Path) -> Engine:
     )
     _log.info("kv_cache", **size.describe(config.block_size))
     model.max_model_len = size.max_model_len
+    runner = _make_runner(config, model)
     model.attention.allocate(size.num_blocks, config.block_size, model.device)
-    runner = ModelRunner(model, max_num_seqs=config.max_num_seqs, block_size=config.block_size)
-    runner.warm_up(Request("warm-up", [0], SamplingParams(seed=0), max_model_len=size.max_model_len))
+    with (progress or ProgressWriter()).compiling():
+        runner.warm_up(Request("warm-up", [0], SamplingParams(seed=0), max_model_len=size.max_model_len))
     scheduler = Scheduler(
         BlockPool(size.num_blocks, config.block_size),
         max_num_seqs=config.max_num_seqs,
@@ -77,6 +81,16 @@ def choose_num_threads(config: EngineConfig, num_parameters: int) -> int:
     if num_parameters < _SMALL_MODEL_PARAMETERS:
         return 1
     return max(1, usable_cores() // config.num_engines_on_host - 1)
+
+
+def _make_runner(config: EngineConfig, model: LoadedModel) -> ModelRunner:
+    """The executor; a deterministic one tries the model out first, with a cache of its own."""
+    if not config.deterministic:
+        return ModelRunner(model, max_num_seqs=config.max_num_seqs, block_size=config.block_size)
+    tile_sizes = choose_tile_sizes(model)
+    return DeterministicRunner(
+        model, tile_sizes=tile_sizes, max_num_seqs=config.max_num_seqs, block_size=config.block_size
+    )
 
 
 def _free_bytes(model: LoadedModel, config: EngineConfig) -> int:

@@ -9,8 +9,9 @@ import structlog
 
 from ...shared.errors import EngineDeadError, PromptTooLongError, UnsupportedParameterError, ValidationError
 from ...shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestError
+from .isolation import Isolation
 from .request import Request, RequestStatus
-from .scheduler import Scheduler, SchedulerOutput
+from .scheduler import SampledTokens, Scheduler, SchedulerOutput
 from .stop import check_stop
 
 STEP_FAILED = "engine_step_failed"
@@ -27,7 +28,12 @@ class AcceleratorError(Exception):
 class Executor(Protocol):
     """Runs one step's work on the model."""
 
-    def execute(self, output: SchedulerOutput) -> list[int]:
+    @property
+    def device_memory_bytes(self) -> int:
+        """What it has taken of an accelerator's memory; 0 without one."""
+        ...
+
+    def execute(self, output: SchedulerOutput) -> SampledTokens:
         """Compute ``output`` and return a new token for each request, or ``NO_TOKEN`` where one is not due yet.
 
         Raises:
@@ -52,10 +58,19 @@ class EngineCore:
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
         self._num_accelerator_failures = 0
+        self._isolation = Isolation()
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_unfinished_requests
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        return self.scheduler.num_unfinished_requests
+
+    @property
+    def device_memory_bytes(self) -> int:
+        return self._executor.device_memory_bytes
 
     def add_request(self, message: EngineCoreRequest) -> EngineCoreOutput | None:
         """Queue a request, or return its end if it has one already: it is refused, or was complete when resumed."""
@@ -77,18 +92,21 @@ class EngineCore:
         self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
 
     def step(self) -> list[EngineCoreOutput]:
-        """Schedule, execute, update. A step that fails ends the requests of its batch, and no others.
+        """Schedule, execute, update.
+
+        If a batch raises, the next steps execute its requests one by one, and those that raise alone are ended. A
+        failure of the accelerator tells nothing about the requests: it ends all of the batch.
 
         Raises:
             EngineDeadError: the accelerator has failed several times in a row.
         """
-        batch = self.scheduler.schedule()
+        batch = self._isolation.next_batch() or self.scheduler.schedule()
         try:
-            token_ids = self._executor.execute(batch)
+            sampled = self._executor.execute(batch)
         except Exception as error:
-            return self._fail(batch, error)
+            return self._handle_failure(batch, error)
         self._num_accelerator_failures = 0
-        return self.scheduler.update_from_output(batch, token_ids)
+        return self.scheduler.update_from_output(batch, sampled)
 
     def check_invariants(self) -> None:
         """Verify the engine's bookkeeping; called whenever there is nothing else to do."""
@@ -128,12 +146,15 @@ class EngineCore:
             wrong = next(t for t in token_ids if not 0 <= t < self._vocab_size)
             raise ValidationError(f"{name} holds {wrong}, but the vocabulary has {self._vocab_size} tokens")
 
-    def _fail(self, batch: SchedulerOutput, error: Exception) -> list[EngineCoreOutput]:
+    def _handle_failure(self, batch: SchedulerOutput, error: Exception) -> list[EngineCoreOutput]:
         _log.exception("step_failed", request_ids=[request.request_id for request in batch.requests])
         if isinstance(error, AcceleratorError):
             self._num_accelerator_failures += 1
             if self._num_accelerator_failures >= MAX_ACCELERATOR_FAILURES:
                 raise EngineDeadError(f"the accelerator failed {MAX_ACCELERATOR_FAILURES} steps in a row") from error
+        elif len(batch.requests) > 1:
+            self._isolation.isolate(batch)
+            return []
         message = f"the engine failed in a step with this request: {type(error).__name__}"
         return self.scheduler.fail_batch(batch, RequestError(STEP_FAILED, message, retryable=True))
 

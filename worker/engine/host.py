@@ -10,6 +10,7 @@ import psutil
 
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
+_VMSTAT = Path("/proc/vmstat")
 
 
 def free_host_bytes() -> int:
@@ -20,7 +21,7 @@ def free_host_bytes() -> int:
     for group, limit_file, usage_file in places:
         limit, usage = _read_int(group / limit_file), _read_int(group / usage_file)
         if limit is not None and usage is not None:
-            free = min(free, limit - usage + _reclaimable_bytes(group / "memory.stat"))
+            free = min(free, limit - usage + _reclaimable_bytes(group))
     return max(0, free)
 
 
@@ -34,6 +35,15 @@ def usable_cores() -> int:
         except (OSError, ValueError):  # no such file, or no limit: "max"
             continue
     return max(1, cores)
+
+
+def num_oom_kills() -> int:
+    """Processes that the kernel has killed for want of memory: in this control group, else on the whole host."""
+    for path in (*(group / "memory.events" for group in _own_groups()), _VMSTAT):
+        count = _read_field(path, "oom_kill")
+        if count is not None:
+            return count
+    return 0
 
 
 def _own_groups() -> list[Path]:
@@ -55,11 +65,15 @@ def _read_int(path: Path) -> int | None:
         return None
 
 
-def _reclaimable_bytes(stat_file: Path) -> int:
+def _reclaimable_bytes(group: Path) -> int:
     """File pages that count as used but are given up under pressure."""
+    return _read_field(group / "memory.stat", "inactive_file") or 0
+
+
+def _read_field(path: Path, name: str) -> int | None:
+    """The number after ``name`` in a file of such lines; None if there is none."""
     try:
-        lines = stat_file.read_text().splitlines()
+        lines = path.read_text().splitlines()
     except OSError:
-        return 0
-    fields = dict(line.split(maxsplit=1) for line in lines if " " in line)
-    return int(fields.get("inactive_file", 0))
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), None)

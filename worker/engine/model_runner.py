@@ -6,12 +6,17 @@ import numpy as np
 import torch
 
 from ...kernels.paged_attention import PagedBatch
+from ...shared.messages import TokenLogprobs
 from ..models.loader import LoadedModel
 from .batch import InputBatch, IntArray, StepInput
 from .core import AcceleratorError
+from .logprobs import RawLogprobs
 from .request import Request
 from .sampler import sample
-from .scheduler import NO_TOKEN, SchedulerOutput
+from .sampling_table import SamplingRows
+from .scheduler import NO_TOKEN, SampledTokens, SchedulerOutput
+
+LogprobsByRow = dict[int, TokenLogprobs]
 
 
 class ModelRunner:
@@ -21,30 +26,38 @@ class ModelRunner:
         self._model = model
         self._batch = InputBatch(max_num_seqs, model.max_model_len, block_size)
 
+    @property
+    def device_memory_bytes(self) -> int:
+        """See ``core.Executor``."""
+        device = self._model.device
+        return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+
     @torch.inference_mode()
-    def execute(self, output: SchedulerOutput) -> list[int]:
+    def execute(self, output: SchedulerOutput) -> SampledTokens:
         """See ``core.Executor``."""
         step = self._batch.prepare(output)
         try:
-            sampled_ids = self._forward_and_sample(step)
+            sampled_ids, logprobs = self._forward_and_sample(step)
         except torch.AcceleratorError as error:
             raise AcceleratorError(str(error)) from error
         token_ids = np.full(len(step.rows), NO_TOKEN)
-        token_ids[step.order[step.sampled]] = sampled_ids
+        places = step.order[step.sampled]
+        token_ids[places] = sampled_ids
         self._batch.append_tokens(step.rows[step.sampled], sampled_ids)
-        return token_ids.tolist()
+        by_request = {output.requests[places[row]].request_id: told for row, told in logprobs.items()}
+        return SampledTokens(token_ids.tolist(), by_request)
 
     def warm_up(self, request: Request) -> None:
         """Prefill and decode ``request`` once in block 0, so that the first real one does not pay for it."""
         request.block_table = [0]
         for num_new_tokens in (request.num_tokens, 1):
-            (token_id,) = self.execute(SchedulerOutput([request], [num_new_tokens]))
+            (token_id,) = self.execute(SchedulerOutput([request], [num_new_tokens])).token_ids
             request.num_computed_tokens += num_new_tokens
             request.token_ids.append(token_id)
         self._batch.release([request.request_id])
 
-    def _forward_and_sample(self, step: StepInput) -> IntArray:
-        """Token ids of ``step.sampled``, ``[R]``."""
+    def _forward_and_sample(self, step: StepInput) -> tuple[IntArray, LogprobsByRow]:
+        """Token ids of ``step.sampled``, ``[R]``, and log probabilities for those of its rows that ask."""
         max_blocks = -(-int(step.seq_lens.max()) // self._batch.block_size)
         batch = PagedBatch(
             block_table=self._to_device(self._batch.block_table[step.rows, :max_blocks]),
@@ -58,9 +71,14 @@ class ModelRunner:
             self._to_device(step.token_ids), self._to_device(step.positions), self._to_device(step.logit_rows)
         )
         if len(step.sampled) == 0:
-            return np.zeros(0, np.int64)
-        rows = self._batch.sampling.take(step.rows[step.sampled], step.seq_lens[step.sampled])
-        return sample(logits, rows).cpu().numpy()
+            return np.zeros(0, np.int64), {}
+        return self._sample(logits, self._batch.sampling.take(step.rows[step.sampled], step.seq_lens[step.sampled]))
+
+    def _sample(self, logits: torch.Tensor, rows: SamplingRows) -> tuple[IntArray, LogprobsByRow]:
+        """As ``_forward_and_sample``, from logits ``[R, V]``, which may be changed."""
+        raw = None if rows.num_logprobs is None else RawLogprobs.of(logits, rows)
+        token_ids = sample(logits, rows)
+        return token_ids.cpu().numpy(), {} if raw is None else raw.at(token_ids)
 
     def _to_device(self, array: IntArray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._model.device, non_blocking=True)

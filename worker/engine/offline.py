@@ -128,6 +128,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=DEVICES, default="cpu")
     parser.add_argument("--dtype", choices=DTYPES, default="auto")
     parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 chooses")
+    parser.add_argument("--deterministic", action="store_true", help="as that of worker start")
     for name in _INTEGER_OPTIONS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     return parser.parse_args()
@@ -145,6 +146,7 @@ def main() -> int:
             device=arguments.device,
             dtype=arguments.dtype,
             num_threads=arguments.threads,
+            deterministic=arguments.deterministic,
             **options,
         )
         workload = msgspec.json.decode(arguments.workload.read_bytes(), type=Workload)

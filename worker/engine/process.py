@@ -4,6 +4,9 @@ Hello(version, pid)   ──▶
                       ◀──   Configure(config_json)
 Ready | StartupFailed ──▶
 EngineCoreOutputs     ◀─▶   EngineCoreRequest, AbortRequests, UtilityCall, Shutdown
+
+Beside the messages, the core writes what it is doing to memory that both share (``worker/progress.py``), and the
+traceback of its end to a file that the worker process reads when it is gone.
 """
 
 from __future__ import annotations
@@ -33,7 +36,11 @@ from ...shared.messages import (
 from ..config import EngineConfig
 from ..ipc import CoreChannel, Undecodable
 from ..models.folder import resolve_model_folder
+from ..progress import Phase, ProgressWriter
 from .core import EngineCore, refusal
+
+# Asking torch takes about as long as a small step.
+DEVICE_MEMORY_INTERVAL_S = 1.0
 
 _log = structlog.get_logger(__name__)
 
@@ -41,9 +48,12 @@ _log = structlog.get_logger(__name__)
 class EngineCoreProcess:
     """Turns messages into calls of an ``EngineCore``, and its outputs into messages."""
 
-    def __init__(self, channel: CoreChannel, core: EngineCore) -> None:
+    def __init__(self, channel: CoreChannel, core: EngineCore, progress: ProgressWriter) -> None:
         self._channel = channel
         self._core = core
+        self._progress = progress
+        self._device_memory_bytes = 0
+        self._device_memory_due_s = 0.0
         self._is_stopping = False
 
     def run(self, backlog: list[Any]) -> None:
@@ -57,6 +67,7 @@ class EngineCoreProcess:
         while True:
             for message in messages:
                 self._handle(message)
+                self._progress.take_message(self._core.num_unfinished_requests)
             if self._is_stopping:
                 return
             if self._core.has_work:
@@ -66,13 +77,23 @@ class EngineCoreProcess:
                 self._core.check_invariants()
                 # An abort ends requests without a step: the worker process shall see that nothing runs any more.
                 self._send([])
+                self._progress.enter(Phase.IDLE)
                 messages = self._channel.receive(None)
 
     def _step(self) -> None:
-        self._send(self._core.step())
+        self._progress.enter(Phase.STEPPING)
+        outputs = self._core.step()
+        self._progress.end_step(self._core.num_unfinished_requests)
+        self._send(outputs)
 
     def _send(self, outputs: list[EngineCoreOutput]) -> None:
-        self._channel.send(EngineCoreOutputs(outputs, self._core.scheduler.stats(), time.monotonic()))
+        now = time.monotonic()
+        if now >= self._device_memory_due_s:
+            self._device_memory_bytes = self._core.device_memory_bytes
+            self._device_memory_due_s = now + DEVICE_MEMORY_INTERVAL_S
+        stats = self._core.scheduler.stats()
+        stats.device_memory_bytes = self._device_memory_bytes
+        self._channel.send(EngineCoreOutputs(outputs, stats, now))
 
     def _handle(self, message: Any) -> None:
         if isinstance(message, EngineCoreRequest):
@@ -113,8 +134,12 @@ class EngineCoreProcess:
             self._send([output])
 
 
-def run_engine_core(channel: CoreChannel) -> int:
-    """Shake hands, load, serve; returns the exit status of the process."""
+def run_engine_core(channel: CoreChannel, progress: ProgressWriter, trace_fd: int | None = None) -> int:
+    """Shake hands, load, serve; returns the exit status of the process.
+
+    Args:
+        trace_fd: where the traceback goes if an exception ends the process, for the worker process to read.
+    """
     # Whoever stops a whole process group (a terminal, systemd) means the worker process: it drains first, then sends
     # Shutdown or closes the channel.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -124,19 +149,21 @@ def run_engine_core(channel: CoreChannel) -> int:
         backlog = channel.receive(None)
         while not backlog:
             backlog = channel.receive(None)
-        core = _start(channel, backlog.pop(0))
+        core = _start(channel, backlog.pop(0), progress)
         if core is None:
             return 1
-        EngineCoreProcess(channel, core).run(backlog)
+        EngineCoreProcess(channel, core, progress).run(backlog)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         _log.warning("worker_process_gone")
-    except Exception:
+    except BaseException:  # the panic of a library in Rust is no Exception
         _log.exception("engine_core_died")
+        if trace_fd is not None:
+            os.write(trace_fd, traceback.format_exc().encode())
         return 1
     return 0
 
 
-def _start(channel: CoreChannel, first: Any) -> EngineCore | None:
+def _start(channel: CoreChannel, first: Any, progress: ProgressWriter) -> EngineCore | None:
     """Build what ``first`` configures and announce it; None if that failed and the worker was told why."""
     started = time.monotonic()
     try:
@@ -148,7 +175,7 @@ def _start(channel: CoreChannel, first: Any) -> EngineCore | None:
         # folder should wait for them.
         from .composition import build_engine
 
-        engine = build_engine(config, folder)
+        engine = build_engine(config, folder, progress)
     except ConfigurationError as error:
         channel.send(StartupFailed(error.code, str(error)))
         return None
@@ -156,5 +183,6 @@ def _start(channel: CoreChannel, first: Any) -> EngineCore | None:
         channel.send(StartupFailed("core_startup_failed", f"{type(error).__name__}: {error}", traceback.format_exc()))
         return None
     engine.ready.load_time_s = time.monotonic() - started
+    progress.take_message(num_unfinished_reqs=0)
     channel.send(engine.ready)
     return engine.core

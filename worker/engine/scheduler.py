@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ...shared.errors import ConfigurationError
-from ...shared.messages import EngineCoreOutput, FinishReason, RequestError, SchedulerStats
+from ...shared.messages import EngineCoreOutput, FinishReason, RequestError, SchedulerStats, TokenLogprobs
 from .block_pool import BlockPool, InvariantError
 from .ordering import FirstComeFirstServed, OrderingPolicy, RequestQueue
 from .request import STATUS_OF_REASON, Request, RequestStatus
@@ -43,6 +43,19 @@ class SchedulerOutput:
     def add(self, request: Request, num_new_tokens: int) -> None:
         self.requests.append(request)
         self.num_new_tokens.append(num_new_tokens)
+
+
+@dataclass(slots=True)
+class SampledTokens:
+    """One step's result.
+
+    Args:
+        token_ids: ``[B]``, the new token of each request of the ``SchedulerOutput``, or ``NO_TOKEN``.
+        logprobs: by request_id, of those that asked and have a token.
+    """
+
+    token_ids: list[int]
+    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -92,6 +105,10 @@ class Scheduler:
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 
+    @property
+    def num_unfinished_requests(self) -> int:
+        return len(self._requests)
+
     def add_request(self, request: Request) -> None:
         """Put a new request behind those that have arrived before; its id is not known here yet."""
         request.arrival_index = self._num_arrived
@@ -127,15 +144,16 @@ class Scheduler:
         output.released_ids, self._released_ids = self._released_ids, []
         return output
 
-    def update_from_output(self, output: SchedulerOutput, token_ids: list[int]) -> list[EngineCoreOutput]:
-        """Take in a step's result: ``token_ids[i]`` is the new token of ``output.requests[i]``, or ``NO_TOKEN``.
+    def update_from_output(self, output: SchedulerOutput, sampled: SampledTokens) -> list[EngineCoreOutput]:
+        """Take in a step's result.
 
         Returns what the requests' callers are to know. Requests finished meanwhile are passed over.
         """
         self._num_steps += 1
         outputs: list[EngineCoreOutput] = []
         finished = False
-        for request, num_new_tokens, token_id in zip(output.requests, output.num_new_tokens, token_ids, strict=True):
+        rows = zip(output.requests, output.num_new_tokens, sampled.token_ids, strict=True)
+        for request, num_new_tokens, token_id in rows:
             if request.is_finished:
                 continue
             request.num_computed_tokens += num_new_tokens
@@ -149,6 +167,8 @@ class Scheduler:
                 new_output.finish_reason, new_output.stop_reason = stop
                 self._finish(request, STATUS_OF_REASON[stop[0]])
                 finished = True
+            if sampled.logprobs and request.request_id in sampled.logprobs:
+                new_output.new_logprobs = [sampled.logprobs[request.request_id]]
             outputs.append(new_output)
         if finished:
             self._running.drop_finished()

@@ -56,10 +56,15 @@ class AttentionCall:
 
 
 class PagedAttention:
-    """The attention of one model. First ``record`` a forward, then ``allocate``, then ``begin`` every step."""
+    """The attention of one model. First ``record`` a forward, then ``allocate``, then ``begin`` every step.
 
-    def __init__(self) -> None:
+    Args:
+        is_batch_invariant: use the kernel of that property.
+    """
+
+    def __init__(self, *, is_batch_invariant: bool = False) -> None:
         self.name = f"penstock_paged_{next(_NAME_NUMBERS)}"
+        self._is_batch_invariant = is_batch_invariant
         self.calls: list[AttentionCall] = []
         self._batch: PagedBatch | None = None
         self._next_call = 0
@@ -149,6 +154,7 @@ class PagedAttention:
             softcap=softcap,
             sinks=s_aux,
             mask_rule=attention_mask if call.has_own_rule else None,
+            is_batch_invariant=self._is_batch_invariant,
         )
         return out[None], None
 

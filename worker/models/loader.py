@@ -97,7 +97,7 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
     architecture = (model_config.architectures or [model_config.model_type])[0]
     max_model_len = _max_model_len(model_config.get_text_config(), config.max_model_len)
     module = _load_module(folder, model_config, architecture, config, device)
-    attention = PagedAttention()
+    attention = PagedAttention(is_batch_invariant=config.deterministic)
     model = LoadedModel(
         module=module,
         attention=attention,

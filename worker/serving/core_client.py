@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ...shared.errors import ConfigurationError, EngineDeadError, ModelLoadError, PenstockError
@@ -21,6 +23,7 @@ from ...shared.messages import (
     WIRE_VERSION,
     AbortRequests,
     Configure,
+    CoreInput,
     EngineCoreOutputs,
     EngineCoreRequest,
     Hello,
@@ -32,9 +35,17 @@ from ...shared.messages import (
     UtilityOutput,
 )
 from ..config import EngineConfig
+from ..engine.host import num_oom_kills
 from ..ipc import WorkerChannel, socket_pair
+from ..progress import ProgressReader
+from .core_trace import CoreTrace
+from .death import Cause, CoreDeath, cause_of_exit, cause_of_stall
 
 SHUTDOWN_TIMEOUT_S = 5.0
+# How long a core may take to end once it has let go of the channel.
+EXIT_TIMEOUT_S = 2.0
+# How long a hanging core is given to write down where it hangs.
+TRACE_TIMEOUT_S = 0.5
 
 _STARTUP_ERRORS: dict[str, type[PenstockError]] = {cls.code: cls for cls in (ConfigurationError, ModelLoadError)}
 
@@ -49,12 +60,24 @@ class CoreStartupError(PenstockError):
         self.trace = trace
 
 
+class CoreLostError(EngineDeadError):
+    """The engine core ended during start-up, without saying what is wrong; ``death`` is what is known."""
+
+    def __init__(self, death: CoreDeath) -> None:
+        super().__init__(f"{death.reason} during start-up")
+        self.death = death
+
+
 class CoreClient:
-    """The worker process's hold on its engine core. ``dead`` is set when the core is gone, for whatever reason.
+    """The worker process's hold on its engine core.
 
     Args:
         on_outputs: called with each step's outputs.
         log_options: options of the core's command line that say how it logs.
+
+    Attributes:
+        dead: set when the core is gone, for whatever reason; ``end`` says which.
+        progress: what the core is doing, known without asking it.
     """
 
     def __init__(self, on_outputs: Callable[[EngineCoreOutputs], None], log_options: Sequence[str] = ()) -> None:
@@ -66,6 +89,11 @@ class CoreClient:
         self._call_ids = itertools.count(1)
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self.dead = asyncio.Event()
+        self.progress = ProgressReader()
+        self._trace = CoreTrace()
+        self._num_oom_kills_before = 0
+        self._cause: Cause | None = None
+        self._killing: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int:
@@ -78,9 +106,10 @@ class CoreClient:
         Raises:
             ConfigurationError, ModelLoadError: what the core says is wrong with its configuration or model.
             CoreStartupError: it failed in another way; carries its traceback.
-            EngineDeadError: it died without a word; the message has its exit status.
+            CoreLostError: it died without a word.
         """
         ours, theirs = socket_pair()
+        self._num_oom_kills_before = await asyncio.to_thread(num_oom_kills)
         environment = dict(os.environ)
         if visible_devices is not None:
             environment["CUDA_VISIBLE_DEVICES"] = visible_devices
@@ -90,9 +119,13 @@ class CoreClient:
             "penstock.worker.engine",
             "--fd",
             str(theirs.fileno()),
+            "--progress-fd",
+            str(self.progress.fd),
+            "--trace-fd",
+            str(self._trace.fd),
             *self._log_options,
             env=environment,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(theirs.fileno(), self.progress.fd, self._trace.fd),
             stdin=asyncio.subprocess.DEVNULL,
         )
         theirs.close()
@@ -102,16 +135,16 @@ class CoreClient:
         hello = await self._expect(Hello)
         if hello.version != WIRE_VERSION:
             raise ConfigurationError(f"the engine core speaks wire version {hello.version}, this worker {WIRE_VERSION}")
-        self._channel.send(Configure(config.encode()))
+        self._send(Configure(config.encode()))
         return await self._expect(Ready)
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Hand a request over; its outputs come through ``on_outputs``."""
-        self._channel.send(request)
+        self._send(request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """Stop computing these; unknown ones are ignored."""
-        self._channel.send(AbortRequests(request_ids))
+        self._send(AbortRequests(request_ids))
 
     async def call(self, call: Utility) -> dict[str, Any]:
         """Ask the core something and return its answer.
@@ -124,31 +157,67 @@ class CoreClient:
         call_id = next(self._call_ids)
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = answer
-        self._channel.send(UtilityCall(call_id, call))
+        self._send(UtilityCall(call_id, call))
         return await answer
 
     async def stop(self) -> None:
         """End the core: asked first, killed after ``SHUTDOWN_TIMEOUT_S``."""
-        if self._process is None:
-            return
-        self._channel.send(Shutdown())
-        try:
-            await asyncio.wait_for(self._process.wait(), SHUTDOWN_TIMEOUT_S)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
-        self._channel.close()
+        if self._process is not None:
+            self._send(Shutdown())
+            try:
+                await asyncio.wait_for(self._process.wait(), SHUTDOWN_TIMEOUT_S)
+            except TimeoutError:
+                self._kill()
+                await self._process.wait()
+            self._channel.close()
+        self.progress.close()
+        self._trace.close()
 
-    async def exit_status(self) -> str:
-        """How the core ended, in words; waits for the end."""
+    def kill(self, finding: str) -> None:
+        """Kill a core that hangs, once it has written down where, if it can. ``finding`` is the stall watch's."""
+        if self._killing is None and not self.dead.is_set():
+            self._killing = asyncio.create_task(self._kill_hanging(finding))
+
+    async def end(self) -> CoreDeath:
+        """Say how the core ended; waits for its end, and helps if it lets go of the channel but does not exit."""
         assert self._process is not None
-        code = await self._process.wait()
-        return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+        await self.dead.wait()
+        try:
+            returncode = await asyncio.wait_for(self._process.wait(), EXIT_TIMEOUT_S)
+        except TimeoutError:
+            self._cause = Cause("the engine core closed its channel and did not exit", is_external=False)
+            self._kill()
+            returncode = await self._process.wait()
+        trace = self._trace.read()
+        if self._cause is None:
+            oom_kills = await asyncio.to_thread(num_oom_kills) - self._num_oom_kills_before
+            self._cause = cause_of_exit(returncode, num_oom_kills=oom_kills, trace=trace)
+        return CoreDeath(*self._cause, self.progress.read().step_counter, trace)
+
+    async def _kill_hanging(self, finding: str) -> None:
+        assert self._process is not None
+        cause = await asyncio.to_thread(cause_of_stall, finding, self._process.pid)
+        if not cause.is_external:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGUSR1)
+            await self._trace.settle(TRACE_TIMEOUT_S)
+        if not self.dead.is_set():
+            self._cause = cause
+            self._kill()
+
+    def _kill(self) -> None:
+        assert self._process is not None
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            self._process.kill()
+
+    def _send(self, message: CoreInput) -> None:
+        self.progress.num_messages_sent += 1
+        self._channel.send(message)
 
     async def _expect(self, kind: type[Any]) -> Any:
         message = await self._handshake.get()
         if message is None:
-            raise EngineDeadError(f"the engine core ended during start-up ({await self.exit_status()})")
+            raise CoreLostError(await self.end())
         if isinstance(message, StartupFailed):
             known = _STARTUP_ERRORS.get(message.code)
             raise known(message.message) if known else CoreStartupError(message.message, message.trace)

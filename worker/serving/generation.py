@@ -12,15 +12,20 @@ class Generation:
 
     A resumed request replays its logged tokens through detokenizer and stop strings, so both go on where the
     former engine left them; text it had logged is not given out again.
+
+    ``alone_until`` is that of the claim: until so many output tokens the engine shall hold no other request.
     """
 
-    def __init__(self, request: EngineCoreRequest, codec: TextCodec, logged: list[Delta]) -> None:
+    def __init__(
+        self, request: EngineCoreRequest, codec: TextCodec, logged: list[Delta], *, alone_until: int = -1
+    ) -> None:
         params = request.sampling_params
         assert params is not None
         assert request.prompt_token_ids is not None
         self.request_id = request.request_id
         self.epoch = request.epoch
         self._num_prompt_tokens = len(request.prompt_token_ids)
+        self._alone_until = alone_until
         self._next_index = 0
         self._detokenizer = None
         if params.detokenize:
@@ -32,6 +37,10 @@ class Generation:
             self._text_of(delta.token_ids)
             self._next_index = delta.next_index
 
+    @property
+    def is_on_probation(self) -> bool:
+        return not self.finished and self._next_index < self._alone_until
+
     def absorb(self, output: EngineCoreOutput) -> tuple[Delta, bool]:
         """Return the delta that ``output`` adds, and whether the engine must be told to stop: a stop string came."""
         delta = Delta(
@@ -40,6 +49,7 @@ class Generation:
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
             error=output.error,
+            logprobs=output.new_logprobs,
         )
         # The token that ended it (end of sequence, or one of stop_token_ids) is a sign, not text.
         is_sign = output.finish_reason == FinishReason.STOP and not self._include_stop

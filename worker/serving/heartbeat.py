@@ -14,8 +14,11 @@ import structlog
 from ...shared.connection import CommandConnection
 from ...shared.errors import RedisUnavailableError
 from ...shared.keys import Keys
-from ...shared.messages import EngineHeartbeat, EngineState, SchedulerStats
+from ...shared.messages import EngineState, SchedulerStats
+from ...shared.records import EngineHeartbeat
 from ..config import WorkerConfig
+from ..progress import Phase, Progress, ProgressReader
+from .stall import StallWatch
 
 log = structlog.get_logger()
 
@@ -34,6 +37,12 @@ class Heartbeat:
         self.num_tokens = 0
         self._started_at = time.time()
         self._last = (time.monotonic(), 0)
+        self._progress: ProgressReader | None = None
+        self._stall_watch: StallWatch | None = None
+
+    def watch(self, progress: ProgressReader, stall_watch: StallWatch) -> None:
+        """Tell what these know of the core, too; without them the core is seen to do nothing."""
+        self._progress, self._stall_watch = progress, stall_watch
 
     async def run(self) -> None:
         """Beat for ever. A Redis that is away is waited for: the beat says nothing while it cannot be heard."""
@@ -48,7 +57,8 @@ class Heartbeat:
         """Write the heartbeat once."""
         engine_id = self._config.engine_id
         ttl_ms = int(self._config.heartbeat_ttl_s * 1000)
-        beat = msgspec.json.encode(self._snapshot())
+        rss_bytes = await asyncio.to_thread(_rss_bytes, os.getpid(), self.core_pid)
+        beat = msgspec.json.encode(self._snapshot(*rss_bytes))
         await asyncio.gather(
             self._connection.execute("SET", self._keys.engine(engine_id), beat, "PX", ttl_ms),
             self._connection.execute("SADD", self._keys.engines(), engine_id),
@@ -62,30 +72,43 @@ class Heartbeat:
             self._connection.execute("SREM", self._keys.engines(), engine_id),
         )
 
-    def _snapshot(self) -> EngineHeartbeat:
+    def _snapshot(self, worker_rss_bytes: int, core_rss_bytes: int) -> EngineHeartbeat:
         config, stats = self._config, self.stats
-        busy = stats.num_running_reqs + stats.num_waiting_reqs > 0
-        state = EngineState.BUSY if self.state == EngineState.READY and busy else self.state
+        progress = self._progress.read() if self._progress is not None else Progress()
         return EngineHeartbeat(
             worker_id=config.worker_id,
             engine_id=config.engine_id,
             model=config.engine.model_name,
-            state=state,
+            state=self._state(progress),
             host=socket.gethostname(),
             worker_pid=os.getpid(),
             core_pid=self.core_pid,
             supervisor_pid=config.supervisor_pid,
-            device=config.engine.device if config.visible_devices is None else f"cuda:{config.visible_devices}",
+            device=config.device_name,
             started_at=self._started_at,
             num_running_reqs=stats.num_running_reqs,
             num_waiting_reqs=stats.num_waiting_reqs,
             kv_cache_usage=stats.kv_cache_usage,
-            step_counter=stats.step_counter,
+            step_counter=progress.step_counter,
             tokens_per_s=self._rate(),
-            worker_rss_bytes=_rss_bytes(os.getpid()),
-            core_rss_bytes=_rss_bytes(self.core_pid),
+            worker_rss_bytes=worker_rss_bytes,
+            core_rss_bytes=core_rss_bytes,
             error=self.error,
+            num_restarts=config.num_restarts,
+            device_memory_bytes=stats.device_memory_bytes,
         )
+
+    def _state(self, progress: Progress) -> EngineState:
+        """What was set, told more finely by what the core is seen to do."""
+        if self.state not in (EngineState.STARTING, EngineState.READY):
+            return self.state
+        if progress.phase is Phase.COMPILING:
+            return EngineState.COMPILING
+        if self.state is EngineState.STARTING:
+            return self.state
+        if self._stall_watch is not None and self._stall_watch.is_stalling:
+            return EngineState.STALLED
+        return EngineState.BUSY if progress.num_unfinished_reqs else EngineState.READY
 
     def _rate(self) -> float:
         (then, before), now = self._last, time.monotonic()
@@ -93,8 +116,12 @@ class Heartbeat:
         return (self.num_tokens - before) / max(now - then, 1e-3)
 
 
-def _rss_bytes(pid: int) -> int:
-    try:
-        return psutil.Process(pid).memory_info().rss if pid else 0
-    except psutil.Error:
-        return 0
+def _rss_bytes(*pids: int) -> list[int]:
+    """Resident memory of each process; 0 for one that is not there."""
+    sizes: list[int] = []
+    for pid in pids:
+        try:
+            sizes.append(psutil.Process(pid).memory_info().rss if pid else 0)
+        except psutil.Error:
+            sizes.append(0)
+    return sizes

@@ -13,6 +13,11 @@ from ..text.tokenizer import TextCodec
 
 LONG_PROMPT_CHARS = 4096
 
+
+class UndecodableEntryError(ValidationError):
+    """The bytes of a stream entry are no request that this version can read."""
+
+
 _decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
 
 
@@ -20,20 +25,21 @@ class Intake:
     """Decodes, checks and tokenizes claimed requests of one model."""
 
     def __init__(self, codec: TextCodec, max_model_len: int) -> None:
-        self._codec = codec
+        self.codec = codec
         self._max_model_len = max_model_len
 
     async def prepare(self, claim: Claim) -> EngineCoreRequest:
         """Return the claimed request with its prompt as token ids and the claim's epoch.
 
         Raises:
-            ValidationError: the bytes are no request, or the request asks for what cannot be.
+            UndecodableEntryError: the bytes are no request.
+            ValidationError: the request asks for what cannot be.
             PromptTooLongError: prompt and one output token exceed ``max_model_len``.
         """
         try:
             request = _decoder.decode(claim.payload)
         except (msgspec.MsgspecError, PenstockError, UnicodeDecodeError) as error:
-            raise ValidationError(f"the stream entry is not a request this worker can read: {error}") from error
+            raise UndecodableEntryError(f"the stream entry is not a request this worker can read: {error}") from error
         if request.sampling_params is None:
             raise UnsupportedParameterError("pooling_params: this version serves generation only")
         request.sampling_params.check_supported()
@@ -59,12 +65,12 @@ class Intake:
         if request.prompt_token_ids is not None:
             token_ids = request.prompt_token_ids
         elif request.messages is not None:
-            token_ids = self._codec.encode_chat(request.messages, request.chat_template_kwargs)
+            token_ids = self.codec.encode_chat(request.messages, request.chat_template_kwargs)
         elif request.prompt is not None:
             if len(request.prompt) > LONG_PROMPT_CHARS:  # milliseconds of work, with the GIL released
-                token_ids = await asyncio.to_thread(self._codec.encode, request.prompt)
+                token_ids = await asyncio.to_thread(self.codec.encode, request.prompt)
             else:
-                token_ids = self._codec.encode(request.prompt)
+                token_ids = self.codec.encode(request.prompt)
         else:
             raise ValidationError("the request has no prompt: one of prompt, prompt_token_ids and messages must be set")
         if not token_ids:

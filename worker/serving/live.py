@@ -34,6 +34,15 @@ class LiveGenerations:
         self._core_ids[generation.request_id] = core_id
         return older
 
+    @property
+    def has_probationer(self) -> bool:
+        """Whether a request is here that must be alone."""
+        return any(generation.is_on_probation for generation in self._by_core_id.values())
+
+    def get(self, request_id: str) -> Generation | None:
+        core_id = self._core_ids.get(request_id)
+        return None if core_id is None else self._by_core_id[core_id]
+
     def by_core_id(self, core_id: str) -> Generation | None:
         return self._by_core_id.get(core_id)
 

@@ -1,13 +1,15 @@
 """The worker process: reads its configuration, builds its parts, reports its state, leaves in order.
 
 Standard input: one line of JSON (``WorkerConfig``); its end means the supervisor is gone.
-Standard output: a ``WorkerStatus`` line per change of state. SIGTERM drains; a second one hands back at once.
+Standard output: a ``WorkerStatus`` line per change of state and per second, so that silence means something.
+SIGTERM drains; a second one hands back at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import signal
 import sys
 import traceback
@@ -21,12 +23,14 @@ from ...shared.connection import CommandConnection, Subscriber
 from ...shared.errors import EngineDeadError, PenstockError
 from ...shared.keys import Keys
 from ...shared.log import configure_logging
-from ...shared.messages import EngineCoreOutputs, EngineState, ModelCard, Ready, WorkerStatus
-from ..config import WorkerConfig
+from ...shared.messages import EngineCoreOutputs, EngineState, Ready, WorkerStatus
+from ...shared.records import DeathCause, ModelCard
+from ..config import STATUS_INTERVAL_S, WorkerConfig
 from ..text.tokenizer import TextCodec
-from .core_client import CoreClient, CoreStartupError
+from .core_client import CoreClient, CoreLostError, CoreStartupError
 from .heartbeat import Heartbeat
 from .service import WorkerService
+from .stall import StallWatch
 
 EXIT_FAILED, EXIT_CORE_DIED = 1, 3
 
@@ -65,17 +69,21 @@ class WorkerProcess:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._keys = Keys(config.namespace)
-        self._commands = CommandConnection(config.redis_url)
+        # A Redis that is away is waited for: every write is repeated until it is known to have been made.
+        self._commands = CommandConnection(config.redis_url, retry_for_s=float("inf"))
         self._subscriber = Subscriber(config.redis_url)
         self._heartbeat = Heartbeat(config, self._commands)
         log_options = ("--log-level", config.log_level, "--log-format", config.log_format)
         self._core = CoreClient(self._on_outputs, log_options)
         broker = Broker(self._commands, self._keys.model(config.engine.model_name))
-        self._service = WorkerService(config.engine_id, broker, self._subscriber, self._core, self._heartbeat)
+        self._service = WorkerService(config, broker, self._subscriber, self._core, self._heartbeat)
+        self._stall_watch = StallWatch(self._core.progress, config.stall_timeout_s)
+        self._heartbeat.watch(self._core.progress, self._stall_watch)
+        self._status = EngineState.STARTING
 
     async def run(self, signals: StopSignals) -> int:
         """Return the exit status: 0 after a drain, 1 if the start failed, 3 if the core died."""
-        self._report(EngineState.STARTING)
+        reporting = asyncio.create_task(self._report_forever())
         beating: asyncio.Task[None] | None = None
         try:
             await asyncio.gather(self._commands.open(), self._subscriber.open())
@@ -89,6 +97,8 @@ class WorkerProcess:
             return EXIT_FAILED
         finally:
             await self._leave(beating)
+            reporting.cancel()
+            self._report(EngineState.STOPPED)
 
     async def _start(self, signals: StopSignals) -> tuple[Ready, TextCodec] | None:
         """Load the model; None if a stop came first."""
@@ -110,18 +120,40 @@ class WorkerProcess:
         self._heartbeat.state = EngineState.READY
         await self._heartbeat.beat()
         self._report(EngineState.READY)
+        watching = asyncio.create_task(self._watch_for_stalls())
         await self._service.serve(ready, codec, signals.stop)
-        dead = self._core.dead.is_set()
-        if dead:
-            error = EngineDeadError(f"the engine core died ({await self._core.exit_status()})")
-            self._heartbeat.error = str(error)
-            self._report_failure(error)
-        else:
+        if not self._core.dead.is_set():
             self._report(EngineState.DRAINING)
-        num_returned = await self._service.drain(self._config.drain_timeout_s, signals.at_once)
-        if num_returned:
-            log.info("handed back unfinished requests", num_requests=num_returned)
-        return EXIT_CORE_DIED if dead else 0
+            num_returned = await self._service.drain(self._config.drain_timeout_s, signals.at_once)
+            if num_returned:
+                log.info("handed back unfinished requests", num_requests=num_returned)
+        watching.cancel()
+        if not self._core.dead.is_set():
+            return 0
+        await self._bury_core()
+        return EXIT_CORE_DIED
+
+    async def _watch_for_stalls(self) -> None:
+        """Kill a core that makes no progress; its death is then seen like any other."""
+        finding = await self._stall_watch.run()
+        log.error("the engine core is stalled and is killed", finding=finding)
+        self._core.kill(finding)
+
+    async def _bury_core(self) -> None:
+        """Say why the core died, and give what it held to others."""
+        death = await self._core.end()
+        self._heartbeat.error = death.reason
+        self._report(
+            EngineState.FAILED,
+            code=EngineDeadError.code,
+            message=death.reason,
+            trace=death.trace,
+            is_external=death.is_external,
+        )
+        cause = DeathCause(
+            engine_id=self._config.engine_id, reason=death.reason, last_step=death.last_step, trace=death.trace
+        )
+        await self._service.abandon(cause, is_external=death.is_external)
 
     async def _register(self, ready: Ready) -> None:
         card = ModelCard(
@@ -152,21 +184,41 @@ class WorkerProcess:
                 await self._heartbeat.leave()
         await self._subscriber.close()
         await self._commands.close()
-        self._report(EngineState.STOPPED)
 
     def _on_outputs(self, outputs: EngineCoreOutputs) -> None:
         self._service.on_outputs(outputs)
 
     def _report_failure(self, error: Exception) -> None:
+        is_external = False
         if isinstance(error, CoreStartupError):
             trace = error.trace
+        elif isinstance(error, CoreLostError):
+            trace, is_external = error.death.trace, error.death.is_external
         else:
             trace = "" if isinstance(error, PenstockError) else "".join(traceback.format_exception(error))
         code = error.code if isinstance(error, PenstockError) else "worker_failed"
-        self._report(EngineState.FAILED, code=code, message=str(error), trace=trace)
+        self._report(EngineState.FAILED, code=code, message=str(error), trace=trace, is_external=is_external)
 
-    def _report(self, state: EngineState, *, code: str = "", message: str = "", trace: str = "") -> None:
-        status = WorkerStatus(engine_id=self._config.engine_id, state=state, code=code, message=message, trace=trace)
+    async def _report_forever(self) -> None:
+        while self._status != EngineState.FAILED:
+            # A supervisor that is stopped reads nothing, and a full pipe would stop us, too.
+            if select.select([], [sys.stdout], [], 0)[1]:
+                self._report(self._status)
+            await asyncio.sleep(STATUS_INTERVAL_S)
+
+    def _report(
+        self, state: EngineState, *, code: str = "", message: str = "", trace: str = "", is_external: bool = False
+    ) -> None:
+        self._status = state
+        status = WorkerStatus(
+            engine_id=self._config.engine_id,
+            state=state,
+            code=code,
+            message=message,
+            trace=trace,
+            is_external=is_external,
+            num_tokens=self._heartbeat.num_tokens,
+        )
         with contextlib.suppress(BrokenPipeError):  # the supervisor is gone; the lifeline says so too
             sys.stdout.buffer.write(msgspec.json.encode(status) + b"\n")
             sys.stdout.buffer.flush()

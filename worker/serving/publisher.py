@@ -14,38 +14,47 @@ from ...shared.messages import Delta
 
 
 class Publisher:
-    """``on_refused(request_id)`` is called for each request whose claim proved stale."""
+    """``on_stale(request_id, epoch)`` is called for each claim that a write proved stale."""
 
-    def __init__(self, broker: Broker, on_refused: Callable[[str], None]) -> None:
+    def __init__(self, broker: Broker, on_stale: Callable[[str, int], None]) -> None:
         self._broker = broker
-        self._on_refused = on_refused
+        self._on_stale = on_stale
         self._waiting: dict[str, Record] = {}
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._is_idle = True
+        self._flushes: list[asyncio.Future[None]] = []
 
     def publish(self, request_id: str, epoch: int, delta: Delta) -> None:
         """Append ``delta``, and end the request if the delta ends it. Returns at once."""
         before = self._waiting.get(request_id)
-        if before is not None:
+        if before is not None and before.epoch == epoch:
             delta = before.delta.followed_by(delta)
         kind = FinalRecord if delta.finished else Record
         self._waiting[request_id] = kind(request_id, epoch, delta)
-        self._idle.clear()
+        self._is_idle = False
         self._wake.set()
 
     async def run(self) -> None:
-        """Write until cancelled; raises RedisUnavailableError when Redis stays away."""
+        """Write until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
+                flushes, self._flushes = self._flushes, []
                 await self._write()
-            self._idle.set()
+                _resolve(flushes)
+            self._is_idle = True
+            flushes, self._flushes = self._flushes, []
+            _resolve(flushes)
 
     async def flush(self) -> None:
-        """Return when everything published so far is in Redis."""
-        await self._idle.wait()
+        """Return when everything published before this call is in Redis, whatever is published meanwhile."""
+        if self._is_idle:
+            return
+        flushed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # For the write that begins next; the one under way, if any, ends before that.
+        self._flushes.append(flushed)
+        await flushed
 
     async def _write(self) -> None:
         records, self._waiting = list(self._waiting.values()), {}
@@ -56,6 +65,13 @@ class Publisher:
             calls.append(self._broker.append(running))
         if finals:
             calls.append(self._broker.finish(finals))
+        epochs = {record.request_id: record.epoch for record in records}
         for refused in await asyncio.gather(*calls):
             for request_id in refused:
-                self._on_refused(request_id)
+                self._on_stale(request_id, epochs[request_id])
+
+
+def _resolve(flushes: list[asyncio.Future[None]]) -> None:
+    for flushed in flushes:
+        if not flushed.done():
+            flushed.set_result(None)

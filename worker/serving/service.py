@@ -2,8 +2,8 @@
 
     claim loop ──Claim──▶ intake ──EngineCoreRequest──▶ engine core ──outputs──▶ generation ──Delta──▶ publisher
 
-The claim loop asks for as many requests as the engine has free sequences. A request leaves when its last delta is
-handed to the publisher, when it is cancelled in Redis, or when a write is refused because its claim went stale.
+A request leaves when its last delta is handed to the publisher, when it is cancelled in Redis, or when Redis says
+that its claim is stale: in answer to a write, or to the renewal of the lease.
 """
 
 from __future__ import annotations
@@ -13,20 +13,13 @@ import asyncio
 import msgspec
 import structlog
 
-from ...shared.broker import Broker, Claim
+from ...shared.broker import Broker
 from ...shared.connection import Subscriber
-from ...shared.errors import PenstockError, RedisUnavailableError
-from ...shared.messages import (
-    CancelCommand,
-    Delta,
-    EngineCommand,
-    EngineCoreOutputs,
-    EngineState,
-    FinishReason,
-    Ready,
-    RequestError,
-)
+from ...shared.messages import CancelCommand, EngineCommand, EngineCoreOutputs, EngineState, Ready
+from ...shared.records import DeathCause
+from ..config import WorkerConfig
 from ..text.tokenizer import TextCodec
+from .claiming import ClaimLoop
 from .core_client import CoreClient
 from .generation import Generation
 from .heartbeat import Heartbeat
@@ -34,8 +27,7 @@ from .intake import Intake
 from .live import LiveGenerations
 from .publisher import Publisher
 
-IDLE_POLL_S = 1.0  # the wake channel is the way; this is for a message lost with its connection
-REDIS_PAUSE_S = 0.2
+LEASE_RENEWALS_PER_TTL = 3
 
 log = structlog.get_logger()
 
@@ -44,39 +36,34 @@ class WorkerService:
     """Serves one engine core from one model's queue. Its parts come from ``process.py``."""
 
     def __init__(
-        self, engine_id: str, broker: Broker, subscriber: Subscriber, core: CoreClient, heartbeat: Heartbeat
+        self, config: WorkerConfig, broker: Broker, subscriber: Subscriber, core: CoreClient, heartbeat: Heartbeat
     ) -> None:
-        self._engine_id = engine_id
+        self._config = config
+        self._engine_id = config.engine_id
         self._broker = broker
         self._subscriber = subscriber
         self._core = core
         self._heartbeat = heartbeat
         self._live = LiveGenerations()
-        self._publisher = Publisher(broker, self._on_refused)
-        self._wake = asyncio.Event()
-        self._stopping = False
+        self._publisher = Publisher(broker, self._on_stale)
+        self._claiming = ClaimLoop(config, broker, core, self._live, self._publisher)
 
     async def serve(self, ready: Ready, codec: TextCodec, stop: asyncio.Event) -> None:
-        """Claim and publish until ``stop`` is set or the core is dead; ``drain`` comes next.
-
-        Raises:
-            RedisUnavailableError: Redis stayed away for longer than writes are retried.
-        """
-        self._codec = codec
-        self._intake = Intake(codec, ready.max_model_len)
-        self._max_num_seqs = ready.max_num_seqs
+        """Claim and publish until ``stop`` is set or the core is dead; ``drain`` or ``abandon`` comes next."""
         keys = self._broker.keys
-        await self._subscriber.subscribe(keys.wake, lambda _: self._wake.set(), self._wake.set)
+        await self._renew()
+        await self._subscriber.subscribe(keys.wake, self._claiming.wake, self._claiming.wake)
         await self._subscriber.subscribe(keys.engine_commands(self._engine_id), self._on_command)
         self._publishing = asyncio.create_task(self._publisher.run())
-        claiming = asyncio.create_task(self._claim_forever())
+        self._renewing = asyncio.create_task(self._renew_forever())
+        intake = Intake(codec, ready.max_model_len)
+        claiming = asyncio.create_task(self._claiming.run(intake, ready.max_num_seqs))
         ends = [asyncio.create_task(event.wait()) for event in (stop, self._core.dead)]
-        done, _ = await asyncio.wait([claiming, self._publishing, *ends], return_when=asyncio.FIRST_COMPLETED)
+        works = [claiming, self._publishing, self._renewing]
+        done, _ = await asyncio.wait([*works, *ends], return_when=asyncio.FIRST_COMPLETED)
         for task in ends:
             task.cancel()
-        # Not cancelled: a claim under way may have a wave in its reply, which would be nobody's.
-        self._stopping = True
-        self._wake.set()
+        self._claiming.stop()
         await claiming
         for task in done:
             task.result()
@@ -91,17 +78,23 @@ class WorkerService:
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for task in waits:
             task.cancel()
-        claims = self._live.claims()
-        self._core.abort_requests(self._live.core_ids())
-        for request_id, _ in claims:
-            self._live.remove(request_id)
-        await self._flush()
-        if claims:
-            await self._broker.release(claims)
-        await self._broker.forget_consumer(self._engine_id)
-        self._publishing.cancel()
-        await asyncio.gather(self._publishing, return_exceptions=True)
-        return len(claims)
+        if self._core.dead.is_set():
+            return 0
+        await self._let_go()
+        # What Redis says, not what we know: the reply of the last claim may have been lost.
+        claims = await self._broker.claims(self._engine_id)
+        num_returned = await self._broker.release(claims) if claims else 0
+        await self.abandon(DeathCause(engine_id=self._engine_id, reason="the engine left"), is_external=True)
+        return num_returned
+
+    async def abandon(self, cause: DeathCause, *, is_external: bool) -> None:
+        """Give up the lease and all claims: the core is dead, or nothing is left to do."""
+        await self._let_go()
+        num_returned, num_parked = await self._broker.reclaim(
+            self._engine_id, cause, is_external=is_external, max_deliveries=self._config.max_deliveries
+        )
+        if num_returned or num_parked:
+            log.warning("requests of a dead engine", queued_again=num_returned, parked=num_parked, cause=cause.reason)
 
     def on_outputs(self, outputs: EngineCoreOutputs) -> None:
         """Take one step's outputs from the core."""
@@ -111,84 +104,61 @@ class WorkerService:
             generation = self._live.by_core_id(output.request_id)
             if generation is None:
                 continue
+            was_on_probation = generation.is_on_probation
             delta, stop_core = generation.absorb(output)
             self._heartbeat.num_tokens += len(delta.token_ids)
             if stop_core:
                 self._core.abort_requests([output.request_id])
-            self._publish(generation, delta)
+            self._publisher.publish(generation.request_id, generation.epoch, delta)
+            if generation.finished:
+                self._live.remove(generation.request_id)
+            if generation.finished or was_on_probation:
+                self._claiming.wake()
 
-    def _publish(self, generation: Generation, delta: Delta) -> None:
-        self._publisher.publish(generation.request_id, generation.epoch, delta)
-        if generation.finished:
-            self._live.remove(generation.request_id)
-            self._wake.set()
+    async def _renew_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.lease_ttl_s / LEASE_RENEWALS_PER_TTL)
+            await self._renew()
 
-    async def _claim_forever(self) -> None:
-        while not self._stopping:
-            self._wake.clear()
-            room = self._max_num_seqs - len(self._live)
-            wave = await self._claim(room) if room > 0 else []
-            for claim in wave:
-                await self._admit(claim)
-            if not wave and not self._stopping:
-                try:
-                    async with asyncio.timeout(IDLE_POLL_S):
-                        await self._wake.wait()
-                except TimeoutError:
-                    continue
+    async def _renew(self) -> None:
+        claims = self._live.claims()
+        ttl_ms = int(self._config.lease_ttl_s * 1000)
+        stale = set(await self._broker.renew(self._engine_id, claims, lease_ttl_ms=ttl_ms))
+        for request_id, epoch in claims:
+            if request_id in stale:
+                self._on_stale(request_id, epoch)
 
-    async def _claim(self, limit: int) -> list[Claim]:
-        try:
-            return await self._broker.claim(self._engine_id, limit)
-        except RedisUnavailableError as error:
-            log.warning("no claim", error=str(error))
-            await asyncio.sleep(REDIS_PAUSE_S)
-            return []
-
-    async def _admit(self, claim: Claim) -> None:
-        """Hand a claimed request to the core, or its error to its caller."""
-        try:
-            request = await self._intake.prepare(claim)
-            logged = await self._broker.read_log(claim.request_id) if claim.num_logged_tokens else []
-            generation = Generation(request, self._codec, logged)
-        except PenstockError as error:
-            log.warning("request refused", request_id=claim.request_id, code=error.code, error=str(error))
-            self._refuse(claim, RequestError(error.code, str(error), error.retryable))
-            return
-        older = self._live.add(generation)
-        if older is not None:
-            self._core.abort_requests([older])
-        core_id = LiveGenerations.core_id(claim.request_id, claim.epoch)
-        output_token_ids = [token_id for delta in logged for token_id in delta.token_ids]
-        self._core.add_request(
-            msgspec.structs.replace(
-                request,
-                request_id=core_id,
-                external_req_id=claim.request_id,
-                output_token_ids=output_token_ids or None,
-            )
-        )
-
-    def _refuse(self, claim: Claim, error: RequestError) -> None:
-        delta = Delta(index=claim.num_logged_tokens, finish_reason=FinishReason.ERROR, error=error)
-        self._publisher.publish(claim.request_id, claim.epoch, delta)
+    async def _let_go(self) -> None:
+        """Stop the work on everything, with what has been generated so far in Redis. Doing it twice does nothing."""
+        self._renewing.cancel()
+        self._core.abort_requests(self._live.core_ids())
+        for request_id, _ in self._live.claims():
+            self._live.remove(request_id)
+        if not self._publishing.done():
+            await self._flush()
+        self._publishing.cancel()
+        await asyncio.gather(self._publishing, self._renewing, return_exceptions=True)
 
     def _on_command(self, data: bytes) -> None:
         command = msgspec.msgpack.decode(data, type=EngineCommand)
         if isinstance(command, CancelCommand):
-            self._drop(command.request_id)
+            self._drop(self._live.get(command.request_id))
 
-    def _on_refused(self, request_id: str) -> None:
-        if self._drop(request_id):
-            log.warning("claim went stale: the request was cancelled or moved", request_id=request_id)
+    def _on_stale(self, request_id: str, epoch: int) -> None:
+        generation = self._live.get(request_id)
+        if generation is None or generation.epoch != epoch:
+            return
+        log.warning("claim went stale: the request was cancelled or moved; aborted", request_id=request_id, epoch=epoch)
+        self._claiming.look_for_unseen()
+        self._drop(generation)
 
-    def _drop(self, request_id: str) -> bool:
-        core_id = self._live.remove(request_id)
-        if core_id is None:
-            return False
-        self._core.abort_requests([core_id])
-        self._wake.set()
-        return True
+    def _drop(self, generation: Generation | None) -> None:
+        if generation is None:
+            return
+        core_id = self._live.remove(generation.request_id)
+        if core_id is not None:
+            self._core.abort_requests([core_id])
+        self._claiming.wake()
 
     async def _flush(self) -> None:
         """Wait until everything published is in Redis; a publisher that has failed raises instead."""

@@ -1,4 +1,4 @@
-"""One worker process as the supervisor sees it: configuration in, status lines out, and its death."""
+"""One life of an engine as the supervisor sees it: configuration in, status lines out, and the end of its process."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ from typing import IO
 import msgspec
 import structlog
 
+from ...shared.errors import RedisUnavailableError
 from ...shared.messages import EngineState, WorkerStatus
 from ..config import WorkerConfig
-from .process_tree import kill_process_tree
+from .process_tree import group_lives, is_stopped, kill_process_tree
+from .restart import Death
 
 COMMAND = (sys.executable, "-m", "penstock.worker.serving")
 # A status may carry a long traceback.
 MAX_STATUS_LINE_BYTES = 1 << 22
-LAST_WORDS_TIMEOUT_S = 1.0
+# Its last words are in the pipe already; the end of the pipe comes when its engine core has gone, too.
+LAST_WORDS_TIMEOUT_S = 0.2
+# A killed core gives its GPU memory back only when it is gone, and the next one measures what is free.
+GROUP_END_TIMEOUT_S = 5.0
+GROUP_POLL_S = 0.02
+SIGNALS_FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 
 log = structlog.get_logger()
 
@@ -32,6 +39,9 @@ class EngineProcess:
     Attributes:
         state: what it last reported.
         failure: its last report of a failure, if it made one.
+        ended: set with ``exit_code``.
+        heard_at: when its last line came, by the loop's clock; before the first, when it was spawned.
+        has_spoken: whether a line came at all.
         exit_code: as ``Popen.returncode``, None while it lives; set after its last words were read.
     """
 
@@ -39,9 +49,14 @@ class EngineProcess:
         self.engine_id = config.engine_id
         self.state = EngineState.STARTING
         self.failure: WorkerStatus | None = None
+        self.heard_at = 0.0
+        self.has_spoken = False
         self.exit_code: int | None = None
+        self.ended = asyncio.Event()
         self._config = config
         self._on_change = on_change
+        self._num_tokens = 0
+        self._silence: Death | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -50,9 +65,14 @@ class EngineProcess:
         return self._process is not None and self.exit_code is None
 
     def spawn(self) -> None:
-        """Start the process, in a session of its own: Ctrl-C reaches the supervisor only, which decides."""
+        """Start the process, in a session of its own: Ctrl-C reaches the supervisor only, which decides.
+
+        Raises:
+            OSError: the host has no room for another process.
+        """
         process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         self._process = process
+        self.heard_at = asyncio.get_running_loop().time()
         assert process.stdin is not None
         assert process.stdout is not None
         # The configuration fits into the pipe; if the process is dead already, its exit is reported below.
@@ -75,16 +95,45 @@ class EngineProcess:
 
     def kill(self) -> None:
         """Kill it and everything it started."""
-        if self._process is not None:
+        # Never after its end: the pid may be somebody else's by then.
+        if self._process is not None and self.alive:
             kill_process_tree(self._process.pid)
 
-    def cause_of_end(self) -> str:
-        """Say in a phrase why it ended; its own words where it left some."""
-        if self.failure is not None:
-            return self.failure.message
+    async def gone(self) -> None:
+        """Wait, after its end, until nothing is left of what it started; not for ever, should something be stuck."""
+        if self._process is None:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GROUP_END_TIMEOUT_S):
+                while group_lives(self._process.pid):  # noqa: ASYNC110  # who is not our child tells us nothing
+                    await asyncio.sleep(GROUP_POLL_S)
+
+    def end_silence(self, silence_s: float) -> None:
+        """Kill it for having said nothing for so long; once is enough."""
+        if self._process is None or self._silence is not None:
+            return
+        stopped = is_stopped(self._process.pid)
+        reason = f"the worker process said nothing for {silence_s:.1f} s: it {'was stopped' if stopped else 'hangs'}"
+        self._silence = Death(reason, is_external=stopped)
+        self.kill()
+
+    def death(self) -> Death:
+        """Say why it ended; in its own words where it left some."""
+        return msgspec.structs.replace(self._cause(), num_tokens=self._num_tokens)
+
+    def _cause(self) -> Death:
+        failure = self.failure
+        if failure is not None:
+            # A Redis that is away ends every engine, and starting it again is the right thing to do.
+            is_external = failure.is_external or failure.code == RedisUnavailableError.code
+            return Death(failure.message, is_external=is_external, trace=failure.trace)
+        if self._silence is not None:
+            return self._silence
         if self.exit_code is not None and self.exit_code < 0:
-            return f"the worker process was killed by {signal.Signals(-self.exit_code).name}"
-        return f"the worker process ended with status {self.exit_code}"
+            number = signal.Signals(-self.exit_code)
+            return Death(f"the worker process was killed by {number.name}", is_external=number in SIGNALS_FROM_OUTSIDE)
+        # Status 0 is a drain that somebody asked the worker process for.
+        return Death(f"the worker process ended with status {self.exit_code}", is_external=self.exit_code == 0)
 
     def _watch_exit(self, process: subprocess.Popen[bytes], reading: asyncio.Task[None]) -> None:
         """Wait in a thread of its own: the default executor has too few for a host of many engines."""
@@ -104,7 +153,9 @@ class EngineProcess:
         kill_process_tree(process.pid)
         self._close_life_line()
         await asyncio.wait([reading], timeout=LAST_WORDS_TIMEOUT_S)
+        reading.cancel()
         self.exit_code = process.returncode
+        self.ended.set()
         self._on_change(self)
 
     async def _read_statuses(self, pipe: IO[bytes]) -> None:
@@ -125,7 +176,12 @@ class EngineProcess:
             # The engine core shares this pipe, and libraries print.
             log.info("output of the engine", engine_id=self.engine_id, line=line.decode(errors="replace").rstrip())
             return
+        if status.state != self.state:
+            log.debug("engine", engine_id=self.engine_id, state=status.state.value)
         self.state = status.state
+        self.has_spoken = True
+        self.heard_at = asyncio.get_running_loop().time()
+        self._num_tokens = max(self._num_tokens, status.num_tokens)
         if status.state == EngineState.FAILED:
             self.failure = status
         self._on_change(self)

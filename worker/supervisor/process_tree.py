@@ -25,3 +25,40 @@ def kill_process_tree(pid: int) -> None:
     for descendant in descendants:
         with suppress(psutil.NoSuchProcess):
             descendant.kill()
+
+
+def group_lives(group: int) -> bool:
+    """Whether any process of a process group still runs, or is about to end but holds its memory yet.
+
+    A zombie does not count: in a container whose first process reaps nobody, orphans stay zombies for ever.
+    """
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return any(_group_of(process.pid) == group and not is_zombie(process) for process in psutil.process_iter())
+
+
+def is_zombie(process: psutil.Process) -> bool:
+    """Whether a process has ended and only waits to be reaped; True as well if it is gone."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal, or by a debugger that holds it."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None

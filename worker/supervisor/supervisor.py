@@ -1,16 +1,24 @@
-"""The supervisor of one host: starts its engines, says when they serve, and takes them down.
+"""The supervisor of one host: starts its engines, says when they serve, restarts the dead, and takes all down.
 
-    start all ──all READY──▶ serve ──signal, command, or none left──▶ leave: drain ▶ hand back ▶ kill
-         └────one failed──────────────────────────────────────────────────────────▲
+    start all ──all READY──▶ serve ──signal, command, or all given up──▶ leave: drain ▶ hand back ▶ kill
+         └────one failed───────────────────────────────────────────────────────────▲
 
-Each step of leaving begins when the one before took too long, or when somebody is in a greater hurry. Whatever
-happens, no process is left when ``run`` returns.
+Each engine meanwhile, in a task of its own (``engine.py``; the phases are those of ``restart.py``):
+
+    spawn ─READY─▶ serve ─death─▶ kill what is left ▶ take back its requests ▶ wait ▶ spawn again
+                     ▲                                                   │              │
+                     └──────────────────────READY────────────────────────│──────────────┘
+                                                  8 deaths in a row without a token ▶ given up
+
+A death is the end of the worker process, for whatever reason, or its silence. Each step of leaving begins when the one
+before took too long, or when somebody is in a greater hurry. Whatever happens, no process is left when ``run`` returns.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
+import math
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,13 +26,18 @@ from contextlib import suppress
 import msgspec
 import structlog
 
-from ...shared.connection import Subscriber
+from ...shared.connection import CommandConnection, Subscriber
 from ...shared.errors import ConfigurationError, EngineDeadError, PenstockError
 from ...shared.keys import Keys
-from ...shared.messages import DrainCommand, EngineState, WorkerCommand
+from ...shared.messages import DrainCommand, WorkerCommand
 from ...shared.redis_check import check_redis
 from ..config import WorkerConfig
+from .death_notices import DeathNotices
+from .engine import Engine
 from .engine_process import EngineProcess
+from .reaper import Reaper
+from .restart import Phase
+from .silence import SilenceWatch
 
 # The worker process ends a drain by itself; this is for its last round trips.
 DRAIN_MARGIN_S = 2.0
@@ -64,17 +77,21 @@ class Supervisor:
         if not configs:
             raise ConfigurationError("a supervisor needs at least one engine")
         self._config = configs[0]
-        self._engines = [EngineProcess(config, self._on_change) for config in configs]
         self._on_ready = on_ready
         self._urgency = Urgency.STAY
         self._drain_patience_s = self._config.drain_timeout_s + DRAIN_MARGIN_S
         self._changed = asyncio.Event()
-        self._serving = False
+        self._redis = CommandConnection(self._config.redis_url, retry_for_s=math.inf)
+        self._reaper = Reaper(self._redis, self._config)
+        self._engines = [Engine(config, self._reaper, self._on_change) for config in configs]
+        self._notices = DeathNotices(self._redis, self._config, self._engines)
+        self._silence = SilenceWatch(self._config, self._lives_that_ought_to_speak)
+        self._running: list[asyncio.Task[None]] = []
 
     async def run(self) -> bool:
         """Serve until told to leave, and return when all engine processes are gone.
 
-        Returns False if some had to be killed, so that their requests were not handed back.
+        Returns False if some had to be killed, so that their requests were taken back instead of handed back.
 
         Raises:
             RedisUnavailableError, RedisUnsupportedError, ConfigurationError: Redis cannot be used; nothing was started.
@@ -85,40 +102,53 @@ class Supervisor:
         await check_redis(config.redis_url, namespace=config.namespace, for_worker=True)
         self._install_signals()
         subscriber = Subscriber(config.redis_url)
+        watching: list[asyncio.Task[None]] = []
         try:
             await subscriber.open()
             await subscriber.subscribe(Keys(config.namespace).worker_commands(config.worker_id), self._on_command)
-            for engine in self._engines:
-                engine.spawn()
+            await self._redis.open()
+            self._running = [asyncio.create_task(engine.run()) for engine in self._engines]
+            watchers = (self._reaper, self._notices, self._silence)
+            watching = [asyncio.create_task(watcher.run()) for watcher in watchers]
             await self._start()
             await self._serve()
         finally:
             await self._leave()
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+            if self._running:
+                await self._notices.remove()
             await subscriber.close()
+            await self._redis.close()
+        # Raises what nobody foresaw in an engine's task.
+        await asyncio.gather(*self._running)
         return self._urgency < Urgency.KILL
 
     async def _start(self) -> None:
         await self._until(
             lambda: (
                 self._urgency > Urgency.STAY
-                or any(engine.failure or not engine.alive for engine in self._engines)
-                or all(engine.state == EngineState.READY for engine in self._engines)
+                or self._is_broken()
+                or any(engine.death or engine.life.failure for engine in self._engines)
+                or all(engine.policy.phase is Phase.SERVING for engine in self._engines)
             )
         )
-        if self._urgency > Urgency.STAY:
+        if self._urgency > Urgency.STAY or self._is_broken():
             return
         for engine in self._engines:
-            if engine.failure or not engine.alive:
+            if engine.death or engine.life.failure:
                 self._hurry(Urgency.HAND_BACK)
-                trace = engine.failure.trace if engine.failure else ""
-                raise EngineStartError(engine.cause_of_end(), trace)
-        self._serving = True
+                death = engine.death or engine.life.death()
+                raise EngineStartError(death.reason, death.trace)
+        for engine in self._engines:
+            engine.is_restarted = True
         self._on_ready()
 
     async def _serve(self) -> None:
-        await self._until(lambda: self._urgency > Urgency.STAY or not self._any_alive())
-        if self._urgency == Urgency.STAY:
-            causes = dict.fromkeys(engine.cause_of_end() for engine in self._engines)
+        await self._until(lambda: self._urgency > Urgency.STAY or self._is_broken() or not self._any_running())
+        if self._urgency == Urgency.STAY and not self._is_broken():
+            causes = dict.fromkeys(engine.describe_death() for engine in self._engines)
             raise EngineDeadError(f"no engine is left: {'; '.join(causes)}")
 
     async def _leave(self) -> None:
@@ -132,15 +162,15 @@ class Supervisor:
             if self._urgency > urgency:
                 continue
             self._urgency = urgency
-            leaving = [engine for engine in self._engines if engine.alive]
+            leaving = [engine for engine, task in zip(self._engines, self._running, strict=False) if not task.done()]
             if leaving:
                 log.info("leaving", step=urgency.name.lower(), engines=[engine.engine_id for engine in leaving])
             for engine in leaving:
-                act(engine)
+                engine.leave(act)
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience_s):
-                    await self._until(lambda step=urgency: self._urgency > step or not self._any_alive())
-            if not self._any_alive():
+                    await self._until(lambda step=urgency: self._urgency > step or not self._any_running())
+            if not self._any_running():
                 return
 
     async def _until(self, condition: Callable[[], bool]) -> None:
@@ -149,15 +179,19 @@ class Supervisor:
             self._changed.clear()
             await self._changed.wait()
 
-    def _any_alive(self) -> bool:
-        return any(engine.alive for engine in self._engines)
+    def _any_running(self) -> bool:
+        return not all(task.done() for task in self._running)
 
-    def _on_change(self, engine: EngineProcess) -> None:
+    def _is_broken(self) -> bool:
+        """Whether an engine's task ended by an error of this program: ``run`` raises it when all is down."""
+        return any(task.done() and task.exception() for task in self._running)
+
+    def _lives_that_ought_to_speak(self) -> list[EngineProcess]:
+        return [engine.life for engine in self._engines if engine.ought_to_speak]
+
+    def _on_change(self) -> None:
         self._changed.set()
-        log.debug("engine", engine_id=engine.engine_id, state=engine.state.value, exit_code=engine.exit_code)
-        # An engine that dies while serving is only reported: the others go on. Restarting it belongs here.
-        if self._serving and self._urgency == Urgency.STAY and not engine.alive:
-            log.error("engine lost", engine_id=engine.engine_id, cause=engine.cause_of_end())
+        self._notices.changed.set()
 
     def _on_command(self, data: bytes) -> None:
         try:

@@ -6,12 +6,12 @@ local prefix, verdicts = ARGV[1], {}
 for i = 2, #ARGV, 6 do
   local id, epoch, index, num_tokens, record = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3]), ARGV[i + 4]
   local key = prefix .. 'request:' .. id
-  local now = redis.call('HMGET', key, 'epoch', 'state', 'count', 'entry', 'ttl')
+  local now = redis.call('HMGET', key, 'epoch', 'state', 'count')
   if now[1] ~= epoch then
     verdicts[#verdicts + 1] = 0
   elseif now[2] == 'claimed' and index == tonumber(now[3]) then
     emit(prefix, key, id, record, index + num_tokens)
-    close_request(prefix, key, id, ARGV[i + 5], now[4], now[5])
+    close_request(prefix, key, id, ARGV[i + 5])
     verdicts[#verdicts + 1] = 1
   else
     verdicts[#verdicts + 1] = now[2] == ARGV[i + 5] and 2 or 0

@@ -5,31 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.shared.broker import NEW, Broker, FinalRecord, Record
-from penstock.shared.connection import CommandConnection
-from penstock.shared.keys import Keys
-from penstock.shared.messages import Delta, FinishReason
+from penstock.shared.broker import Broker, DeadLetter
+from penstock.shared.messages import Delta
 
-TTL_MS = 60_000
-
-
-@pytest.fixture
-def broker(commands: CommandConnection, namespace: str) -> Broker:
-    return Broker(commands, Keys(namespace).model("m"))
-
-
-async def enqueue(broker: Broker, *request_ids: str) -> None:
-    for request_id in request_ids:
-        assert await broker.enqueue(request_id, b"payload", result_ttl_ms=TTL_MS, detached=False) == NEW
-
-
-def record(request_id: str, epoch: int, index: int, *token_ids: int) -> Record:
-    return Record(request_id, epoch, Delta(index=index, token_ids=list(token_ids), text="x" * len(token_ids)))
-
-
-def final(request_id: str, epoch: int, index: int, *token_ids: int) -> FinalRecord:
-    delta = Delta(index=index, token_ids=list(token_ids), finish_reason=FinishReason.STOP)
-    return FinalRecord(request_id, epoch, delta)
+from .conftest import TTL_MS, enqueue, final, record
 
 
 async def test_claim_hands_out_in_order_and_up_to_the_limit(broker: Broker) -> None:
@@ -44,10 +23,10 @@ async def test_claim_hands_out_in_order_and_up_to_the_limit(broker: Broker) -> N
 
 async def test_enqueueing_an_id_twice_runs_it_once(broker: Broker) -> None:
     await enqueue(broker, "a")
-    assert await broker.enqueue("a", b"other", result_ttl_ms=TTL_MS, detached=False) == "queued"
+    assert await broker.enqueue("a", b"other", result_ttl_ms=TTL_MS) == "queued"
     (claim,) = await broker.claim("e0", 10)
     assert claim.payload == b"payload"
-    assert await broker.enqueue("a", b"other", result_ttl_ms=TTL_MS, detached=False) == "claimed"
+    assert await broker.enqueue("a", b"other", result_ttl_ms=TTL_MS) == "claimed"
 
 
 async def test_append_logs_and_publishes_in_order(broker: Broker, subscriber, commands) -> None:
@@ -167,8 +146,14 @@ async def test_an_entry_written_by_a_stranger_is_set_aside(broker: Broker, comma
     await commands.execute("XADD", broker.keys.lane, "*", "nonsense", b"\xff\x00")
     await enqueue(broker, "a")
     assert [claim.request_id for claim in await broker.claim("e0", 1)] == ["a"]
-    ((_, fields),) = await commands.execute("XRANGE", broker.keys.dead, "-", "+")
-    assert fields[2:] == [b"nonsense", b"\xff\x00"]
+    dead_letter = DeadLetter(commands, broker.keys)
+    (dead,) = await dead_letter.list()
+    assert not dead.is_request
+    assert msgspec.msgpack.decode(dead.payload.replace(b"\xa2\xff\x00", b"\xc4\x02\xff\x00")) == [
+        "nonsense",
+        b"\xff\x00",
+    ]
+    assert not await dead_letter.replay(dead.request_id)
     assert await commands.execute("XLEN", broker.keys.lane) == 1
 
 

@@ -9,7 +9,7 @@ from penstock.producer import Client
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
-from penstock.shared.messages import ModelCard
+from penstock.shared.records import ModelCard
 
 
 @pytest.fixture

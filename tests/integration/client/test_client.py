@@ -9,25 +9,10 @@ import pytest
 
 from penstock.producer import Client, RequestOutputKind, SamplingParams
 from penstock.shared import errors
-from penstock.shared.broker import Broker, Claim, FinalRecord, Record
+from penstock.shared.broker import Broker, FinalRecord
 from penstock.shared.messages import Delta, EngineCoreRequest, FinishReason, RequestError
 
-
-async def claim_one(broker: Broker) -> Claim:
-    """Claim the next request, waiting for it to be enqueued."""
-    async with asyncio.timeout(5):
-        while True:
-            wave = await broker.claim("e0", 1)
-            if wave:
-                return wave[0]
-
-
-async def write(broker: Broker, claim: Claim, index: int, *tokens: int, end: FinishReason | None = None) -> None:
-    delta = Delta(index=index, token_ids=list(tokens), text="".join(map(chr, tokens)), finish_reason=end)
-    if end is None:
-        assert await broker.append([Record(claim.request_id, claim.epoch, delta)]) == []
-    else:
-        assert await broker.finish([FinalRecord(claim.request_id, claim.epoch, delta)]) == []
+from .harness import claim_one, write
 
 
 async def test_stream_yields_each_token_once_in_order_and_one_end(client: Client, broker: Broker) -> None:

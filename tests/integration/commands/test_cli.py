@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,26 +11,15 @@ from pathlib import Path
 import msgspec
 import pytest
 import redis
-import structlog
 
 from penstock.ops import cli as penstock_cli
 from penstock.shared.embedded import EmbeddedRedis, ServerFolder, stop
 from penstock.shared.keys import Keys
-from penstock.shared.messages import EngineHeartbeat, EngineState, ModelCard
+from penstock.shared.messages import EngineState
+from penstock.shared.records import EngineHeartbeat, ModelCard
 from penstock.worker import cli as worker_cli
 
 PENSTOCK, WORKER = "penstock.ops.cli", "penstock.worker.cli"
-
-
-@pytest.fixture(autouse=True)
-def _restore_logging() -> Iterator[None]:
-    """Programs that run inside this process configure its logs."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:], root.level = handlers, level
-    logging.captureWarnings(False)
-    structlog.reset_defaults()
 
 
 @pytest.fixture(autouse=True)

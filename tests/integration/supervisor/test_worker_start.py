@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -112,7 +113,8 @@ async def test_third_signal_kills(start_worker: StartWorker, redis_url: str, nam
     worker.process.terminate()
     assert await asyncio.to_thread(worker.await_end, 10.0) == 1
     assert leaving_steps(worker) == ["drain", "hand_back", "kill"]
-    assert state_of(redis_url, namespace, request_id) == b"claimed"
+    # What could not be handed back was taken back.
+    assert state_of(redis_url, namespace, request_id) == b"queued"
 
 
 async def test_stop_hands_back_what_runs(start_worker: StartWorker, redis_url: str, namespace: str) -> None:
@@ -134,22 +136,74 @@ async def test_drain_with_a_short_timeout_hands_back(start_worker: StartWorker, 
     assert state_of(redis_url, namespace, request_id) == b"queued"
 
 
-def test_lost_engines_are_reported_and_the_last_ends_it(start_worker: StartWorker) -> None:
+async def test_killed_processes_are_replaced_and_generations_go_on(
+    start_worker: StartWorker, redis_url: str, namespace: str
+) -> None:
+    """kill -9 of the worker process, then of the engine core; one engine, so it has to come back by itself."""
+    worker = start_worker("--device", "cpu")
+    await asyncio.to_thread(worker.await_ready)
+    async with Client.connect(redis_url, namespace=namespace) as client:
+        params = SamplingParams(max_tokens=1500, ignore_eos=True, temperature=0.0)
+        indexes: list[int] = []
+        num_killed = 0
+        async with asyncio.timeout(100):
+            async for delta in client.stream("four plus two is", params):
+                indexes += range(delta.index, delta.next_index)
+                if num_killed < 2 and len(indexes) > 200 * (num_killed + 1):
+                    worker.note_processes()
+                    (process,) = worker.worker_processes()
+                    (core,) = process.children()
+                    (process if num_killed == 0 else core).kill()
+                    num_killed += 1
+                    await asyncio.to_thread(wait_until, lambda core=core: is_gone(core), 5.0, "the core outlived it")
+    assert indexes == list(range(1500))
+    await asyncio.to_thread(wait_until, lambda: len(events(worker, "engine restarted")) == 2, 30.0, "no restart")
+    causes = [str(event["cause"]) for event in events(worker, "engine lost")]
+    assert causes[0] == "the worker process was killed by SIGKILL"
+    assert "engine core" in causes[1]
+    assert [event["num_restarts"] for event in events(worker, "engine restarted")] == [1, 2]
+    worker.process.terminate()
+    assert await asyncio.to_thread(worker.await_end) == 0
+
+
+def test_the_other_engine_stays(start_worker: StartWorker) -> None:
     worker = start_worker("--device", "cpu", "--engines", "2")
     worker.await_ready()
     first, second = worker.worker_processes()
-    (core,) = first.children()
     first.kill()
-    lost = worker.await_event("engine lost")
-    assert str(lost["engine_id"]).endswith("-0")
-    assert lost["cause"] == "the worker process was killed by SIGKILL"
-    wait_until(lambda: is_gone(core), 5.0, "the engine core outlived its worker process")
-    assert worker.process.poll() is None
+    assert str(worker.await_event("engine restarted", 60.0)["engine_id"]).endswith("-0")
+    worker.note_processes()
+    assert second in worker.worker_processes()
+    worker.process.terminate()
+    assert worker.await_end() == 0
 
-    (core,) = second.children()
-    core.kill()
-    assert worker.await_end(20.0) == 1
-    assert "error: no engine is left: the worker process was killed by SIGKILL; the engine core died" in worker.err
+
+def test_a_stopped_worker_process_is_replaced(start_worker: StartWorker) -> None:
+    worker = start_worker("--device", "cpu", "--stall-timeout", "1")
+    worker.await_ready()
+    (process,) = worker.worker_processes()
+    process.suspend()
+    lost = worker.await_event("engine lost")
+    assert str(lost["cause"]).endswith("it was stopped")
+    assert lost["is_external"] is True
+    worker.await_event("engine restarted", 60.0)
+    assert is_gone(process)
+    worker.process.terminate()
+    assert worker.await_end() == 0
+
+
+def test_a_stopped_supervisor_blames_nobody(start_worker: StartWorker) -> None:
+    worker = start_worker("--device", "cpu", "--stall-timeout", "1")
+    worker.await_ready()
+    supervisor = psutil.Process(worker.process.pid)
+    supervisor.suspend()
+    time.sleep(3.0)  # no waiting: the time that it stands still
+    supervisor.resume()
+    assert float(str(worker.await_event("the supervisor did not run for a while")["gap_s"])) >= 2.5
+    time.sleep(3.0)  # no waiting: a silent one is found sooner
+    assert events(worker, "engine lost") == []
+    worker.process.terminate()
+    assert worker.await_end() == 0
 
 
 def test_death_of_the_supervisor_ends_its_engines(start_worker: StartWorker) -> None:
@@ -211,6 +265,7 @@ def test_redis_that_evicts(start_worker: StartWorker, redis_url: str, request: p
     ("arguments", "part"),
     [
         (("--device", "cpu", "--kv-cache-memory", "lots"), "--kv-cache-memory must be a size"),
+        (("--device", "cpu", "--max-deliveries", "several"), "--max-deliveries"),
         (("--device", "cpu", "--engines", "0"), "--engines must be at least 1"),
         (("--device", "tpu"), "invalid choice: 'tpu'"),
     ],
@@ -224,6 +279,22 @@ def test_wrong_engine_configuration(start_worker: StartWorker) -> None:
     assert_refused(start_worker(*arguments), 1, "max_num_batched_tokens (8) must be at least max_num_seqs")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("--stall-timeout", "0"), "stall_timeout_s must be positive and finite, got 0.0"),
+        (("--lease-ttl", "nan"), "lease_ttl_s must be positive and finite, got nan"),
+        (("--max-deliveries", "0"), "max_deliveries must be at least 1, got 0"),
+    ],
+)
+def test_wrong_process_configuration(start_worker: StartWorker, arguments: tuple[str, ...], part: str) -> None:
+    assert_refused(start_worker("--device", "cpu", *arguments), 1, part)
+
+
+def events(worker: StartedWorker, name: str) -> list[dict[str, object]]:
+    return [event for event in worker.events if event["event"] == name]
+
+
 def leaving_steps(worker: StartedWorker) -> list[object]:
     """The steps of leaving that the supervisor has logged so far."""
-    return [event["step"] for event in worker.events if event["event"] == "leaving"]
+    return [event["step"] for event in events(worker, "leaving")]

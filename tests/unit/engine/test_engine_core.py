@@ -11,26 +11,36 @@ from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest, Finish
 from penstock.shared.params import LoRARequest, PoolingParams, SamplingParams
 from penstock.worker.engine.block_pool import BlockPool
 from penstock.worker.engine.core import AcceleratorError, EngineCore
-from penstock.worker.engine.scheduler import NO_TOKEN, Scheduler, SchedulerOutput
+from penstock.worker.engine.scheduler import NO_TOKEN, SampledTokens, Scheduler, SchedulerOutput
 
 VOCAB_SIZE = 50
 EOS = 2
 
 
 class Script:
-    """An executor that gives token 7, or raises what the test puts into ``failures``."""
+    """An executor that gives token 7, or raises what the test puts into ``failures``, or for one request always."""
 
     def __init__(self) -> None:
         self.failures: list[Exception] = []
+        self.poison: str | None = None
         self.token_id = 7
+        self.device_memory_bytes = 0
+        self.executed: list[dict[str, int]] = []
+        self.released: list[list[str]] = []
 
-    def execute(self, output: SchedulerOutput) -> list[int]:
+    def execute(self, output: SchedulerOutput) -> SampledTokens:
+        request_ids = [request.request_id for request in output.requests]
+        self.executed.append(dict(zip(request_ids, output.num_new_tokens, strict=True)))
+        self.released.append(output.released_ids)
         if self.failures:
             raise self.failures.pop(0)
-        return [
+        if self.poison in request_ids:
+            raise RuntimeError("boom")
+        token_ids = [
             self.token_id if request.num_uncomputed_tokens == n else NO_TOKEN
             for request, n in zip(output.requests, output.num_new_tokens, strict=True)
         ]
+        return SampledTokens(token_ids)
 
 
 @pytest.fixture
@@ -60,7 +70,7 @@ def request(request_id: str = "r", **fields: Any) -> EngineCoreRequest:
         ({"prompt_token_ids": [1] * 16}, "prompt_too_long"),
         ({"sampling_params": None}, "validation_error"),
         ({"sampling_params": None, "pooling_params": PoolingParams()}, "unsupported_parameter"),
-        ({"sampling_params": SamplingParams(logprobs=1)}, "unsupported_parameter"),
+        ({"sampling_params": SamplingParams(prompt_logprobs=1)}, "unsupported_parameter"),
         ({"lora_request": LoRARequest("a", 1, "/a")}, "unsupported_parameter"),
     ],
 )
@@ -111,14 +121,81 @@ def test_a_request_that_is_already_here_is_not_added_twice(core: EngineCore) -> 
     assert core.step() == [EngineCoreOutput("r", [7])]
 
 
-def test_a_failing_step_ends_its_batch_with_a_retryable_error(core: EngineCore, script: Script) -> None:
+def run(core: EngineCore) -> dict[str, EngineCoreOutput]:
+    """Run to the end; the tokens of each request, and how it ended."""
+    results: dict[str, EngineCoreOutput] = {}
+    while core.has_work:
+        for output in core.step():
+            result = results.setdefault(output.request_id, EngineCoreOutput(output.request_id))
+            result.new_token_ids = result.new_token_ids + output.new_token_ids
+            result.finish_reason, result.error = output.finish_reason, output.error
+        core.check_invariants()
+    return results
+
+
+def test_a_request_that_raises_alone_too_fails_alone(core: EngineCore, script: Script) -> None:
+    script.poison = "b"
+    for request_id in "abc":
+        core.add_request(request(request_id))
+    results = run(core)
+    failure = results["b"].error
+    assert failure is not None
+    assert (failure.code, failure.retryable) == ("engine_step_failed", True)
+    assert "RuntimeError" in failure.message
+    for request_id in "ac":
+        assert results[request_id] == EngineCoreOutput(request_id, [7, 7, 7], FinishReason.LENGTH)
+
+
+def test_a_batch_that_raises_once_harms_nobody(core: EngineCore, script: Script) -> None:
+    script.failures = [RuntimeError("boom")]
+    for request_id in "abc":
+        core.add_request(request(request_id))
+    assert run(core) == {id: EngineCoreOutput(id, [7, 7, 7], FinishReason.LENGTH) for id in "abc"}
+
+
+def test_the_requests_of_a_failed_batch_run_alone_with_the_same_tokens(core: EngineCore, script: Script) -> None:
+    core.add_request(request("a", prompt_token_ids=[1, 2, 3]))
+    core.add_request(request("b", prompt_token_ids=[4] * 9))
+    script.failures = [RuntimeError("boom")]
+    assert core.step() == []
+    assert core.step() == [EngineCoreOutput("a", [7])]
+    assert core.step() == []
+    assert script.executed == [{"a": 3, "b": 5}, {"a": 3}, {"b": 5}]
+
+
+def test_a_request_that_was_aborted_meanwhile_is_not_tried(core: EngineCore, script: Script) -> None:
     for request_id in "abc":
         core.add_request(request(request_id))
     script.failures = [RuntimeError("boom")]
-    failed = core.step()
-    assert [(o.request_id, o.error and (o.error.code, o.error.retryable)) for o in failed] == [
-        ("a", ("engine_step_failed", True)),
-        ("b", ("engine_step_failed", True)),
+    core.step()
+    core.abort_requests(["a"])
+    core.add_request(request("a"))
+    assert core.step() == [EngineCoreOutput("b", [7])]
+    core.check_invariants()
+    assert [output.request_id for output in core.step()] == ["b", "c"]
+    assert run(core)["a"].new_token_ids == [7, 7, 7]
+
+
+def test_what_was_released_before_a_failed_batch_is_still_told(core: EngineCore, script: Script) -> None:
+    core.add_request(request("old"))
+    core.step()
+    core.abort_requests(["old"])
+    core.add_request(request("a"))
+    core.add_request(request("b"))
+    script.failures = [RuntimeError("boom")]
+    core.step()
+    core.step()
+    core.step()
+    assert script.released == [[], ["old"], ["old"], []]
+
+
+def test_a_failure_of_the_accelerator_ends_the_batch(core: EngineCore, script: Script) -> None:
+    for request_id in "abc":
+        core.add_request(request(request_id))
+    script.failures = [AcceleratorError("lost")]
+    assert [(o.request_id, o.error and o.error.code) for o in core.step()] == [
+        ("a", "engine_step_failed"),
+        ("b", "engine_step_failed"),
     ]
     core.check_invariants()
     assert core.step() == [EngineCoreOutput("c", [7])]

@@ -15,7 +15,7 @@ from penstock.shared.messages import EngineCoreOutput, FinishReason, RequestErro
 from penstock.shared.params import SamplingParams
 from penstock.worker.engine.block_pool import BlockPool, InvariantError
 from penstock.worker.engine.request import Request, RequestStatus
-from penstock.worker.engine.scheduler import NO_TOKEN, Scheduler, SchedulerOutput
+from penstock.worker.engine.scheduler import NO_TOKEN, SampledTokens, Scheduler, SchedulerOutput
 
 MAX_MODEL_LEN = 24
 
@@ -60,12 +60,13 @@ def make_request(request_id: str, num_prompt_tokens: int, max_tokens: int = 30, 
     )
 
 
-def compute(output: SchedulerOutput) -> list[int]:
+def compute(output: SchedulerOutput) -> SampledTokens:
     """The fake model: output token ``i`` of any request is ``100 + i``, whatever was recomputed in between."""
-    return [
+    token_ids = [
         100 + request.num_output_tokens if request.num_uncomputed_tokens == num_new_tokens else NO_TOKEN
         for request, num_new_tokens in zip(output.requests, output.num_new_tokens, strict=True)
     ]
+    return SampledTokens(token_ids)
 
 
 @given(
@@ -193,7 +194,7 @@ def test_a_request_that_ends_while_its_step_runs_is_passed_over() -> None:
     scheduler.add_request(make_request("b", 3))
     output = scheduler.schedule()
     scheduler.finish_requests(["a"], RequestStatus.FINISHED_ABORTED)
-    assert scheduler.update_from_output(output, [100, 100]) == [EngineCoreOutput("b", [100])]
+    assert scheduler.update_from_output(output, SampledTokens([100, 100])) == [EngineCoreOutput("b", [100])]
     scheduler.check_invariants()
 
 

@@ -30,6 +30,9 @@ from penstock.shared.errors import UnsupportedParameterError, ValidationError
         ("stop_token_ids", [-1], "stop_token_ids must be a list of non-negative integers"),
         ("stop_token_ids", "12", "stop_token_ids must be a list"),
         ("ignore_eos", 1, "ignore_eos must be True or False, got 1"),
+        ("logprobs", 21, r"logprobs must be in \[0, 20\], got 21"),
+        ("frequency_penalty", 2.1, r"frequency_penalty must be in \[-2, 2\], got 2.1"),
+        ("repetition_penalty", 0, r"repetition_penalty must be in \[0.01, 100\], got 0"),
         ("n", 0, r"n must be in \[1, 128\], got 0"),
     ],
 )
@@ -49,8 +52,7 @@ def test_fields_that_contradict_each_other_are_refused() -> None:
     "values",
     [
         {"n": 2},
-        {"logprobs": 1},
-        {"presence_penalty": 0.5},
+        {"prompt_logprobs": 1},
         {"logit_bias": {1: 2.0}},
         {"bad_words": ["x"]},
         {"allowed_token_ids": [1]},

@@ -1,0 +1,127 @@
+"""Batch-invariant attention in plain torch: no token's result depends on which others are computed with it.
+
+The reference multiplies matrices whose shapes follow the batch, and a product of another shape may add up in another
+order. Here every product has one shape. A token reads its keys in tiles of ``_TILE_LEN`` positions that begin at
+multiples of it, and folds one tile after the other into a running softmax. How many tiles there are follows the token
+that sees most; behind its own last tile a token sees nothing, which adds exactly nothing: its maximum stays, so what
+it has is multiplied by 1 and gets 0 added.
+
+One thing is left to the device: that of ``T * KVH`` products of equal shape in one call each has the same bits
+wherever it stands. So results agree between batches of the same ``T``, and ``models/invariance.py`` verifies it.
+
+Keys are gathered for each token alone, even where its neighbour reads the same: a long prefill pays for that.
+Source: Dao et al. 2022 (arXiv:2205.14135), section 3.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .batch import MaskRule, PagedBatch
+
+# The same for every model and context, because it is part of the order of additions.
+_TILE_LEN = 128
+# Finite, so that a tile of which nothing is visible does not subtract infinity from itself.
+_NOTHING_SEEN = torch.finfo(torch.float32).min
+
+
+@dataclass
+class KeyTile:
+    """The nth tile of keys of every token, ``L`` positions each.
+
+    Args:
+        slots: ``[T, L]`` cache slots; for what a token does not see, its own slot, which surely holds numbers.
+        bias: ``[T, 1, 1, L]`` float32, 0 where visible and minus infinity elsewhere.
+    """
+
+    slots: Tensor
+    bias: Tensor
+
+    def cache_rows(self, num_kv_heads: int) -> Tensor:
+        """``[T * KVH * L]`` rows of a cache seen as ``[NB * BS * KVH, D]``, so that one gather sorts by head."""
+        heads = torch.arange(num_kv_heads, device=self.slots.device)[None, :, None]
+        return (self.slots[:, None, :] * num_kv_heads + heads).view(-1)
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    batch: PagedBatch,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    mask_rule: MaskRule | None,
+) -> Tensor:
+    """See ``paged_attention.paged_attention``."""
+    (num_tokens, num_heads, key_dim), num_kv_heads = query.shape, key_cache.shape[2]
+    value_dim = value_cache.shape[3]
+    shape = (num_tokens, num_kv_heads, num_heads // num_kv_heads)
+    grouped = query.reshape(num_tokens * num_kv_heads, -1, key_dim)
+    maximum, total = _before_any_key(shape, sinks, query.device)
+    out = torch.zeros(*shape, value_dim, device=query.device)
+    for rows, bias in _plan(batch, window, mask_rule, num_kv_heads):
+        keys = key_cache.view(-1, key_dim).index_select(0, rows).view(len(grouped), -1, key_dim)
+        values = value_cache.view(-1, value_dim).index_select(0, rows).view(len(grouped), -1, value_dim)
+        scores = torch.bmm(grouped, keys.transpose(1, 2)).view(*shape, -1).float() * scale
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        scores += bias
+        new_maximum = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
+        weights = torch.exp(scores - new_maximum)
+        rescale = torch.exp(maximum - new_maximum)
+        maximum = new_maximum
+        total = total * rescale + weights.sum(dim=-1, keepdim=True)
+        weighted = torch.bmm(weights.to(query.dtype).view(len(grouped), -1, weights.shape[-1]), values)
+        out = out * rescale + weighted.view(out.shape).float()
+    return (out / total).to(query.dtype).view(num_tokens, num_heads, value_dim)
+
+
+def _before_any_key(shape: tuple[int, int, int], sinks: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Maximum and total of the running softmax, ``[T, KVH, H // KVH, 1]``: a sink is a key that was seen before all."""
+    if sinks is None:
+        return torch.full((*shape, 1), _NOTHING_SEEN, device=device), torch.zeros(*shape, 1, device=device)
+    return sinks.float().view(1, *shape[1:], 1).expand(*shape, 1), torch.ones(*shape, 1, device=device)
+
+
+def _plan(
+    batch: PagedBatch, window: int | None, mask_rule: MaskRule | None, num_kv_heads: int
+) -> list[tuple[Tensor, Tensor]]:
+    tiles = batch.derived(("invariant", window, mask_rule), lambda: _key_tiles(batch, window, mask_rule))
+    return batch.derived(
+        ("invariant", window, mask_rule, num_kv_heads),
+        lambda: [(tile.cache_rows(num_kv_heads), tile.bias) for tile in tiles],
+    )
+
+
+def _key_tiles(batch: PagedBatch, window: int | None, mask_rule: MaskRule | None) -> list[KeyTile]:
+    """As many tiles as the token needs that sees most."""
+    device = batch.device
+    query_lens, seq_lens = torch.tensor(batch.query_lens), torch.tensor(batch.seq_lens)
+    row = torch.repeat_interleave(torch.arange(len(query_lens)), query_lens)
+    position = torch.arange(batch.num_tokens) + (seq_lens - query_lens.cumsum(0))[row]
+    # Keys [start, stop) of a token are looked at.
+    start, stop = torch.zeros_like(position), position + 1
+    if mask_rule is not None:
+        stop = seq_lens[row]
+    elif window is not None:
+        start = (stop - window).clamp(min=0)
+    first_tile = start // _TILE_LEN
+    num_tiles = int((-(-stop // _TILE_LEN) - first_tile).max())
+    row, position, start, stop, first_tile = (t.to(device)[:, None] for t in (row, position, start, stop, first_tile))
+    table = batch.block_table[row[:, 0]]
+    tiles = []
+    for index in range(num_tiles):
+        keys = (first_tile + index) * _TILE_LEN + torch.arange(_TILE_LEN, device=device)
+        is_seen = (keys >= start) & (keys < stop)
+        if mask_rule is not None:
+            is_seen &= mask_rule(0, 0, position, torch.minimum(keys, stop - 1))
+        keys = torch.where(is_seen, keys, position)
+        slots = table.gather(1, keys // batch.block_size).long() * batch.block_size + keys % batch.block_size
+        bias = torch.zeros(is_seen.shape, device=device).masked_fill_(~is_seen, float("-inf"))
+        tiles.append(KeyTile(slots, bias[:, None, None]))
+    return tiles

@@ -1,0 +1,154 @@
+"""Kills, stops and drains the processes of a ``LocalStack`` at random, in an order that its seed fixes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from random import Random
+
+import psutil
+import redis.asyncio
+import structlog
+
+from ...shared.broker import Broker
+from ...shared.connection import CommandConnection
+from ...shared.errors import ConfigurationError
+from ...shared.heartbeats import read_heartbeats
+from ...shared.keys import Keys
+from ...shared.messages import EngineState
+from ...shared.records import EngineHeartbeat
+from ..local_stack import LocalStack
+from ..local_worker import LocalWorker
+from .load import RecoveryClock
+
+STOP_S = (0.5, 8.0)
+REDIS_AWAY_S = (0.1, 2.0)
+RECONNECT_TRIES = 5
+
+log = structlog.get_logger()
+
+
+class Disturber:
+    """Something happens every ``interval_s`` on average until ``run`` is cancelled; ``settle`` then undoes the rest.
+
+    A supervisor that ended is started again, as a service manager would.
+    """
+
+    def __init__(self, stack: LocalStack, seed: int, interval_s: float, clock: RecoveryClock) -> None:
+        self._stack = stack
+        self._random = Random(seed)
+        self._interval_s = interval_s
+        self._clock = clock
+        self._background: set[asyncio.Task[None]] = set()
+        self.events: Counter[str] = Counter()
+        self._actions: dict[str, tuple[int, Callable[[], Awaitable[None]]]] = {
+            "kill core": (4, lambda: self._kill("core_pid")),
+            "kill worker": (2, lambda: self._kill("worker_pid")),
+            "kill supervisor": (1, lambda: self._kill("supervisor_pid")),
+            "stop core": (1, lambda: self._pause("core_pid")),
+            "stop worker": (2, lambda: self._pause("worker_pid")),
+            "stop supervisor": (1, lambda: self._pause("supervisor_pid")),
+            "drain": (1, self._drain),
+            "restart redis": (1, self._restart_redis),
+            "stop redis": (1, self._stop_redis),
+            "cut connections": (2, self._cut_connections),
+        }
+
+    async def run(self) -> None:
+        """Disturb until cancelled."""
+        self._commands = CommandConnection(self._stack.url)
+        names = list(self._actions)
+        weights = [weight for weight, _ in self._actions.values()]
+        try:
+            while True:
+                await asyncio.sleep(self._random.expovariate(1 / self._interval_s))
+                (name,) = self._random.choices(names, weights)
+                log.info("chaos", event=name)
+                await self._actions[name][1]()
+                self.events[name] += 1
+        finally:
+            await self._commands.close()
+
+    async def settle(self) -> None:
+        """Wait until everything that was stopped goes on and every worker serves again."""
+        while self._background:
+            await asyncio.gather(*self._background)
+        for worker in self._stack.workers:
+            if not worker.is_running:
+                await self._revive(worker)
+
+    async def _victim(self) -> EngineHeartbeat | None:
+        beats = await read_heartbeats(self._commands.execute, Keys())
+        serving = [beat for beat in beats if beat.state in (EngineState.READY, EngineState.BUSY, EngineState.DRAINING)]
+        return self._random.choice(serving) if serving else None
+
+    async def _kill(self, role: str) -> None:
+        victim = await self._victim()
+        if victim is None:
+            return
+        broker = Broker(self._commands, Keys().model(victim.model))
+        held = [request_id for request_id, _ in await broker.claims(victim.engine_id)]
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(getattr(victim, role)).kill()
+            self._clock.died(held)
+        if role == "supervisor_pid":
+            self._spawn(self._revive(self._worker_of(victim)))
+
+    async def _pause(self, role: str) -> None:
+        victim = await self._victim()
+        if victim is None:
+            return
+        with suppress(psutil.NoSuchProcess):
+            self._spawn(self._stop_for(psutil.Process(getattr(victim, role)), self._random.uniform(*STOP_S)))
+
+    async def _drain(self) -> None:
+        worker = self._random.choice(self._stack.workers)
+        if worker.is_running:
+            worker.processes()["supervisor"].send_signal(signal.SIGTERM)
+            self._spawn(self._revive(worker))
+
+    async def _restart_redis(self) -> None:
+        self._stack.kill_redis()
+        await asyncio.sleep(self._random.uniform(*REDIS_AWAY_S))
+        await asyncio.to_thread(self._stack.restart_redis)
+
+    async def _stop_redis(self) -> None:
+        await self._stop_for(psutil.Process(self._stack.redis_pid()), self._random.uniform(*REDIS_AWAY_S))
+
+    async def _cut_connections(self) -> None:
+        """Every client, worker and supervisor must connect anew."""
+        async with redis.asyncio.Redis.from_url(self._stack.url) as client:
+            for kind in ("normal", "pubsub"):
+                await client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+
+    async def _stop_for(self, process: psutil.Process, seconds: float) -> None:
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                process.resume()
+
+    async def _revive(self, worker: LocalWorker) -> None:
+        """Start a worker again once its supervisor has ended."""
+        await asyncio.to_thread(worker.await_end)
+        for _ in range(RECONNECT_TRIES):
+            await asyncio.to_thread(worker.spawn)
+            try:
+                await asyncio.to_thread(worker.await_ready)
+                return
+            except ConfigurationError as error:  # it was killed while it started, or Redis is away
+                log.info("a worker did not start", error=str(error)[-200:])
+                await asyncio.to_thread(worker.await_end)
+        raise ConfigurationError(f"a worker did not start {RECONNECT_TRIES} times in a row")
+
+    def _worker_of(self, beat: EngineHeartbeat) -> LocalWorker:
+        return next(worker for worker in self._stack.workers if worker.pid == beat.supervisor_pid)
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)

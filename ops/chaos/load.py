@@ -1,0 +1,154 @@
+"""Runs requests through clients and writes down what the subscribers saw."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from random import Random
+
+from ...producer import Client, Delta, PenstockError
+from .workload import ChaosRequest
+
+NUM_CLIENTS = 3
+# What was on its way through worker and Redis when an engine was killed is no sign of recovery.
+IN_FLIGHT_S = 0.025
+
+
+@dataclass
+class Sighting:
+    """What the subscriber of one request saw, delta by delta."""
+
+    request: ChaosRequest
+    request_id: str
+    indexes: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reasons: list[str] = field(default_factory=list)
+    error: str = ""
+
+    def saw(self, delta: Delta) -> None:
+        self.indexes += range(delta.index, delta.next_index)
+        self.token_ids += delta.token_ids
+        self.text += delta.text
+        if delta.finish_reason is not None:
+            self.finish_reasons.append(delta.finish_reason.value)
+
+
+class RecoveryClock:
+    """Times from the death of an engine to the next token of each request that it held."""
+
+    def __init__(self) -> None:
+        self._deaths: dict[str, list[float]] = defaultdict(list)
+        self.recoveries_s: list[float] = []
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests whose engine has died and that have got no token since."""
+        return len(self._deaths)
+
+    def died(self, request_ids: Iterable[str]) -> None:
+        """The engine of these requests has been killed now."""
+        now = time.monotonic()
+        for request_id in request_ids:
+            self._deaths[request_id].append(now)
+
+    def saw(self, request_id: str) -> None:
+        """A subscriber has got something of this request."""
+        if request_id not in self._deaths:
+            return
+        now = time.monotonic()
+        if now - self._deaths[request_id][-1] > IN_FLIGHT_S:
+            self.recoveries_s += [now - died_at for died_at in self._deaths.pop(request_id)]
+
+
+@dataclass
+class LoadResult:
+    """All sightings of a run, and how long it took."""
+
+    sightings: list[Sighting]
+    wall_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(len(sighting.token_ids) for sighting in self.sightings) / self.wall_s
+
+
+async def run_load(
+    url: str,
+    requests: list[ChaosRequest],
+    *,
+    label: str,
+    concurrency: int,
+    clock: RecoveryClock,
+    go_on: Callable[[int], bool],
+    patience_s: float,
+) -> LoadResult:
+    """Run requests, in turn and again from the first, while ``go_on(number started)`` says so.
+
+    Args:
+        label: makes request ids, which are ``label-NUMBER``.
+        concurrency: how many at once.
+        patience_s: a request that has not ended so long after the last one began is left: it is lost.
+    """
+    sightings: list[Sighting] = []
+    started_at = time.monotonic()
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(Client.connect(url)) for _ in range(NUM_CLIENTS)]
+
+        async def work() -> None:
+            while go_on(len(sightings)):
+                number = len(sightings)
+                sighting = Sighting(requests[number % len(requests)], f"{label}-{number}")
+                sightings.append(sighting)
+                await _run_one(url, clients[number % NUM_CLIENTS], sighting, clock)
+
+        workers = [asyncio.create_task(work()) for _ in range(concurrency)]
+        while go_on(len(sightings)) and any(not worker.done() for worker in workers):
+            await asyncio.wait(workers, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+        done, hanging = await asyncio.wait(workers, timeout=patience_s)
+        wall_s = time.monotonic() - started_at
+        for worker in hanging:
+            worker.cancel()
+        await asyncio.gather(*hanging, return_exceptions=True)
+        for worker in done:
+            worker.result()
+    return LoadResult(sightings, wall_s)
+
+
+async def _run_one(url: str, client: Client, sighting: Sighting, clock: RecoveryClock) -> None:
+    request = sighting.request
+    try:
+        if request.is_detached:
+            deltas = _read_in_pieces(url, client, sighting)
+        else:
+            deltas = client.stream(request.prompt, request.params, request_id=sighting.request_id)
+        async with aclosing(deltas):
+            async for delta in deltas:
+                clock.saw(sighting.request_id)
+                sighting.saw(delta)
+    except PenstockError as error:
+        sighting.error = f"{error.code}: {error}"
+
+
+async def _read_in_pieces(url: str, client: Client, sighting: Sighting) -> AsyncIterator[Delta]:
+    """Follow a detached request with readers that leave, and others, on new connections, that go on where they left."""
+    random = Random(sighting.request_id)
+    handle = await client.submit(sighting.request.prompt, sighting.request.params, request_id=sighting.request_id)
+    after = -1
+    while True:
+        pieces = random.randint(1, 20)
+        async with Client.connect(url) as reader:
+            stream = (await reader.handle(handle.request_id, model=handle.model)).stream(after=after)
+            async with aclosing(stream):
+                async for delta in stream:
+                    after = delta.next_index - 1
+                    yield delta
+                    if delta.finished:
+                        return
+                    pieces -= 1
+                    if not pieces:
+                        break

@@ -1,0 +1,139 @@
+"""`penstock chaos`: the same requests undisturbed and under fire, compared one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from ..bench.report import machine, versions
+from ..demo.run import MODEL
+from ..latency import percentile
+from ..local_stack import LocalStack
+from .disturber import Disturber
+from .load import LoadResult, RecoveryClock, run_load
+from .verdict import Verdict, judge
+from .workload import ChaosRequest, make_requests
+
+STALL_TIMEOUT_S = 3.0
+# A request that takes this much longer than everything else is lost.
+PATIENCE_S = 120.0
+
+
+class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do; see ``penstock chaos --help``."""
+
+    num_requests: int
+    min_seconds: float
+    num_engines: int
+    concurrency: int
+    interval_s: float
+    seed: int
+    json_path: Path | None
+    log_path: Path | None
+
+
+class ChaosReport(msgspec.Struct, kw_only=True):
+    """What is written to the JSON file."""
+
+    machine: dict[str, str]
+    versions: dict[str, str]
+    options: ChaosOptions
+    verdict: Verdict
+    events: dict[str, int]
+    undisturbed_tokens_per_s: float
+    disturbed_tokens_per_s: float
+    recoveries_s: list[float]
+
+
+def run_chaos(options: ChaosOptions) -> int:
+    """Run both, print the table, and return 1 if any request was harmed."""
+    console = Console()
+    console.print(f"seed {options.seed}; starting Redis and {options.num_engines} engines …")
+    worker_options = ["--device", "cpu", "--served-model-name", "demo", "--threads", "1", "--max-num-seqs", "32"]
+    worker_options += ["--deterministic", "--drain-timeout", "1", "--stall-timeout", str(STALL_TIMEOUT_S)]
+    with LocalStack(MODEL, worker_options, options.log_path, num_workers=options.num_engines) as stack:
+        report = asyncio.run(_run(stack, options, console))
+    _print(console, report)
+    if options.json_path is not None:
+        options.json_path.parent.mkdir(parents=True, exist_ok=True)
+        options.json_path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        console.print(f"written to {options.json_path}")
+    return 0 if report.verdict.is_clean else 1
+
+
+async def _run(stack: LocalStack, options: ChaosOptions, console: Console) -> ChaosReport:
+    requests = make_requests(options.num_requests, options.seed)
+    console.print(f"{len(requests)} requests undisturbed …")
+    undisturbed = await _load(stack, requests, options, "calm", RecoveryClock(), lambda n: n < len(requests))
+    console.print(f"… {undisturbed.tokens_per_s:,.0f} tokens/s; the same under fire …")
+    clock = RecoveryClock()
+    disturber = Disturber(stack, options.seed, options.interval_s, clock)
+    disturbing = asyncio.create_task(disturber.run())
+    until = time.monotonic() + options.min_seconds
+    try:
+        disturbed = await _load(
+            stack, requests, options, "chaos", clock, lambda n: n < len(requests) or time.monotonic() < until
+        )
+    finally:
+        disturbing.cancel()
+        await asyncio.gather(disturbing, return_exceptions=True)
+        await disturber.settle()
+    return ChaosReport(
+        machine=machine(),
+        versions=versions(),
+        options=options,
+        verdict=judge(undisturbed.sightings, disturbed.sightings),
+        events=dict(disturber.events),
+        undisturbed_tokens_per_s=undisturbed.tokens_per_s,
+        disturbed_tokens_per_s=disturbed.tokens_per_s,
+        recoveries_s=clock.recoveries_s,
+    )
+
+
+async def _load(
+    stack: LocalStack,
+    requests: list[ChaosRequest],
+    options: ChaosOptions,
+    label: str,
+    clock: RecoveryClock,
+    go_on: Callable[[int], bool],
+) -> LoadResult:
+    return await run_load(
+        stack.url,
+        requests,
+        label=label,
+        concurrency=options.concurrency,
+        clock=clock,
+        go_on=go_on,
+        patience_s=PATIENCE_S,
+    )
+
+
+def _print(console: Console, report: ChaosReport) -> None:
+    verdict = report.verdict
+    console.print(", ".join(f"{count} x {name}" for name, count in sorted(report.events.items())) or "nothing happened")
+    table = Table(title=f"{verdict.num_requests} requests under fire, seed {report.options.seed}")
+    for column in ("lost", "duplicated", "reordered", "different", "ends ≠ 1", "failed"):
+        table.add_column(column, justify="right")
+    harms = (verdict.lost, verdict.duplicated, verdict.reordered, verdict.different, verdict.wrong_ends, verdict.failed)
+    table.add_row(*map(str, harms))
+    console.print(table)
+    for example in verdict.examples:
+        console.print(example, style="red")
+    times = report.recoveries_s
+    if times:
+        console.print(
+            f"from the death of its engine to a request's next token ({len(times)} times): "
+            f"p50 {percentile(times, 0.5):.2f} s, p99 {percentile(times, 0.99):.2f} s, max {max(times):.2f} s"
+        )
+    share = report.disturbed_tokens_per_s / report.undisturbed_tokens_per_s
+    console.print(
+        f"tokens/s: {report.undisturbed_tokens_per_s:,.0f} undisturbed, "
+        f"{report.disturbed_tokens_per_s:,.0f} under fire ({share:.0%})"
+    )

@@ -1,0 +1,39 @@
+"""The requests of a chaos run: every kind of end and of randomness, each with one right answer.
+
+Seeds are fixed here, so a request has one output whatever happens to the engines that run it.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+
+from ...producer import SamplingParams
+from ..demo.task import demo_questions
+
+
+class ChaosRequest(msgspec.Struct, frozen=True):
+    """What is asked. ``is_detached``: submitted, and read in pieces by readers that come and go."""
+
+    prompt: str
+    params: SamplingParams
+    is_detached: bool
+
+
+def make_requests(count: int, seed: int) -> list[ChaosRequest]:
+    """Draw ``count`` requests: greedy and seeded, long and short, with stop strings and minimum lengths."""
+    random = Random(seed)
+    kinds = [
+        lambda: SamplingParams(temperature=0.0, max_tokens=64),
+        lambda: SamplingParams(temperature=0.0, max_tokens=random.randint(16, 96), ignore_eos=True),
+        lambda: SamplingParams(temperature=1.0, seed=random.getrandbits(40), max_tokens=96, ignore_eos=True),
+        lambda: SamplingParams(temperature=0.8, top_p=0.9, seed=random.getrandbits(40), max_tokens=64, min_tokens=40),
+        lambda: SamplingParams(
+            temperature=1.2, top_k=20, seed=random.getrandbits(40), max_tokens=96, stop=["teen", "."]
+        ),
+    ]
+    return [
+        ChaosRequest(question.prompt, random.choice(kinds)(), random.random() < 0.3)
+        for question in demo_questions(count, seed)
+    ]

@@ -1,0 +1,41 @@
+"""``penstock chaos``: kill everything at random while requests run, and check that none is harmed."""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+
+from ...shared.command_line import Command
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--requests", type=int, default=1000, help="different requests (default 1000)")
+    parser.add_argument("--seconds", type=float, default=0.0, help="go on for at least so long, repeating requests")
+    parser.add_argument("--engines", type=int, default=3, help="`worker start` this many times (default 3)")
+    parser.add_argument("--concurrency", type=int, default=24, help="requests at once (default 24)")
+    parser.add_argument("--interval", type=float, default=2.5, help="mean seconds between two events (default 2.5)")
+    parser.add_argument("--seed", type=int, help="of requests and events (default: random, printed)")
+    parser.add_argument("--json", type=Path, help="where the report goes as JSON")
+    parser.add_argument("--log", type=Path, help="where the workers' logs go")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from ..chaos.run import ChaosOptions, run_chaos  # rich and psutil are not for every `penstock` command
+
+    options = ChaosOptions(
+        num_requests=arguments.requests,
+        min_seconds=arguments.seconds,
+        num_engines=arguments.engines,
+        concurrency=arguments.concurrency,
+        interval_s=arguments.interval,
+        seed=random.randrange(1 << 31) if arguments.seed is None else arguments.seed,
+        json_path=arguments.json,
+        log_path=arguments.log,
+    )
+    return run_chaos(options)
+
+
+COMMAND = Command(
+    "chaos", "Kill processes at random under load; check that no request is harmed.", _run, _add_arguments
+)

@@ -1,0 +1,258 @@
+"""``penstock dead``: requests that killed their engines, or that no engine could read, and what to do with them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from ...producer.model_cards import ModelCards
+from ...shared.broker import DeadLetter
+from ...shared.command_line import Command, UsageError, add_redis_arguments, format_table
+from ...shared.connection import CommandConnection
+from ...shared.embedded import resolve_redis_url
+from ...shared.errors import PenstockError, RequestNotFoundError, ValidationError
+from ...shared.keys import Keys
+from ...shared.messages import EngineCoreRequest
+from ...shared.records import DeadRequest
+from ...shared.redis_check import check_redis
+
+_HEADER = ("REQUEST", "PARKED", "DELIVERIES", "TOKENS", "ENGINE", "CAUSE")
+_MAX_CAUSE_CHARS = 60
+_MAX_PROMPT_CHARS = 400
+_MAX_PROMPT_TOKENS = 64
+
+_decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
+Work = Callable[[DeadLetter, argparse.Namespace], Awaitable[None]]
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="may be left out if only one is known")
+    add_redis_arguments(parser)
+
+
+def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="one array of parked requests, with every field")
+
+
+def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("request_id", metavar="ID")
+    _add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="one object with every field")
+
+
+def _add_replay_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("request_id", metavar="ID")
+    _add_arguments(parser)
+
+
+def _add_purge_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("request_id", metavar="ID", nargs="?")
+    parser.add_argument("--all", action="store_true", help="every parked request of the model")
+    _add_arguments(parser)
+
+
+async def _list(letter: DeadLetter, arguments: argparse.Namespace) -> None:
+    parked = await letter.list()
+    if arguments.json:
+        _print_json([_fields(request) for request in parked])
+    elif parked:
+        print(format_table(_HEADER, [_row(request) for request in parked]))
+    else:
+        print("nothing is parked")
+
+
+async def _show(letter: DeadLetter, arguments: argparse.Namespace) -> None:
+    parked = await _found(letter, arguments.request_id)
+    if arguments.json:
+        _print_json(_fields(parked))
+    else:
+        print(_sheet(parked))
+
+
+async def _replay(letter: DeadLetter, arguments: argparse.Namespace) -> None:
+    parked = await _found(letter, arguments.request_id)
+    if not parked.is_request:
+        raise ValidationError(
+            f"{parked.request_id!r} is no request but an entry that a stranger wrote into the lane, so it cannot be "
+            "replayed; throw it away with 'penstock dead purge'"
+        )
+    if not await letter.replay(parked.request_id):
+        raise _not_parked(parked.request_id)
+    print(
+        f"{parked.request_id} is queued again and starts from its prompt, with nobody waiting for it; its result can "
+        "be read by its id"
+    )
+
+
+async def _purge(letter: DeadLetter, arguments: argparse.Namespace) -> None:
+    if arguments.all == (arguments.request_id is not None):
+        raise UsageError("give either an ID or --all, which throws away every parked request of the model")
+    if not arguments.all:
+        if not await letter.purge(arguments.request_id):
+            raise _not_parked(arguments.request_id)
+        print(f"{arguments.request_id} is thrown away")
+        return
+    gone = [await letter.purge(request.request_id) for request in await letter.list()]
+    print(f"{sum(gone)} thrown away")
+
+
+def _runner(work: Work) -> Callable[[argparse.Namespace], int]:
+    """Return a command's ``run``, which does ``work`` on the dead letter that the arguments name."""
+
+    async def on_dead_letter(url: str, arguments: argparse.Namespace) -> None:
+        async with _dead_letter(url, arguments.namespace, arguments.model) as letter:
+            await work(letter, arguments)
+
+    def run(arguments: argparse.Namespace) -> int:
+        with resolve_redis_url(arguments.redis_url) as url:
+            asyncio.run(on_dead_letter(url, arguments))
+        return 0
+
+    return run
+
+
+@asynccontextmanager
+async def _dead_letter(url: str, namespace: str, model: str | None) -> AsyncIterator[DeadLetter]:
+    await check_redis(url, namespace=namespace)
+    keys = Keys(namespace)
+    connection = CommandConnection(url)
+    try:
+        card = await ModelCards(connection, keys, default=model, wait_for_model=False).find(model)
+        yield DeadLetter(connection, keys.model(card.model))
+    finally:
+        await connection.close()
+
+
+async def _found(letter: DeadLetter, request_id: str) -> DeadRequest:
+    parked = await letter.show(request_id)
+    if parked is None:
+        raise _not_parked(request_id)
+    return parked
+
+
+def _not_parked(request_id: str) -> RequestNotFoundError:
+    return RequestNotFoundError(
+        f"no request {request_id!r} is parked for this model; 'penstock dead list' shows those that are"
+    )
+
+
+def _decoded(parked: DeadRequest) -> EngineCoreRequest | None:
+    """Return the request, or None where the bytes are not one (a decoder's own checks may refuse it, too)."""
+    if not parked.is_request:
+        return None
+    try:
+        return _decoder.decode(parked.payload)
+    except (msgspec.MsgspecError, PenstockError, UnicodeDecodeError):
+        return None
+
+
+def _row(parked: DeadRequest) -> tuple[str, ...]:
+    cause = parked.cause
+    return (
+        parked.request_id,
+        _time(parked.parked_at),
+        str(parked.deliveries),
+        str(parked.num_output_tokens),
+        "-" if cause is None else cause.engine_id,
+        _shortened(_reason(parked).splitlines()[0], _MAX_CAUSE_CHARS),
+    )
+
+
+def _sheet(parked: DeadRequest) -> str:
+    """Everything that is known of a parked request, for a person."""
+    cause, request = parked.cause, _decoded(parked)
+    lines = {
+        "request": parked.request_id,
+        "parked": _time(parked.parked_at),
+        "cause": _reason(parked),
+        "engine": "-" if cause is None else cause.engine_id,
+        "last step": "-" if cause is None else cause.last_step,
+        "deliveries": f"{parked.deliveries}, of which {parked.deaths} in a row ended with the death of the engine",
+        "tokens": f"{parked.num_output_tokens} of output before its last death",
+        "input hash": parked.input_hash or "-",
+    }
+    if request is None:
+        lines["payload"] = f"{len(parked.payload)} bytes: {_shortened(repr(parked.payload), _MAX_PROMPT_CHARS)}"
+    else:
+        lines["model"] = f"{request.model}, tenant {request.tenant}, priority {request.priority}"
+        lines["parameters"] = _parameters(request)
+        lines["prompt"] = _prompt(request)
+    if parked.is_request:
+        lines["replay"] = f"penstock dead replay {parked.request_id}"
+    else:
+        lines["replay"] = f"not possible: it is no request; penstock dead purge {parked.request_id} throws it away"
+    text = "\n".join(f"{name + ':':<12}{value}" for name, value in lines.items())
+    return f"{text}\ntraceback:\n{cause.trace.rstrip()}" if cause is not None and cause.trace else text
+
+
+def _reason(parked: DeadRequest) -> str:
+    if parked.cause is not None and parked.cause.reason:
+        return parked.cause.reason
+    return "unknown" if parked.is_request else "an entry of the lane that is no request"
+
+
+def _parameters(request: EngineCoreRequest) -> str:
+    """The parameters that are not at their defaults."""
+    params = request.sampling_params or request.pooling_params
+    if params is None:
+        return "-"
+    plain = type(params)()
+    given = [name for name in params.__struct_fields__ if getattr(params, name) != getattr(plain, name)]
+    return ", ".join(f"{name}={getattr(params, name)!r}" for name in given) or "defaults"
+
+
+def _prompt(request: EngineCoreRequest) -> str:
+    if request.prompt_token_ids is not None:
+        token_ids = request.prompt_token_ids
+        shown = ", ".join(map(str, token_ids[:_MAX_PROMPT_TOKENS]))
+        return f"{len(token_ids)} token ids: {shown}{', …' if len(token_ids) > _MAX_PROMPT_TOKENS else ''}"
+    if request.messages is not None:
+        return f"{len(request.messages)} messages: {_shortened(repr(request.messages), _MAX_PROMPT_CHARS)}"
+    text = request.prompt or ""
+    return f"{len(text)} characters: {_shortened(repr(text), _MAX_PROMPT_CHARS)}"
+
+
+def _fields(parked: DeadRequest) -> dict[str, Any]:
+    """Every field by name, and the request decoded where it is one."""
+    request, cause = _decoded(parked), parked.cause
+    fields = msgspec.structs.asdict(parked)
+    fields["cause"] = None if cause is None else msgspec.structs.asdict(cause)
+    fields["request"] = None
+    if request is not None:
+        params = request.sampling_params
+        fields["request"] = msgspec.structs.asdict(request)
+        fields["request"]["sampling_params"] = None if params is None else msgspec.structs.asdict(params)
+    return fields
+
+
+def _print_json(value: Any) -> None:
+    print(msgspec.json.format(msgspec.json.encode(value)).decode())
+
+
+def _time(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _shortened(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
+
+
+COMMAND = Command(
+    "dead",
+    "Look at parked requests, queue them again, or throw them away.",
+    subcommands=(
+        Command("list", "Show what is parked, oldest first.", run=_runner(_list), add_arguments=_add_list_arguments),
+        Command("show", "Show one with its cause and input.", run=_runner(_show), add_arguments=_add_show_arguments),
+        Command(
+            "replay", "Queue one again, from its start.", run=_runner(_replay), add_arguments=_add_replay_arguments
+        ),
+        Command("purge", "Throw one away, or all.", run=_runner(_purge), add_arguments=_add_purge_arguments),
+    ),
+)

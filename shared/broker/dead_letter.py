@@ -1,0 +1,83 @@
+"""The dead letter of one model: requests that were parked, with what they did."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from ..connection import CommandConnection
+from ..errors import PenstockError
+from ..keys import ModelKeys
+from ..messages import EngineCoreRequest
+from ..records import DeadRequest, DeathCause
+from .script import SCRIPTS
+
+_request_decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
+_cause_decoder = msgspec.msgpack.Decoder(DeathCause)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class DeadLetter:
+    """Look at parked requests, queue them again, or throw them away.
+
+    All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries.
+    """
+
+    def __init__(self, connection: CommandConnection, keys: ModelKeys) -> None:
+        self._connection = connection
+        self._keys = keys
+
+    async def list(self) -> list[DeadRequest]:
+        """Return all parked requests, oldest first."""
+        ids = await self._connection.execute("ZRANGE", self._keys.dead, 0, -1)
+        found = [await self.show(request_id.decode()) for request_id in ids]
+        return [request for request in found if request is not None]
+
+    async def show(self, request_id: str) -> DeadRequest | None:
+        """Return one parked request, or None if there is none of this id."""
+        flat = await self._connection.execute("HGETALL", self._keys.parked(request_id))
+        return _dead_request(request_id, dict(zip(flat[::2], flat[1::2], strict=True))) if flat else None
+
+    async def replay(self, request_id: str) -> bool:
+        """Queue a parked request anew under its own id, detached; False if no request of this id is parked."""
+        args = [self._keys.prefix, request_id]
+        return bool(await self._connection.run_script(SCRIPTS["replay"], [self._keys.lane], args))
+
+    async def purge(self, request_id: str) -> bool:
+        """Throw a parked request away; False if there is none of this id."""
+        await self._connection.execute("ZREM", self._keys.dead, request_id)
+        return bool(await self._connection.execute("DEL", self._keys.parked(request_id)))
+
+
+def input_hash(payload: bytes) -> str:
+    """SHA-256 of what a request asks for, without what tells one request from another; "" if it does not decode."""
+    try:
+        request = _request_decoder.decode(payload)
+    except (msgspec.MsgspecError, PenstockError, UnicodeDecodeError):
+        return ""
+    params = request.sampling_params
+    if params is not None:
+        params = msgspec.structs.replace(params, seed=None)
+    asked = (request.prompt_token_ids, request.prompt, request.messages, request.chat_template_kwargs, params)
+    return hashlib.sha256(_encoder.encode(asked)).hexdigest()
+
+
+def _dead_request(request_id: str, fields: dict[bytes, Any]) -> DeadRequest:
+    payload = fields.get(b"payload")
+    cause = _cause_decoder.decode(fields[b"cause"]) if b"cause" in fields else None
+    if cause is not None:
+        # A reaper gives one cause for all that it finds; the script knows which engine it was.
+        cause = msgspec.structs.replace(cause, engine_id=fields[b"engine"].decode())
+    return DeadRequest(
+        request_id=request_id,
+        parked_at=int(fields[b"parked_at_ms"]) / 1000,
+        payload=fields[b"fields"] if payload is None else payload,
+        is_request=payload is not None,
+        deliveries=int(fields.get(b"deliveries", 0)),
+        deaths=int(fields.get(b"deaths", 0)),
+        num_output_tokens=int(fields.get(b"num_output_tokens", 0)),
+        input_hash="" if payload is None else input_hash(payload),
+        cause=cause,
+    )

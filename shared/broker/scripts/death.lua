@@ -1,0 +1,65 @@
+-- What becomes of the requests of a dead engine; put in front of reclaim.lua and reap.lua.
+--
+-- A request that dies with its engine is queued again. If it may be what killed the engine, it is a suspect: it runs
+-- alone until it has passed the point of its death, so that its next death is its own and the innocent of its batch
+-- are cleared by surviving. It is parked when max_deliveries engines have died on it in a row, the last of them while
+-- it was alone.
+--
+-- Who may be to blame: after a death by the engine's own doing (fault, abort, stall), every request it held. A death
+-- from outside (SIGKILL with no out-of-memory kill, a host that is gone) says nothing about requests that had made
+-- progress under it; one that had made none counts it as a death, but is suspected only before it would be parked.
+
+local function bury(prefix, id, is_external, is_alone, max_deliveries, cause, engine)
+  local key = prefix .. 'request:' .. id
+  local request = redis.call('HMGET', key, 'count', 'claimed_count', 'deaths', 'acquittals')
+  local progress = tonumber(request[1]) - tonumber(request[2])
+  local deaths = tonumber(request[3] or 0)
+  if is_external and progress > 0 then
+    redis.call('HSET', key, 'deaths', 0)
+    put_back(prefix, key, id, 'returned')
+    return false
+  end
+  if progress >= probation_tokens(request[4]) then
+    -- Acquitted of the former deaths. Should it die again and again, its probation grows.
+    if deaths > 0 then redis.call('HINCRBY', key, 'acquittals', 1) end
+    deaths = 0
+  end
+  deaths = deaths + 1
+  redis.call('HSET', key, 'deaths', deaths)
+  if deaths >= max_deliveries and is_alone then
+    park(prefix, id, cause, 'poisoned', 'poison_request', deaths .. ' engines died on this request, the last was '
+      .. engine .. '; it is parked: see penstock dead show ' .. id)
+    return true
+  end
+  if is_external and deaths < max_deliveries - 1 then
+    put_back(prefix, key, id, 'returned')
+  else
+    put_back(prefix, key, id, 'suspects')
+    redis.call('HSET', key, 'suspected_at', now_ms())
+  end
+  return false
+end
+
+-- Returns {number queued again, number parked}.
+local function reclaim_engine(prefix, engine, is_external, max_deliveries, cause)
+  local claims_key = prefix .. 'claims:' .. engine
+  local claims = redis.call('HGETALL', claims_key)
+  local num_returned, num_parked = 0, 0
+  for i = 1, #claims, 2 do
+    local id = claims[i]
+    local now = redis.call('HMGET', prefix .. 'request:' .. id, 'epoch', 'state')
+    if now[1] == claims[i + 1] and now[2] == 'claimed' then
+      if bury(prefix, id, is_external, #claims == 2, max_deliveries, cause, engine) then
+        num_parked = num_parked + 1
+      else
+        num_returned = num_returned + 1
+      end
+    end
+  end
+  redis.call('DEL', claims_key)
+  redis.call('ZREM', prefix .. 'leases', engine)
+  if redis.call('GET', prefix .. 'ward') == engine then redis.call('DEL', prefix .. 'ward') end
+  redis.pcall('XGROUP', 'DELCONSUMER', prefix .. 'lane', GROUP, engine)
+  fail_unserved(prefix, 'no engine is left that serves this model; the last was ' .. engine)
+  return {num_returned, num_parked}
+end

@@ -1,0 +1,78 @@
+"""What is kept in Redis beside the requests themselves: model cards, heartbeats, the dead letter.
+
+Same rules as for messages: new fields are only appended and carry a default, old bytes still decode (tests/compat).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .messages import WIRE_VERSION, EngineState
+
+
+class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What a client may know of a served model; written by its workers when ready. JSON, so people can read it."""
+
+    version: int = WIRE_VERSION
+    model: str
+    architecture: str = ""
+    max_model_len: int = 0
+    vocab_size: int = 0
+    dtype: str = ""
+
+
+class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """The state of one engine, renewed every second under a time to live. JSON."""
+
+    version: int = WIRE_VERSION
+    worker_id: str
+    engine_id: str
+    model: str
+    state: EngineState
+    host: str
+    worker_pid: int
+    core_pid: int
+    supervisor_pid: int = 0
+    device: str = ""
+    started_at: float = 0.0
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    kv_cache_usage: float = 0.0
+    step_counter: int = 0
+    tokens_per_s: float = 0.0
+    worker_rss_bytes: int = 0
+    core_rss_bytes: int = 0
+    error: str = ""
+    device_memory_bytes: int = 0
+    num_restarts: int = 0
+    # Set while the engine is dead and waits for its next start, and 0 when none will come: seconds since the epoch.
+    restart_at: float = 0.0
+
+
+class DeathCause(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True):
+    """Why an engine died; kept with the requests that are parked for it."""
+
+    version: int = WIRE_VERSION
+    engine_id: str
+    reason: str
+    last_step: int = 0
+    trace: str = ""
+
+
+class DeadRequest(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A parked request, as ``penstock dead`` shows it.
+
+    ``payload`` is the encoded ``EngineCoreRequest``, or whatever else was found in the lane: then ``is_request`` is
+    False, and it cannot be replayed. ``input_hash`` is the SHA-256 of prompt and sampling parameters, the same for the
+    same input under another id; empty if the payload does not decode.
+    """
+
+    request_id: str
+    parked_at: float
+    payload: bytes
+    is_request: bool = True
+    deliveries: int = 0
+    deaths: int = 0
+    num_output_tokens: int = 0
+    input_hash: str = ""
+    cause: DeathCause | None = None

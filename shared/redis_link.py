@@ -1,0 +1,96 @@
+"""One connection to Redis: how it is opened, when it counts as lost, and what the log says meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+
+import structlog
+from redis.asyncio.connection import AbstractConnection, ConnectionPool
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ReadOnlyError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from .redis_url import mask_url, parse_pool
+
+CONNECT_TIMEOUT_S = 5.0
+RETRY_PAUSE_S = 0.05
+WARN_EVERY_S = 5.0
+
+LOST = (RedisConnectionError, RedisTimeoutError, OSError, asyncio.IncompleteReadError)
+
+# Redis 6.2 hides the code of a command's refusal inside that of the script which called it.
+_NOT_NOW = re.compile(r"(?:^|: -)(?:LOADING|BUSY|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MISCONF|NOREPLICAS)(?: |$)")
+
+log = structlog.get_logger()
+
+
+def refuses_for_now(error: Exception) -> bool:
+    """Whether a reply says that the server ran nothing of the command, and may run it in a moment.
+
+    So speaks a server that fails over, has lost its disk or replicas, or is held up by a script. (LOADING is a lost
+    connection in redis-py's eyes.)
+    """
+    return isinstance(error, ReadOnlyError) or _NOT_NOW.search(str(error)) is not None
+
+
+def make_pool(url: str) -> ConnectionPool:
+    """Return a pool for ``open_connection``.
+
+    Raises:
+        ConfigurationError: the URL cannot be read.
+    """
+    return parse_pool(url, socket_connect_timeout=CONNECT_TIMEOUT_S)
+
+
+async def open_connection(pool: ConnectionPool) -> AbstractConnection:
+    """Connect and log in; one of ``LOST`` if that takes longer than ``CONNECT_TIMEOUT_S``.
+
+    redis-py limits the connecting alone: a stopped server's kernel accepts, and then nobody answers the greeting.
+    """
+    connection = pool.make_connection()
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await connection.connect()
+    except BaseException:
+        await close_connection(connection)
+        raise
+    return connection
+
+
+async def close_connection(connection: AbstractConnection) -> None:
+    """Drop a connection without waiting for the other side."""
+    with contextlib.suppress(*LOST):
+        await connection.disconnect(nowait=True)
+
+
+class Outage:
+    """The time that Redis is away, told in the log: a warning, at most every ``WARN_EVERY_S``, and when it is over."""
+
+    def __init__(self, url: str, used_for: str) -> None:
+        self._log = log.bind(url=mask_url(url), used_for=used_for)
+        self._began_at: float | None = None
+        self._warn_at = 0.0
+        self._is_told = False
+
+    @property
+    def is_on(self) -> bool:
+        return self._began_at is not None
+
+    def note(self, error: BaseException) -> None:
+        """Redis was found to be away."""
+        now = time.monotonic()
+        if self._began_at is None:
+            self._began_at, self._is_told = now, False
+        if now >= self._warn_at:
+            self._warn_at, self._is_told = now + WARN_EVERY_S, True
+            reason = str(error) or type(error).__name__
+            self._log.warning("Redis is away", away_s=round(now - self._began_at, 1), reason=reason)
+
+    def over(self) -> None:
+        """Redis has answered; nothing is said if it was not away, or so shortly after a warning that none was due."""
+        if self._began_at is not None and self._is_told:
+            self._log.info("Redis is back", away_s=round(time.monotonic() - self._began_at, 1))
+        self._began_at = None

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from penstock.ops.demo.run import MODEL
+from penstock.ops.local_stack import LocalStack
+
+from .faulty_model import make_faulty_model
+
+OPTIONS = ["--device", "cpu", "--served-model-name", "demo", "--threads", "1", "--max-num-seqs", "16"]
+
+Start = Callable[..., Awaitable[LocalStack]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a Redis and workers of the test's own: ``start(num_workers, *options)``."""
+    with ExitStack() as stack:
+
+        async def start(num_workers: int, *options: str, model: Path = MODEL) -> LocalStack:
+            def enter() -> LocalStack:
+                return stack.enter_context(LocalStack(model, [*OPTIONS, *options], num_workers=num_workers))
+
+            return await asyncio.to_thread(enter)
+
+        yield start
+
+
+@pytest.fixture
+def start_faulty(start: Start, tmp_path: Path) -> Start:
+    """As ``start``, with the model whose prompts set off faults; keywords are those of ``make_faulty_model``."""
+
+    async def start_faulty(num_workers: int, *options: str, **faults: float) -> LocalStack:
+        model = await asyncio.to_thread(make_faulty_model, tmp_path / "faulty", **faults)
+        return await start(num_workers, "--trust-remote-code", *options, model=model)
+
+    return start_faulty

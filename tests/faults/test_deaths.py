@@ -1,0 +1,134 @@
+"""Any process may be killed with -9 at any moment: the subscriber sees no gap, no repeat, and one end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import pytest
+
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import Client, SamplingParams
+from penstock.shared.broker import Broker
+from penstock.shared.connection import CommandConnection
+from penstock.shared.keys import Keys
+
+from .conftest import Start
+from .watching import PARAMS, PROMPT, Watched, all_under_way, engines, undisturbed, until
+
+
+async def kill_busy(stack: LocalStack, role: str, sign: signal.Signals = signal.SIGKILL) -> None:
+    """Send ``sign`` to the core, worker process or supervisor of an engine that runs something."""
+    beats = await engines(stack.url)
+    busiest = max(beats, key=lambda beat: beat.num_running_reqs)
+    os.kill(getattr(busiest, f"{role}_pid"), sign)
+
+
+@pytest.mark.parametrize("role", ["core", "worker", "supervisor"])
+async def test_generations_go_on_at_another_engine(start: Start, role: str) -> None:
+    stack = await start(2, "--deterministic")
+    async with Client.connect(stack.url) as client:
+        whole = await undisturbed(client)
+        watched = [Watched(client.stream(PROMPT, params)) for params in PARAMS * 3]
+        await all_under_way(watched)
+        await kill_busy(stack, role)
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(one.task for one in watched))
+    for one, expected in zip(watched, whole * 3, strict=True):
+        one.check(expected)
+
+
+@pytest.mark.parametrize("role", ["core", "worker"])
+async def test_generations_go_on_at_the_restarted_engine(start: Start, role: str) -> None:
+    stack = await start(1, "--deterministic")
+    async with Client.connect(stack.url) as client:
+        whole = await undisturbed(client)
+        watched = [Watched(client.stream(PROMPT, params)) for params in PARAMS]
+        await all_under_way(watched)
+        await kill_busy(stack, role)
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(one.task for one in watched))
+        (beat,) = await engines(stack.url)
+    assert beat.num_restarts == 1
+    for one, expected in zip(watched, whole, strict=True):
+        one.check(expected)
+
+
+async def test_generations_go_on_after_redis_was_killed(start: Start) -> None:
+    stack = await start(1, "--deterministic")
+    async with Client.connect(stack.url) as client:
+        whole = await undisturbed(client)
+        watched = [Watched(client.stream(PROMPT, params)) for params in PARAMS]
+        await all_under_way(watched)
+        await asyncio.to_thread(stack.kill_redis)
+        await asyncio.to_thread(stack.restart_redis)
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(one.task for one in watched))
+        (beat,) = await engines(stack.url)
+    assert beat.num_restarts == 0
+    for one, expected in zip(watched, whole, strict=True):
+        one.check(expected)
+
+
+@pytest.mark.timeout(300)
+async def test_a_generation_killed_after_every_token_is_the_undisturbed_one(start_faulty: Start) -> None:
+    """For every k: a kill -9 of the core after the k-th token of a short generation, greedy and seeded."""
+    num_tokens = 8
+    stack = await start_faulty(2, "--deterministic", step_delay_s=0.1)
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True),
+        SamplingParams(temperature=1.0, seed=5, max_tokens=num_tokens, ignore_eos=True),
+    ]
+    async with Client.connect(stack.url) as client:
+        whole = await undisturbed(client, params)
+        for k in range(1, num_tokens):
+            watched = [Watched(client.stream(PROMPT, one)) for one in params]
+            await until(lambda k=k, watched=watched: watched[0].num_tokens >= k)
+            assert watched[0].num_tokens == k
+            await kill_busy(stack, "core")
+            async with asyncio.timeout(60):
+                await asyncio.gather(*(one.task for one in watched))
+            for one, expected in zip(watched, whole, strict=True):
+                one.check(expected)
+
+
+CLIENT = """
+import asyncio, sys
+from penstock.producer import Client, SamplingParams
+
+async def main():
+    async with Client.connect(sys.argv[1], lease_ttl_s=1.0) as client:
+        long = SamplingParams(temperature=0.0, max_tokens=1500, ignore_eos=True)
+        handle = await client.submit("spell 12:", long, request_id="detached")
+        async for delta in client.stream("spell 12:", long, request_id="interactive"):
+            print("streaming", flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_killed_clients_requests_end_and_a_detached_one_does_not(start_faulty: Start) -> None:
+    stack = await start_faulty(1, step_delay_s=0.02)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CLIENT, stack.url, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    await process.stdout.readline()
+    process.kill()
+    await process.wait()
+    commands = CommandConnection(stack.url)
+    broker = Broker(commands, Keys().model("demo"))
+    async with asyncio.timeout(20):
+        while await broker.state("interactive") != "cancelled":  # nobody may listen to it, or it would go on
+            await asyncio.sleep(0.05)
+    await commands.close()
+    async with Client.connect(stack.url) as client:
+        interactive = await (await client.handle("interactive")).result()
+        assert interactive.outputs[0].finish_reason == "cancelled"
+        detached = await client.handle("detached")
+        async for delta in detached.stream():
+            if delta.next_index > len(interactive.outputs[0].token_ids):
+                break
+        await detached.cancel()

@@ -1,0 +1,108 @@
+"""A request that kills its engine each time is parked; those that shared its batch are not harmed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.ops.cli import main as penstock
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import Client, PenstockError, SamplingParams
+from penstock.shared.broker import Broker, DeadLetter
+from penstock.shared.connection import CommandConnection
+from penstock.shared.errors import PoisonRequestError, RequestFailedError
+from penstock.shared.keys import Keys
+from penstock.shared.records import DeadRequest
+
+from .conftest import Start
+from .faulty_model import ABORT, HANG, KILL, RAISE
+from .watching import PROMPT, Watched, all_under_way, engines
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+
+
+async def parked(stack: LocalStack) -> list[DeadRequest]:
+    commands = CommandConnection(stack.url)
+    try:
+        return await DeadLetter(commands, Keys().model("demo")).list()
+    finally:
+        await commands.close()
+
+
+@pytest.mark.parametrize(("sign", "words"), [(ABORT, "SIGABRT"), (HANG, "no step"), (KILL, "SIGKILL")])
+async def test_poison_is_parked_and_its_neighbours_are_served(start_faulty: Start, sign: str, words: str) -> None:
+    stack = await start_faulty(2, "--stall-timeout", "1.5", "--deterministic", step_delay_s=0.01)
+    async with Client.connect(stack.url) as client:
+        whole = (await client.generate(PROMPT, PARAMS)).outputs[0]
+        innocents = [Watched(client.stream(PROMPT, PARAMS)) for _ in range(6)]
+        await all_under_way(innocents, 2)
+        poison = await client.submit(f"{PROMPT} {sign}", PARAMS, request_id="poison")
+        async with asyncio.timeout(90):
+            with pytest.raises(PoisonRequestError, match="parked"):
+                await poison.result()
+            await asyncio.gather(*(one.task for one in innocents))
+        for one in innocents:
+            one.check(whole)
+    (dead,) = await parked(stack)
+    assert (dead.request_id, dead.deaths, dead.deliveries) == ("poison", 3, 3)
+    assert dead.cause is not None
+    assert words in dead.cause.reason
+    assert dead.cause.engine_id
+    assert len(dead.input_hash) == 64
+    if sign == ABORT:
+        assert "modeling_faulty.py" in dead.cause.trace
+
+
+async def test_max_deliveries_and_the_dead_command(start_faulty: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    stack = await start_faulty(1, "--max-deliveries", "1")
+
+    def dead(*arguments: str) -> str:
+        assert penstock(["dead", *arguments, "--redis-url", stack.url]) == 0
+        return capsys.readouterr().out
+
+    async with Client.connect(stack.url) as client:
+        async with asyncio.timeout(60):
+            with pytest.raises(PoisonRequestError):
+                await client.generate(f"{PROMPT} {ABORT}", PARAMS, request_id="p1")
+            assert "p1" in await asyncio.to_thread(dead, "list")
+            shown = await asyncio.to_thread(dead, "show", "p1")
+            assert "SIGABRT" in shown
+            assert PROMPT in shown
+            await asyncio.to_thread(dead, "replay", "p1")
+            with pytest.raises(PoisonRequestError):
+                await (await client.handle("p1")).result()
+        await asyncio.to_thread(dead, "purge", "p1")
+        assert "p1" not in await asyncio.to_thread(dead, "list")
+
+
+async def test_an_exception_for_one_request_fails_that_one_alone(start_faulty: Start) -> None:
+    stack = await start_faulty(1, "--deterministic", step_delay_s=0.01)
+    async with Client.connect(stack.url) as client:
+        whole = (await client.generate(PROMPT, PARAMS)).outputs[0]
+        innocents = [Watched(client.stream(PROMPT, PARAMS)) for _ in range(4)]
+        await all_under_way(innocents, 2)
+        with pytest.raises(RequestFailedError, match="RuntimeError"):
+            await client.generate(f"{PROMPT} {RAISE}", PARAMS)
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(one.task for one in innocents))
+        for one in innocents:
+            one.check(whole)
+        (beat,) = await engines(stack.url)
+        assert beat.num_restarts == 0
+
+
+async def test_what_does_not_decode_is_parked(start_faulty: Start) -> None:
+    stack = await start_faulty(1)
+    commands = CommandConnection(stack.url)
+    keys = Keys().model("demo")
+    broker = Broker(commands, keys)
+    async with Client.connect(stack.url) as client:
+        await broker.enqueue("garbled", b"\xc1nonsense", result_ttl_ms=60_000)
+        async with asyncio.timeout(20):
+            with pytest.raises(PenstockError, match="not a request this worker can read"):
+                await (await client.handle("garbled")).result()
+        assert await broker.state("garbled") == "parked"
+    await commands.close()
+    (dead,) = await parked(stack)
+    assert (dead.request_id, dead.payload) == ("garbled", b"\xc1nonsense")

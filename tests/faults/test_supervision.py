@@ -1,0 +1,207 @@
+"""Dead, stalled and merely busy are told apart; a process that was stopped and wakes up can do no harm."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+
+import pytest
+
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import Client, SamplingParams
+from penstock.shared.errors import EngineDeadError
+from penstock.shared.records import EngineHeartbeat
+
+from .conftest import Start
+from .faulty_model import BUSY_THREAD, HOLD_GIL
+from .watching import PARAMS, PROMPT, Watched, all_under_way, engines, process, undisturbed, until
+
+SATURATION_S = 60.0
+STOP_S = 30.0
+
+
+async def busiest(stack: LocalStack) -> EngineHeartbeat:
+    return max(await engines(stack.url), key=lambda beat: beat.num_running_reqs)
+
+
+async def finish(watched: list[Watched], whole: list) -> None:
+    async with asyncio.timeout(120):
+        await asyncio.gather(*(one.task for one in watched))
+    for one, expected in zip(watched, whole, strict=True):
+        one.check(expected)
+
+
+async def test_a_paused_worker_that_wakes_after_its_requests_moved_is_refused(start: Start) -> None:
+    """The stall timeout is long, so nobody kills the zombie: the server's refusals alone keep it out."""
+    stack = await start(2, "--deterministic", "--stall-timeout", "100")
+    async with Client.connect(stack.url) as client:
+        whole = await undisturbed(client)
+        watched = [Watched(client.stream(PROMPT, params)) for params in PARAMS * 2]
+        await all_under_way(watched)
+        zombie = await busiest(stack)
+        process(zombie.worker_pid).suspend()
+        await finish(watched, whole * 2)
+        process(zombie.worker_pid).resume()
+        await until(lambda: "claim went stale" in stack.workers[0].log, what="the zombie was not refused")
+        again = [Watched(client.stream(PROMPT, params)) for params in PARAMS * 2]
+        await finish(again, whole * 2)
+        assert {beat.num_restarts for beat in await engines(stack.url)} == {0}
+
+
+@pytest.mark.parametrize("role", ["core", "worker", "supervisor", "redis"])
+async def test_a_stop_of_30_s_harms_nobody(start: Start, role: str) -> None:
+    stack = await start(1 if role == "redis" else 2, "--deterministic")
+    async with Client.connect(stack.url) as client:
+        whole = await undisturbed(client)
+        watched = [Watched(client.stream(PROMPT, params)) for params in PARAMS * 2]
+        await all_under_way(watched)
+        beat = await busiest(stack)
+        pid = await asyncio.to_thread(stack.redis_pid) if role == "redis" else getattr(beat, f"{role}_pid")
+        stopped = process(pid)
+        stopped.suspend()
+        await asyncio.sleep(STOP_S)
+        if stopped.is_running():
+            stopped.send_signal(signal.SIGCONT)
+        await finish(watched, whole * 2)
+
+
+CLIENT = """
+import asyncio, sys
+from penstock.producer import Client, SamplingParams
+
+async def main():
+    async with Client.connect(sys.argv[1]) as client:
+        params = SamplingParams(temperature=1.0, seed=3, max_tokens=400, ignore_eos=True)
+        async for delta in client.stream(sys.argv[2], params):
+            print(delta.index, *delta.token_ids, delta.finish_reason or "", flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_client_stopped_for_30_s_misses_nothing(start_faulty: Start) -> None:
+    stack = await start_faulty(1, step_delay_s=0.05)  # its request ends while it is stopped
+    client = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CLIENT, stack.url, PROMPT, stdout=asyncio.subprocess.PIPE
+    )
+    assert client.stdout is not None
+    lines = [await client.stdout.readline() for _ in range(3)]
+    process(client.pid).suspend()
+    await asyncio.sleep(STOP_S)
+    process(client.pid).resume()
+    lines += (await client.stdout.read()).splitlines()
+    assert await client.wait() == 0
+    records = [line.split() for line in lines]
+    num_tokens = 0
+    for record in records:
+        is_last = record is records[-1]
+        assert int(record[0]) == num_tokens
+        num_tokens += len(record) - (2 if is_last else 1)
+        assert record[-1].isdigit() is not is_last
+    assert num_tokens == 400
+    assert records[-1][-1] == b"length"
+
+
+async def test_a_core_that_is_stopped_is_replaced_within_the_stall_timeout(start: Start) -> None:
+    stack = await start(1, "--stall-timeout", "2")
+    async with Client.connect(stack.url) as client:
+        watched = [Watched(client.stream(PROMPT, PARAMS[0]))]
+        await all_under_way(watched)
+        beat = await busiest(stack)
+        process(beat.core_pid).suspend()
+        stopped_at = time.monotonic()
+        await until(lambda: not process_exists(beat.core_pid), timeout_s=10)
+        assert time.monotonic() - stopped_at > 1.5
+        async with asyncio.timeout(60):
+            await watched[0].task
+
+
+def process_exists(pid: int) -> bool:
+    try:
+        return process(pid).status() != "zombie"
+    except Exception:  # psutil.NoSuchProcess and its kin
+        return False
+
+
+async def test_no_false_alarm_in_60_s_at_saturation(start_faulty: Start) -> None:
+    """With 5 s of a GIL that is not given back inside the core, and 5 s of computing beside its steps."""
+    stack = await start_faulty(1, gil_s=5.0)
+    params = SamplingParams(temperature=1.0, max_tokens=400, ignore_eos=True)
+    num_done = 0
+    async with Client.connect(stack.url) as client:
+        before = await busiest(stack)
+        until_s = time.monotonic() + SATURATION_S
+
+        async def ask() -> None:
+            nonlocal num_done
+            while time.monotonic() < until_s:
+                await client.generate(PROMPT, params)
+                num_done += 1
+
+        async def fault(sign: str) -> None:
+            await client.generate(f"{PROMPT} {sign}", SamplingParams(max_tokens=2))
+
+        async with asyncio.timeout(SATURATION_S + 60):
+            await asyncio.gather(*(ask() for _ in range(32)), fault(HOLD_GIL), fault(BUSY_THREAD))
+        after = await busiest(stack)
+    assert num_done > 32
+    assert (after.core_pid, after.worker_pid, after.num_restarts) == (before.core_pid, before.worker_pid, 0)
+    assert after.step_counter > before.step_counter
+    assert "stall" not in stack.workers[0].log
+
+
+async def test_a_heartbeat_tells_what_an_engine_does(start: Start) -> None:
+    stack = await start(1)
+    async with Client.connect(stack.url) as client:
+        watched = Watched(client.stream(PROMPT, SamplingParams(temperature=1.0, max_tokens=1800, ignore_eos=True)))
+        give_up_at = time.monotonic() + 20
+        while (beat := await busiest(stack)).state != "busy" or not beat.tokens_per_s:
+            assert time.monotonic() < give_up_at
+            await asyncio.sleep(0.1)
+        assert beat.num_running_reqs == 1
+        assert beat.step_counter > 0
+        assert 0 < beat.kv_cache_usage < 1
+        assert beat.core_rss_bytes > beat.worker_rss_bytes > 10_000_000
+        watched.task.cancel()
+        await asyncio.gather(watched.task, return_exceptions=True)
+        give_up_at = time.monotonic() + 10
+        while (beat := await busiest(stack)).state != "ready":
+            assert time.monotonic() < give_up_at
+            await asyncio.sleep(0.1)
+        assert beat.num_running_reqs == 0
+
+
+async def test_fail_fast_and_check_health_name_the_cause(start: Start) -> None:
+    stack = await start(1)
+    async with Client.connect(stack.url, fail_fast=True) as client:
+        await client.check_health()
+        assert not client.errored
+        assert (await client.generate(PROMPT, SamplingParams(max_tokens=2))).text
+        await asyncio.to_thread(stack.workers[0].stop)
+        with pytest.raises(EngineDeadError):
+            await client.generate(PROMPT)
+        with pytest.raises(EngineDeadError):
+            await client.check_health()
+        assert client.errored
+        assert client.dead_error is not None
+
+
+async def test_a_cancelled_request_stops_running_within_a_step(start_faulty: Start) -> None:
+    stack = await start_faulty(1, step_delay_s=0.2)
+    async with Client.connect(stack.url) as client:
+        handle = await client.submit(PROMPT, SamplingParams(temperature=0.0, max_tokens=1500, ignore_eos=True))
+        watched = Watched(handle.stream())
+        await all_under_way([watched], 3)
+        steps = (await busiest(stack)).step_counter
+        await handle.cancel()
+        await handle.cancel()
+        await watched.task
+        give_up_at = time.monotonic() + 10
+        while (beat := await busiest(stack)).num_running_reqs:
+            assert time.monotonic() < give_up_at
+            await asyncio.sleep(0.05)
+        # One step that was under way, one heartbeat's worth of steps before the count was read.
+        assert beat.step_counter - steps <= 7
+        assert watched.deltas[-1].finish_reason == "cancelled"

@@ -1,0 +1,85 @@
+"""What a subscriber sees of a generation, and that it is what it would have seen without the fault."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+
+import psutil
+
+from penstock.producer import Client, CompletionOutput, Delta, SamplingParams
+from penstock.shared.connection import CommandConnection
+from penstock.shared.heartbeats import read_heartbeats
+from penstock.shared.keys import Keys
+from penstock.shared.records import EngineHeartbeat
+
+PROMPT = "count from four to nine:"
+LONG = 300
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=LONG, ignore_eos=True),
+    SamplingParams(temperature=1.0, seed=3, max_tokens=LONG, ignore_eos=True),
+    SamplingParams(temperature=0.9, top_p=0.9, seed=4, max_tokens=LONG, min_tokens=LONG),
+    SamplingParams(temperature=1.0, seed=11, max_tokens=LONG, ignore_eos=True, stop=["eleven hundred", "zzz"]),
+]
+
+
+class Watched:
+    """One stream, followed in the background."""
+
+    def __init__(self, stream: AsyncIterator[Delta]) -> None:
+        self.deltas: list[Delta] = []
+        self.times: list[float] = []
+        self.task = asyncio.create_task(self._follow(stream))
+
+    @property
+    def num_tokens(self) -> int:
+        return self.deltas[-1].next_index if self.deltas else 0
+
+    async def _follow(self, stream: AsyncIterator[Delta]) -> None:
+        async for delta in stream:
+            self.deltas.append(delta)
+            self.times.append(time.monotonic())
+
+    def check(self, whole: CompletionOutput) -> None:
+        """Each token once and in order, one end, and everything as in the undisturbed run."""
+        indexes = [delta.index + i for delta in self.deltas for i in range(len(delta.token_ids))]
+        assert indexes == list(range(len(whole.token_ids)))
+        assert [delta.finish_reason for delta in self.deltas if delta.finished] == [whole.finish_reason]
+        assert [token_id for delta in self.deltas for token_id in delta.token_ids] == list(whole.token_ids)
+        assert "".join(delta.text for delta in self.deltas) == whole.text
+
+    def next_token_after(self, moment: float) -> float:
+        """Seconds from ``moment`` to the next delta."""
+        return next(t for t in self.times if t > moment) - moment
+
+
+async def undisturbed(client: Client, params: list[SamplingParams] = PARAMS) -> list[CompletionOutput]:
+    outputs = await asyncio.gather(*(client.generate(PROMPT, one) for one in params))
+    return [output.outputs[0] for output in outputs]
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 60.0, what: str = "") -> None:
+    """Wait for something that another process does."""
+    give_up_at = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up_at, what
+        await asyncio.sleep(0.005)
+
+
+async def all_under_way(watched: list[Watched], num_tokens: int = 20) -> None:
+    await until(lambda: all(one.num_tokens >= num_tokens for one in watched), what="the streams do not start")
+    assert not any(one.task.done() for one in watched), "everything had ended before the fault"
+
+
+async def engines(url: str) -> list[EngineHeartbeat]:
+    """The heartbeats of the engines that are not dead."""
+    commands = CommandConnection(url)
+    try:
+        return await read_heartbeats(commands.execute, Keys())
+    finally:
+        await commands.close()
+
+
+def process(pid: int) -> psutil.Process:
+    return psutil.Process(pid)

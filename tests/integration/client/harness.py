@@ -1,0 +1,91 @@
+"""The other side of a client: an engine played through the broker, and a Redis that can be stopped and killed."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import redis
+
+from penstock.shared.broker import Broker, Claim, FinalRecord, Record
+from penstock.shared.embedded import find_redis_server
+from penstock.shared.messages import Delta, FinishReason
+from penstock.shared.records import DeathCause
+
+CAUSE = DeathCause(engine_id="e0", reason="killed by signal 9")
+
+
+async def claim_one(broker: Broker) -> Claim:
+    """Claim the next request, waiting for it to be enqueued."""
+    async with asyncio.timeout(5):
+        while True:
+            wave = await broker.claim("e0", 1)
+            if wave:
+                return wave[0]
+
+
+async def write(broker: Broker, claim: Claim, index: int, *tokens: int, end: FinishReason | None = None) -> None:
+    delta = Delta(index=index, token_ids=list(tokens), text="".join(map(chr, tokens)), finish_reason=end)
+    if end is None:
+        assert await broker.append([Record(claim.request_id, claim.epoch, delta)]) == []
+    else:
+        assert await broker.finish([FinalRecord(claim.request_id, claim.epoch, delta)]) == []
+
+
+async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 10) -> None:
+    """Poll until the condition holds."""
+    async with asyncio.timeout(timeout_s):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+async def reap_for_ever(broker: Broker) -> None:
+    """What a supervisor does for one model, with short times."""
+    while True:
+        await broker.reap(CAUSE, max_deliveries=3, lease_ttl_ms=200)
+        await asyncio.sleep(0.05)
+
+
+def token_indexes(deltas: list[Delta]) -> list[int]:
+    return [delta.index + k for delta in deltas for k in range(len(delta.token_ids))]
+
+
+class RedisServer:
+    """A redis-server with an append-only file, on a socket that outlives its process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._program = str(find_redis_server())
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = f"unix://{folder / 'redis.sock'}"
+
+    def start(self, *options: str) -> None:
+        """Start the server, or start it again with what it has kept; does not wait for it."""
+        command = [self._program, "--port", "0", "--unixsocket", str(self._folder / "redis.sock")]
+        # fsync at every write: what a client has seen is on the disk, so that the engine's next append fits.
+        command += ["--save", "", "--dir", str(self._folder), "--appendonly", "yes", "--appendfsync", "always"]
+        self._process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL)
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + 20
+        with redis.Redis.from_url(self.url) as client:
+            while True:
+                try:
+                    client.ping()
+                    return
+                except redis.ConnectionError:
+                    assert time.monotonic() < deadline, "redis-server does not answer"
+                    time.sleep(0.01)
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()

@@ -1,0 +1,182 @@
+"""A real engine core behind a ``CoreClient``: its progress is seen from outside, and so is why it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.shared.messages import EngineCoreOutputs
+from penstock.worker.config import EngineConfig
+from penstock.worker.progress import Phase
+from penstock.worker.serving.core_client import CoreClient, CoreLostError
+from penstock.worker.serving.stall import StallWatch
+
+from .harness import request
+
+TIMEOUT_S = 60
+STALL_TIMEOUT_S = 1.0
+
+FAULTY_MODEL = """
+import threading
+from transformers import LlamaForCausalLM
+
+class Panic(BaseException):
+    pass
+
+class FaultyLlamaForCausalLM(LlamaForCausalLM):
+    def forward(self, input_ids=None, **kwargs):
+        if (input_ids == 5).any():
+            threading.Event().wait()
+        if (input_ids == 6).any():
+            raise Panic("no way")
+        return super().forward(input_ids=input_ids, **kwargs)
+"""
+
+
+class Core:
+    """A client, and what its core has sent."""
+
+    def __init__(self) -> None:
+        self.client = CoreClient(self._on_outputs)
+        self.num_tokens = 0
+        self._came = asyncio.Event()
+
+    async def start(self, model: Path, **options: Any) -> None:
+        config = EngineConfig(model=str(model), num_threads=1, max_num_seqs=4, **options)
+        await self.client.start(config, None)
+
+    async def tokens(self, count: int) -> None:
+        """Wait for so many more tokens."""
+        due = self.num_tokens + count
+        while self.num_tokens < due:
+            self._came.clear()
+            await self._came.wait()
+
+    def _on_outputs(self, outputs: EngineCoreOutputs) -> None:
+        self.num_tokens += sum(len(output.new_token_ids) for output in outputs.outputs)
+        self._came.set()
+
+
+@pytest.fixture
+async def core() -> AsyncIterator[Core]:
+    async with asyncio.timeout(TIMEOUT_S):
+        core = Core()
+        yield core
+        if core.client.pid and not core.client.dead.is_set():
+            os.kill(core.client.pid, signal.SIGKILL)
+        await core.client.stop()
+
+
+@pytest.fixture
+def faulty_model(demo_model: Path, tmp_path: Path) -> Path:
+    """The demo model, which hangs at token 5 and raises at token 6 what no engine expects."""
+    folder = tmp_path / "faulty"
+    shutil.copytree(demo_model, folder)
+    (folder / "modeling_faulty.py").write_text(FAULTY_MODEL)
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["FaultyLlamaForCausalLM"]
+    config["auto_map"] = {"AutoModelForCausalLM": "modeling_faulty.FaultyLlamaForCausalLM"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+async def test_its_progress_is_seen_while_it_runs(core: Core, demo_model: Path) -> None:
+    client = core.client
+    assert client.progress.read().phase is Phase.STARTING
+    await core.start(demo_model)
+    client.add_request(request("a", [10, 11], max_tokens=1000))
+    await core.tokens(20)
+    first = client.progress.read()
+    assert (first.phase, first.num_unfinished_reqs) == (Phase.STEPPING, 1)
+    assert first.step_counter >= 20
+    assert first.num_messages_taken == client.progress.num_messages_sent == 2
+    await core.tokens(20)
+    second = client.progress.read()
+    assert second.step_counter >= first.step_counter + 20
+    assert second.step_ended_ns > first.step_ended_ns
+    client.abort_requests(["a"])
+    while client.progress.read().phase is not Phase.IDLE:
+        await asyncio.sleep(0.001)
+    idle = client.progress.read()
+    assert (idle.num_unfinished_reqs, idle.num_messages_taken) == (0, 3)
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+async def test_a_core_that_was_stopped_stalls_and_is_not_to_blame(core: Core, demo_model: Path, is_busy: bool) -> None:
+    await core.start(demo_model)
+    if is_busy:
+        core.client.add_request(request("a", [10, 11], max_tokens=2000))
+        await core.tokens(5)
+    watch = StallWatch(core.client.progress, STALL_TIMEOUT_S)
+    os.kill(core.client.pid, signal.SIGSTOP)
+    if not is_busy:
+        core.client.add_request(request("a", [10, 11]))
+    async with asyncio.timeout(5 * STALL_TIMEOUT_S):
+        finding = await watch.run()
+    assert watch.is_stalling
+    core.client.kill(finding)
+    death = await core.client.end()
+    held = "it held 1 request" if is_busy else "1 message waited for it"
+    assert "made no step for 1." in death.reason
+    assert death.reason.endswith(f"while {held}: it was stopped by a signal")
+    assert death.is_external
+    assert (death.last_step > 0) == is_busy
+
+
+async def test_a_core_that_hangs_says_where(core: Core, faulty_model: Path) -> None:
+    await core.start(faulty_model, trust_remote_code=True)
+    core.client.add_request(request("a", [10, 5]))
+    core.client.kill(await StallWatch(core.client.progress, STALL_TIMEOUT_S).run())
+    death = await core.client.end()
+    assert "while it held 1 request" in death.reason
+    assert not death.is_external
+    assert "modeling_faulty.py" in death.trace
+
+
+@pytest.mark.parametrize(
+    ("number", "is_external"), [(signal.SIGKILL, True), (signal.SIGSEGV, False), (signal.SIGABRT, False)]
+)
+async def test_a_killed_core(core: Core, demo_model: Path, number: signal.Signals, is_external: bool) -> None:
+    await core.start(demo_model)
+    core.client.add_request(request("a", [10, 11], max_tokens=2000))
+    await core.tokens(5)
+    os.kill(core.client.pid, number)
+    death = await core.client.end()
+    assert death.reason == f"the engine core was killed by {number.name}"
+    assert death.is_external == is_external
+    assert death.last_step >= 5
+    if is_external:
+        assert death.trace == ""
+    else:
+        assert death.trace.startswith("Fatal Python error: ")
+        assert "run_engine_core" in death.trace
+        assert "Extension modules" not in death.trace
+
+
+async def test_a_core_that_raises_leaves_its_traceback(core: Core, faulty_model: Path) -> None:
+    """What is an ``Exception`` fails a request; a library in Rust panics with something else."""
+    await core.start(faulty_model, trust_remote_code=True)
+    core.client.add_request(request("a", [10, 6]))
+    death = await core.client.end()
+    assert death.reason.startswith("the engine core died of ")
+    assert death.reason.endswith("Panic: no way")
+    assert not death.is_external
+    assert "modeling_faulty.py" in death.trace
+
+
+async def test_a_core_that_is_killed_while_it_loads(core: Core, model_folder: Callable[[str], Path]) -> None:
+    starting = asyncio.create_task(core.start(model_folder("llama")))
+    while not core.client.pid:
+        await asyncio.sleep(0.001)
+    os.kill(core.client.pid, signal.SIGKILL)
+    with pytest.raises(CoreLostError, match="killed by SIGKILL during start-up") as lost:
+        await starting
+    assert lost.value.death.is_external

@@ -1,0 +1,133 @@
+"""A real supervisor inside the test, over real processes that serve nothing: quick to start, and to be told to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from penstock.shared.broker import Broker
+from penstock.shared.connection import CommandConnection
+from penstock.shared.keys import Keys
+from penstock.shared.messages import DrainCommand, EngineState
+from penstock.shared.records import EngineHeartbeat
+from penstock.worker.config import EngineConfig, WorkerConfig
+from penstock.worker.supervisor import Supervisor, engine_process
+from penstock.worker.supervisor.restart import Phase
+
+from .conftest import is_gone
+
+STUB_COMMAND = (sys.executable, str(Path(__file__).with_name("stub_worker.py")))
+MODEL = "demo"
+
+
+async def eventually(condition: Callable[[], object | Awaitable[object]], timeout_s: float = 20.0) -> None:
+    """Wait until ``condition``, which may be a coroutine function, is true."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            found = condition()
+            if isinstance(found, Awaitable):
+                found = await found
+            if found:
+                return
+            await asyncio.sleep(0.01)
+
+
+class StubHost:
+    """One supervisor of stub workers; its engines are h-0, h-1, ..."""
+
+    def __init__(self, commands: CommandConnection, folder: Path, num_engines: int, config: dict[str, Any]) -> None:
+        self._commands = commands
+        self._folder = folder
+        self._keys = Keys(config["namespace"])
+        self.broker = Broker(commands, self._keys.model(MODEL))
+        engine = EngineConfig(model=MODEL)
+        configs = [
+            WorkerConfig(worker_id="h", engine_id=f"h-{index}", engine=engine, **config) for index in range(num_engines)
+        ]
+        self._ready = asyncio.Event()
+        self.supervisor = Supervisor(configs, self._ready.set)
+        self.engines = self.supervisor._engines
+        self._seen: set[psutil.Process] = set()
+        self.running = asyncio.create_task(self.supervisor.run())
+
+    async def until_ready(self) -> None:
+        await eventually(lambda: self._ready.is_set() or self.running.done())
+        if self.running.done():
+            await self.running
+
+    def tell(self, index: int, behaviour: str) -> None:
+        """Set the behaviour of an engine's next lives."""
+        (self._folder / f"h-{index}").write_text(behaviour)
+
+    def process(self, index: int) -> psutil.Process:
+        """The worker process of an engine's present life."""
+        popen = self.engines[index].life._process
+        assert popen is not None
+        process = psutil.Process(popen.pid)
+        self._seen.add(process)
+        return process
+
+    async def until_restarted(self, index: int, num_restarts: int = 1) -> None:
+        policy = self.engines[index].policy
+        await eventually(lambda: policy.phase is Phase.SERVING and policy.num_restarts >= num_restarts)
+        assert policy.num_restarts == num_restarts
+
+    async def claim(self, index: int, request_id: str = "r") -> None:
+        """Enqueue a request and claim it in the name of an engine."""
+        await self.broker.enqueue(request_id, b"payload", result_ttl_ms=60_000)
+        (claimed,) = await self.broker.claim(f"h-{index}", 1)
+        assert claimed.request_id == request_id
+
+    async def heartbeat(self, index: int) -> EngineHeartbeat | None:
+        """What is listed for an engine; a stub worker has no heartbeat of its own."""
+        beat = await self._commands.execute("GET", self._keys.engine(f"h-{index}"))
+        return None if beat is None else msgspec.json.decode(beat, type=EngineHeartbeat)
+
+    async def until_listed_dead(self, index: int) -> EngineHeartbeat:
+        async def is_listed() -> bool:
+            beat = await self.heartbeat(index)
+            return beat is not None and beat.state is EngineState.DEAD
+
+        await eventually(is_listed)
+        beat = await self.heartbeat(index)
+        assert beat is not None
+        return beat
+
+    async def drain(self) -> None:
+        command = msgspec.msgpack.encode(DrainCommand())
+        assert await self._commands.execute("PUBLISH", self._keys.worker_commands("h"), command) == 1
+
+    async def result(self, timeout_s: float = 10.0) -> bool:
+        """Return what ``Supervisor.run`` returns, and check that nothing is left of it."""
+        result = await asyncio.wait_for(asyncio.shield(self.running), timeout_s)
+        assert all(is_gone(process) for process in self._seen)
+        assert not [child for child in psutil.Process().children() if _is_stub(child)]
+        assert await self._commands.execute("SCARD", self._keys.engines()) == 0
+        return result
+
+    async def destroy(self) -> None:
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+
+
+def _is_stub(process: psutil.Process) -> bool:
+    try:
+        return not is_gone(process) and STUB_COMMAND[1] in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
+
+
+StartHost = Callable[..., Awaitable[StubHost]]
+
+
+def use_stub_workers(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Make supervisors of this process start stubs."""
+    monkeypatch.setattr(engine_process, "COMMAND", STUB_COMMAND)
+    monkeypatch.setenv("STUB_FOLDER", str(folder))

@@ -1,0 +1,54 @@
+"""A worker process without an engine, that does what a file of the test's tells it. See ``StubHost``.
+
+Behaviours, read when it starts:
+    serve       as a worker does
+    load        never gets ready
+    refuse      fails to start
+    crash       aborts when ready
+    lose-core   reports, when ready, that its core has died
+    mute        serves, and says nothing more
+    stubborn    serves, and leaves only when killed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+
+LINE_INTERVAL_S = 0.05
+
+
+def main() -> None:
+    config = json.loads(sys.stdin.readline())
+    told = Path(os.environ["STUB_FOLDER"]) / config["engine_id"]
+    behaviour = told.read_text() if told.exists() else "serve"
+
+    def say(state: str, **more: object) -> None:
+        sys.stdout.write(json.dumps({"engine_id": config["engine_id"], "state": state, **more}) + "\n")
+        sys.stdout.flush()
+
+    say("starting")
+    if behaviour == "refuse":
+        say("failed", code="model_load_error", message="there is no such model")
+        sys.exit(1)
+    state = "starting" if behaviour == "load" else "ready"
+    say(state)
+    if behaviour == "crash":
+        os.abort()
+    if behaviour == "lose-core":
+        say("failed", code="engine_dead", message="the engine core died (killed by signal 11)", num_tokens=7)
+        sys.exit(3)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: sys.exit(0))
+    while True:
+        if behaviour != "mute":
+            say(state)
+        readable, _, _ = select.select([sys.stdin] if behaviour != "stubborn" else [], [], [], LINE_INTERVAL_S)
+        if readable:
+            sys.exit(0)
+
+
+main()

@@ -1,0 +1,110 @@
+"""What other hosts' dead engines held is taken back, by one of all reapers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from structlog.testing import capture_logs
+
+from penstock.shared.broker import Broker
+from penstock.shared.connection import CommandConnection
+from penstock.shared.keys import Keys
+from penstock.worker.config import EngineConfig, WorkerConfig
+from penstock.worker.supervisor.reaper import Reaper
+
+from .stub_host import MODEL, eventually
+
+LEASE_TTL_MS = 300
+
+
+@pytest.fixture
+async def reapers(commands: CommandConnection, redis_url: str, namespace: str) -> AsyncIterator[list[Reaper]]:
+    """Two, as on two hosts, at work."""
+    await commands.execute("HSET", Keys(namespace).models(), MODEL, b"{}")
+    config = WorkerConfig(
+        worker_id="a",
+        engine_id="a-0",
+        redis_url=redis_url,
+        namespace=namespace,
+        engine=EngineConfig(model="another"),
+        lease_ttl_s=LEASE_TTL_MS / 1000,
+    )
+    connections = [CommandConnection(redis_url) for _ in range(2)]
+    reapers = [Reaper(connection, config) for connection in connections]
+    running = [asyncio.create_task(reaper.run()) for reaper in reapers]
+    yield reapers
+    for task in running:
+        assert not task.done()
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    for connection in connections:
+        await connection.close()
+
+
+@pytest.fixture
+def broker(commands: CommandConnection, namespace: str) -> Broker:
+    return Broker(commands, Keys(namespace).model(MODEL))
+
+
+async def test_one_of_two_reapers_takes_back_what_a_dead_host_held(reapers: list[Reaper], broker: Broker) -> None:
+    with capture_logs() as logs:
+        for request_id in ("r1", "r2"):
+            await broker.enqueue(request_id, b"payload", result_ttl_ms=60_000)
+        assert len(await broker.claim("b-0", 2, lease_ttl_ms=LEASE_TTL_MS)) == 2
+
+        async def are_queued() -> bool:
+            return {await broker.state("r1"), await broker.state("r2")} == {"queued"}
+
+        await eventually(are_queued)
+        # Once more for each of the two, had they anything to find.
+        await asyncio.gather(*(reaper._look(MODEL.encode()) for reaper in reapers))
+    (found,) = [entry for entry in logs if entry["event"] == "lease of an engine ended"]
+    assert (found["engine_id"], found["model"], found["num_returned"], found["num_parked"]) == ("b-0", MODEL, 2, 0)
+    assert {claim.request_id: claim.epoch for claim in await broker.claim("c-0", 8)} == {"r1": 2, "r2": 2}
+
+
+async def test_an_engine_that_renews_is_left_alone(reapers: list[Reaper], broker: Broker) -> None:
+    await broker.enqueue("r", b"payload", result_ttl_ms=60_000)
+    (held,) = await broker.claim("b-0", 1, lease_ttl_ms=LEASE_TTL_MS)
+    # Another engine's end shows that the reapers have looked, and counted leases, after this one's first would have.
+    await broker.enqueue("other", b"payload", result_ttl_ms=60_000)
+    assert await broker.claim("dead-0", 1, lease_ttl_ms=2 * LEASE_TTL_MS)
+
+    async def other_is_queued() -> bool:
+        assert await broker.renew("b-0", [(held.request_id, held.epoch)], lease_ttl_ms=LEASE_TTL_MS) == []
+        return await broker.state("other") == "queued"
+
+    await eventually(other_is_queued)
+    assert await broker.state("r") == "claimed"
+
+
+async def test_a_vanished_clients_requests_are_cancelled(reapers: list[Reaper], broker: Broker) -> None:
+    await broker.enqueue("r", b"payload", result_ttl_ms=60_000, client_id="c", client_ttl_ms=LEASE_TTL_MS)
+
+    async def is_cancelled() -> bool:
+        return await broker.state("r") == "cancelled"
+
+    await eventually(is_cancelled)
+
+
+async def test_a_model_in_disorder_keeps_no_reaper_from_the_others(
+    reapers: list[Reaper], broker: Broker, commands: CommandConnection, namespace: str
+) -> None:
+    keys = Keys(namespace)
+    with capture_logs() as logs:
+        await commands.execute("SET", keys.model("a-broken-one").prefix + "reaper", b"not a hash")
+        await commands.execute("HSET", keys.models(), "a-broken-one", b"{}", "an{unusable}name", b"{}")
+        await broker.enqueue("r", b"payload", result_ttl_ms=60_000)
+        assert await broker.claim("b-0", 1, lease_ttl_ms=LEASE_TTL_MS)
+
+        async def is_queued() -> bool:
+            return await broker.state("r") == "queued"
+
+        await eventually(is_queued)
+    said = [entry["error"] for entry in logs if entry["event"] == "reaping failed"]
+    # The two reapers look at different times, and each says once what it found.
+    assert 1 <= len(said) <= 4
+    assert "WRONGTYPE" in said[-1]
+    assert "an{unusable}name" in said[-1]

@@ -1,0 +1,254 @@
+"""Engines that die are started again, one by one, and what they held moves on. Stub workers; see ``stub_host``."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from penstock.shared.connection import CommandConnection
+from penstock.shared.errors import EngineDeadError
+from penstock.worker import cli as worker_cli
+from penstock.worker.supervisor import EngineStartError, engine_process, restart
+from penstock.worker.supervisor.restart import CRASH_LOOP_LIMIT, Death, Phase
+from penstock.worker.supervisor.supervisor import Urgency
+
+from .conftest import is_gone
+from .stub_host import StartHost, StubHost, eventually, use_stub_workers
+
+LONG_DELAY_S = 100.0
+
+
+@pytest.fixture(autouse=True)
+def _no_blocking_calls() -> None:
+    """Overrides the project's: a supervisor spawns processes and reads /proc in its loop, which serves nobody else."""
+
+
+@pytest.fixture
+async def start_host(
+    commands: CommandConnection, redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[StartHost]:
+    use_stub_workers(monkeypatch, tmp_path)
+    hosts: list[StubHost] = []
+
+    async def start(num_engines: int = 1, **config: object) -> StubHost:
+        config = {"redis_url": redis_url, "namespace": namespace, "heartbeat_interval_s": 0.1, **config}
+        hosts.append(StubHost(commands, tmp_path, num_engines, config))
+        await hosts[-1].until_ready()
+        return hosts[-1]
+
+    yield start
+    for host in hosts:
+        await host.destroy()
+
+
+async def test_a_killed_worker_is_restarted_and_its_claims_are_back(start_host: StartHost) -> None:
+    host = await start_host(2)
+    await host.claim(0)
+    other = host.process(1)
+    host.process(0).kill()
+    await host.until_restarted(0)
+    assert await host.broker.state("r") == "queued"
+    assert host.engines[0].death is not None
+    assert host.engines[0].death.reason == "the worker process was killed by SIGKILL"
+    assert host.engines[0].death.is_external
+    assert host.process(1) == other
+    assert host.engines[1].policy.num_restarts == 0
+    await host.drain()
+    assert await host.result() is True
+
+
+async def test_claims_are_back_before_the_next_life(start_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what the next life claims under the same name would be taken from it."""
+    host = await start_host()
+    await host.claim(0)
+    engine, reclaim = host.engines[0], host.supervisor._reaper.reclaim
+    seen: list[tuple[Phase, bool, str | None]] = []
+
+    async def watched_reclaim(engine_id: str, death: Death) -> None:
+        await reclaim(engine_id, death)
+        seen.append((engine.policy.phase, engine.life.alive, await host.broker.state("r")))
+
+    monkeypatch.setattr(host.supervisor._reaper, "reclaim", watched_reclaim)
+    host.process(0).kill()
+    await host.until_restarted(0)
+    assert seen == [(Phase.DOWN, False, "queued")]
+
+
+async def test_a_lost_core_is_the_engines_own_death(start_host: StartHost) -> None:
+    host = await start_host()
+    host.tell(0, "lose-core")
+    host.process(0).kill()
+    await eventually(lambda: host.engines[0].death and not host.engines[0].death.is_external)
+    death = host.engines[0].death
+    assert death is not None
+    assert (death.reason, death.num_tokens) == ("the engine core died (killed by signal 11)", 7)
+    assert host.engines[0].policy.num_barren_deaths == 0
+    host.tell(0, "serve")
+    await host.until_restarted(0, host.engines[0].policy.num_restarts + 1)
+
+
+async def test_a_crash_loop_is_given_up_and_the_others_serve_on(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart, "FIRST_DELAY_S", 0.001)
+    host = await start_host(2)
+    for index, behaviour, cause in ((0, "crash", "was killed by SIGABRT"), (1, "refuse", "there is no such model")):
+        host.tell(index, behaviour)
+        host.process(index).kill()
+        engine = host.engines[index]
+        await eventually(lambda engine=engine: engine.policy.phase is Phase.GIVEN_UP)
+        assert engine.policy.num_barren_deaths == CRASH_LOOP_LIMIT
+        if index == 0:
+            await eventually(lambda: _is_given_up(host, 0))
+            assert not host.running.done()
+            assert host.engines[1].policy.phase is Phase.SERVING
+        assert cause in engine.describe_death()
+    with pytest.raises(EngineDeadError, match=r"no engine is left: .*SIGABRT; .* a token: there is no such model"):
+        await host.result()
+
+
+async def _is_given_up(host: StubHost, index: int) -> bool:
+    beat = await host.heartbeat(index)
+    return beat is not None and beat.restart_at == 0 and beat.error.startswith("given up after 8 deaths in a row")
+
+
+async def test_what_is_listed_of_an_engine_that_waits(
+    start_host: StartHost,
+    monkeypatch: pytest.MonkeyPatch,
+    redis_url: str,
+    namespace: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    host = await _host_in_back_off(start_host, monkeypatch)
+    beat = await host.until_listed_dead(0)
+    assert beat.error == "there is no such model"
+    assert beat.num_restarts == 1
+    assert beat.restart_at == pytest.approx(time.time() + LONG_DELAY_S, abs=10)
+    await asyncio.to_thread(worker_cli.main, ["list", "--redis-url", redis_url, "--namespace", namespace])
+    assert re.search(r"^h-0 is dead, restarts in \d+ s: there is no such model$", capsys.readouterr().out, re.MULTILINE)
+
+
+async def _host_in_back_off(start_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> StubHost:
+    """One engine, which waits for its second restart for long."""
+    monkeypatch.setattr(restart, "FIRST_DELAY_S", LONG_DELAY_S)
+    monkeypatch.setattr(restart, "MAX_DELAY_S", LONG_DELAY_S)
+    host = await start_host()
+    host.tell(0, "refuse")
+    host.process(0).kill()
+    policy = host.engines[0].policy
+    await eventually(lambda: policy.phase is Phase.DOWN and policy.num_restarts == 1)
+    return host
+
+
+async def test_drain_while_the_engine_waits(start_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = await _host_in_back_off(start_host, monkeypatch)
+    await host.until_listed_dead(0)
+    await host.drain()
+    assert await host.result() is True
+
+
+async def test_drain_while_the_engine_starts_again(start_host: StartHost) -> None:
+    host = await start_host(drain_timeout_s=5.0)
+    host.tell(0, "load")
+    host.process(0).kill()
+    engine = host.engines[0]
+    await eventually(lambda: engine.policy.phase is Phase.RESTARTING and engine.life.has_spoken)
+    host.process(0)
+    await host.drain()
+    assert await host.result() is True
+
+
+async def test_kill_takes_back_what_was_held(start_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = await start_host()
+    host.tell(0, "stubborn")
+    host.process(0).kill()
+    await host.until_restarted(0)
+    await host.claim(0)
+    stubborn = host.process(0)
+    host.supervisor._hurry(Urgency.DRAIN)
+    host.supervisor._hurry(Urgency.HAND_BACK)
+    host.supervisor._hurry(Urgency.KILL)
+    assert await host.result() is False
+    assert is_gone(stubborn)
+    assert await host.broker.state("r") == "queued"
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+async def test_a_silent_worker_is_killed_and_restarted(start_host: StartHost, is_stopped: bool) -> None:
+    host = await start_host(stall_timeout_s=0.5)
+    if is_stopped:
+        host.process(0).suspend()
+    else:
+        host.tell(0, "mute")
+        host.process(0).kill()
+        await host.until_restarted(0)
+        host.tell(0, "serve")
+    await host.until_restarted(0, 1 if is_stopped else 2)
+    death = host.engines[0].death
+    assert death is not None
+    assert death.is_external == is_stopped
+    assert "said nothing for" in death.reason
+    assert death.reason.endswith("it was stopped" if is_stopped else "it hangs")
+
+
+async def test_a_supervisor_that_did_not_run_blames_nobody(start_host: StartHost) -> None:
+    host = await start_host(2, stall_timeout_s=0.5)
+    time.sleep(2)  # noqa: ASYNC251 - the point: its loop, which runs here, stands still
+    looked = asyncio.get_running_loop().time()
+    await eventually(lambda: all(engine.life.heard_at > looked + 1 for engine in host.engines))
+    assert [engine.death for engine in host.engines] == [None, None]
+
+
+async def test_a_host_without_room_for_a_process(start_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = await start_host()
+    command = engine_process.COMMAND
+    monkeypatch.setattr(engine_process, "COMMAND", ("/nonexistent",))
+    host.process(0).kill()
+    await eventually(lambda: host.engines[0].death and "could not be started" in host.engines[0].death.reason)
+    monkeypatch.setattr(engine_process, "COMMAND", command)
+    await eventually(lambda: host.engines[0].policy.phase is Phase.SERVING)
+
+
+async def test_death_while_redis_is_away(start_host: StartHost, redis_url: str) -> None:
+    host = await start_host()
+    await host.claim(0)
+    with redis.Redis.from_url(redis_url) as client:
+        server = psutil.Process(client.info("server")["process_id"])  # type: ignore[index]
+    server.suspend()
+    try:
+        host.process(0).kill()
+        await eventually(lambda: host.engines[0].policy.phase is Phase.DOWN)
+    finally:
+        server.resume()
+    await host.until_restarted(0)
+    assert await host.broker.state("r") == "queued"
+
+
+async def test_leaving_while_redis_is_away(start_host: StartHost, redis_url: str) -> None:
+    host = await start_host()
+    with redis.Redis.from_url(redis_url) as client:
+        server = psutil.Process(client.info("server")["process_id"])  # type: ignore[index]
+    worker = host.process(0)
+    server.suspend()
+    try:
+        worker.kill()
+        await eventually(lambda: host.engines[0].policy.phase is Phase.DOWN)
+        host.supervisor._on_signal()
+        assert await asyncio.wait_for(asyncio.shield(host.running), 10.0) is True
+    finally:
+        server.resume()
+    assert is_gone(worker)
+
+
+async def test_an_engine_that_dies_before_all_serve_fails_the_start(start_host: StartHost, tmp_path: Path) -> None:
+    (tmp_path / "h-0").write_text("load")
+    (tmp_path / "h-1").write_text("crash")
+    with pytest.raises(EngineStartError, match="killed by SIGABRT"):
+        await start_host(2)

@@ -1,0 +1,77 @@
+"""Batch-invariant attention gives a token the same bits in any company; the reference's tests cover its values."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.kernels.paged_attention import PagedBatch, invariant, paged_attention
+
+from .test_paged_attention import BLOCK_SIZE, Case, make_case, naive
+
+# Lengths of three requests, in tiles of 128 keys: within one, just behind the end of one, in the middle of the third.
+LENGTHS = (41, 129, 300)
+NUM_TOKENS = 8
+
+
+def attend(case: Case, tokens: list[tuple[int, int]], **options: Any) -> Tensor:
+    """Results ``[T, H, DV]`` of ``(request, position)`` tokens of a case of whole prompts, each a row of its own."""
+    requests = torch.tensor([request for request, _ in tokens])
+    positions = torch.tensor([position for _, position in tokens])
+    batch = PagedBatch(
+        case.batch.block_table[requests], torch.zeros(0), [1] * len(tokens), (positions + 1).tolist(), BLOCK_SIZE
+    )
+    starts = torch.tensor([sum(LENGTHS[:request]) for request, _ in tokens])
+    return paged_attention(case.query[starts + positions], case.key_cache, case.value_cache, batch, **options)
+
+
+def companies(token: tuple[int, int]) -> list[tuple[int, list[tuple[int, int]]]]:
+    """Batches with ``token``, and its place in each: copies of it, short company, long company, any."""
+    rng = random.Random(0)
+    everybody = [(request, position) for request, length in enumerate(LENGTHS) for position in range(length)]
+    others = [[token] * 7, [(0, 5)] * 7, [(2, 299)] * 7, *(rng.sample(everybody, 7) for _ in range(20))]
+    places = [rng.randrange(NUM_TOKENS) for _ in others]
+    return [(place, [*rest[:place], token, *rest[place:]]) for place, rest in zip(places, others, strict=True)]
+
+
+OPTIONS = {
+    "causal": {},
+    "window": {"window": 70},
+    "softcap and sinks": {"softcap": 4.0, "sinks": torch.linspace(-1.0, 2.0, 6)},
+    "rule": {"mask_rule": lambda _b, _h, query, key: (key <= query) & (query // 90 == key // 90)},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_same_bits_in_any_company(options: dict[str, Any], dtype: torch.dtype) -> None:
+    case = make_case([(length, length) for length in LENGTHS], 6, 2, 24, 16, dtype)
+    for token in [(0, 0), (0, 40), (1, 127), (1, 128), (2, 255), (2, 299)]:
+        results = [
+            attend(case, tokens, scale=0.2, is_batch_invariant=True, **options)[place]
+            for place, tokens in companies(token)
+        ]
+        assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_the_reference_does_not_promise_that() -> None:
+    case = make_case([(length, length) for length in LENGTHS], 6, 2, 24, 16, torch.float32)
+    results = [attend(case, tokens, scale=0.2)[place] for place, tokens in companies((1, 128))]
+    assert not all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_several_tiles(
+    options: dict[str, Any], assert_close: Callable[[Tensor, Tensor], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(invariant, "_TILE_LEN", 16)
+    case = make_case([(1, 9), (1, 100), (1, 16), (30, 95), (2, 17)], 6, 2, 24, 16, torch.float32)
+    out = paged_attention(
+        case.query, case.key_cache, case.value_cache, case.batch, scale=0.2, is_batch_invariant=True, **options
+    )
+    assert_close(out, naive(case, 0.2, **options))

@@ -1,0 +1,86 @@
+"""Forwards of one or two sizes, so that the shapes in which a model computes do not follow the batch.
+
+The packed tokens of a step are cut into tiles in order, across requests and within them. Tiles run one after the other,
+so a later one finds the keys and values of the earlier ones in the cache. The last is filled up with copies of its last
+token, whose slot is -1: they are stored nowhere, and nobody reads their result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...kernels.paged_attention import PagedBatch
+from .loader import LoadedModel
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass
+class PackedTokens:
+    """Any tokens of any requests, those of one request in order.
+
+    Args:
+        token_ids, positions, slot_mapping: ``[T]``.
+        block_table: ``[B, MB]``.
+        table_rows: ``[T]``, each token's row of ``block_table``.
+        logit_rows: ``[R]`` ascending, the tokens whose logits are wanted.
+    """
+
+    token_ids: IntArray
+    positions: IntArray
+    slot_mapping: IntArray
+    block_table: IntArray
+    table_rows: IntArray
+    logit_rows: IntArray
+
+
+def forward_in_tiles(model: LoadedModel, tokens: PackedTokens, tile_sizes: tuple[int, ...], block_size: int) -> Tensor:
+    """Run ``tokens`` through the model in forwards of ``tile_sizes``, ascending; return logits ``[R, V]``."""
+    tiles = _cut(len(tokens.token_ids), tile_sizes)
+    return torch.cat([_forward_tile(model, tokens, start, size, block_size) for start, size in tiles])
+
+
+def _cut(num_tokens: int, tile_sizes: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Start and size of each tile: of the largest size, and of the smallest that holds what remains."""
+    start = 0
+    while start < num_tokens:
+        size = next((size for size in tile_sizes if size >= num_tokens - start), tile_sizes[-1])
+        yield start, size
+        start += size
+
+
+def _forward_tile(model: LoadedModel, tokens: PackedTokens, start: int, tile_size: int, block_size: int) -> Tensor:
+    """Wanted logits of the tile that begins with token ``start``."""
+    stop = min(start + tile_size, len(tokens.token_ids))
+    index = np.minimum(np.arange(start, start + tile_size), stop - 1)
+    slots = np.where(np.arange(tile_size) < stop - start, tokens.slot_mapping[index], -1)
+    seq_lens = tokens.positions[index] + 1
+    num_blocks = -(-int(seq_lens.max()) // block_size)
+    # Every token is a row of its own, a decode: to the model a request's second token of a tile is like any other.
+    batch = PagedBatch(
+        block_table=_to_device(tokens.block_table[tokens.table_rows[index], :num_blocks], model),
+        slot_mapping=_to_device(slots, model),
+        query_lens=[1] * tile_size,
+        seq_lens=seq_lens.tolist(),
+        block_size=block_size,
+    )
+    model.attention.begin(batch)
+    wanted = tokens.logit_rows[(tokens.logit_rows >= start) & (tokens.logit_rows < stop)] - start
+    # The last layer, too, sees a whole tile; a tile that nobody wants logits of makes one row for nobody.
+    logit_rows = np.arange(tile_size if len(wanted) else 1)
+    logits = model.forward(
+        _to_device(tokens.token_ids[index], model),
+        _to_device(tokens.positions[index], model),
+        _to_device(logit_rows, model),
+    )
+    return logits[_to_device(wanted, model)]
+
+
+def _to_device(array: IntArray, model: LoadedModel) -> Tensor:
+    return torch.from_numpy(array).to(model.device, non_blocking=True)

@@ -1,0 +1,110 @@
+"""Takes back what dead engines held: this host's own by name, and everybody else's when their lease has ended.
+
+Any supervisor may reap any engine, so requests move on when a whole host is gone. The broker sees to it that each
+claim is taken back once, whoever comes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import structlog
+from redis.exceptions import RedisError
+
+from ...shared.broker import Broker, Reaped
+from ...shared.connection import CommandConnection
+from ...shared.errors import PenstockError
+from ...shared.keys import Keys
+from ...shared.records import DeathCause
+from ..config import WorkerConfig
+from .restart import Death
+
+# The broker takes a longer gap between two looks for a server that stood still, and grants everybody a new lease.
+REAP_INTERVAL_S = 0.5
+# For a Redis that answers, but with errors: then requests stay where they are, and the engine is started all the same.
+MAX_RECLAIM_TRIES = 30
+RECLAIM_PAUSE_S = 1.0
+
+log = structlog.get_logger()
+
+
+class Reaper:
+    """Gives the requests of dead engines back to the queue.
+
+    Args:
+        connection: one that waits for Redis as long as it takes.
+        config: of any engine of this supervisor.
+    """
+
+    def __init__(self, connection: CommandConnection, config: WorkerConfig) -> None:
+        self._connection = connection
+        self._keys = Keys(config.namespace)
+        self._model = config.engine.model_name
+        self._max_deliveries = config.max_deliveries
+        self._lease_ttl_ms = int(config.lease_ttl_s * 1000)
+        self._trouble = ""
+
+    async def run(self) -> None:
+        """Look at all models until cancelled; no error ends it, and none keeps it from the other models."""
+        while True:
+            try:
+                models = await self._connection.execute("HKEYS", self._keys.models())
+                looks = await asyncio.gather(*map(self._look, models), return_exceptions=True)
+                self._note([look for look in looks if isinstance(look, BaseException)])
+            except Exception as error:
+                self._note([error])
+            await asyncio.sleep(REAP_INTERVAL_S)
+
+    async def reclaim(self, engine_id: str, death: Death) -> None:
+        """Take back what an engine of this host held, which is known to be dead. Returns when that is done.
+
+        It has to be done before the engine is started again: its next life has the same name. Nothing is lost by
+        waiting for a Redis that is away, since an engine cannot start without it either.
+        """
+        broker = Broker(self._connection, self._keys.model(self._model))
+        cause = DeathCause(engine_id=engine_id, reason=death.reason, trace=death.trace)
+        for num_tries in itertools.count(1):
+            try:
+                num_returned, num_parked = await broker.reclaim(
+                    engine_id, cause, is_external=death.is_external, max_deliveries=self._max_deliveries
+                )
+            except (PenstockError, RedisError) as error:
+                if num_tries == MAX_RECLAIM_TRIES:
+                    log.error("requests not taken back", engine_id=engine_id, error=str(error))
+                    return
+                await asyncio.sleep(RECLAIM_PAUSE_S)
+            else:
+                if num_returned or num_parked:
+                    counts = {"num_returned": num_returned, "num_parked": num_parked}
+                    log.info("requests taken back", engine_id=engine_id, **counts)
+                return
+
+    async def _look(self, name: bytes) -> None:
+        model = name.decode()
+        cause = DeathCause(engine_id="", reason="its lease ended: its host, its process or its way to Redis is gone")
+        found = await Broker(self._connection, self._keys.model(model)).reap(
+            cause, max_deliveries=self._max_deliveries, lease_ttl_ms=self._lease_ttl_ms
+        )
+        for reaped in found:
+            _tell(model, reaped)
+
+    def _note(self, errors: list[BaseException]) -> None:
+        """Say what goes wrong once, not twice a second."""
+        trouble = "; ".join(str(error) or type(error).__name__ for error in errors)
+        if trouble and trouble != self._trouble:
+            log.error("reaping failed", error=trouble)
+        self._trouble = trouble
+
+
+def _tell(model: str, reaped: Reaped) -> None:
+    if reaped.kind == "engine":
+        log.warning(
+            "lease of an engine ended",
+            model=model,
+            engine_id=reaped.name,
+            num_returned=reaped.num_requests,
+            num_parked=reaped.num_parked,
+        )
+    else:
+        log.info("client vanished", model=model, client_id=reaped.name, num_cancelled=reaped.num_requests)
