@@ -10,7 +10,7 @@ Needs redis, msgspec and structlog; imports no torch and no transformers.
 """
 
 from ..shared.errors import EngineDeadError, PenstockError, PoisonRequestError
-from ..shared.messages import Delta, FinishReason
+from ..shared.messages import Delta, FinishReason, TokenLogprobs
 from ..shared.params import LoRARequest, PoolingParams, RequestOutputKind, SamplingParams
 from .client import Client
 from .handle import RequestHandle
@@ -34,4 +34,5 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "TokenLogprobs",
 ]

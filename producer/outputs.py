@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
-from ..shared.messages import Delta, FinishReason, Usage
+from ..shared.messages import Delta, FinishReason, TokenLogprobs, Usage
 
 
 class CompletionOutput(msgspec.Struct, kw_only=True):
-    """One answer to a request."""
+    """One answer to a request.
+
+    ``logprobs`` has one entry per token, ``cumulative_logprob`` is the sum; None if the request did not ask.
+    """
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: FinishReason
     stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None
+    logprobs: list[TokenLogprobs] | None = None
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):
@@ -42,5 +49,7 @@ def final_output(request_id: str, model: str, prompt: object, whole: Delta) -> R
         token_ids=whole.token_ids,
         finish_reason=whole.finish_reason,
         stop_reason=whole.stop_reason,
+        cumulative_logprob=math.fsum(token.logprob for token in whole.logprobs) if whole.logprobs else None,
+        logprobs=whole.logprobs or None,
     )
     return RequestOutput(request_id=request_id, model=model, prompt=prompt, outputs=[completion], usage=whole.usage)

@@ -17,6 +17,7 @@ from .errors import UnsupportedParameterError, ValidationError
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_SEED = 2**63 - 1
+MAX_LOGPROBS = 20
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -69,6 +70,10 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
     """How to choose tokens and when to stop.
 
     Args:
+        presence_penalty: taken off the logit of every token that the output has. Range [-2, 2].
+        frequency_penalty: taken off it once for each time. Range [-2, 2].
+        repetition_penalty: divides the positive logits, and multiplies the others, of every token that prompt or
+            output has. Range [0.01, 100].
         temperature: 0 is greedy; otherwise logits are divided by it. Range [0, 100].
         top_p: keep the smallest set of tokens whose probability reaches it. Range (0, 1].
         top_k: keep the k most probable tokens; 0 or -1 keeps all.
@@ -80,6 +85,8 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
         ignore_eos: go on past the end-of-sequence token.
         max_tokens: most output tokens, at least 1; None means as many as ``max_model_len`` leaves.
         min_tokens: no end-of-sequence or stop token before that many output tokens.
+        logprobs: tell each output token's log probability and rank, and those of that many most probable tokens, from
+            the model's logits before penalties, temperature and filters. None tells nothing; at most 20.
         detokenize: False returns token ids only, and needs no ``stop`` strings.
 
     Raises:
@@ -165,7 +172,7 @@ _RANGES: dict[str, tuple[type, float, float]] = {
     "seed": (int, 0, MAX_SEED),
     "max_tokens": (int, 1, 2**31 - 1),
     "min_tokens": (int, 0, 2**31 - 1),
-    "logprobs": (int, 0, 1000),
+    "logprobs": (int, 0, MAX_LOGPROBS),
     "prompt_logprobs": (int, 0, 1000),
     "thinking_token_budget": (int, 0, 2**31 - 1),
 }
@@ -179,10 +186,6 @@ _BOOLEANS = (
 )
 _NOT_YET_SERVED: dict[str, Any] = {
     "n": 1,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "logprobs": None,
     "prompt_logprobs": None,
     "structured_outputs": None,
     "logit_bias": None,

@@ -66,7 +66,7 @@ class Disturber:
             while True:
                 await asyncio.sleep(self._random.expovariate(1 / self._interval_s))
                 (name,) = self._random.choices(names, weights)
-                log.info("chaos", event=name)
+                log.info("chaos", action=name)
                 await self._actions[name][1]()
                 self.events[name] += 1
         finally:

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from random import Random
 
 from ...producer import Client, Delta, PenstockError
+from ...shared.errors import RedisUnavailableError
 from .workload import ChaosRequest
 
 NUM_CLIENTS = 3
 # What was on its way through worker and Redis when an engine was killed is no sign of recovery.
 IN_FLIGHT_S = 0.025
+RECONNECT_PAUSE_S = 0.1
 
 
 @dataclass
@@ -141,7 +143,7 @@ async def _read_in_pieces(url: str, client: Client, sighting: Sighting) -> Async
     after = -1
     while True:
         pieces = random.randint(1, 20)
-        async with Client.connect(url) as reader:
+        async with await _connect(url) as reader:
             stream = (await reader.handle(handle.request_id, model=handle.model)).stream(after=after)
             async with aclosing(stream):
                 async for delta in stream:
@@ -152,3 +154,12 @@ async def _read_in_pieces(url: str, client: Client, sighting: Sighting) -> Async
                     pieces -= 1
                     if not pieces:
                         break
+
+
+async def _connect(url: str) -> Client:
+    """Connect as an app does that comes up while Redis may be away: again, while the error says that it may help."""
+    while True:
+        try:
+            return await Client.connect(url)
+        except RedisUnavailableError:
+            await asyncio.sleep(RECONNECT_PAUSE_S)

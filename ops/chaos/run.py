@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -34,8 +35,8 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int
     interval_s: float
     seed: int
-    json_path: Path | None
-    log_path: Path | None
+    json_path: str
+    log_path: str
 
 
 class ChaosReport(msgspec.Struct, kw_only=True):
@@ -57,12 +58,14 @@ def run_chaos(options: ChaosOptions) -> int:
     console.print(f"seed {options.seed}; starting Redis and {options.num_engines} engines …")
     worker_options = ["--device", "cpu", "--served-model-name", "demo", "--threads", "1", "--max-num-seqs", "32"]
     worker_options += ["--deterministic", "--drain-timeout", "1", "--stall-timeout", str(STALL_TIMEOUT_S)]
-    with LocalStack(MODEL, worker_options, options.log_path, num_workers=options.num_engines) as stack:
+    log_path = Path(options.log_path) if options.log_path else None
+    with LocalStack(MODEL, worker_options, log_path, num_workers=options.num_engines) as stack:
         report = asyncio.run(_run(stack, options, console))
     _print(console, report)
-    if options.json_path is not None:
-        options.json_path.parent.mkdir(parents=True, exist_ok=True)
-        options.json_path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+    if options.json_path:
+        json_path = Path(options.json_path)
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        json_path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
         console.print(f"written to {options.json_path}")
     return 0 if report.verdict.is_clean else 1
 
@@ -76,13 +79,16 @@ async def _run(stack: LocalStack, options: ChaosOptions, console: Console) -> Ch
     disturber = Disturber(stack, options.seed, options.interval_s, clock)
     disturbing = asyncio.create_task(disturber.run())
     until = time.monotonic() + options.min_seconds
+
+    def go_on(num_started: int) -> bool:
+        return not disturbing.done() and (num_started < len(requests) or time.monotonic() < until)
+
     try:
-        disturbed = await _load(
-            stack, requests, options, "chaos", clock, lambda n: n < len(requests) or time.monotonic() < until
-        )
+        disturbed = await _load(stack, requests, options, "chaos", clock, go_on)
     finally:
         disturbing.cancel()
-        await asyncio.gather(disturbing, return_exceptions=True)
+        with suppress(asyncio.CancelledError):
+            await disturbing
         await disturber.settle()
     return ChaosReport(
         machine=machine(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import random
-from pathlib import Path
 
 from ...shared.command_line import Command
 
@@ -16,8 +15,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", type=int, default=24, help="requests at once (default 24)")
     parser.add_argument("--interval", type=float, default=2.5, help="mean seconds between two events (default 2.5)")
     parser.add_argument("--seed", type=int, help="of requests and events (default: random, printed)")
-    parser.add_argument("--json", type=Path, help="where the report goes as JSON")
-    parser.add_argument("--log", type=Path, help="where the workers' logs go")
+    parser.add_argument("--json", default="", help="where the report goes as JSON")
+    parser.add_argument("--log", default="", help="where the workers' logs go")
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -19,7 +19,17 @@ LONG = 300
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=LONG, ignore_eos=True),
     SamplingParams(temperature=1.0, seed=3, max_tokens=LONG, ignore_eos=True),
-    SamplingParams(temperature=0.9, top_p=0.9, seed=4, max_tokens=LONG, min_tokens=LONG),
+    SamplingParams(
+        temperature=0.9,
+        top_p=0.9,
+        seed=4,
+        max_tokens=LONG,
+        min_tokens=LONG,
+        presence_penalty=0.3,
+        frequency_penalty=0.01,
+        repetition_penalty=1.05,
+        logprobs=2,
+    ),
     SamplingParams(temperature=1.0, seed=11, max_tokens=LONG, ignore_eos=True, stop=["eleven hundred", "zzz"]),
 ]
 
@@ -48,6 +58,7 @@ class Watched:
         assert [delta.finish_reason for delta in self.deltas if delta.finished] == [whole.finish_reason]
         assert [token_id for delta in self.deltas for token_id in delta.token_ids] == list(whole.token_ids)
         assert "".join(delta.text for delta in self.deltas) == whole.text
+        assert [token for delta in self.deltas for token in delta.logprobs] == (whole.logprobs or [])
 
     def next_token_after(self, moment: float) -> float:
         """Seconds from ``moment`` to the next delta."""

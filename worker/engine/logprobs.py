@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...shared.messages import TokenLogprobs
-from .sampling_table import NO_LOGPROBS, SamplingRows
+from .sampling_table import NO_LOGPROBS
 
 
 @dataclass
@@ -31,12 +31,12 @@ class RawLogprobs:
     values: Tensor
 
     @classmethod
-    def of(cls, logits: Tensor, rows: SamplingRows) -> RawLogprobs:
-        """From logits ``[R, V]`` of any float dtype, which stay as they are."""
-        asking = np.nonzero(rows.num_logprobs != NO_LOGPROBS)[0]
+    def of(cls, logits: Tensor, num_logprobs: NDArray[np.int64]) -> RawLogprobs:
+        """From logits ``[R, V]`` of any float dtype, left as they are; ``num_logprobs`` as in ``SamplingRows``."""
+        asking = np.nonzero(num_logprobs != NO_LOGPROBS)[0]
         chosen = logits if len(asking) == len(logits) else logits[torch.from_numpy(asking).to(logits.device)]
         values = torch.log_softmax(chosen, dim=-1, dtype=torch.float32)
-        return cls(asking, np.minimum(rows.num_logprobs[asking], logits.shape[1]), values)
+        return cls(asking, np.minimum(num_logprobs[asking], logits.shape[1]), values)
 
     def at(self, token_ids: Tensor) -> dict[int, TokenLogprobs]:
         """What to tell of the sampled ``token_ids``, ``[R]``, by row."""

@@ -76,7 +76,7 @@ class ModelRunner:
 
     def _sample(self, logits: torch.Tensor, rows: SamplingRows) -> tuple[IntArray, LogprobsByRow]:
         """As ``_forward_and_sample``, from logits ``[R, V]``, which may be changed."""
-        raw = None if rows.num_logprobs is None else RawLogprobs.of(logits, rows)
+        raw = None if rows.num_logprobs is None else RawLogprobs.of(logits, rows.num_logprobs)
         token_ids = sample(logits, rows)
         return token_ids.cpu().numpy(), {} if raw is None else raw.at(token_ids)
 

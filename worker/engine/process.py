@@ -183,6 +183,8 @@ def _start(channel: CoreChannel, first: Any, progress: ProgressWriter) -> Engine
         channel.send(StartupFailed("core_startup_failed", f"{type(error).__name__}: {error}", traceback.format_exc()))
         return None
     engine.ready.load_time_s = time.monotonic() - started
+    # Before the news: from then on a core that does not move is hung.
     progress.take_message(num_unfinished_reqs=0)
+    progress.enter(Phase.IDLE)
     channel.send(engine.ready)
     return engine.core

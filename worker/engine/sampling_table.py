@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from .penalties import Penalties, PenaltyTable
 from .request import Request
 
 # Below it a division would overflow; vLLM draws the same line.
 GREEDY_TEMPERATURE = 1e-5
+NO_LOGPROBS = -1
 
 
 @dataclass
@@ -22,6 +24,9 @@ class SamplingRows:
         seeds: ``[R]``.
         positions: ``[R]``, place of the new token among the output tokens.
         masked_ids: ``(row, ids)`` pairs: tokens that the row may not get yet.
+        penalties: None if no row has one.
+        num_logprobs: ``[R]``, how many alternatives each row's log probabilities shall have, or ``NO_LOGPROBS``; None
+            if no row asks.
     """
 
     temperature: NDArray[np.float32]
@@ -31,6 +36,8 @@ class SamplingRows:
     seeds: NDArray[np.uint64]
     positions: NDArray[np.int64]
     masked_ids: list[tuple[int, list[int]]] = field(default_factory=list)
+    penalties: Penalties | None = None
+    num_logprobs: NDArray[np.int64] | None = None
 
     @property
     def greedy(self) -> NDArray[np.bool_]:
@@ -38,7 +45,7 @@ class SamplingRows:
         return self.temperature < GREEDY_TEMPERATURE
 
     def take(self, rows: NDArray[np.int64]) -> SamplingRows:
-        """The random part of some rows; ``masked_ids`` has been applied before."""
+        """The random part of some rows; ``masked_ids`` and ``penalties`` have been applied before."""
         return SamplingRows(
             self.temperature[rows],
             self.top_k[rows],
@@ -62,11 +69,14 @@ class SamplingTable:
             seeds=np.zeros(num_rows, np.uint64),
             positions=np.zeros(num_rows, np.int64),
         )
+        self._penalties = PenaltyTable()
+        self._num_logprobs = np.full(num_rows, NO_LOGPROBS)
         # row -> (min_tokens, ids that may not come before); most requests have none.
         self._masked_ids: dict[int, tuple[int, list[int]]] = {}
 
     def set_row(self, row: int, request: Request) -> None:
         """Write the parameters of ``request`` into ``row``."""
+        self.forget_row(row)
         params = request.params
         self._num_prompt_tokens[row] = request.num_prompt_tokens
         self._rows.temperature[row] = params.temperature
@@ -74,15 +84,29 @@ class SamplingTable:
         self._rows.top_p[row] = params.top_p
         self._rows.min_p[row] = params.min_p
         self._rows.seeds[row] = request.seed
-        self._masked_ids.pop(row, None)
+        self._num_logprobs[row] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self._penalties.set_row(row, request)
         ending = request.eos_token_ids | request.stop_token_ids
         if params.min_tokens and ending:
             self._masked_ids[row] = (params.min_tokens, sorted(ending))
+
+    def forget_row(self, row: int) -> None:
+        """Drop what ``row`` has beyond its numbers; its request has left."""
+        self._masked_ids.pop(row, None)
+        self._penalties.forget_row(row)
+
+    def append_tokens(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
+        """Note the new tokens of ``rows``, both ``[R]``."""
+        self._penalties.append_tokens(rows, token_ids)
 
     def take(self, rows: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> SamplingRows:
         """The parameters of ``rows``, whose requests have ``num_tokens`` tokens, both ``[R]``."""
         taken = self._rows.take(rows)
         taken.positions = num_tokens - self._num_prompt_tokens[rows]
+        taken.penalties = self._penalties.take(rows)
+        num_logprobs = self._num_logprobs[rows]
+        if num_logprobs.max(initial=NO_LOGPROBS) != NO_LOGPROBS:
+            taken.num_logprobs = num_logprobs
         if self._masked_ids:
             for index, row in enumerate(rows.tolist()):
                 min_tokens, ids = self._masked_ids.get(row, (0, []))

@@ -185,9 +185,9 @@ class CoreClient:
         try:
             returncode = await asyncio.wait_for(self._process.wait(), EXIT_TIMEOUT_S)
         except TimeoutError:
-            self._cause = Cause("the engine core closed its channel and did not exit", is_external=False)
+            returncode = None
             self._kill()
-            returncode = await self._process.wait()
+            await self._process.wait()
         trace = self._trace.read()
         if self._cause is None:
             oom_kills = await asyncio.to_thread(num_oom_kills) - self._num_oom_kills_before

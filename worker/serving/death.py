@@ -49,16 +49,18 @@ class CoreDeath(msgspec.Struct, frozen=True):
     trace: str = ""
 
 
-def cause_of_exit(returncode: int, *, num_oom_kills: int = 0, trace: str = "") -> Cause:
+def cause_of_exit(returncode: int | None, *, num_oom_kills: int = 0, trace: str = "") -> Cause:
     """Tell from the exit of a core that nobody here has killed.
 
     Args:
-        returncode: as of ``Popen``: minus the signal, if one ended it.
+        returncode: as of ``Popen``: minus the signal, if one ended it. None: it let go of its channel but did not exit.
         num_oom_kills: how many processes the kernel has killed for want of memory while the core lived.
         trace: what the core left; that of an exception ends with its name.
     """
-    if returncode > 0 and trace:
+    if trace and (returncode is None or returncode > 0):
         return Cause(f"the engine core died of {trace.splitlines()[-1]}", is_external=False)
+    if returncode is None:
+        return Cause("the engine core closed its channel and did not exit", is_external=False)
     if returncode >= 0:
         return Cause(f"the engine core ended with exit status {returncode}", is_external=False)
     number = -returncode

@@ -5,7 +5,8 @@
                                             └── crash loop: GIVEN_UP ◀┘        LEFT: told to leave, from anywhere
 
 Two rows of deaths are counted apart. *Deaths in a row* set the delay: the first restart comes at once, since most
-deaths are single; a life that stayed up for a while ends the row. *Barren deaths*, in which the engine generated no
+deaths are single; a life that stayed up for a while ends the row, and a serving engine that was killed from outside
+does not lengthen it: it would have gone on. *Barren deaths*, in which the engine generated no
 token and nothing outside was to blame, set the limit: more starts would not help, and each may cost a delivery.
 """
 
@@ -90,13 +91,15 @@ class RestartPolicy:
         now = self._clock()
         if self._ready_at is not None and now - self._ready_at >= STABLE_AFTER_S:
             self._num_deaths_in_a_row = 0
-        self._num_deaths_in_a_row += 1
+        was_healthy = death.is_external and self._ready_at is not None
+        if not was_healthy:
+            self._num_deaths_in_a_row += 1
         if death.num_tokens:
             self.num_barren_deaths = 0
         elif not death.is_external:
             self.num_barren_deaths += 1
         self._ready_at = None
-        self._restart_at = now + _delay_s(self._num_deaths_in_a_row)
+        self._restart_at = now if was_healthy else now + _delay_s(self._num_deaths_in_a_row)
         self._enter(Phase.GIVEN_UP if self.num_barren_deaths >= CRASH_LOOP_LIMIT else Phase.DOWN)
 
     def restarting(self) -> None:

@@ -17,9 +17,10 @@ from .harness import request
 
 NUM_TOKENS = 14
 SMALLEST_LEAD = 1e-4
+TOLERANCE = 1e-3
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.8}
 SEEDED: dict[str, Any] = {"temperature": 0.9, "seed": 5, "top_p": 0.95}
-# Token 3 often comes early and would end the request, were it not for min_tokens.
+# Half of the vocabulary would end the request at once, were it not for min_tokens.
 HELD_UP: dict[str, Any] = {"ignore_eos": False, "min_tokens": NUM_TOKENS - 2, "stop_token_ids": list(range(3, 60))}
 KINDS = [
     {**PENALTIES, "logprobs": 3},
@@ -120,20 +121,24 @@ def test_the_tokens_are_the_same_after_every_token(
 
 def assert_close(actual: list[TokenLogprobs], expected: list[TokenLogprobs]) -> None:
     assert [(t.token_id, t.rank) for t in actual] == [(t.token_id, t.rank) for t in expected]
-    assert [t.logprob for t in actual] == pytest.approx([t.logprob for t in expected], abs=1e-4)
+    assert [t.logprob for t in actual] == pytest.approx([t.logprob for t in expected], abs=TOLERANCE)
     for one, other in zip(actual, expected, strict=True):
-        assert [value for _, value in one.top] == pytest.approx([value for _, value in other.top], abs=1e-4)
+        assert [value for _, value in one.top] == pytest.approx([value for _, value in other.top], abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"device": "cuda", "gpu_memory_utilization": 0.1}, marks=pytest.mark.gpu)], ids=str
+)
 def test_repetition_penalty_and_log_probabilities_are_those_of_transformers(
     name: str,
+    options: dict[str, Any],
     model_folder: Callable[[str], Path],
     make_core: Callable[..., EngineCore],
     prompts: list[list[int]],
 ) -> None:
     params = {"max_tokens": NUM_TOKENS, "repetition_penalty": 1.3, "logprobs": 4}
-    wholes = run(make_core(name), [request(str(i), prompt, **params) for i, prompt in enumerate(prompts)])
+    wholes = run(make_core(name, **options), [request(str(i), prompt, **params) for i, prompt in enumerate(prompts)])
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(model_folder(name), attn_implementation="eager")
     model.generation_config.eos_token_id = None
     for i, prompt in enumerate(prompts):
@@ -152,8 +157,8 @@ def test_repetition_penalty_and_log_probabilities_are_those_of_transformers(
         assert whole.new_token_ids == out.sequences[0, len(prompt) :].tolist()
         for token, logits in zip(whole.new_logprobs, out.logits, strict=True):
             expected = torch.log_softmax(logits[0], dim=-1)
-            assert token.logprob == pytest.approx(expected[token.token_id].item(), abs=1e-4)
+            assert token.logprob == pytest.approx(expected[token.token_id].item(), abs=TOLERANCE)
             assert token.rank == 1 + int((expected > expected[token.token_id]).sum())
             for token_id, value in token.top:
-                assert value == pytest.approx(expected[token_id].item(), abs=1e-4)
-            assert [value for _, value in token.top] == pytest.approx(expected.topk(4).values.tolist(), abs=1e-4)
+                assert value == pytest.approx(expected[token_id].item(), abs=TOLERANCE)
+            assert [value for _, value in token.top] == pytest.approx(expected.topk(4).values.tolist(), abs=TOLERANCE)

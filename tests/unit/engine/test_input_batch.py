@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from penstock.shared.params import SamplingParams
 from penstock.worker.engine.batch import InputBatch
@@ -55,3 +56,14 @@ def test_the_last_token_of_the_longest_request_has_no_place_and_needs_none() -> 
     step = batch.prepare(SchedulerOutput([make_request("r", [1] * 12, [0, 1, 2])], [12]))
     batch.append_tokens(step.rows, np.array([9]))
     assert batch.num_tokens.tolist() == [13]
+
+
+def test_a_request_whose_parameters_do_not_fit_takes_no_row() -> None:
+    batch = InputBatch(max_num_seqs=1, max_model_len=12, block_size=4)
+    misfit = make_request("misfit", [1, 2], [0])
+    misfit.seed = 1 << 64
+    for _ in range(2):
+        with pytest.raises(OverflowError):
+            batch.prepare(SchedulerOutput([misfit], [2]))
+    step = batch.prepare(SchedulerOutput([make_request("next", [6, 7], [1])], [2]))
+    assert step.token_ids.tolist() == [6, 7]

@@ -38,7 +38,8 @@ def test_they_are_of_the_raw_logits_whatever_the_sampler_does(dtype: torch.dtype
     rows = rows_of([make_request(i, seed=i, logprobs=asked, **strong) for i, asked in enumerate(ASKED)])
     logits = 3 * torch.randn(len(ASKED), VOCAB_SIZE, generator=torch.Generator().manual_seed(0)).to(dtype)
     expected = torch.log_softmax(logits.double(), dim=-1)
-    raw = RawLogprobs.of(logits, rows)
+    assert rows.num_logprobs is not None
+    raw = RawLogprobs.of(logits, rows.num_logprobs)
     token_ids = sample(logits, rows)
     told = raw.at(token_ids)
     assert sorted(told) == [row for row, asked in enumerate(ASKED) if asked is not None]

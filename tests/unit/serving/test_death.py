@@ -37,6 +37,11 @@ def test_an_exit_is_its_own_and_named_after_the_exception() -> None:
     assert cause_of_exit(1, trace=trace) == ("the engine core died of RuntimeError: boom", False)
 
 
+def test_a_core_that_does_not_exit_is_killed_for_that_or_for_what_it_said() -> None:
+    assert cause_of_exit(None) == ("the engine core closed its channel and did not exit", False)
+    assert cause_of_exit(None, trace="...\nRuntimeError: boom").reason == "the engine core died of RuntimeError: boom"
+
+
 def test_a_real_time_signal_has_a_number() -> None:
     assert cause_of_exit(-40) == ("the engine core was killed by signal 40", True)
 

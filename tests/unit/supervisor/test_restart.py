@@ -56,7 +56,17 @@ def test_delays_grow_with_deaths_in_a_row(policy: RestartPolicy, clock: Clock) -
     assert delays == [0, 0.5, 1, 2, 4, 8, 16, 30, 30, 30]
     assert policy.num_restarts == 10
     for _ in range(2000):
-        die_and_restart(policy, clock, EXTERNAL)
+        die_and_restart(policy, clock, FERTILE)
+
+
+def test_a_serving_engine_killed_from_outside_comes_back_at_once(policy: RestartPolicy, clock: Clock) -> None:
+    assert [die_and_restart(policy, clock, EXTERNAL) for _ in range(10)] == [0] * 10
+    assert die_and_restart(policy, clock, FERTILE) == 0
+    assert die_and_restart(policy, clock, FERTILE) == 0.5
+    policy.died(EXTERNAL)
+    policy.restarting()
+    policy.died(EXTERNAL)  # before it was ready: whatever kills it may go on doing so
+    assert policy.restart_in_s == 1
 
 
 def test_a_long_life_ends_the_row(policy: RestartPolicy, clock: Clock) -> None:
