@@ -102,6 +102,8 @@ class Client:
             RedisUnavailableError: nothing answers there.
             RedisUnsupportedError: what answers is too old or lacks a command.
         """
+        if self._open:
+            return self
         try:
             await check_redis(self._url, namespace=self._keys.namespace)
             await self._commands.open()

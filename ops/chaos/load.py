@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from random import Random
@@ -136,7 +136,7 @@ async def _run_one(url: str, client: Client, sighting: Sighting, clock: Recovery
         sighting.error = f"{error.code}: {error}"
 
 
-async def _read_in_pieces(url: str, client: Client, sighting: Sighting) -> AsyncIterator[Delta]:
+async def _read_in_pieces(url: str, client: Client, sighting: Sighting) -> AsyncGenerator[Delta]:
     """Follow a detached request with readers that leave, and others, on new connections, that go on where they left."""
     random = Random(sighting.request_id)
     handle = await client.submit(sighting.request.prompt, sighting.request.params, request_id=sighting.request_id)

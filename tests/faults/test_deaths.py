@@ -16,14 +16,12 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 
 from .conftest import Start
-from .watching import PARAMS, PROMPT, Watched, all_under_way, engines, undisturbed, until
+from .watching import PARAMS, PROMPT, Watched, all_under_way, busiest, engines, undisturbed, until
 
 
 async def kill_busy(stack: LocalStack, role: str, sign: signal.Signals = signal.SIGKILL) -> None:
     """Send ``sign`` to the core, worker process or supervisor of an engine that runs something."""
-    beats = await engines(stack.url)
-    busiest = max(beats, key=lambda beat: beat.num_running_reqs)
-    os.kill(getattr(busiest, f"{role}_pid"), sign)
+    os.kill(getattr(await busiest(stack.url), f"{role}_pid"), sign)
 
 
 @pytest.mark.parametrize("role", ["core", "worker", "supervisor"])

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import psutil
 
 from penstock.producer import Client, CompletionOutput, Delta, SamplingParams
+from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
 from penstock.shared.heartbeats import read_heartbeats
 from penstock.shared.keys import Keys
@@ -90,6 +91,18 @@ async def engines(url: str) -> list[EngineHeartbeat]:
         return await read_heartbeats(commands.execute, Keys())
     finally:
         await commands.close()
+
+
+async def busiest(url: str) -> EngineHeartbeat:
+    """The engine that holds most requests at this moment, by the claims: heartbeats are up to a second old."""
+    commands = CommandConnection(url)
+    broker = Broker(commands, Keys().model("demo"))
+    try:
+        beats = await read_heartbeats(commands.execute, Keys())
+        held = {beat.engine_id: len(await broker.claims(beat.engine_id)) for beat in beats}
+    finally:
+        await commands.close()
+    return max(beats, key=lambda beat: held[beat.engine_id])
 
 
 def process(pid: int) -> psutil.Process:

@@ -145,12 +145,12 @@ class WorkerService:
             self._drop(self._live.get(command.request_id))
 
     def _on_stale(self, request_id: str, epoch: int) -> None:
-        generation = self._live.get(request_id)
-        if generation is None or generation.epoch != epoch:
-            return
-        log.warning("claim went stale: the request was cancelled or moved; aborted", request_id=request_id, epoch=epoch)
+        """Redis has refused us: the request was cancelled, or moved while we were taken for dead."""
+        log.warning("claim went stale: refused by Redis, aborted here", request_id=request_id, epoch=epoch)
         self._claiming.look_for_unseen()
-        self._drop(generation)
+        generation = self._live.get(request_id)
+        if generation is not None and generation.epoch == epoch:
+            self._drop(generation)
 
     def _drop(self, generation: Generation | None) -> None:
         if generation is None:

@@ -116,6 +116,7 @@ async def test_a_request_that_kills_each_engine_is_parked_and_the_others_are_not
     assert num_deaths == 3
     assert sorted(ended) == ["b", "c", "poison"]
     *_, end = await broker.read_log("poison")
+    assert end.error is not None
     assert (end.finish_reason, end.error.code) == ("poisoned", "poison_request")
     assert await broker.state("poison") == "parked"
     (dead,) = await DeadLetter(commands, broker.keys).list()
@@ -185,6 +186,7 @@ async def test_park_and_replay(broker: Broker, commands) -> None:
     assert await broker.park(claim, CAUSE, "validation_error", "unreadable")
     assert not await broker.park(claim, CAUSE, "validation_error", "unreadable")
     (end,) = await broker.read_log("a")
+    assert end.error is not None
     assert (end.finish_reason, end.error.message) == ("error", "unreadable")
     dead_letter = DeadLetter(commands, broker.keys)
     assert await dead_letter.replay("a")
@@ -243,6 +245,7 @@ async def test_fail_fast_requests_do_not_wait_for_an_engine(broker: Broker) -> N
     assert await broker.state("a") == "queued"
     await die(broker, "e1", external=True)
     (end,) = await broker.read_log("a")
+    assert end.error is not None
     assert (end.finish_reason, end.error.code) == ("engine_lost", "engine_dead")
     assert await broker.state("patient") == "queued"
 
