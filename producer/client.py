@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Unpack
 
-from ..shared.broker import NEW, UNSERVED, Broker
 from ..shared.connection import RETRY_FOR_S, CommandConnection, Subscriber
 from ..shared.errors import ClientClosedError, EngineDeadError, RequestNotFoundError, ValidationError
 from ..shared.keys import DEFAULT_NAMESPACE, Keys
 from ..shared.messages import Delta, EngineCoreRequest
-from ..shared.params import SamplingParams
+from ..shared.params import RequestOutputKind, SamplingParams
 from ..shared.records import ModelCard
 from ..shared.redis_check import check_redis
+from .fan_out import child_ids, children, merge
 from .handle import RequestHandle
 from .health import Health
-from .lease import LEASE_TTL_S, ClientLease, InteractiveRequest
+from .lease import LEASE_TTL_S, ClientLease
 from .model_cards import ModelCards
 from .outputs import RequestOutput
-from .prompt import MAX_PAYLOAD_BYTES, Prompt, RequestOptions, build_request, check_flag, encode_request
-from .reader import DeltaReader, checked, collect, in_kind
+from .prompt import MAX_PAYLOAD_BYTES, Prompt, RequestOptions, build_request, check_flag
+from .reader import collect, in_kind
+from .single_requests import SingleRequests
 
 RESULT_TTL_S = 3600.0
 
@@ -66,17 +66,22 @@ class Client:
             raise ValidationError(f"result_ttl_s must be positive, got {result_ttl_s!r}")
         self._url = url
         self._tenant = tenant
-        self._result_ttl_ms = max(1, int(result_ttl_s * 1000))
-        self._fail_fast = check_flag("fail_fast", fail_fast)
-        self._max_payload_bytes = max_payload_bytes
         self._keys = Keys(namespace)
         self._commands = CommandConnection(url, retry_for_s=retry_for_s)
         self._subscriber = Subscriber(url)
         self._cards = ModelCards(self._commands, self._keys, default=model, wait_for_model=wait_for_model)
         self._health = Health(self._commands, self._keys)
         self._lease = ClientLease(lease_ttl_s)
-        self._brokers: dict[str, Broker] = {}
-        self._open = False
+        self._requests = SingleRequests(
+            self._commands,
+            self._subscriber,
+            self._keys,
+            self._health,
+            self._lease,
+            result_ttl_ms=max(1, int(result_ttl_s * 1000)),
+            fail_fast=check_flag("fail_fast", fail_fast),
+            max_payload_bytes=max_payload_bytes,
+        )
 
     @classmethod
     def connect(cls, url: str, **options: Any) -> Client:
@@ -102,7 +107,7 @@ class Client:
             RedisUnavailableError: nothing answers there.
             RedisUnsupportedError: what answers is too old or lacks a command.
         """
-        if self._open:
+        if self._requests.is_open:
             return self
         try:
             await check_redis(self._url, namespace=self._keys.namespace)
@@ -111,14 +116,14 @@ class Client:
         except BaseException:
             await self._disconnect()
             raise
-        self._open = True
+        self._requests.is_open = True
         return self
 
     async def close(self) -> None:
         """Cancel what this client streams or awaits, and disconnect. Detached requests run on."""
-        if not self._open:
+        if not self._requests.is_open:
             return
-        self._open = False
+        self._requests.is_open = False
         await self._lease.close()
         await self._disconnect()
 
@@ -131,6 +136,8 @@ class Client:
 
         Delivery: ``delta.index`` counts output tokens from 0 and rises without gaps or repeats, whatever was lost
         or redelivered underneath; the last delta carries ``finish_reason``.
+        Several answers (``params.n``): their deltas come merged, ``delta.child`` says whose each is, and what is said
+        here holds for each. An error of one is raised after what had come of the others, which are then cancelled.
         Cancellation: leaving the iterator early cancels the request; cancelling after the end does nothing.
         Back-pressure: deltas that wait for a slow consumer are merged, never dropped.
         Idempotency: a ``request_id`` that is known attaches to that request and streams it from its first token;
@@ -145,10 +152,10 @@ class Client:
             PoisonRequestError: ``max_deliveries`` engines died on this request; it is parked in the dead letter.
             RequestFailedError: the engine failed the request.
         """
-        request = await self._build(prompt, params, options)
-        assert request.sampling_params is not None
-        async with aclosing(self._run(request, options)) as deltas:
-            async for delta in in_kind(deltas, request.sampling_params.output_kind):
+        requests = await self._build(prompt, params, options)
+        kind = RequestOutputKind.DELTA if params is None else params.output_kind
+        async with aclosing(merge([in_kind(self._requests.run(one, options), kind) for one in requests])) as deltas:
+            async for delta in deltas:
                 yield delta
 
     async def generate(
@@ -158,9 +165,10 @@ class Client:
 
         Raises: as ``stream``.
         """
-        request = await self._build(prompt, params, options)
-        async with aclosing(self._run(request, options)) as deltas:
-            return await collect(deltas, request.model, request.request_id, prompt)
+        requests = await self._build(prompt, params, options)
+        first = requests[0]
+        async with aclosing(merge([self._requests.run(one, options) for one in requests])) as deltas:
+            return await collect(deltas, first.model, first.request_id, prompt, n=len(requests))
 
     async def submit(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
@@ -169,42 +177,35 @@ class Client:
 
         Raises: as ``stream``, before anything was enqueued.
         """
-        request = await self._build(prompt, params, options)
-        with self._health.watching(request.model):
-            await self._enqueue(request, options)
-        return RequestHandle(self, request.model, request.request_id, prompt)
+        requests = await self._build(prompt, params, options)
+        await self._requests.submit(requests, options)
+        return RequestHandle(self, requests[0].model, requests[0].request_id, prompt, n=len(requests))
 
-    async def handle(self, request_id: str, *, model: str | None = None) -> RequestHandle:
-        """Return a handle on a request enqueued earlier, here or elsewhere."""
-        return RequestHandle(self, (await self._card(model)).model, request_id)
+    async def handle(self, request_id: str, *, model: str | None = None, n: int = 1) -> RequestHandle:
+        """Return a handle on a request enqueued earlier, here or elsewhere, with the ``n`` that it was given."""
+        return RequestHandle(self, (await self._card(model)).model, request_id, n=n)
 
-    async def cancel(self, request_id: str, *, model: str | None = None) -> None:
-        """End a request with finish_reason "cancelled", in any state; after its end this does nothing.
+    async def cancel(self, request_id: str, *, model: str | None = None, n: int = 1) -> None:
+        """End a request, all ``n`` answers, with finish_reason "cancelled", in any state; after its end does nothing.
 
         Raises:
             RequestNotFoundError: the request is unknown, or its result has expired.
         """
         card = await self._card(model)
-        if await self._broker(card.model).cancel(request_id) is None:
-            raise RequestNotFoundError(f"request {request_id!r} of model {card.model!r} is unknown or has expired")
+        ids, broker = child_ids(request_id, n), self._requests.broker(card.model)
+        for one, state in zip(ids, await asyncio.gather(*map(broker.cancel, ids)), strict=True):
+            if state is None:
+                raise RequestNotFoundError(f"request {one!r} of model {card.model!r} is unknown or has expired")
 
     async def models(self) -> dict[str, ModelCard]:
         """Return the models that workers have served on this Redis, by name."""
         self._check_open()
         return await self._cards.read()
 
-    async def follow(self, model: str, request_id: str, after: int = -1) -> AsyncGenerator[Delta]:
-        """Iterate over the deltas of a request that is already enqueued; see ``RequestHandle.stream``."""
+    def follow(self, model: str, request_ids: Sequence[str], after: int = -1) -> AsyncGenerator[Delta]:
+        """Iterate over the answers of a request that is already enqueued; see ``RequestHandle.stream``."""
         self._check_open()
-        reader = DeltaReader(self._broker(model), self._subscriber, request_id, after)
-        try:
-            await reader.subscribe()
-            reader.catch_up()
-            with self._health.watching(model):
-                async for delta in checked(reader):
-                    yield delta
-        finally:
-            reader.close()
+        return merge([self._requests.follow(model, request_id, after) for request_id in request_ids])
 
     async def check_health(self, model: str | None = None) -> None:
         """Return if a live engine serves the model, by the heartbeats of this moment.
@@ -234,73 +235,30 @@ class Client:
     @property
     def is_running(self) -> bool:
         """Whether the client is connected and not ``errored``."""
-        return self._open and not self.errored
+        return self._requests.is_open and not self.errored
 
     @property
     def is_stopped(self) -> bool:
         return not self.is_running
 
-    def _broker(self, model: str) -> Broker:
-        broker = self._brokers.get(model)
-        if broker is None:
-            broker = self._brokers[model] = Broker(self._commands, self._keys.model(model))
-        return broker
-
-    async def _build(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions) -> EngineCoreRequest:
+    async def _build(
+        self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions
+    ) -> list[EngineCoreRequest]:
+        """Return the single requests to send, one per answer, none of them too large."""
         unknown = options.keys() - RequestOptions.__annotations__.keys()
         if unknown:
             raise ValidationError(f"unknown request option {', '.join(sorted(unknown))}")
         card = await self._card(options.get("model"))
-        return build_request(prompt, params, card=card, tenant=self._tenant, options=options)
-
-    async def _run(self, request: EngineCoreRequest, options: RequestOptions) -> AsyncGenerator[Delta]:
-        """Enqueue an interactive request and follow it; leaving early cancels it."""
-        broker = self._broker(request.model)
-        reader = DeltaReader(broker, self._subscriber, request.request_id)
-        interactive: InteractiveRequest | None = None
-        try:
-            await reader.subscribe()
-            enqueueing = asyncio.create_task(self._enqueue(request, options, client_id=self._lease.client_id))
-            interactive = InteractiveRequest(broker, request.request_id, enqueueing)
-            self._lease.hold(interactive)
-            with self._health.watching(request.model):
-                is_ours = await interactive.is_ours()
-                if not is_ours:
-                    self._lease.let_go(interactive)
-                    reader.catch_up()
-                async for delta in checked(reader):
-                    if is_ours and delta.token_ids:
-                        self._health.saw_alive(request.model)
-                    yield delta
-        finally:
-            reader.close()
-            if interactive is not None:
-                if not reader.ended and self._open:
-                    await interactive.leave()
-                self._lease.let_go(interactive)
-
-    async def _enqueue(self, request: EngineCoreRequest, options: RequestOptions, *, client_id: str = "") -> bool:
-        """Enqueue a request, detached without a ``client_id``; returns whether it is new, or its id was known."""
-        fail_fast = options.get("fail_fast")
-        state = await self._broker(request.model).enqueue(
-            request.request_id,
-            encode_request(request, self._max_payload_bytes),
-            result_ttl_ms=self._result_ttl_ms,
-            client_id=client_id,
-            client_ttl_ms=self._lease.ttl_ms,
-            fail_fast=self._fail_fast if fail_fast is None else fail_fast,
-            call=secrets.token_hex(8),
-        )
-        if state == UNSERVED:
-            raise await self._health.unserved(request.model)
-        return state == NEW
+        requests = children(build_request(prompt, params, card=card, tenant=self._tenant, options=options))
+        self._requests.check_sizes(requests)
+        return requests
 
     async def _card(self, model: str | None) -> ModelCard:
         self._check_open()
         return await self._cards.find(model)
 
     def _check_open(self) -> None:
-        if not self._open:
+        if not self._requests.is_open:
             raise ClientClosedError("the client is not connected; use it inside `async with Client.connect(url)`")
 
     async def _disconnect(self) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..shared.errors import ValidationError
 from ..shared.messages import Delta
+from .fan_out import child_ids
 from .outputs import RequestOutput
 from .reader import collect
 
@@ -17,14 +18,23 @@ if TYPE_CHECKING:
 class RequestHandle:
     """Result, stream and cancellation of a detached request; made by ``Client.submit`` or ``Client.handle``.
 
-    A handle holds no connection of its own: any process that knows model and request_id can make one.
+    A handle holds no connection of its own: any process that knows model, request_id and ``n`` can make one.
+    With ``n`` > 1 it acts on all answers; ``child`` gives a handle on one.
     """
 
-    def __init__(self, client: Client, model: str, request_id: str, prompt: object = None) -> None:
+    def __init__(self, client: Client, model: str, request_id: str, prompt: object = None, *, n: int = 1) -> None:
         self._client = client
         self.model = model
         self.request_id = request_id
+        self.n = n
         self._prompt = prompt
+        self._child_ids = child_ids(request_id, n)
+
+    def child(self, child: int) -> RequestHandle:
+        """Return a handle on one answer, a request of its own: its output has index 0, its deltas ``child`` 0."""
+        if isinstance(child, bool) or not isinstance(child, int) or not 0 <= child < self.n:
+            raise ValidationError(f"child must be in [0, {self.n}), got {child!r}")
+        return RequestHandle(self._client, self.model, self._child_ids[child], self._prompt)
 
     async def result(self) -> RequestOutput:
         """Wait for the end and return the whole output.
@@ -35,17 +45,22 @@ class RequestHandle:
             RequestFailedError: the engine refused or failed the request (or a ``ValidationError`` it found).
             RequestNotFoundError: the request is unknown, or its result has expired.
         """
-        return await collect(self.stream(), self.model, self.request_id, self._prompt)
+        return await collect(self.stream(), self.model, self.request_id, self._prompt, n=self.n)
 
     def stream(self, after: int = -1) -> AsyncGenerator[Delta]:
         """Iterate over the deltas that follow token ``after`` (-1: from the first). Leaving early cancels nothing.
 
-        Any number of readers may stream one request, at any time until its result expires.
+        Any number of readers may stream one request, at any time until its result expires. With ``n`` > 1 this is the
+        merged stream of all answers, from their first tokens only: ``child(c).stream(after=...)`` resumes one.
         """
         if isinstance(after, bool) or not isinstance(after, int) or after < -1:
             raise ValidationError(f"after must be a token index, at least -1, got {after!r}")
-        return self._client.follow(self.model, self.request_id, after)
+        if self.n > 1 and after != -1:
+            raise ValidationError(
+                f"after={after} says nothing of {self.n} answers; use handle.child(c).stream(after=...) for each"
+            )
+        return self._client.follow(self.model, self._child_ids, after)
 
     async def cancel(self) -> None:
         """End the request with finish_reason "cancelled"; after its end, or a second time, this does nothing."""
-        await self._client.cancel(self.request_id, model=self.model)
+        await self._client.cancel(self.request_id, model=self.model, n=self.n)

@@ -92,12 +92,13 @@ class LLM:
         options: RequestOptions,
         bar: ProgressBar,
     ) -> list[RequestOutput]:
-        in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
+        most_answers = max((chosen.n for chosen in params if isinstance(chosen, SamplingParams)), default=1)
+        in_flight = asyncio.Semaphore(MAX_IN_FLIGHT // most_answers)
 
         async def one(prompt: Prompt, chosen: SamplingParams | None) -> RequestOutput:
             async with in_flight:
                 output = await self._client.generate(prompt, chosen, **options)
-            bar.advance(len(output.outputs[0].token_ids))
+            bar.advance(sum(len(answer.token_ids) for answer in output.outputs))
             return output
 
         pairs = zip(prompts, params, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -25,7 +26,10 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):
-    """A finished request. ``prompt`` is as the caller gave it, or None where only the request_id is known."""
+    """A finished request, with ``n`` answers; ``usage`` counts its prompt once and the output tokens of all.
+
+    ``prompt`` is as the caller gave it, or None where only the request_id is known.
+    """
 
     request_id: str
     model: str
@@ -40,11 +44,21 @@ class RequestOutput(msgspec.Struct, kw_only=True):
         return self.outputs[0].text
 
 
-def final_output(request_id: str, model: str, prompt: object, whole: Delta) -> RequestOutput:
-    """Return the output for ``whole``, all deltas of a finished request merged."""
+def final_output(request_id: str, model: str, prompt: object, wholes: Sequence[Delta]) -> RequestOutput:
+    """Return the output for ``wholes``, all deltas of each answer of a finished request merged."""
+    return RequestOutput(
+        request_id=request_id,
+        model=model,
+        prompt=prompt,
+        outputs=[_completion(index, whole) for index, whole in enumerate(wholes)],
+        usage=_usage([whole.usage for whole in wholes if whole.usage is not None]),
+    )
+
+
+def _completion(index: int, whole: Delta) -> CompletionOutput:
     assert whole.finish_reason is not None
-    completion = CompletionOutput(
-        index=0,
+    return CompletionOutput(
+        index=index,
         text=whole.text,
         token_ids=whole.token_ids,
         finish_reason=whole.finish_reason,
@@ -52,4 +66,14 @@ def final_output(request_id: str, model: str, prompt: object, whole: Delta) -> R
         cumulative_logprob=math.fsum(token.logprob for token in whole.logprobs) if whole.logprobs else None,
         logprobs=whole.logprobs or None,
     )
-    return RequestOutput(request_id=request_id, model=model, prompt=prompt, outputs=[completion], usage=whole.usage)
+
+
+def _usage(each: Sequence[Usage]) -> Usage | None:
+    """The answers share one prompt, which is counted once, and cached as far as it was for all."""
+    if not each:
+        return None
+    return Usage(
+        num_prompt_tokens=max(usage.num_prompt_tokens for usage in each),
+        num_output_tokens=sum(usage.num_output_tokens for usage in each),
+        num_cached_tokens=min(usage.num_cached_tokens for usage in each),
+    )

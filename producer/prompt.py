@@ -61,7 +61,8 @@ def build_request(
     params = SamplingParams() if params is None else params
     if not isinstance(params, SamplingParams):
         raise ValidationError(f"params must be a SamplingParams, got {type(params).__name__}")
-    params.check_supported()
+    # An engine is asked for one answer at a time: see fan_out.
+    msgspec.structs.replace(params, n=1).check_supported()
     if params.seed is None:
         params = msgspec.structs.replace(params, seed=secrets.randbelow(MAX_SEED))
     if (fail_fast := options.get("fail_fast")) is not None:

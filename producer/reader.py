@@ -12,7 +12,8 @@ a whole, and what lies beyond ``_next_index`` is taken.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 
 import msgspec
 
@@ -178,23 +179,27 @@ async def checked(reader: DeltaReader) -> AsyncIterator[Delta]:
         yield delta
 
 
-async def in_kind(deltas: AsyncIterator[Delta], kind: RequestOutputKind) -> AsyncIterator[Delta]:
-    """Give a stream the shape that ``SamplingParams.output_kind`` asks for."""
+async def in_kind(deltas: AsyncGenerator[Delta], kind: RequestOutputKind) -> AsyncGenerator[Delta]:
+    """Give the stream of one answer the shape that ``SamplingParams.output_kind`` asks for; closes it at the end."""
     whole: Delta | None = None
-    async for delta in deltas:
-        if kind == RequestOutputKind.DELTA:
-            yield delta
-            continue
-        whole = delta if whole is None else whole.followed_by(delta)
-        if kind == RequestOutputKind.CUMULATIVE or whole.finished:
-            yield whole
+    async with aclosing(deltas):
+        async for delta in deltas:
+            if kind == RequestOutputKind.DELTA:
+                yield delta
+                continue
+            whole = delta if whole is None else whole.followed_by(delta)
+            if kind == RequestOutputKind.CUMULATIVE or whole.finished:
+                yield whole
 
 
-async def collect(deltas: AsyncIterator[Delta], model: str, request_id: str, prompt: object) -> RequestOutput:
-    """Merge a stream into the final output."""
-    whole: Delta | None = None
+async def collect(
+    deltas: AsyncIterator[Delta], model: str, request_id: str, prompt: object, *, n: int = 1
+) -> RequestOutput:
+    """Merge a stream of ``n`` answers into the final output."""
+    wholes: dict[int, Delta] = {}
     async for delta in deltas:
-        whole = delta if whole is None else whole.followed_by(delta)
-    if whole is None:
+        whole = wholes.get(delta.child)
+        wholes[delta.child] = delta if whole is None else whole.followed_by(delta)
+    if len(wholes) < n:
         raise ClientClosedError(f"request {request_id!r} was left without an end")
-    return final_output(request_id, model, prompt, whole)
+    return final_output(request_id, model, prompt, [wholes[child] for child in range(n)])

@@ -223,6 +223,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     ``text`` may lag behind ``token_ids`` while a character is incomplete or a stop string may be forming.
     The last delta, and no other, carries ``finish_reason``.
     ``logprobs`` has one entry per token of ``token_ids``, or none at all if the request did not ask.
+    ``child`` says which of a request's ``n`` answers it belongs to; set by the client, 0 on the wire.
     """
 
     version: int = WIRE_VERSION
@@ -234,6 +235,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     error: RequestError | None = None
     usage: Usage | None = None
     logprobs: list[TokenLogprobs] = []
+    child: int = 0
 
     def followed_by(self, later: Delta) -> Delta:
         """Return one delta that says what this one and the next say one after the other."""

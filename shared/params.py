@@ -18,6 +18,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
+MAX_N = 64
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -70,6 +71,7 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
     """How to choose tokens and when to stop.
 
     Args:
+        n: how many answers. The client asks for each with a request of its own, so an engine sees 1 only. At most 64.
         presence_penalty: taken off the logit of every token that the output has. Range [-2, 2].
         frequency_penalty: taken off it once for each time. Range [-2, 2].
         repetition_penalty: divides the positive logits, and multiplies the others, of every token that prompt or
@@ -161,7 +163,7 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
 
 # name -> (type, lowest, highest); None is accepted where the field's default is None or says so.
 _RANGES: dict[str, tuple[type, float, float]] = {
-    "n": (int, 1, 128),
+    "n": (int, 1, MAX_N),
     "presence_penalty": (float, -2.0, 2.0),
     "frequency_penalty": (float, -2.0, 2.0),
     "repetition_penalty": (float, 0.01, 100.0),

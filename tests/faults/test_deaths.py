@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 
+import msgspec
 import pytest
 
 from penstock.ops.local_stack import LocalStack
@@ -52,6 +53,24 @@ async def test_generations_go_on_at_the_restarted_engine(start: Start, role: str
     assert beat.num_restarts == 1
     for one, expected in zip(watched, whole, strict=True):
         one.check(expected)
+
+
+async def test_each_answer_of_a_request_goes_on_at_the_restarted_engine(start: Start) -> None:
+    stack = await start(1, "--deterministic")
+    params = msgspec.structs.replace(PARAMS[1], n=3)
+    async with Client.connect(stack.url) as client:
+        whole = (await client.generate(PROMPT, params)).outputs
+        merged = Watched(client.stream(PROMPT, params))
+        await until(lambda: min(map(merged.num_tokens_of, range(3))) >= 20, what="the answers do not start")
+        assert not any(delta.finished for delta in merged.deltas), "an answer had ended before the fault"
+        await kill_busy(stack, "core")
+        async with asyncio.timeout(60):
+            await merged.task
+        (beat,) = await engines(stack.url)
+    assert beat.num_restarts == 1
+    assert len({answer.text for answer in whole}) == 3
+    for answer in whole:
+        merged.check(answer)
 
 
 async def test_generations_go_on_after_redis_was_killed(start: Start) -> None:

@@ -53,21 +53,39 @@ async def test_a_paused_worker_that_wakes_after_its_requests_moved_is_refused(st
         assert {beat.num_restarts for beat in await engines(stack.url)} == {0}
 
 
-@pytest.mark.parametrize("role", ["core", "worker", "supervisor", "redis"])
-async def test_a_stop_of_30_s_harms_nobody(start: Start, role: str) -> None:
-    stack = await start(1 if role == "redis" else 2, "--deterministic")
+async def test_stops_of_30_s_harm_nobody(start: Start) -> None:
+    """A core, another engine's worker process and a third one's supervisor, all at once; a fourth engine lives."""
+    stack = await start(4, "--deterministic", "--max-num-seqs", "6")
+    async with Client.connect(stack.url) as client:
+        whole = await undisturbed(client)
+        watched = [Watched(client.stream(PROMPT, params)) for params in PARAMS * 6]
+        await all_under_way(watched)
+        victims = await engines(stack.url)
+        pids = [victims[0].core_pid, victims[1].worker_pid, victims[2].supervisor_pid]
+        await stop_for_30_s(pids)
+        await finish(watched, whole * 6)
+
+
+async def test_a_redis_stopped_for_30_s_harms_nobody(start: Start) -> None:
+    stack = await start(1, "--deterministic")
     async with Client.connect(stack.url) as client:
         whole = await undisturbed(client)
         watched = [Watched(client.stream(PROMPT, params)) for params in PARAMS * 2]
         await all_under_way(watched)
-        beat = await busiest(stack.url)
-        pid = await asyncio.to_thread(stack.redis_pid) if role == "redis" else getattr(beat, f"{role}_pid")
-        stopped = process(pid)
+        await stop_for_30_s([await asyncio.to_thread(stack.redis_pid)])
+        await finish(watched, whole * 2)
+        (beat,) = await engines(stack.url)
+    assert beat.num_restarts == 0
+
+
+async def stop_for_30_s(pids: list[int]) -> None:
+    processes = [process(pid) for pid in pids]
+    for stopped in processes:
         stopped.suspend()
-        await asyncio.sleep(STOP_S)
+    await asyncio.sleep(STOP_S)
+    for stopped in processes:
         if stopped.is_running():
             stopped.send_signal(signal.SIGCONT)
-        await finish(watched, whole * 2)
 
 
 CLIENT = """
@@ -143,13 +161,15 @@ async def test_no_false_alarm_in_60_s_at_saturation(start_faulty: Start) -> None
                 await client.generate(PROMPT, params)
                 num_done += 1
 
-        async def fault(sign: str) -> None:
-            await client.generate(f"{PROMPT} {sign}", SamplingParams(max_tokens=2))
+        async def faults() -> None:
+            for sign in (HOLD_GIL, BUSY_THREAD):
+                await client.generate(f"{PROMPT} {sign}", SamplingParams(max_tokens=2))
 
         async with asyncio.timeout(SATURATION_S + 60):
-            await asyncio.gather(*(ask() for _ in range(32)), fault(HOLD_GIL), fault(BUSY_THREAD))
+            await asyncio.gather(*(ask() for _ in range(32)), faults())
         after = await busiest(stack.url)
     assert num_done > 32
+    assert after.num_restarts == 0, (await log_of(stack))[-4000:]
     assert (after.core_pid, after.worker_pid, after.num_restarts) == (before.core_pid, before.worker_pid, 0)
     assert after.step_counter > before.step_counter
     assert "stall" not in await log_of(stack)

@@ -47,19 +47,23 @@ class Watched:
     def num_tokens(self) -> int:
         return self.deltas[-1].next_index if self.deltas else 0
 
+    def num_tokens_of(self, child: int) -> int:
+        return sum(len(delta.token_ids) for delta in self.deltas if delta.child == child)
+
     async def _follow(self, stream: AsyncIterator[Delta]) -> None:
         async for delta in stream:
             self.deltas.append(delta)
             self.times.append(time.monotonic())
 
     def check(self, whole: CompletionOutput) -> None:
-        """Each token once and in order, one end, and everything as in the undisturbed run."""
-        indexes = [delta.index + i for delta in self.deltas for i in range(len(delta.token_ids))]
+        """Each token of this answer once and in order, one end, and everything as in the undisturbed run."""
+        deltas = [delta for delta in self.deltas if delta.child == whole.index]
+        indexes = [delta.index + i for delta in deltas for i in range(len(delta.token_ids))]
         assert indexes == list(range(len(whole.token_ids)))
-        assert [delta.finish_reason for delta in self.deltas if delta.finished] == [whole.finish_reason]
-        assert [token_id for delta in self.deltas for token_id in delta.token_ids] == list(whole.token_ids)
-        assert "".join(delta.text for delta in self.deltas) == whole.text
-        assert [token for delta in self.deltas for token in delta.logprobs] == (whole.logprobs or [])
+        assert [delta.finish_reason for delta in deltas if delta.finished] == [whole.finish_reason]
+        assert [token_id for delta in deltas for token_id in delta.token_ids] == list(whole.token_ids)
+        assert "".join(delta.text for delta in deltas) == whole.text
+        assert [token for delta in deltas for token in delta.logprobs] == (whole.logprobs or [])
 
     def next_token_after(self, moment: float) -> float:
         """Seconds from ``moment`` to the next delta."""

@@ -91,7 +91,8 @@ async def test_a_lost_core_is_the_engines_own_death(start_host: StartHost) -> No
     assert (death.reason, death.num_tokens) == ("the engine core died (killed by signal 11)", 7)
     assert host.engines[0].policy.num_barren_deaths == 0
     host.tell(0, "serve")
-    await host.until_restarted(0, host.engines[0].policy.num_restarts + 1)
+    policy = host.engines[0].policy
+    await eventually(lambda: policy.phase is Phase.SERVING and host.engines[0].life.alive)
 
 
 async def test_a_crash_loop_is_given_up_and_the_others_serve_on(
@@ -129,21 +130,21 @@ async def test_what_is_listed_of_an_engine_that_waits(
     host = await _host_in_back_off(start_host, monkeypatch)
     beat = await host.until_listed_dead(0)
     assert beat.error == "there is no such model"
-    assert beat.num_restarts == 1
+    assert beat.num_restarts == 2
     assert beat.restart_at == pytest.approx(time.time() + LONG_DELAY_S, abs=10)
     await asyncio.to_thread(worker_cli.main, ["list", "--redis-url", redis_url, "--namespace", namespace])
     assert re.search(r"^h-0 is dead, restarts in \d+ s: there is no such model$", capsys.readouterr().out, re.MULTILINE)
 
 
 async def _host_in_back_off(start_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> StubHost:
-    """One engine, which waits for its second restart for long."""
+    """One engine that was killed from outside, failed to start at once, and waits long for its next start."""
     monkeypatch.setattr(restart, "FIRST_DELAY_S", LONG_DELAY_S)
     monkeypatch.setattr(restart, "MAX_DELAY_S", LONG_DELAY_S)
     host = await start_host()
     host.tell(0, "refuse")
     host.process(0).kill()
     policy = host.engines[0].policy
-    await eventually(lambda: policy.phase is Phase.DOWN and policy.num_restarts == 1)
+    await eventually(lambda: policy.phase is Phase.DOWN and policy.num_restarts == 2)
     return host
 
 

@@ -33,7 +33,7 @@ from penstock.shared.errors import UnsupportedParameterError, ValidationError
         ("logprobs", 21, r"logprobs must be in \[0, 20\], got 21"),
         ("frequency_penalty", 2.1, r"frequency_penalty must be in \[-2, 2\], got 2.1"),
         ("repetition_penalty", 0, r"repetition_penalty must be in \[0.01, 100\], got 0"),
-        ("n", 0, r"n must be in \[1, 128\], got 0"),
+        ("n", 0, r"n must be in \[1, 64\], got 0"),
     ],
 )
 def test_a_bad_value_is_refused_with_field_value_and_range(field: str, value: Any, message: str) -> None:
