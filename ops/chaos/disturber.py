@@ -43,6 +43,7 @@ class Disturber:
         self._interval_s = interval_s
         self._clock = clock
         self._background: set[asyncio.Task[None]] = set()
+        self._reviving: set[LocalWorker] = set()
         self.events: Counter[str] = Counter()
         self._actions: dict[str, tuple[int, Callable[[], Awaitable[None]]]] = {
             "kill core": (4, lambda: self._kill("core_pid")),
@@ -95,7 +96,7 @@ class Disturber:
             psutil.Process(getattr(victim, role)).kill()
             self._clock.died(held)
         if role == "supervisor_pid":
-            self._spawn(self._revive(self._worker_of(victim)))
+            self._revive_later(self._worker_of(victim))
 
     async def _pause(self, role: str) -> None:
         victim = await self._victim()
@@ -106,9 +107,9 @@ class Disturber:
 
     async def _drain(self) -> None:
         worker = self._random.choice(self._stack.workers)
-        if worker.is_running:
+        if worker.is_running and worker not in self._reviving:
             worker.processes()["supervisor"].send_signal(signal.SIGTERM)
-            self._spawn(self._revive(worker))
+            self._revive_later(worker)
 
     async def _restart_redis(self) -> None:
         self._stack.kill_redis()
@@ -132,8 +133,19 @@ class Disturber:
             finally:
                 process.resume()
 
+    def _revive_later(self, worker: LocalWorker) -> None:
+        """Start a worker again once its supervisor has ended; once, however often it is killed meanwhile."""
+        if worker not in self._reviving:
+            self._reviving.add(worker)
+            self._spawn(self._revive(worker))
+
     async def _revive(self, worker: LocalWorker) -> None:
-        """Start a worker again once its supervisor has ended."""
+        try:
+            await self._start_again(worker)
+        finally:
+            self._reviving.discard(worker)
+
+    async def _start_again(self, worker: LocalWorker) -> None:
         await asyncio.to_thread(worker.await_end)
         for _ in range(RECONNECT_TRIES):
             await asyncio.to_thread(worker.spawn)

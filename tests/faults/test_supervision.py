@@ -228,3 +228,13 @@ async def test_a_cancelled_request_stops_running_within_a_step(start_faulty: Sta
         # One step that was under way, one heartbeat's worth of steps before the count was read.
         assert beat.step_counter - steps <= 7
         assert watched.deltas[-1].finish_reason == "cancelled"
+
+
+async def test_nothing_is_left_when_supervisor_and_redis_are_both_gone(start: Start) -> None:
+    """Nobody would stop such a worker process, and it cannot hand back."""
+    stack = await start(1)
+    (beat,) = await engines(stack.url)
+    family = [process(pid) for pid in (beat.worker_pid, beat.core_pid)]
+    await asyncio.to_thread(stack.kill_redis)
+    process(beat.supervisor_pid).kill()
+    await until(lambda: not any(process_exists(one.pid) for one in family), timeout_s=40)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..supervisor.process_tree import is_stopped
+from ..process_tree import is_stopped
 
 # What a process does to itself. Any other signal was sent by somebody.
 _FAULTS = frozenset(

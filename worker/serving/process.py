@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import select
 import signal
 import sys
@@ -33,6 +34,7 @@ from .service import WorkerService
 from .stall import StallWatch
 
 EXIT_FAILED, EXIT_CORE_DIED = 1, 3
+ORPHAN_TIMEOUT_S = 15.0
 
 log = structlog.get_logger()
 
@@ -43,6 +45,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.at_once = asyncio.Event()
+        self.is_orphaned = asyncio.Event()
 
     def install(self, lifeline: asyncio.StreamReader) -> asyncio.Task[None]:
         loop = asyncio.get_running_loop()
@@ -59,6 +62,7 @@ class StopSignals:
     async def _watch(self, lifeline: asyncio.StreamReader) -> None:
         await lifeline.read()
         log.warning("life line closed: handing back and leaving")
+        self.is_orphaned.set()
         self.stop.set()
         self.at_once.set()
 
@@ -228,10 +232,23 @@ async def serve(config: WorkerConfig, lifeline: asyncio.StreamReader) -> int:
     """Run a worker process inside the running loop and return its exit status."""
     signals = StopSignals()
     watching = signals.install(lifeline)
+    giving_up = asyncio.create_task(_leave_anyway(signals))
     try:
         return await WorkerProcess(config).run(signals)
     finally:
+        giving_up.cancel()
         watching.cancel()
+
+
+async def _leave_anyway(signals: StopSignals) -> None:
+    """End a process whose supervisor is gone and that cannot hand back, because Redis is away, too.
+
+    Nobody would ever stop it, and its lease ends by itself. The engine core sees the end of the channel and exits.
+    """
+    await signals.is_orphaned.wait()
+    await asyncio.sleep(ORPHAN_TIMEOUT_S)
+    log.error("left without handing back: the supervisor is gone and Redis does not answer")
+    os._exit(EXIT_FAILED)
 
 
 async def _main() -> int:

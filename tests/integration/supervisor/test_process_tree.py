@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from penstock.worker.supervisor.process_tree import kill_process_tree
+from penstock.worker.process_tree import kill_process_tree
 
 from .conftest import is_gone, wait_until
 
