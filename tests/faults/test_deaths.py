@@ -17,7 +17,7 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 
 from .conftest import Start
-from .watching import PARAMS, PROMPT, Watched, all_under_way, busiest, engines, undisturbed, until
+from .watching import PARAMS, PROMPT, Watched, busiest, engines, finish, start_streams, undisturbed, until
 
 
 async def kill_busy(stack: LocalStack, role: str, sign: signal.Signals = signal.SIGKILL) -> None:
@@ -29,30 +29,20 @@ async def kill_busy(stack: LocalStack, role: str, sign: signal.Signals = signal.
 async def test_generations_go_on_at_another_engine(start: Start, role: str) -> None:
     stack = await start(2, "--deterministic")
     async with Client.connect(stack.url) as client:
-        whole = await undisturbed(client)
-        watched = [Watched(client.stream(PROMPT, params)) for params in PARAMS * 3]
-        await all_under_way(watched)
+        whole, watched = await start_streams(client, 3)
         await kill_busy(stack, role)
-        async with asyncio.timeout(60):
-            await asyncio.gather(*(one.task for one in watched))
-    for one, expected in zip(watched, whole * 3, strict=True):
-        one.check(expected)
+        await finish(watched, whole)
 
 
 @pytest.mark.parametrize("role", ["core", "worker"])
 async def test_generations_go_on_at_the_restarted_engine(start: Start, role: str) -> None:
     stack = await start(1, "--deterministic")
     async with Client.connect(stack.url) as client:
-        whole = await undisturbed(client)
-        watched = [Watched(client.stream(PROMPT, params)) for params in PARAMS]
-        await all_under_way(watched)
+        whole, watched = await start_streams(client)
         await kill_busy(stack, role)
-        async with asyncio.timeout(60):
-            await asyncio.gather(*(one.task for one in watched))
+        await finish(watched, whole)
         (beat,) = await engines(stack.url)
     assert beat.num_restarts == 1
-    for one, expected in zip(watched, whole, strict=True):
-        one.check(expected)
 
 
 async def test_each_answer_of_a_request_goes_on_at_the_restarted_engine(start: Start) -> None:
@@ -76,17 +66,12 @@ async def test_each_answer_of_a_request_goes_on_at_the_restarted_engine(start: S
 async def test_generations_go_on_after_redis_was_killed(start: Start) -> None:
     stack = await start(1, "--deterministic")
     async with Client.connect(stack.url) as client:
-        whole = await undisturbed(client)
-        watched = [Watched(client.stream(PROMPT, params)) for params in PARAMS]
-        await all_under_way(watched)
+        whole, watched = await start_streams(client)
         await asyncio.to_thread(stack.kill_redis)
         await asyncio.to_thread(stack.restart_redis)
-        async with asyncio.timeout(60):
-            await asyncio.gather(*(one.task for one in watched))
+        await finish(watched, whole)
         (beat,) = await engines(stack.url)
     assert beat.num_restarts == 0
-    for one, expected in zip(watched, whole, strict=True):
-        one.check(expected)
 
 
 @pytest.mark.timeout(300)
@@ -105,10 +90,7 @@ async def test_a_generation_killed_after_every_token_is_the_undisturbed_one(star
             await until(lambda k=k, watched=watched: watched[0].num_tokens >= k)
             assert watched[0].num_tokens == k
             await kill_busy(stack, "core")
-            async with asyncio.timeout(60):
-                await asyncio.gather(*(one.task for one in watched))
-            for one, expected in zip(watched, whole, strict=True):
-                one.check(expected)
+            await finish(watched, whole)
 
 
 CLIENT = """

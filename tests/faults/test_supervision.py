@@ -15,7 +15,7 @@ from penstock.shared.errors import EngineDeadError
 
 from .conftest import Start
 from .faulty_model import BUSY_THREAD, HOLD_GIL
-from .watching import PARAMS, PROMPT, Watched, all_under_way, busiest, engines, process, undisturbed, until
+from .watching import PARAMS, PROMPT, Watched, all_under_way, busiest, engines, finish, process, start_streams, until
 
 SATURATION_S = 60.0
 STOP_S = 30.0
@@ -26,30 +26,21 @@ async def log_of(stack: LocalStack) -> str:
     return await asyncio.to_thread(lambda: stack.workers[0].log)
 
 
-async def finish(watched: list[Watched], whole: list) -> None:
-    async with asyncio.timeout(120):
-        await asyncio.gather(*(one.task for one in watched))
-    for one, expected in zip(watched, whole, strict=True):
-        one.check(expected)
-
-
 async def test_a_paused_worker_that_wakes_after_its_requests_moved_is_refused(start: Start) -> None:
     """The stall timeout is long, so nobody kills the zombie: the server's refusals alone keep it out."""
     stack = await start(2, "--deterministic", "--stall-timeout", "100")
     async with Client.connect(stack.url) as client:
-        whole = await undisturbed(client)
-        watched = [Watched(client.stream(PROMPT, params)) for params in PARAMS * 2]
-        await all_under_way(watched)
+        whole, watched = await start_streams(client, 2)
         zombie = await busiest(stack.url)
         process(zombie.worker_pid).suspend()
-        await finish(watched, whole * 2)
+        await finish(watched, whole)
         process(zombie.worker_pid).resume()
         give_up_at = time.monotonic() + 20
         while "claim went stale" not in await log_of(stack):
             assert time.monotonic() < give_up_at, "the zombie was not refused"
             await asyncio.sleep(0.05)
         again = [Watched(client.stream(PROMPT, params)) for params in PARAMS * 2]
-        await finish(again, whole * 2)
+        await finish(again, whole)
         assert {beat.num_restarts for beat in await engines(stack.url)} == {0}
 
 
@@ -57,23 +48,19 @@ async def test_stops_of_30_s_harm_nobody(start: Start) -> None:
     """A core, another engine's worker process and a third one's supervisor, all at once; a fourth engine lives."""
     stack = await start(4, "--deterministic", "--max-num-seqs", "6")
     async with Client.connect(stack.url) as client:
-        whole = await undisturbed(client)
-        watched = [Watched(client.stream(PROMPT, params)) for params in PARAMS * 6]
-        await all_under_way(watched)
+        whole, watched = await start_streams(client, 6)
         victims = await engines(stack.url)
         pids = [victims[0].core_pid, victims[1].worker_pid, victims[2].supervisor_pid]
         await stop_for_30_s(pids)
-        await finish(watched, whole * 6)
+        await finish(watched, whole)
 
 
 async def test_a_redis_stopped_for_30_s_harms_nobody(start: Start) -> None:
     stack = await start(1, "--deterministic")
     async with Client.connect(stack.url) as client:
-        whole = await undisturbed(client)
-        watched = [Watched(client.stream(PROMPT, params)) for params in PARAMS * 2]
-        await all_under_way(watched)
+        whole, watched = await start_streams(client, 2)
         await stop_for_30_s([await asyncio.to_thread(stack.redis_pid)])
-        await finish(watched, whole * 2)
+        await finish(watched, whole)
         (beat,) = await engines(stack.url)
     assert beat.num_restarts == 0
 

@@ -85,7 +85,23 @@ async def until(condition: Callable[[], object], timeout_s: float = 60.0, what: 
 
 async def all_under_way(watched: list[Watched], num_tokens: int = 20) -> None:
     await until(lambda: all(one.num_tokens >= num_tokens for one in watched), what="the streams do not start")
-    assert not any(one.task.done() for one in watched), "everything had ended before the fault"
+    assert not all(one.task.done() for one in watched), "everything had ended before the fault"
+
+
+async def start_streams(client: Client, times: int = 1) -> tuple[list[CompletionOutput], list[Watched]]:
+    """Return what ``PARAMS`` give undisturbed, each ``times`` over, and streams of the same that are under way."""
+    whole = await undisturbed(client)
+    watched = [Watched(client.stream(PROMPT, params)) for params in PARAMS * times]
+    await all_under_way(watched)
+    return whole * times, watched
+
+
+async def finish(watched: list[Watched], whole: list[CompletionOutput]) -> None:
+    """Wait for the ends and check everything that was seen."""
+    async with asyncio.timeout(100):
+        await asyncio.gather(*(one.task for one in watched))
+    for one, expected in zip(watched, whole, strict=True):
+        one.check(expected)
 
 
 async def engines(url: str) -> list[EngineHeartbeat]:
