@@ -38,8 +38,9 @@ def configure_logging(level: str = "info", fmt: str = "auto", stream: TextIO | N
         raise ConfigurationError(f"log format must be one of {', '.join(FORMATS)}, got {fmt!r}")
     target = sys.stderr if stream is None else stream
     pretty = fmt == "pretty" or (fmt == "auto" and target.isatty())
-    # What structlog does before its record reaches logging is the same for every format, so that loggers which
-    # cached it follow a second call; everything else happens in the handler, once, for both kinds of record.
+    # What structlog does before its record reaches logging is the same for every format; everything else happens in the
+    # handler, once, for both kinds of record. Loggers are not cached: lines are rare, and a cached one would not follow
+    # a second call, or a test that listens.
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -48,7 +49,6 @@ def configure_logging(level: str = "info", fmt: str = "auto", stream: TextIO | N
         ],
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
-        cache_logger_on_first_use=True,
     )
     handler = _PenstockStream(target)
     handler.setFormatter(

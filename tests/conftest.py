@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import redis
+import structlog
 from blockbuster import BlockBuster
 
 from penstock.shared.connection import CommandConnection, Subscriber
@@ -26,6 +28,17 @@ def _no_blocking_calls() -> Iterator[None]:
     guard.activate()
     yield
     guard.deactivate()
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging() -> Iterator[None]:
+    """Programs that run inside this process configure its logs, with the streams of their test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+    logging.captureWarnings(False)
+    structlog.reset_defaults()
 
 
 @pytest.fixture
