@@ -2,7 +2,8 @@
 
 ``tokenizers.DecodeStream`` holds back incomplete characters. Two cases need more: a run of byte-fallback tokens
 (``<0xE3>``) is decoded as one, so that an invalid byte late in the run changes the text of all of it; and an
-incomplete character at the end comes out only in a decode of all tokens, which ``flush`` makes.
+incomplete character at the end comes out only in a decode of all tokens, which ``flush`` makes. Special tokens that are
+skipped are left out here: the bytes before and after one are neighbours in the whole.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: Tokenizer, byte_ids: frozenset[int], *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._byte_ids = byte_ids
+        added = tokenizer.get_added_tokens_decoder() if skip_special_tokens else {}
+        self._skipped_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._skip_special_tokens = skip_special_tokens
         self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
         self._token_ids: list[int] = []
@@ -35,6 +38,7 @@ class IncrementalDetokenizer:
 
     def add(self, token_ids: list[int]) -> str:
         """Return the text that ``token_ids`` complete."""
+        token_ids = [token_id for token_id in token_ids if token_id not in self._skipped_ids]
         self._token_ids += token_ids
         text = ""
         for token_id in token_ids:

@@ -59,3 +59,11 @@ def test_no_half_character_is_shown(text: str) -> None:
     pieces = [detokenizer.add([token_id]) for token_id in byte_level().encode(text).ids]
     assert all("\ufffd" not in piece for piece in pieces)
     assert "".join(pieces) + detokenizer.flush() == text
+
+
+def test_a_skipped_special_token_does_not_part_the_bytes_around_it() -> None:
+    tokenizer = sentencepiece_like()
+    detokenizer = IncrementalDetokenizer(tokenizer, byte_token_ids(tokenizer), skip_special_tokens=True)
+    token_ids = [3, 1, 131, 1, 0]
+    text = "".join(detokenizer.add([token_id]) for token_id in token_ids) + detokenizer.flush()
+    assert text == tokenizer.decode(token_ids, skip_special_tokens=True)
