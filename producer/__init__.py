@@ -19,6 +19,7 @@ from ..shared.params import (
     SamplingParams,
     StructuredOutputsParams,
 )
+from ..shared.stats import EngineStats, RequestStats
 from .client import Client
 from .handle import RequestHandle
 from .llm import LLM
@@ -31,6 +32,7 @@ __all__ = [
     "CompletionOutput",
     "Delta",
     "EngineDeadError",
+    "EngineStats",
     "FinishReason",
     "LoRARequest",
     "PenstockError",
@@ -41,6 +43,7 @@ __all__ = [
     "RequestHandle",
     "RequestOutput",
     "RequestOutputKind",
+    "RequestStats",
     "SamplingParams",
     "StructuredOutputsParams",
     "TokenLogprobs",

@@ -10,12 +10,13 @@ from typing import Any, Unpack
 
 from ..shared.broker import Queue
 from ..shared.connection import RETRY_FOR_S, CommandConnection, Subscriber
-from ..shared.errors import ClientClosedError, EngineDeadError, RequestNotFoundError, ValidationError
+from ..shared.errors import ClientClosedError, RequestNotFoundError, ValidationError
 from ..shared.keys import DEFAULT_NAMESPACE, Keys
 from ..shared.messages import Delta
 from ..shared.params import RequestOutputKind, SamplingParams
 from ..shared.records import ModelCard
 from ..shared.redis_check import check_redis
+from .engine_view import EngineView
 from .fan_out import child_ids, children, merge
 from .handle import RequestHandle
 from .health import Health
@@ -31,7 +32,7 @@ from .single_requests import SingleRequests
 RESULT_TTL_S = 3600.0
 
 
-class Client(QueueControl):
+class Client(QueueControl, EngineView):
     """Enqueue requests and stream or await their results.
 
     Use ``async with Client.connect(url) as client:`` (or ``client = await Client.connect(url)`` and ``close()``).
@@ -236,40 +237,6 @@ class Client(QueueControl):
         """Iterate over the answers of a request that is already enqueued; see ``RequestHandle.stream``."""
         self._check_open()
         return merge([self._requests.follow(model, request_id, after) for request_id in request_ids])
-
-    async def check_health(self, model: str | None = None) -> None:
-        """Return if a live engine serves the model, by the heartbeats of this moment.
-
-        An engine that is ready, busy, compiling, draining or sleeping is live; a starting, stalled or dead one is not.
-
-        Raises:
-            EngineDeadError: there is none; names each engine that is known and its cause.
-            UnknownModelError: no worker has ever served ``model`` here.
-        """
-        await self._health.check((await self._card(model)).model)
-
-    @property
-    def errored(self) -> bool:
-        """Whether this client last saw that nobody serves a model it uses; asks nobody.
-
-        Kept by ``check_health`` and by every ``EngineDeadError`` that a request of this client met; ended by a
-        ``check_health`` that returns and by a new token of a request for that model.
-        """
-        return self._health.dead_error is not None
-
-    @property
-    def dead_error(self) -> EngineDeadError:
-        """The newest error behind ``errored``; one that says so if there is none."""
-        return self._health.dead_error or EngineDeadError("no engine is known to be dead")
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the client is connected and not ``errored``."""
-        return self._requests.is_open and not self.errored
-
-    @property
-    def is_stopped(self) -> bool:
-        return not self.is_running
 
     async def _build(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions) -> list[Outgoing]:
         """Return the single requests to send, one per answer."""

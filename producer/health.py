@@ -38,7 +38,7 @@ class Health:
         Raises:
             EngineDeadError: none is of a live engine of ``model``; names what became of each.
         """
-        engines = await self._engines(model)
+        engines = await self.engines(model)
         if not any(engine.state in LIVE_STATES for engine in engines):
             self.saw_dead(model, _dead_error(model, engines))
             raise self._dead[model]
@@ -46,7 +46,7 @@ class Health:
 
     async def unserved(self, model: str) -> EngineDeadError:
         """Return the error for a request that was refused because no engine of ``model`` holds a lease."""
-        return _dead_error(model, await self._engines(model))
+        return _dead_error(model, await self.engines(model))
 
     @contextmanager
     def watching(self, model: str) -> Iterator[None]:
@@ -64,7 +64,8 @@ class Health:
     def saw_alive(self, model: str) -> None:
         self._dead.pop(model, None)
 
-    async def _engines(self, model: str) -> list[EngineHeartbeat]:
+    async def engines(self, model: str) -> list[EngineHeartbeat]:
+        """Return the heartbeats of the model's engines that have not expired."""
         beats = await read_heartbeats(self._connection.execute, self._keys)
         return [beat for beat in beats if beat.model == model]
 

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import msgspec
 
 from ..shared.messages import Delta, FinishReason, TokenLogprobs, Usage
+from ..shared.stats import RequestStats
 
 
 class CompletionOutput(msgspec.Struct, kw_only=True):
     """One answer to a request.
 
     ``logprobs`` has one entry per token, ``cumulative_logprob`` is the sum; None if the request did not ask.
+    ``stats`` say where its time went; None if it never came to an engine.
     """
 
     index: int
@@ -23,6 +25,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     stop_reason: int | str | None = None
     cumulative_logprob: float | None = None
     logprobs: list[TokenLogprobs] | None = None
+    stats: RequestStats | None = None
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):
@@ -68,6 +71,7 @@ def _completion(index: int, whole: Delta) -> CompletionOutput:
         stop_reason=whole.stop_reason,
         cumulative_logprob=math.fsum(token.logprob for token in whole.logprobs) if whole.logprobs else None,
         logprobs=whole.logprobs or None,
+        stats=whole.stats,
     )
 
 

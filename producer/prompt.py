@@ -32,6 +32,7 @@ class RequestOptions(TypedDict, total=False):
     is stopped, and ends with finish_reason "expired" and the tokens so far.
     ``timeout_s``: the same, in seconds from now; the earlier of the two holds.
     ``priority``: lower is earlier, within what the engine has admitted, if it schedules by priority.
+    ``cache_salt``: only requests of the tenant with the same one share blocks of the KV cache.
     ``fail_fast``: raise ``EngineDeadError`` rather than wait for an engine; the client's ``fail_fast`` when None.
     ``chat_template_kwargs``: passed to the chat template, for a prompt of messages.
     """
@@ -43,11 +44,13 @@ class RequestOptions(TypedDict, total=False):
     deadline: float | None
     timeout_s: float | None
     priority: int
+    cache_salt: str | None
     fail_fast: bool | None
     chat_template_kwargs: Mapping[str, Any] | None
 
 
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
+MAX_CACHE_SALT_CHARS = 512
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -91,11 +94,19 @@ def build_request(
         model=card.model,
         tenant=check_name("tenant", tenant if own_tenant is None else own_tenant),
         priority=priority,
+        cache_salt=_cache_salt(options),
         deadline=wanted_until(options),
         band="" if band is None else check_name("band", band),
     )
     _set_prompt(request, prompt, card, options.get("chat_template_kwargs"))
     return request
+
+
+def _cache_salt(options: RequestOptions) -> str | None:
+    salt: Any = options.get("cache_salt")
+    if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= MAX_CACHE_SALT_CHARS):
+        raise ValidationError(f"cache_salt must be a string of 1 to {MAX_CACHE_SALT_CHARS} characters, got {salt!r}")
+    return salt
 
 
 def wanted_until(options: RequestOptions) -> float | None:

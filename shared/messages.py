@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from .params import LoRARequest, PoolingParams, SamplingParams
+from .stats import RequestStats, StepStats
 
 WIRE_VERSION = 1
 
@@ -172,11 +173,26 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
     top: list[tuple[int, float]]
 
 
+class EngineCoreEventType(enum.IntEnum):
+    """What happened to a request inside the engine core."""
+
+    QUEUED = 1
+    SCHEDULED = 2
+    PREEMPTED = 3
+
+
+class EngineCoreEvent(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """``timestamp`` is in seconds of the host's monotonic clock, which its processes share."""
+
+    type: EngineCoreEventType
+    timestamp: float
+
+
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """New tokens of one request out of one step, and its end if it ended.
 
     ``new_logprobs`` has one entry per token, or none at all if the request did not ask. With the first token comes
-    ``new_prompt_logprobs``, one per token of the prompt but its first.
+    ``new_prompt_logprobs``, one per token of the prompt but its first. ``events`` are those since its last output.
     """
 
     request_id: str
@@ -187,6 +203,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     num_cached_tokens: int = 0
     new_logprobs: list[TokenLogprobs] = []
     new_prompt_logprobs: list[TokenLogprobs] = []
+    events: list[EngineCoreEvent] = []
 
     @property
     def finished(self) -> bool:
@@ -212,11 +229,12 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag="outputs"):
-    """Everything one step produced."""
+    """Everything one step produced. Without ``step_stats`` it tells of no step; ``timestamp`` is that of its end."""
 
     outputs: list[EngineCoreOutput] = []
     scheduler_stats: SchedulerStats | None = None
     timestamp: float = 0.0
+    step_stats: StepStats | None = None
 
 
 class UtilityOutput(msgspec.Struct, array_like=True, omit_defaults=True, tag="utility_output"):
@@ -242,6 +260,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     ``logprobs`` has one entry per token of ``token_ids``, or none at all if the request did not ask.
     ``prompt_logprobs`` has one entry per token of the prompt but its first, if the request asked; it comes once, with
     the first token.
+    ``stats`` come with the first token and with the end.
     ``child`` says which of a request's ``n`` answers it belongs to; set by the client, 0 on the wire.
     """
 
@@ -256,6 +275,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     logprobs: list[TokenLogprobs] = []
     child: int = 0
     prompt_logprobs: list[TokenLogprobs] = []
+    stats: RequestStats | None = None
 
     def followed_by(self, later: Delta) -> Delta:
         """Return one delta that says what this one and the next say one after the other."""
@@ -266,6 +286,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
             text=self.text + later.text,
             logprobs=self.logprobs + later.logprobs,
             prompt_logprobs=self.prompt_logprobs + later.prompt_logprobs,
+            stats=later.stats or self.stats,
         )
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from .messages import WIRE_VERSION, EngineState
+from .stats import EngineStats
 
 
 class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -47,6 +48,7 @@ class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     num_restarts: int = 0
     # Set while the engine is dead and waits for its next start, and 0 when none will come: seconds since the epoch.
     restart_at: float = 0.0
+    stats: EngineStats | None = None
 
 
 class DeathCause(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True):

@@ -39,7 +39,8 @@ _STATE_OF = {
 class Claim(msgspec.Struct, frozen=True):
     """A request handed to an engine. ``payload`` is undecoded: it may be anything.
 
-    ``num_kv_tokens`` is what it is reckoned to take of the KV cache, ``expires_in_ms`` -1 without a deadline.
+    ``num_kv_tokens`` is what it is reckoned to take of the KV cache, ``expires_in_ms`` -1 without a deadline,
+    ``waited_ms`` the time since it entered its lane.
     """
 
     request_id: str
@@ -51,6 +52,7 @@ class Claim(msgspec.Struct, frozen=True):
     alone_until: int = -1
     num_kv_tokens: int = 0
     expires_in_ms: int = -1
+    waited_ms: int = 0
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):

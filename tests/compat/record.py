@@ -14,6 +14,8 @@ from penstock.shared.messages import (
     CheckInvariants,
     Delta,
     DrainCommand,
+    EngineCoreEvent,
+    EngineCoreEventType,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -28,6 +30,7 @@ from penstock.shared.messages import (
     UtilityCall,
 )
 from penstock.shared.params import RepetitionDetectionParams, SamplingParams
+from penstock.shared.stats import RequestStats, StepStats
 
 PATH = Path(__file__).parent / "wire_v1.json"
 
@@ -166,6 +169,19 @@ SAMPLES: list[tuple[str, str, Any]] = [
         "delta with log probabilities of a prompt",
         "Delta",
         Delta(token_ids=[5], text="ab", prompt_logprobs=[TokenLogprobs(t, -2.5, 7, [(1, -0.5)]) for t in (2, 3)]),
+    ),
+    (
+        "step outputs with statistics",
+        "CoreOutput",
+        EngineCoreOutputs(
+            outputs=[EngineCoreOutput("r1#1", [5], events=[EngineCoreEvent(EngineCoreEventType.SCHEDULED, 7.25)])],
+            step_stats=StepStats(3, 1, 10, 2, 0.25, 0.5, 0.125),
+        ),
+    ),
+    (
+        "last delta with statistics",
+        "Delta",
+        Delta(index=5, finish_reason=FinishReason.STOP, stats=RequestStats(0.5, 0.25, 1.5, 0.75, 0.375, 2.25, 1, 2)),
     ),
     ("cancel command", "EngineCommand", CancelCommand("r1")),
     ("drain command", "WorkerCommand", DrainCommand(5.0)),

@@ -43,6 +43,11 @@ async def test_generations_go_on_at_the_restarted_engine(start: Start, role: str
         await finish(watched, whole)
         (beat,) = await engines(stack.url)
     assert beat.num_restarts == 1
+    for one in watched:
+        first, last = (stats for delta in one.deltas if (stats := delta.stats) is not None)
+        assert last.num_deliveries == 2
+        assert last.time_to_first_token_s == first.time_to_first_token_s
+        assert first.latency_s < last.latency_s
 
 
 async def test_each_answer_of_a_request_goes_on_at_the_restarted_engine(start: Start) -> None:

@@ -27,6 +27,7 @@ from .request import Request
 from .scheduler import Scheduler
 from .structured.admission import GrammarAdmission
 from .structured.loader import load_backend
+from .timeline import ClockedTimeline
 
 _SMALL_MODEL_PARAMETERS = 20_000_000
 _ORDERING_POLICIES: dict[str, type[OrderingPolicy]] = {"fcfs": FirstComeFirstServed, "priority": Priority}
@@ -73,6 +74,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         max_model_len=size.max_model_len,
         policy=_ORDERING_POLICIES[config.scheduling_policy](),
         prefix_cache=BlockHashCache(block_pool) if config.enable_prefix_caching else NoPrefixCache(),
+        timeline=ClockedTimeline(),
     )
     core = EngineCore(
         scheduler,

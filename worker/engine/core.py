@@ -9,10 +9,12 @@ import structlog
 
 from ...shared.errors import EngineDeadError, PromptTooLongError, UnsupportedParameterError, ValidationError
 from ...shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestError
+from ...shared.stats import StepStats
 from .isolation import Isolation
 from .param_checks import check_in_vocabulary, check_params
 from .request import STATUS_OF_REASON, Request, RequestStatus
 from .scheduler import SampledTokens, Scheduler, SchedulerOutput
+from .step_watch import StepWatch
 from .stop import check_stop
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ class EngineCore:
         self._eos_token_ids = frozenset(token_id for token_id in eos_token_ids if token_id < vocab_size)
         self._num_accelerator_failures = 0
         self._isolation = Isolation()
+        self._step_stats: StepStats | None = None
 
     @property
     def has_work(self) -> bool:
@@ -128,13 +131,23 @@ class EngineCore:
         ended = self._take_ready_grammars() if self._grammars else []
         if not self.scheduler.has_unfinished_requests:
             return ended
+        watch = StepWatch()
         batch = self._isolation.next_batch() or self.scheduler.schedule()
+        watch.scheduled(batch)
         try:
             sampled = self._executor.execute(batch)
         except Exception as error:
             return ended + self._handle_failure(batch, error)
+        watch.executed()
         self._num_accelerator_failures = 0
-        return ended + self.scheduler.update_from_output(batch, sampled)
+        outputs = ended + self.scheduler.update_from_output(batch, sampled)
+        self._step_stats = watch.updated()
+        return outputs
+
+    def take_step_stats(self) -> StepStats | None:
+        """Return what the last step did; None if it failed, or was asked for before."""
+        stats, self._step_stats = self._step_stats, None
+        return stats
 
     def reset_prefix_cache(self) -> bool:
         """Forget what earlier requests have left in the KV cache; False, and nothing is done, while it is in use."""

@@ -95,7 +95,7 @@ class EngineCoreProcess:
         stats = self._core.scheduler.stats()
         stats.device_memory_bytes = self._device_memory_bytes
         stats.num_waiting_reqs += self._core.num_waiting_for_grammar
-        self._channel.send(EngineCoreOutputs(outputs, stats, now))
+        self._channel.send(EngineCoreOutputs(outputs, stats, now, self._core.take_step_stats()))
 
     def _handle(self, message: Any) -> None:
         if isinstance(message, EngineCoreRequest):

@@ -6,7 +6,7 @@ import enum
 import zlib
 from typing import TYPE_CHECKING
 
-from ...shared.messages import FinishReason, TokenLogprobs
+from ...shared.messages import EngineCoreEvent, FinishReason, TokenLogprobs
 from ...shared.params import SamplingParams
 from .block_pool import InvariantError
 
@@ -61,6 +61,7 @@ class Request:
 
     Attributes:
         block_hashes: of its first full blocks, as far as somebody has asked (``prefix_cache.py``).
+        events: what has happened to it since its last output.
         constraint: what its ``structured_outputs`` allow; None without, and while the grammar is compiled.
         num_cached_tokens: prompt tokens that were in the KV cache when it was first admitted.
         prompt_logprobs: those known of the prompt's second token and on; None if not wanted, or given out.
@@ -72,6 +73,7 @@ class Request:
         "block_table",
         "constraint",
         "eos_token_ids",
+        "events",
         "extra_keys",
         "is_finished",
         "max_output_tokens",
@@ -111,6 +113,7 @@ class Request:
         self.extra_keys = extra_keys
         wants_prompt_logprobs = params.prompt_logprobs is not None and not output_token_ids
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if wants_prompt_logprobs else None
+        self.events: list[EngineCoreEvent] = []
         self.constraint: Constraint | None = None
         self.status = RequestStatus.WAITING
         self.is_finished = False
@@ -148,6 +151,11 @@ class Request:
     def reads_prefix_cache(self) -> bool:
         """Whether tokens may be skipped that are in the KV cache: not if the logits of the prompt are wanted too."""
         return self.prompt_logprobs is None
+
+    def take_events(self) -> list[EngineCoreEvent]:
+        """Return the events that no output has told yet."""
+        events, self.events = self.events, []
+        return events
 
     def move_to(self, status: RequestStatus) -> None:
         """Change the status.

@@ -27,13 +27,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ...shared.errors import ConfigurationError
-from ...shared.messages import EngineCoreOutput, FinishReason, RequestError, SchedulerStats, TokenLogprobs
+from ...shared.messages import (
+    EngineCoreEventType,
+    EngineCoreOutput,
+    FinishReason,
+    RequestError,
+    SchedulerStats,
+    TokenLogprobs,
+)
 from .block_pool import BlockPool, InvariantError
 from .ordering import FirstComeFirstServed, OrderingPolicy, RequestQueue
 from .prefix_cache import NoPrefixCache, PrefixCache
 from .prompt_budget import PromptRowBudget
 from .request import STATUS_OF_REASON, Request, RequestStatus
 from .stop import check_stop
+from .timeline import NoTimeline, Timeline
 
 NO_TOKEN = -1
 
@@ -93,6 +101,7 @@ class Scheduler:
         max_model_len: int,
         policy: OrderingPolicy | None = None,
         prefix_cache: PrefixCache | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         if block_pool.blocks_for(max_model_len) > block_pool.num_blocks:
             raise ConfigurationError(
@@ -109,6 +118,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         policy = policy or FirstComeFirstServed()
         self._prefix_cache = prefix_cache or NoPrefixCache()
+        self._timeline = timeline or NoTimeline()
         self._running = RequestQueue(policy)
         self._waiting = RequestQueue(policy)
         self._requests: dict[str, Request] = {}
@@ -135,6 +145,7 @@ class Scheduler:
         self._num_arrived += 1
         self._requests[request.request_id] = request
         self._waiting.add(request)
+        self._timeline.note(request, EngineCoreEventType.QUEUED)
 
     def schedule(self) -> SchedulerOutput:
         """Choose the next step's work and give it its blocks."""
@@ -189,6 +200,8 @@ class Scheduler:
             request.token_ids.append(token_id)
             self._num_generation_tokens += 1
             new_output = EngineCoreOutput(request.request_id, [token_id], num_cached_tokens=request.num_cached_tokens)
+            if request.events:
+                new_output.events = request.take_events()
             stop = check_stop(request)
             if stop is not None:
                 new_output.finish_reason, new_output.stop_reason = stop
@@ -277,6 +290,7 @@ class Scheduler:
         request.num_computed_tokens = num_cached_tokens
         self._prefix_cache.note_admission(request)
         request.move_to(RequestStatus.RUNNING)
+        self._timeline.note(request, EngineCoreEventType.SCHEDULED)
         return True
 
     def _grow_block_table(self, request: Request, num_new_tokens: int) -> bool:
@@ -290,6 +304,7 @@ class Scheduler:
             last.move_to(RequestStatus.PREEMPTED)
             self._waiting.add(last)
             self._num_preemptions += 1
+            self._timeline.note(last, EngineCoreEventType.PREEMPTED)
             if last is request:
                 return False
         if num_blocks > 0:

@@ -14,6 +14,7 @@ from ...shared.messages import Delta, FinishReason, Ready, RequestError
 from ...shared.records import DeathCause
 from ..config import WorkerConfig
 from .core_client import CoreClient
+from .engine_meter import EngineMeter
 from .generation import Generation
 from .intake import Intake, UndecodableEntryError
 from .live import LiveGenerations
@@ -41,6 +42,7 @@ class ClaimLoop:
         core: CoreClient,
         live: LiveGenerations,
         publisher: Publisher,
+        meter: EngineMeter,
     ) -> None:
         self._engine_id = config.engine_id
         self._lease_ttl_ms = config.lease_ttl_ms
@@ -48,6 +50,7 @@ class ClaimLoop:
         self._core = core
         self._live = live
         self._publisher = publisher
+        self._meter = meter
         self._wake = asyncio.Event()
         self._is_stopping = False
         # A claim of this engine's former life may have been carried out after its claims were taken back.
@@ -160,7 +163,9 @@ class ClaimLoop:
 
     def _expire(self, generation: Generation) -> None:
         """Its deadline has come while it was here, which its removal would have prevented."""
-        self._publisher.publish(generation.request_id, generation.epoch, generation.expire())
+        delta = generation.expire()
+        self._meter.note_delta(delta)
+        self._publisher.publish(generation.request_id, generation.epoch, delta)
         core_id = self._live.remove(generation.request_id)
         if core_id is not None:
             self._core.abort_requests([core_id])

@@ -8,6 +8,7 @@ from ...shared.broker import Claim
 from ...shared.messages import Delta, EngineCoreOutput, EngineCoreRequest, FinishReason, Usage
 from ..text.stop_strings import StopStrings
 from ..text.tokenizer import TextCodec
+from .request_timing import RequestTiming
 
 
 class Generation:
@@ -26,6 +27,7 @@ class Generation:
         self.request_id = request.request_id
         self.epoch = request.epoch
         self.expiry: asyncio.TimerHandle | None = None
+        self.timing = RequestTiming(claim, logged)
         self._num_prompt_tokens = len(request.prompt_token_ids)
         self._alone_until = claim.alone_until
         self._reckoned_kv_tokens = claim.num_kv_tokens
@@ -75,6 +77,7 @@ class Generation:
         self._next_index = delta.next_index
         # An output without tokens (an error) does not say it.
         self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+        delta.stats = self.timing.first_token()
         if delta.finish_reason is not None:
             self._end(delta)
         return delta, stopped_at is not None and not output.finished
@@ -87,6 +90,7 @@ class Generation:
 
     def _end(self, delta: Delta) -> None:
         self.finished = True
+        delta.stats = self.timing.whole(delta.next_index)
         delta.usage = Usage(self._num_prompt_tokens, delta.next_index, self._num_cached_tokens)
 
     def _text_of(self, token_ids: list[int]) -> tuple[str, str | None]:

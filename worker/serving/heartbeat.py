@@ -16,6 +16,7 @@ from ...shared.errors import RedisUnavailableError
 from ...shared.keys import Keys
 from ...shared.messages import EngineState, SchedulerStats
 from ...shared.records import EngineHeartbeat
+from ...shared.stats import EngineStats
 from ..config import WorkerConfig
 from ..progress import Phase, Progress, ProgressReader
 from .stall import StallWatch
@@ -36,6 +37,7 @@ class Heartbeat:
         self.error = ""
         self.core_pid = 0
         self.stats = SchedulerStats()
+        self.engine_stats: EngineStats | None = None
         self.num_tokens = 0
         self._started_at = time.time()
         self._num_beats = 0
@@ -100,6 +102,7 @@ class Heartbeat:
             error=self.error,
             num_restarts=config.num_restarts,
             device_memory_bytes=stats.device_memory_bytes,
+            stats=self.engine_stats,
         )
 
     def _state(self, progress: Progress) -> EngineState:

@@ -21,6 +21,7 @@ from ..config import WorkerConfig
 from ..text.tokenizer import TextCodec
 from .claiming import ClaimLoop
 from .core_client import CoreClient
+from .engine_meter import EngineMeter
 from .generation import Generation
 from .heartbeat import Heartbeat
 from .intake import Intake
@@ -44,9 +45,11 @@ class WorkerService:
         self._subscriber = subscriber
         self._core = core
         self._heartbeat = heartbeat
+        self._meter = EngineMeter()
+        heartbeat.engine_stats = self._meter.stats
         self._live = LiveGenerations()
         self._publisher = Publisher(broker, self._on_stale)
-        self._claiming = ClaimLoop(config, broker, core, self._live, self._publisher)
+        self._claiming = ClaimLoop(config, broker, core, self._live, self._publisher, self._meter)
 
     async def take_lease(self) -> None:
         """Hold the engine's lease from now on; ``serve`` renews it."""
@@ -103,12 +106,19 @@ class WorkerService:
         """Take one step's outputs from the core."""
         if outputs.scheduler_stats is not None:
             self._heartbeat.stats = outputs.scheduler_stats
+            self._meter.note_scheduler(outputs.scheduler_stats)
+        if outputs.step_stats is not None:
+            self._meter.note_step(outputs.step_stats)
         for output in outputs.outputs:
             generation = self._live.by_core_id(output.request_id)
             if generation is None:
                 continue
             was_on_probation = generation.is_on_probation
+            interval_s = generation.timing.note_output(output, outputs.timestamp)
+            if interval_s is not None:
+                self._meter.note_token_interval(interval_s)
             delta, stop_core = generation.absorb(output)
+            self._meter.note_delta(delta)
             self._heartbeat.num_tokens += len(delta.token_ids)
             if stop_core:
                 self._core.abort_requests([output.request_id])

@@ -4,9 +4,10 @@
 -- held_kv_tokens are spoken for; kept is how many of its sequences are for tenants that have few.
 -- Each claim raises the request's epoch, which fences every later write.
 -- Returns {wave, retry_ms}. A wave is a list of {id, payload, epoch, count, attempts, alone_until, kv_tokens,
--- expires_in_ms}. alone_until is -1, or the number of output tokens before which the engine is to take no other request:
--- this one may have killed its last engine. kv_tokens is what it is reckoned to take of the cache; expires_in_ms is -1
--- without a deadline. retry_ms says when more may be had without a wake; -1 if nothing is known of.
+-- expires_in_ms, waited_ms}. alone_until is -1, or the number of output tokens before which the engine is to take no
+-- other request: this one may have killed its last engine. kv_tokens is what it is reckoned to take of the cache;
+-- expires_in_ms is -1 without a deadline; waited_ms is the time since it entered its lane. retry_ms says when more may
+-- be had without a wake; -1 if nothing is known of.
 local prefix, engine, limit, held = ARGV[1], ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5])
 local kv_tokens, held_kv_tokens = tonumber(ARGV[6]), tonumber(ARGV[7])
 local now, queue = now_ms(), prefix .. 'queue'
@@ -60,7 +61,7 @@ local function take(id, payload, request, wanted, charged, is_suspect)
   local attempts = redis.call('HINCRBY', key, 'attempts', 1)
   if charged then
     redis.call('HSET', key, 'state', 'claimed', 'engine', engine, 'claimed_count', count, 'charged', charged,
-      'charged_at', now)
+      'charged_at', now, 'arrived_at', request.arrived_at)
     redis.call('HDEL', key, 'entry')
   else
     redis.call('HSET', key, 'state', 'claimed', 'engine', engine, 'claimed_count', count)
@@ -70,14 +71,16 @@ local function take(id, payload, request, wanted, charged, is_suspect)
   local alone_until = is_suspect and count + probation_tokens(request.acquittals) or -1
   local expires_in_ms = request.deadline and tonumber(request.deadline) - now or -1
   num_taken, taken_tokens = num_taken + 1, taken_tokens + wanted
-  wave[num_taken] = {id, payload, epoch, count, attempts, alone_until, wanted, expires_in_ms}
+  local waited_ms = math.max(0, now - tonumber(request.arrived_at or now))
+  wave[num_taken] = {id, payload, epoch, count, attempts, alone_until, wanted, expires_in_ms, waited_ms}
 end
 
 local function read_request(id)
   local found = redis.call('HMGET', prefix .. 'request:' .. id, 'state', 'count', 'prompt', 'max', 'deadline',
-    'acquittals', 'entry')
+    'acquittals', 'entry', 'arrived_at')
+  local entry = found[7]
   return {state = found[1], count = found[2], prompt = tonumber(found[3]), most = tonumber(found[4]),
-    deadline = found[5], acquittals = found[6], entry = found[7]}
+    deadline = found[5], acquittals = found[6], entry = entry, arrived_at = entry and arrival_ms(entry) or found[8]}
 end
 
 -- The look at the deadlines below ends so many at most; what comes to its turn after them is ended here.
@@ -220,7 +223,7 @@ local function advance()
   local wanted = reckoned_kv_tokens(request.prompt, request.most, 0)
   -- What waits is taken to be like what this wave has seen of it: what clients ask for says little of what comes.
   local mean_wanted = (taken_tokens - tokens_before + wanted) / (num_taken - num_before + 1)
-  local age = now - arrival_ms(request.entry)
+  local age = now - request.arrived_at
   if age < PATIENCE_MS and has_its_part(all, room(), mean_wanted) then
     retry_in(PATIENCE_MS - age)
     return false

@@ -8,6 +8,7 @@
 --   deadline         ms of this server's clock at which it expires; absent if it never does
 --   number           its place among all that ever entered its lane
 --   entry            its id in the lane; absent once it was claimed
+--   arrived_at       ms when it entered its lane; absent until it was claimed
 --   line             "returned" or "suspects", where it waits after it was claimed; absent otherwise
 --   count            output tokens logged
 --   attempts         claims so far (deliveries)

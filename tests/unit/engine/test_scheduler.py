@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -11,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.messages import EngineCoreOutput, FinishReason, RequestError
+from penstock.shared.messages import EngineCoreEventType, EngineCoreOutput, FinishReason, RequestError
 from penstock.shared.params import SamplingParams
 from penstock.worker.engine.block_pool import BlockPool, InvariantError
 from penstock.worker.engine.ordering import FirstComeFirstServed, OrderingPolicy, Priority
 from penstock.worker.engine.prefix_cache import BlockHashCache
 from penstock.worker.engine.request import Request, RequestStatus
 from penstock.worker.engine.scheduler import NO_TOKEN, SampledTokens, Scheduler, SchedulerOutput
+from penstock.worker.engine.timeline import ClockedTimeline, Timeline
 
 MAX_MODEL_LEN = 24
 POLICIES = (FirstComeFirstServed(), Priority())
@@ -54,6 +56,7 @@ def make_scheduler(
     policy: OrderingPolicy | None = None,
     *,
     is_caching: bool = False,
+    timeline: Timeline | None = None,
 ) -> Scheduler:
     pool = BlockPool(num_blocks, block_size)
     return Scheduler(
@@ -63,6 +66,7 @@ def make_scheduler(
         max_model_len=MAX_MODEL_LEN,
         policy=policy,
         prefix_cache=BlockHashCache(pool) if is_caching else None,
+        timeline=timeline,
     )
 
 
@@ -229,6 +233,26 @@ def test_the_last_arrived_is_preempted_and_comes_back_first() -> None:
     # c computes its 7 prompt and 2 output tokens again.
     assert work(scheduler.schedule()) == {"b": 1, "c": 9}
     assert scheduler.stats().num_preemptions == 1
+
+
+def test_the_next_output_tells_what_happened_and_when() -> None:
+    clock = itertools.count()
+    scheduler = make_scheduler(num_blocks=6, budget=30, timeline=ClockedTimeline(lambda: next(clock)))
+    for request_id in "abc":
+        scheduler.add_request(make_request(request_id, 7))
+    told = []
+    for _ in range(5):
+        step = scheduler.schedule()
+        outputs = scheduler.update_from_output(step, SampledTokens([100] * len(step.requests)))
+        told.append({o.request_id: [(e.type, e.timestamp) for e in o.events] for o in outputs})
+        if len(told) == 3:
+            scheduler.finish_requests(["a"], RequestStatus.FINISHED_ABORTED)
+    queued, scheduled, preempted = EngineCoreEventType
+    assert told[0] == {id: [(queued, n), (scheduled, n + 3)] for n, id in enumerate("abc")}
+    assert told[1] == {"a": [], "b": [], "c": []}
+    assert told[2] == {"a": [], "b": []}
+    assert told[3]["c"] == [(preempted, 6), (scheduled, 7)]
+    assert told[4]["c"] == []
 
 
 def test_with_priorities_the_lowest_goes_first_and_equals_go_by_arrival() -> None:

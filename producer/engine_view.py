@@ -1,0 +1,63 @@
+"""What a client can see of the engines that serve a model."""
+
+from __future__ import annotations
+
+from ..shared.errors import EngineDeadError
+from ..shared.records import EngineHeartbeat, ModelCard
+from .health import Health
+from .single_requests import SingleRequests
+
+
+class EngineView:
+    """The part of the client that looks at engines. ``model`` may be left out as for a request."""
+
+    _health: Health
+    _requests: SingleRequests
+
+    async def _card(self, model: str | None) -> ModelCard:
+        """Return what is known of a model, as the client finds it."""
+        raise NotImplementedError
+
+    async def engines(self, model: str | None = None) -> list[EngineHeartbeat]:
+        """Return the last heartbeat of each engine of the model, ordered by engine id.
+
+        It holds the engine's state and load, and in ``stats`` what it has counted since it began: figures for metrics.
+
+        Raises:
+            UnknownModelError: no worker has ever served ``model`` here.
+        """
+        return await self._health.engines((await self._card(model)).model)
+
+    async def check_health(self, model: str | None = None) -> None:
+        """Return if a live engine serves the model, by the heartbeats of this moment.
+
+        An engine that is ready, busy, compiling, draining or sleeping is live; a starting, stalled or dead one is not.
+
+        Raises:
+            EngineDeadError: there is none; names each engine that is known and its cause.
+            UnknownModelError: no worker has ever served ``model`` here.
+        """
+        await self._health.check((await self._card(model)).model)
+
+    @property
+    def errored(self) -> bool:
+        """Whether this client last saw that nobody serves a model it uses; asks nobody.
+
+        Kept by ``check_health`` and by every ``EngineDeadError`` that a request of this client met; ended by a
+        ``check_health`` that returns and by a new token of a request for that model.
+        """
+        return self._health.dead_error is not None
+
+    @property
+    def dead_error(self) -> EngineDeadError:
+        """The newest error behind ``errored``; one that says so if there is none."""
+        return self._health.dead_error or EngineDeadError("no engine is known to be dead")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the client is connected and not ``errored``."""
+        return self._requests.is_open and not self.errored
+
+    @property
+    def is_stopped(self) -> bool:
+        return not self.is_running

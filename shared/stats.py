@@ -1,0 +1,139 @@
+"""What one request, one step and one engine took: figures for callers, metrics and dashboards.
+
+Times of a request are ages by Redis's clock at its claim, carried on by the clock of the engine's host: no two hosts'
+clocks are compared. Same rules as for messages: new fields are only appended and carry a default.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import msgspec
+
+# Upper bounds in seconds; what is longer goes into one more bucket.
+STEP_TIME_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+TOKEN_TIME_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0, 60.0)
+REQUEST_TIME_BOUNDS_S = (
+    0.01,
+    0.05,
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    20.0,
+    60.0,
+    300.0,
+    1800.0,
+    7200.0,
+)
+
+
+class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
+    """Where the time of one request went. It comes with the first delta, and whole with the last.
+
+    Args:
+        queue_time_s: from its arrival in Redis to the first step that computed some of it.
+        prefill_time_s: from there to its first output token.
+        decode_time_s: from the first output token to the last; where an engine died in between, that is in it.
+        time_to_first_token_s: the first two together.
+        inter_token_latency_s: mean over its output tokens; 0 with less than two.
+        latency_s: from its arrival to this delta.
+        num_preemptions: how often it lost its place in the KV cache of the engine that ended it.
+        num_deliveries: how many times an engine has claimed it.
+    """
+
+    queue_time_s: float = 0.0
+    prefill_time_s: float = 0.0
+    decode_time_s: float = 0.0
+    time_to_first_token_s: float = 0.0
+    inter_token_latency_s: float = 0.0
+    latency_s: float = 0.0
+    num_preemptions: int = 0
+    num_deliveries: int = 1
+
+
+class StepStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
+    """What one step of an engine did.
+
+    ``num_prefill_tokens`` are those of requests that computed more than the one token they lacked.
+    """
+
+    num_reqs: int = 0
+    num_prefill_reqs: int = 0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    schedule_time_s: float = 0.0
+    execute_time_s: float = 0.0
+    update_time_s: float = 0.0
+
+    @property
+    def step_time_s(self) -> float:
+        return self.schedule_time_s + self.execute_time_s + self.update_time_s
+
+
+class Histogram(msgspec.Struct, omit_defaults=True):
+    """Counts of values: ``counts[i]`` of those above ``bounds[i - 1]`` up to ``bounds[i]``, the last of all above."""
+
+    bounds: tuple[float, ...] = ()
+    counts: list[int] = []
+    sum: float = 0.0
+
+    @classmethod
+    def of(cls, bounds: tuple[float, ...]) -> Histogram:
+        """An empty one."""
+        return cls(bounds, [0] * (len(bounds) + 1))
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def quantile(self, share: float) -> float:
+        """An upper bound of that share of the values, as fine as the buckets; 0 without any, ``inf`` past the last."""
+        wanted, seen = share * self.count, 0
+        for index, count in enumerate(self.counts):
+            seen += count
+            if count and seen >= wanted:
+                return self.bounds[index] if index < len(self.bounds) else float("inf")
+        return 0.0
+
+
+class EngineStats(msgspec.Struct, omit_defaults=True):
+    """What an engine's worker process has counted since it began; every figure only grows.
+
+    Args:
+        num_finished: requests that ended here, by finish reason.
+        num_prompt_tokens, num_output_tokens, num_cached_tokens: of those requests.
+        prefix_cache_queries, prefix_cache_hits: tokens looked for, and found, in the KV cache.
+        num_prefill_tokens, num_decode_tokens: computed; recomputed ones count again.
+    """
+
+    num_finished: dict[str, int] = {}
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_steps: int = 0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    schedule_time_s: float = 0.0
+    execute_time_s: float = 0.0
+    update_time_s: float = 0.0
+    step_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(STEP_TIME_BOUNDS_S))
+    inter_token_latency_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(TOKEN_TIME_BOUNDS_S))
+    time_to_first_token_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_BOUNDS_S))
+    queue_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_BOUNDS_S))
+    prefill_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_BOUNDS_S))
+    decode_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_BOUNDS_S))
+    latency_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_BOUNDS_S))

@@ -1,0 +1,52 @@
+"""The Python examples of the guide run as they stand, with the demo model; ``# => value`` behind a line is checked."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import Client, SamplingParams
+
+pytestmark = pytest.mark.xdist_group("deployment")
+
+GUIDE = Path(__file__).parents[2] / "ops" / "guide"
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+CLAIM = re.compile(r"^(?P<indent> *)(?P<expression>.*\S) +# => (?P<value>.*)$")
+
+
+def checked(line: str) -> str:
+    """The line, or an assertion if it says what its expression is."""
+    claim = CLAIM.match(line)
+    if claim is None:
+        return line
+    ast.parse(claim["expression"], mode="eval")
+    return f"{claim['indent']}assert ({claim['expression']}) == ({claim['value']}), {line.strip()!r}"
+
+
+def source_of(page: Path) -> str:
+    """All blocks of a page as the body of one coroutine."""
+    blocks = BLOCK.findall(page.read_text())
+    assert blocks, f"{page.name} has no example"
+    lines = [checked(line) for block in blocks for line in block.splitlines()]
+    return "async def page(client):\n" + "\n".join(f"    {line}" for line in lines)
+
+
+PAGES = sorted(page for page in GUIDE.glob("*.md") if page.name != "README.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+async def test_the_examples_of_a_page_do_what_they_say(page: Path, deployment: LocalStack) -> None:
+    names = {"SamplingParams": SamplingParams}
+    exec(compile(source_of(page), str(page), "exec"), names)
+    async with Client.connect(deployment.url, model="demo") as client:
+        await names["page"](client)  # type: ignore[operator]
+
+
+def test_a_claim_that_does_not_hold_is_found() -> None:
+    assert checked("x = 1  # a word") == "x = 1  # a word"
+    with pytest.raises(AssertionError):
+        exec(checked("1 + 1  # => 3"))

@@ -1,0 +1,75 @@
+"""What a request took and what an engine has done, as callers see it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from penstock.producer import Client, Delta, RequestStats, SamplingParams
+from penstock.shared.stats import EngineStats
+
+pytestmark = pytest.mark.xdist_group("deployment")
+
+COUNT = "count from four to nine:"
+
+
+async def engine_stats(client: Client) -> EngineStats:
+    (engine,) = await client.engines("demo")
+    assert engine.stats is not None
+    return engine.stats
+
+
+async def settled(client: Client, num_finished: int) -> EngineStats:
+    """The engine's figures once a heartbeat tells of so many ended requests."""
+    async with asyncio.timeout(30):
+        while sum((stats := await engine_stats(client)).num_finished.values()) < num_finished:
+            await asyncio.sleep(0.05)
+    return stats
+
+
+async def test_the_stats_of_a_request_fit_what_its_caller_measures(client: Client) -> None:
+    params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+    started, first_at, deltas = time.monotonic(), 0.0, list[Delta]()
+    async for delta in client.stream(COUNT, params):
+        first_at = first_at or time.monotonic()
+        deltas.append(delta)
+    elapsed = time.monotonic() - started
+    early, whole = deltas[0].stats, deltas[-1].stats
+    assert early is not None
+    assert whole is not None
+    assert [delta.stats for delta in deltas[1:-1]] == [None] * (len(deltas) - 2)
+    # Redis's clock, at which a request arrives, and ours are read a moment apart, in whole milliseconds.
+    assert 0 < early.time_to_first_token_s <= first_at - started + 0.002
+    assert whole.time_to_first_token_s == early.time_to_first_token_s
+    assert whole.time_to_first_token_s == pytest.approx(whole.queue_time_s + whole.prefill_time_s)
+    assert whole.time_to_first_token_s + whole.decode_time_s <= whole.latency_s <= elapsed + 0.002
+    assert whole.inter_token_latency_s == pytest.approx(whole.decode_time_s / 49)
+    assert (whole.num_preemptions, whole.num_deliveries) == (0, 1)
+
+
+async def test_every_answer_and_a_detached_result_carry_theirs(client: Client) -> None:
+    output = await client.generate(COUNT, SamplingParams(temperature=1, max_tokens=8, n=2))
+    handle = await client.submit(COUNT, SamplingParams(temperature=0, max_tokens=8))
+    for answer in [*output.outputs, *(await handle.result()).outputs]:
+        assert isinstance(answer.stats, RequestStats)
+        assert 0 < answer.stats.time_to_first_token_s <= answer.stats.latency_s
+
+
+async def test_the_engine_adds_up_what_its_requests_took(client: Client) -> None:
+    for _ in range(2):
+        await client.generate([7, 8, 9] * 20, SamplingParams(temperature=0, max_tokens=1))
+    before = await settled(client, 1)
+    params = [SamplingParams(temperature=1, max_tokens=n + 1, ignore_eos=True) for n in range(9)]
+    outputs = await asyncio.gather(*(client.generate(COUNT, one) for one in params))
+    after = await settled(client, sum(before.num_finished.values()) + len(outputs))
+    assert after.num_finished["length"] - before.num_finished["length"] >= len(outputs)
+    assert after.num_output_tokens - before.num_output_tokens >= sum(range(1, 10))
+    assert after.inter_token_latency_s.count - before.inter_token_latency_s.count >= sum(range(9))
+    assert after.time_to_first_token_s.count - before.time_to_first_token_s.count >= len(outputs)
+    assert after.latency_s.count == sum(after.num_finished.values())
+    assert after.num_steps == after.step_time_s.count > before.num_steps
+    assert after.num_decode_tokens + after.num_prefill_tokens >= after.num_output_tokens
+    assert 0 < after.prefix_cache_hits <= after.prefix_cache_queries
+    assert after.execute_time_s > before.execute_time_s

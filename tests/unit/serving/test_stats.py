@@ -1,0 +1,103 @@
+"""What is told of the time of a request, and what an engine adds up."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from penstock.shared.broker import Claim
+from penstock.shared.messages import (
+    Delta,
+    EngineCoreEvent,
+    EngineCoreEventType,
+    EngineCoreOutput,
+    FinishReason,
+    Usage,
+)
+from penstock.shared.stats import Histogram, RequestStats, StepStats
+from penstock.worker.serving.engine_meter import EngineMeter
+from penstock.worker.serving.request_timing import RequestTiming
+
+SCHEDULED, PREEMPTED = EngineCoreEventType.SCHEDULED, EngineCoreEventType.PREEMPTED
+
+
+def claim(waited_ms: int = 0, attempt: int = 1) -> Claim:
+    return Claim("r", b"", epoch=attempt, num_logged_tokens=0, attempt=attempt, waited_ms=waited_ms)
+
+
+def output(token_ids: list[int], *events: tuple[EngineCoreEventType, float]) -> EngineCoreOutput:
+    return EngineCoreOutput("r", token_ids, events=[EngineCoreEvent(kind, at) for kind, at in events])
+
+
+def test_the_parts_of_a_request_s_time_add_up() -> None:
+    timing = RequestTiming(claim(waited_ms=2000), [])
+    now = time.monotonic()
+    assert timing.note_output(output([5], (SCHEDULED, now + 1)), now + 4) is None
+    first = timing.first_token()
+    assert first is not None
+    assert first.queue_time_s == pytest.approx(3, abs=0.5)
+    assert first.prefill_time_s == pytest.approx(3)
+    assert first.time_to_first_token_s == pytest.approx(first.queue_time_s + first.prefill_time_s)
+    assert timing.first_token() is None, "it is told once"
+    assert timing.note_output(output([6]), now + 5) == pytest.approx(1)
+    assert timing.note_output(output([7], (PREEMPTED, now + 6), (SCHEDULED, now + 7)), now + 10) == pytest.approx(5)
+    whole = timing.whole(num_output_tokens=3)
+    assert whole.decode_time_s == pytest.approx(6)
+    assert whole.inter_token_latency_s == pytest.approx(3)
+    assert (whole.queue_time_s, whole.prefill_time_s) == (first.queue_time_s, first.prefill_time_s)
+    assert (whole.num_preemptions, whole.num_deliveries) == (1, 1)
+
+
+def test_a_resumed_request_keeps_the_time_of_its_first_token() -> None:
+    told = RequestStats(queue_time_s=0.5, prefill_time_s=0.25, time_to_first_token_s=0.75, latency_s=0.75)
+    logged = [Delta(token_ids=[5], stats=told), Delta(index=1, token_ids=[6])]
+    timing = RequestTiming(claim(waited_ms=10_000, attempt=2), logged)
+    timing.note_output(output([7], (SCHEDULED, time.monotonic())), time.monotonic())
+    assert timing.first_token() is None
+    whole = timing.whole(num_output_tokens=3)
+    assert (whole.queue_time_s, whole.prefill_time_s, whole.time_to_first_token_s) == (0.5, 0.25, 0.75)
+    assert whole.decode_time_s == pytest.approx(10 - 0.75, abs=0.5)
+    assert whole.num_deliveries == 2
+
+
+def test_a_request_that_never_ran_has_spent_its_life_in_the_queue() -> None:
+    whole = RequestTiming(claim(waited_ms=3000), []).whole(num_output_tokens=0)
+    assert whole.queue_time_s == whole.latency_s == pytest.approx(3, abs=0.5)
+    assert (whole.prefill_time_s, whole.decode_time_s, whole.time_to_first_token_s) == (0, 0, 0)
+
+
+def test_a_histogram_knows_its_quantiles_by_bucket() -> None:
+    histogram = Histogram.of((1.0, 2.0, 4.0))
+    assert histogram.quantile(0.5) == 0
+    for value in (0.5, 1.0, 1.5, 3.0, 9.0):
+        histogram.observe(value)
+    assert histogram.counts == [2, 1, 1, 1]
+    assert (histogram.count, histogram.sum) == (5, 15)
+    assert [histogram.quantile(share) for share in (0.4, 0.5, 0.8, 1.0)] == [1, 2, 4, float("inf")]
+
+
+def test_an_engine_adds_up_its_steps_and_requests() -> None:
+    meter = EngineMeter()
+    meter.note_step(StepStats(3, 1, 10, 2, 0.001, 0.02, 0.002))
+    meter.note_step(StepStats(2, 0, 0, 2, 0.001, 0.01, 0.002))
+    stats = meter.stats
+    assert (stats.num_steps, stats.num_prefill_tokens, stats.num_decode_tokens) == (2, 10, 4)
+    assert stats.execute_time_s == pytest.approx(0.03)
+    assert stats.step_time_s.sum == pytest.approx(0.036)
+    meter.note_delta(Delta(token_ids=[1], stats=RequestStats(queue_time_s=0.2, time_to_first_token_s=0.3)))
+    meter.note_delta(Delta(index=1, token_ids=[2]))
+    end = RequestStats(decode_time_s=2.0, latency_s=2.5)
+    meter.note_delta(Delta(index=2, finish_reason=FinishReason.STOP, stats=end, usage=Usage(8, 2, 4)))
+    assert stats.num_finished == {"stop": 1}
+    assert (stats.num_prompt_tokens, stats.num_output_tokens, stats.num_cached_tokens) == (8, 2, 4)
+    counts = {name: getattr(stats, name).count for name in ("queue_time_s", "decode_time_s", "latency_s")}
+    assert counts == {"queue_time_s": 1, "decode_time_s": 1, "latency_s": 1}
+    assert stats.time_to_first_token_s.sum == pytest.approx(0.3)
+
+
+def test_stats_survive_the_merging_of_deltas() -> None:
+    first, later = RequestStats(queue_time_s=1), RequestStats(queue_time_s=1, latency_s=2)
+    start, middle, end = Delta(token_ids=[1], stats=first), Delta(index=1, token_ids=[2]), Delta(index=2, stats=later)
+    assert start.followed_by(middle).stats == first
+    assert start.followed_by(middle).followed_by(end).stats == later

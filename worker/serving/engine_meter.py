@@ -1,0 +1,55 @@
+"""Adds up what an engine does."""
+
+from __future__ import annotations
+
+from ...shared.messages import Delta, SchedulerStats
+from ...shared.stats import EngineStats, StepStats
+
+
+class EngineMeter:
+    """Keeps ``stats`` of one engine, from the start of its worker process on."""
+
+    def __init__(self) -> None:
+        self.stats = EngineStats()
+
+    def note_scheduler(self, scheduler: SchedulerStats) -> None:
+        """Take over the core's own counters, which run since its start."""
+        self.stats.num_preemptions = scheduler.num_preemptions
+        self.stats.prefix_cache_queries = scheduler.prefix_cache_queries
+        self.stats.prefix_cache_hits = scheduler.prefix_cache_hits
+
+    def note_step(self, step: StepStats) -> None:
+        """Count a step."""
+        stats = self.stats
+        stats.num_steps += 1
+        stats.num_prefill_tokens += step.num_prefill_tokens
+        stats.num_decode_tokens += step.num_decode_tokens
+        stats.schedule_time_s += step.schedule_time_s
+        stats.execute_time_s += step.execute_time_s
+        stats.update_time_s += step.update_time_s
+        stats.step_time_s.observe(step.step_time_s)
+
+    def note_token_interval(self, seconds: float) -> None:
+        """Count the time between two tokens of a request."""
+        self.stats.inter_token_latency_s.observe(seconds)
+
+    def note_delta(self, delta: Delta) -> None:
+        """Count what a delta with ``stats`` tells: a first token, or an end."""
+        told, stats = delta.stats, self.stats
+        if told is None:
+            return
+        if delta.token_ids and delta.index == 0:
+            stats.queue_time_s.observe(told.queue_time_s)
+            stats.prefill_time_s.observe(told.prefill_time_s)
+            stats.time_to_first_token_s.observe(told.time_to_first_token_s)
+        if delta.finish_reason is None:
+            return
+        reason = delta.finish_reason.value
+        stats.num_finished[reason] = stats.num_finished.get(reason, 0) + 1
+        stats.latency_s.observe(told.latency_s)
+        if delta.next_index > 0:
+            stats.decode_time_s.observe(told.decode_time_s)
+        if delta.usage is not None:
+            stats.num_prompt_tokens += delta.usage.num_prompt_tokens
+            stats.num_output_tokens += delta.usage.num_output_tokens
+            stats.num_cached_tokens += delta.usage.num_cached_tokens
