@@ -1,0 +1,154 @@
+"""A minute of everything at once in an engine core that has too little cache for it."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+
+import msgspec
+import psutil
+import pytest
+from tokenizers import Tokenizer
+
+from penstock.ops.demo.task import TASKS, held_out_questions
+from penstock.shared.messages import (
+    AbortRequests,
+    CheckInvariants,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Ready,
+    ResetPrefixCache,
+    SchedulerStats,
+    UtilityCall,
+    UtilityOutput,
+)
+from penstock.shared.params import SamplingParams
+from penstock.worker.config import EngineConfig
+
+from .harness import CoreProcess
+from .soak import MAX_MODEL_LEN, Case, Whole, free_case, known_case, structured_case
+from .test_deterministic import DEMO_MODEL
+
+DURATION_S = 60
+# Of what the core has when a third of the time has passed; torch keeps buffers for shapes that it meets.
+MAX_GROWTH_BYTES = 24 << 20
+CONFIG = EngineConfig(
+    model=str(DEMO_MODEL),
+    num_threads=1,
+    max_model_len=MAX_MODEL_LEN,
+    max_num_seqs=16,
+    max_num_batched_tokens=48,
+    # 40 blocks of 16 tokens of 2 KiB: 16 requests would want up to 128.
+    kv_cache_memory=40 * 16 * 2048,
+    scheduling_policy="priority",
+)
+
+
+class Soak:
+    """One side of a core process: sends random rounds of requests and checks each outcome."""
+
+    def __init__(self, core: CoreProcess, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+        self.stats = SchedulerStats()
+        self.num_checked = 0
+        self._core = core
+        self._prefixes = [[self.rng.randrange(3, 300) for _ in range(60)] for _ in range(4)]
+        self._known = self._ask(self.rng.sample([q for t in TASKS for q in held_out_questions(t)], 40))
+        self._num_cases = 0
+
+    def _ask(self, questions: list) -> list[tuple[list[int], list[int]]]:
+        """Prompts and answers of questions asked one at a time, when nothing else runs."""
+        known = []
+        for question in questions:
+            prompt = self.tokenizer.encode(question.prompt).ids
+            params = SamplingParams(temperature=0.0, max_tokens=64)
+            self._send(EngineCoreRequest(request_id="q", prompt_token_ids=prompt, sampling_params=params))
+            whole = Whole()
+            while whole.end is None:
+                for output in self._outputs():
+                    whole.take(output)
+            known.append((prompt, whole.token_ids))
+        return known
+
+    def round(self) -> None:
+        """A burst of requests, some aborted on the way, to its end; then the core must be as if nothing had been."""
+        waiting = {case.request.request_id: case for case in (self._case() for _ in range(self.rng.randint(1, 40)))}
+        running: dict[str, Case] = {}
+        wholes: dict[str, Whole] = {}
+        aborted: set[str] = set()
+        while waiting or running:
+            while waiting and (not running or self.rng.random() < 0.7):
+                request_id, case = waiting.popitem()
+                running[request_id], wholes[request_id] = case, Whole()
+                self._send(case.request)
+            if self.rng.random() < 0.02:
+                self._send(UtilityCall(0, ResetPrefixCache()))
+            for output in self._outputs():
+                wholes[output.request_id].take(output)
+                if output.finished and output.request_id in running:
+                    running.pop(output.request_id).check(wholes[output.request_id])
+                    self.num_checked += 1
+            if self.rng.random() < 0.1:
+                left = self.rng.sample(sorted(running), min(len(running), 2))
+                self._send(AbortRequests(left))
+                aborted.update(left)
+                for request_id in left:
+                    del running[request_id]
+        self._check_idle(aborted)
+
+    def rss_bytes(self) -> int:
+        return psutil.Process(self._core.process.pid).memory_info().rss
+
+    def _case(self) -> Case:
+        self._num_cases += 1
+        request_id, kind = f"r{self._num_cases}", self.rng.random()
+        if kind < 0.3:
+            return known_case(self.rng, request_id, *self.rng.choice(self._known))
+        if kind < 0.45:
+            return structured_case(self.rng, request_id, self.tokenizer.decode)
+        return free_case(self.rng, request_id, self._prefixes)
+
+    def _check_idle(self, aborted: set[str]) -> None:
+        """Every block is free, nothing runs or waits, and the core's own check finds nothing wrong.
+
+        What the core sent of ``aborted`` requests before it knew may still be on its way.
+        """
+        self._send(UtilityCall(1, CheckInvariants()))
+        while not (isinstance(message := self._core.receive(), UtilityOutput) and message.call_id == 1):
+            if isinstance(message, EngineCoreOutputs):
+                assert {output.request_id for output in message.outputs} <= aborted, "an ended request spoke"
+        assert message.failure_message is None, message.failure_message
+        assert message.result is not None
+        assert message.result["free_blocks"] == message.result["total_blocks"]
+        assert (message.result["num_running"], message.result["num_waiting"]) == (0, 0)
+
+    def _outputs(self) -> list:
+        message = self._core.receive()
+        if isinstance(message, UtilityOutput):
+            return []
+        assert isinstance(message, EngineCoreOutputs)
+        if message.scheduler_stats is not None:
+            self.stats = message.scheduler_stats
+        return message.outputs
+
+    def _send(self, message: object) -> None:
+        self._core.send(msgspec.msgpack.encode(message))
+
+
+@pytest.mark.timeout(240)
+def test_a_minute_of_everything(core_process: CoreProcess) -> None:
+    assert isinstance(core_process.start(CONFIG.encode()), Ready)
+    soak = Soak(core_process, seed=20261121)
+    sizes: list[tuple[float, int]] = []
+    started = time.monotonic()
+    while (elapsed := time.monotonic() - started) < DURATION_S:
+        soak.round()
+        sizes.append((elapsed, soak.rss_bytes()))
+    early = [size for elapsed, size in sizes if DURATION_S / 3 <= elapsed < DURATION_S / 2]
+    late = [size for elapsed, size in sizes if elapsed >= DURATION_S * 5 / 6]
+    assert statistics.median(late) - statistics.median(early) < MAX_GROWTH_BYTES
+    assert soak.num_checked > 100
+    assert soak.stats.num_preemptions > 10, "the cache was large enough for all"
+    assert soak.stats.prefix_cache_hits > 1000
