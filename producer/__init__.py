@@ -9,7 +9,8 @@
 Needs redis, msgspec and structlog; imports no torch and no transformers.
 """
 
-from ..shared.errors import EngineDeadError, PenstockError, PoisonRequestError
+from ..shared.control import SleepState
+from ..shared.errors import EngineCallError, EngineDeadError, PenstockError, PoisonRequestError
 from ..shared.messages import Delta, FinishReason, TokenLogprobs
 from ..shared.params import (
     LoRARequest,
@@ -30,6 +31,7 @@ __all__ = [
     "Client",
     "CompletionOutput",
     "Delta",
+    "EngineCallError",
     "EngineDeadError",
     "FinishReason",
     "LoRARequest",
@@ -42,6 +44,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "SleepState",
     "StructuredOutputsParams",
     "TokenLogprobs",
 ]

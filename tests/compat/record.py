@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from penstock.shared.control import CheckInvariants, ResetPrefixCache
 from penstock.shared.messages import (
     AbortRequests,
     CancelCommand,
-    CheckInvariants,
     Delta,
     DrainCommand,
     EngineCoreOutput,
@@ -20,7 +20,6 @@ from penstock.shared.messages import (
     FinishReason,
     Ready,
     RequestError,
-    ResetPrefixCache,
     SchedulerStats,
     StopCommand,
     TokenLogprobs,

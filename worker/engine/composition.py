@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 import torch
 
+from ...shared.control import KV_CACHE, WEIGHTS
+from ...shared.embedded import data_folder
 from ...shared.messages import Ready
 from ...shared.params import SamplingParams
 from ..config import EngineConfig
 from ..models.invariance import choose_tile_sizes
-from ..models.loader import LoadedModel, load_model
+from ..models.loader import LoadedModel, load_model, load_module
+from ..models.sharded_state import save_sharded_state
+from ..models.weights import ModelWeights, return_free_memory
 from ..progress import ProgressWriter
+from . import rpc_methods as rpc_methods_of_every_engine
 from .block_pool import BlockPool
+from .control import ControlledParts, EngineControl
 from .core import EngineCore
 from .deterministic import DeterministicRunner
+from .dump import StepDump
 from .host import free_host_bytes, usable_cores
 from .kv_cache import size_kv_cache
 from .model_runner import ModelRunner
 from .ordering import FirstComeFirstServed, OrderingPolicy, Priority
 from .prefix_cache import BlockHashCache, NoPrefixCache
+from .profiling import StepProfiler
 from .prompt_budget import MAX_PROMPT_ROWS
 from .request import Request
+from .rpc import RpcEngine, RpcMethods, import_rpc_modules
 from .scheduler import Scheduler
+from .sleep import EngineSleep, SleepableCache
 from .structured.admission import GrammarAdmission
 from .structured.loader import load_backend
 
@@ -36,9 +47,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass
 class Engine:
-    """A core that can take requests, and what to tell the worker process about it."""
+    """A core that can take requests, what else it can be asked, and what to tell the worker process about it."""
 
     core: EngineCore
+    control: EngineControl
     ready: Ready
 
 
@@ -48,6 +60,8 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     Raises:
         ConfigurationError, ModelLoadError: a setting or the model does not fit; says which.
     """
+    progress = progress or ProgressWriter()
+    rpc_methods = RpcMethods([rpc_methods_of_every_engine, *import_rpc_modules(config.rpc_modules)])
     torch.manual_seed(config.seed)
     model = load_model(config, folder)
     if config.device == "cpu":
@@ -62,8 +76,13 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     _log.info("kv_cache", **size.describe(config.block_size))
     model.max_model_len = size.max_model_len
     runner = _make_runner(config, model)
-    model.attention.allocate(size.num_blocks, config.block_size, model.device)
-    with (progress or ProgressWriter()).compiling():
+    device = model.device
+
+    def allocate_cache() -> None:
+        model.attention.allocate(size.num_blocks, config.block_size, device)
+
+    allocate_cache()
+    with progress.compiling():
         runner.warm_up(Request("warm-up", [0], SamplingParams(seed=0), max_model_len=size.max_model_len))
     block_pool = BlockPool(size.num_blocks, config.block_size)
     scheduler = Scheduler(
@@ -80,8 +99,44 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         grammars=_grammar_admission(config, model),
+        dump=StepDump(config.dump_dir, shows_prompts=config.dump_prompts),
     )
-    return Engine(core, _ready(config, model, size.num_blocks))
+    control = EngineControl(
+        ControlledParts(
+            core=core,
+            sleep=_make_sleep(config, folder, model, allocate_cache),
+            profiler=StepProfiler(_profile_folder(config), config.model_name),
+            rpc_methods=rpc_methods,
+            rpc_engine=RpcEngine(config, core, model),
+            save_sharded_state=lambda call: save_sharded_state(model, folder, call),
+            execute_dummy_batch=runner.execute_dummy_batch,
+        ),
+        progress,
+    )
+    return Engine(core, control, _ready(config, model, size.num_blocks))
+
+
+def _make_sleep(
+    config: EngineConfig, folder: Path, model: LoadedModel, allocate_cache: Callable[[], None]
+) -> EngineSleep:
+    """The weights wake up first: a model that cannot be loaded again should not hold a cache."""
+
+    def load_again() -> torch.nn.Module:
+        # What is in no file gets the numbers that it had.
+        torch.manual_seed(config.seed)
+        return load_module(config, folder)
+
+    def free_cache() -> None:
+        model.attention.free()
+        return_free_memory()
+
+    return EngineSleep(
+        {WEIGHTS: ModelWeights(model.module, load_again), KV_CACHE: SleepableCache(free_cache, allocate_cache)}
+    )
+
+
+def _profile_folder(config: EngineConfig) -> Path:
+    return Path(config.profile_dir) if config.profile_dir else data_folder() / "profiles"
 
 
 def choose_num_threads(config: EngineConfig, num_parameters: int) -> int:

@@ -10,17 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.shared.control import CheckInvariants, Invariants, PrefixCacheReset, ResetPrefixCache, Utility
 from penstock.shared.messages import (
     AbortRequests,
-    CheckInvariants,
     EngineCoreOutput,
     EngineCoreOutputs,
     FinishReason,
     Ready,
-    ResetPrefixCache,
     Shutdown,
     StartupFailed,
-    Utility,
     UtilityCall,
     UtilityOutput,
 )
@@ -79,18 +77,12 @@ def test_a_life_of_a_core(core_process: CoreProcess, model_folder: Callable[[str
         "unknown token": "validation_error",
         "malformed": "validation_error",
     }
-    assert call(core_process, 2, ResetPrefixCache()) == UtilityOutput(2, result={"success": False})
+    assert call(core_process, 2, ResetPrefixCache()) == UtilityOutput(2, answer=PrefixCacheReset(False))
     core_process.send(AbortRequests(["endless", "never seen"]))
     core_process.send(AbortRequests(["endless"]))
-    assert call(core_process, 3, ResetPrefixCache()) == UtilityOutput(3, result={"success": True})
-    answer = call(core_process, 4, CheckInvariants())
-    assert (answer.call_id, answer.failure_message) == (4, None)
-    assert answer.result == {
-        "free_blocks": ready.num_blocks,
-        "total_blocks": ready.num_blocks,
-        "num_running": 0,
-        "num_waiting": 0,
-    }
+    assert call(core_process, 3, ResetPrefixCache()) == UtilityOutput(3, answer=PrefixCacheReset(True))
+    blocks = ready.num_blocks
+    assert call(core_process, 4, CheckInvariants()) == UtilityOutput(4, answer=Invariants(blocks, blocks, 0, 0))
     core_process.send(Shutdown())
     assert core_process.process.wait(timeout=30) == 0
 
