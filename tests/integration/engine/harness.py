@@ -10,7 +10,17 @@ from typing import Any
 import msgspec
 import transformers
 
-from penstock.shared.messages import Configure, CoreOutput, EngineCoreOutput, EngineCoreRequest, Hello
+from penstock.shared.control import Utility
+from penstock.shared.messages import (
+    Configure,
+    CoreOutput,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Hello,
+    UtilityCall,
+    UtilityOutput,
+)
 from penstock.shared.params import SamplingParams
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.ipc import FrameSplitter, frame, socket_pair
@@ -103,6 +113,23 @@ class CoreProcess:
         assert isinstance(self.receive(), Hello)
         self.send(Configure(config_json))
         return self.receive()
+
+    def collect(self, num_ended: int) -> dict[str, list[EngineCoreOutput]]:
+        """Receive until that many requests have ended; the outputs of each."""
+        outputs: dict[str, list[EngineCoreOutput]] = {}
+        while sum(rows[-1].finished for rows in outputs.values()) < num_ended:
+            message = self.receive()
+            assert isinstance(message, EngineCoreOutputs)
+            for output in message.outputs:
+                outputs.setdefault(output.request_id, []).append(output)
+        return outputs
+
+    def call(self, utility: Utility, call_id: int = 1) -> UtilityOutput:
+        """Ask, and pass over the outputs of steps."""
+        self.send(UtilityCall(call_id, utility))
+        while not isinstance(message := self.receive(), UtilityOutput):
+            assert isinstance(message, EngineCoreOutputs)
+        return message
 
     def close(self) -> str:
         """End the process; returns what it wrote to standard error."""
