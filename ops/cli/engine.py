@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+import msgspec
 
 from ...producer import Client
 from ...producer.engine_control import CALL_TIMEOUT_S, CallOptions
@@ -104,10 +105,14 @@ def _describe_time(time_s: float) -> str:
     return f"{time_s * 1000:.1f} ms"
 
 
+def _describe_result(result: Any) -> str:
+    return msgspec.json.encode(result).decode()
+
+
 def _json_argument(option: str, text: str, kind: type[Any]) -> Any:
     try:
-        value = json.loads(text)
-    except ValueError as error:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
         raise UsageError(f"{option} is no JSON: {error}") from None
     if not isinstance(value, kind):
         raise UsageError(f"{option} must be a JSON {'array' if kind is list else 'object'}, got {text}")
@@ -179,7 +184,7 @@ COMMAND = Command(
             ),
         ),
         _leaf("save", "Write the loaded weights into a new folder.", _save, _describe_saved, _add_save_arguments),
-        _leaf("rpc", "Run a registered method.", _rpc, json.dumps, _add_rpc_arguments),
+        _leaf("rpc", "Run a registered method.", _rpc, _describe_result, _add_rpc_arguments),
         _leaf("dummy-batch", "Run one token that is no request's.", _dummy_batch, _describe_time),
     ),
 )

@@ -250,7 +250,8 @@ def test_the_commands(deployment: LocalStack) -> None:
     finally:
         woken = penstock(deployment, "wake-up", "--json")
     (engine_id,) = json.loads(woken.stdout)
-    assert penstock(deployment, "status", "--engine", engine_id).stdout == f"ENGINE     ANSWER\n{engine_id}  awake\n"
+    status = penstock(deployment, "status", "--engine", engine_id)
+    assert status.stdout.split() == ["ENGINE", "ANSWER", engine_id, "awake"]
     failed = penstock(deployment, "rpc", "nothing", "--args", "[1]")
     assert failed.returncode == 1
     assert failed.stderr.startswith("error: collective_rpc failed at 1 of 1 engines: ")
@@ -261,11 +262,32 @@ def test_the_commands(deployment: LocalStack) -> None:
     assert (wrong.returncode, wrong.stderr) == (2, "error: --args must be a JSON array, got {}\n")
 
 
+RPC_MODULE = """
+import threading
+from penstock.worker.engine.rpc import rpc_method
+
+NEVER = threading.Event()
+
+@rpc_method("block_size")
+def block_size(engine, factor):
+    return engine.core.scheduler.block_pool.block_size * factor
+
+@rpc_method("wait", takes_long=True)
+def wait(engine):
+    NEVER.wait(1.0)
+"""
+
+
 @pytest.fixture(scope="module")
-def two_engines() -> Iterator[LocalStack]:
+def two_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    """Two engines with an operator's own methods."""
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "my_rpc_methods.py").write_text(RPC_MODULE)
     options = ["--device", "cpu", "--served-model-name", "demo", "--threads", "1", "--engines", "2"]
-    with LocalStack(MODEL, options) as stack:
-        yield stack
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        with LocalStack(MODEL, [*options, "--rpc-module", "my_rpc_methods"]) as stack:
+            yield stack
 
 
 async def test_the_other_engine_goes_on_with_what_a_sleeping_one_held(
@@ -299,6 +321,17 @@ async def test_a_failure_at_one_engine_is_seen_beside_the_answer_of_the_other(tw
             await client.execute_dummy_batch()
         assert list(caught.value.answers) == [second]
         await client.wake_up()
+
+
+async def test_methods_of_the_operator(two_engines: LocalStack) -> None:
+    async with Client.connect(two_engines.url) as client:
+        results = await client.collective_rpc("block_size", kwargs={"factor": 3})
+        assert list(results.values()) == [48, 48]
+        engine_id = min(results)
+        with pytest.raises(EngineCallError) as caught:
+            await client.collective_rpc("wait", engine_id=engine_id, timeout_s=0.3)
+        assert isinstance(caught.value.errors[engine_id], errors.EngineTimeoutError)
+        assert await client.collective_rpc("block_size", [1], engine_id=engine_id) == {engine_id: 16}
 
 
 async def test_an_engine_that_dies_asleep_comes_back_awake(two_engines: LocalStack) -> None:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 import torch
 
-from ...shared.control import KV_CACHE, WEIGHTS
-from ...shared.embedded import data_folder
 from ...shared.messages import Ready
 from ...shared.params import SamplingParams
 from ..config import EngineConfig
 from ..models.invariance import choose_tile_sizes
-from ..models.loader import LoadedModel, load_model, load_module
-from ..models.sharded_state import save_sharded_state
-from ..models.weights import ModelWeights, return_free_memory
+from ..models.loader import LoadedModel, load_model
 from ..progress import ProgressWriter
-from . import rpc_methods as rpc_methods_of_every_engine
 from .block_pool import BlockPool
-from .control import ControlledParts, EngineControl
+from .control import EngineControl
+from .control_composition import compose_control, load_rpc_methods
 from .core import EngineCore
 from .deterministic import DeterministicRunner
 from .dump import StepDump
@@ -30,12 +25,9 @@ from .kv_cache import size_kv_cache
 from .model_runner import ModelRunner
 from .ordering import FirstComeFirstServed, OrderingPolicy, Priority
 from .prefix_cache import BlockHashCache, NoPrefixCache
-from .profiling import StepProfiler
 from .prompt_budget import MAX_PROMPT_ROWS
 from .request import Request
-from .rpc import RpcEngine, RpcMethods, import_rpc_modules
 from .scheduler import Scheduler
-from .sleep import EngineSleep, SleepableCache
 from .structured.admission import GrammarAdmission
 from .structured.loader import load_backend
 
@@ -61,7 +53,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         ConfigurationError, ModelLoadError: a setting or the model does not fit; says which.
     """
     progress = progress or ProgressWriter()
-    rpc_methods = RpcMethods([rpc_methods_of_every_engine, *import_rpc_modules(config.rpc_modules)])
+    rpc_methods = load_rpc_methods(config)
     torch.manual_seed(config.seed)
     model = load_model(config, folder)
     if config.device == "cpu":
@@ -101,42 +93,8 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         grammars=_grammar_admission(config, model),
         dump=StepDump(config.dump_dir, shows_prompts=config.dump_prompts),
     )
-    control = EngineControl(
-        ControlledParts(
-            core=core,
-            sleep=_make_sleep(config, folder, model, allocate_cache),
-            profiler=StepProfiler(_profile_folder(config), config.model_name),
-            rpc_methods=rpc_methods,
-            rpc_engine=RpcEngine(config, core, model),
-            save_sharded_state=lambda call: save_sharded_state(model, folder, call),
-            execute_dummy_batch=runner.execute_dummy_batch,
-        ),
-        progress,
-    )
+    control = compose_control(config, folder, model, core, runner, allocate_cache, rpc_methods, progress)
     return Engine(core, control, _ready(config, model, size.num_blocks))
-
-
-def _make_sleep(
-    config: EngineConfig, folder: Path, model: LoadedModel, allocate_cache: Callable[[], None]
-) -> EngineSleep:
-    """The weights wake up first: a model that cannot be loaded again should not hold a cache."""
-
-    def load_again() -> torch.nn.Module:
-        # What is in no file gets the numbers that it had.
-        torch.manual_seed(config.seed)
-        return load_module(config, folder)
-
-    def free_cache() -> None:
-        model.attention.free()
-        return_free_memory()
-
-    return EngineSleep(
-        {WEIGHTS: ModelWeights(model.module, load_again), KV_CACHE: SleepableCache(free_cache, allocate_cache)}
-    )
-
-
-def _profile_folder(config: EngineConfig) -> Path:
-    return Path(config.profile_dir) if config.profile_dir else data_folder() / "profiles"
 
 
 def choose_num_threads(config: EngineConfig, num_parameters: int) -> int:

@@ -64,7 +64,7 @@ class StepProfiler:
         if recording is None:
             raise EngineStateError("no profile is being recorded; start one first")
         recording.stop()
-        path = self._folder / f"{self._name}-{os.getpid()}-{time.strftime('%Y%m%dT%H%M%S')}-{time.time_ns()}.json"
+        path = self._folder / f"{self._name}-{os.getpid()}-{time.time_ns()}.json"
         try:
             recording.export_chrome_trace(str(path))
         except (OSError, RuntimeError) as error:

@@ -39,7 +39,7 @@ class ModelWeights:
     def release(self, level: int) -> None:
         if level == 1:
             # On the CPU that is where they are, and nothing moves.
-            self._module.to("cpu")
+            nn.Module.to(self._module, "cpu")
         else:
             for holder, name, tensor in _weights(self._module):
                 holder[name] = _without_content(tensor)
@@ -49,7 +49,7 @@ class ModelWeights:
     def restore(self) -> None:
         """Raises ``ModelLoadError`` if the files are gone, or hold a model of another shape by now."""
         if not self._is_discarded:
-            self._module.to(self._device)
+            nn.Module.to(self._module, self._device)
             return
         fresh = self._load()
         if _shapes(fresh) != _shapes(self._module):

@@ -110,6 +110,17 @@ def test_the_same_tokens_after_sleep(make: Make, level: int, options: dict[str, 
     assert (tokens(engine), tokens(engine, **seeded)) == before
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_accelerator_gets_its_memory_back(make: Make, level: int) -> None:
+    engine = make(device="cuda", gpu_memory_utilization=0.1, kv_cache_memory=1 << 26)
+    before, num_bytes = tokens(engine), torch.cuda.memory_allocated()
+    ask(engine, Sleep(level=level))
+    assert torch.cuda.memory_allocated() < num_bytes / 4
+    ask(engine, WakeUp())
+    assert tokens(engine) == before
+
+
 @pytest.mark.parametrize("architecture", ["gemma2", "gpt_oss"])
 def test_other_architectures_sleep_as_well(make: Make, model_folder: Callable[[str], Path], architecture: str) -> None:
     engine = make(model_folder(architecture))

@@ -52,7 +52,7 @@ def fail() -> Fail:
         with structlog.testing.capture_logs() as events:
             core.step()
         (event,) = [event for event in events if event["event"] == "step_failed"]
-        return event
+        return dict(event)
 
     return fail
 
