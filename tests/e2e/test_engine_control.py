@@ -213,7 +213,6 @@ async def test_what_a_worker_process_makes_of_calls_on_the_wire(deployment: Loca
         data = msgspec.msgpack.encode(start)
         once = await reply("twice", data, data)
         assert isinstance(once.answer, ProfileStarted)
-        await commands.execute("DEL", calls.keys.call_reply("twice", engine_id))
         assert await reply("twice", data) == once
         late = ControlCommand(call_id="late", call=StopProfile(), expires_at_ms=late_ms)
         assert (await reply("late", msgspec.msgpack.encode(late))).error == CallError(
@@ -273,8 +272,8 @@ def block_size(engine, factor):
     return engine.core.scheduler.block_pool.block_size * factor
 
 @rpc_method("wait", takes_long=True)
-def wait(engine):
-    NEVER.wait(1.0)
+def wait(engine, seconds):
+    NEVER.wait(seconds)
 """
 
 
@@ -329,7 +328,7 @@ async def test_methods_of_the_operator(two_engines: LocalStack) -> None:
         assert list(results.values()) == [48, 48]
         engine_id = min(results)
         with pytest.raises(EngineCallError) as caught:
-            await client.collective_rpc("wait", engine_id=engine_id, timeout_s=0.3)
+            await client.collective_rpc("wait", [1.0], engine_id=engine_id, timeout_s=0.3)
         assert isinstance(caught.value.errors[engine_id], errors.EngineTimeoutError)
         assert await client.collective_rpc("block_size", [1], engine_id=engine_id) == {engine_id: 16}
 
@@ -348,3 +347,23 @@ async def test_an_engine_that_dies_asleep_comes_back_awake(two_engines: LocalSta
         assert sorted(now) == engine_ids
         assert len(await short(client)) == 20
         await client.wake_up()
+
+
+async def test_a_worker_that_leaves_tells_who_waits(two_engines: LocalStack) -> None:
+    """Last: its engines are gone then."""
+    async with Client.connect(two_engines.url) as client:
+        engine_id = min(await client.is_sleeping())
+        waiting = asyncio.create_task(client.collective_rpc("wait", [3.0], engine_id=engine_id))
+        behind = asyncio.create_task(client.sleep(engine_id=engine_id))
+        async with asyncio.timeout(20):
+            while (await states(two_engines.url))[engine_id] is not EngineState.COMPILING:
+                await asyncio.sleep(0.01)
+        stopping = asyncio.create_task(asyncio.to_thread(two_engines.stop_worker))
+        async with asyncio.timeout(20):
+            for call in (waiting, behind):
+                with pytest.raises(EngineCallError) as caught:
+                    await call
+                assert isinstance(caught.value.errors[engine_id], errors.EngineDeadError)
+        await stopping
+        with pytest.raises(errors.EngineDeadError, match="no engine of model 'demo' can be asked"):
+            await client.sleep()

@@ -111,7 +111,7 @@ class EngineControl:
     def _sleep(self, call: Sleep) -> SleepState:
         core = self._parts.core
         if core.has_work or not core.reset_prefix_cache():
-            raise EngineStateError(f"the engine holds {core.num_unfinished_requests} requests and cannot sleep")
+            raise EngineStateError(f"the engine cannot sleep while it holds requests ({core.num_unfinished_requests})")
         self._parts.sleep.sleep(call.level)
         _log.info("asleep", level=call.level)
         return self._parts.sleep.state

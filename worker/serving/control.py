@@ -1,7 +1,7 @@
 """Takes control calls from Redis and answers each once, whether the worker process or the core does what is asked.
 
-Calls are carried out one after the other, in the order in which they come, all but questions about sleep. A call that
-comes again while it is worked on, or was answered lately, is the same call: callers repeat what may have been lost.
+Calls are carried out one after the other, in the order in which they come, all but questions about sleep. Callers
+repeat a call that may have been lost: one whose id is known is passed over, for its reply is in Redis, or will be.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ...shared.messages import CancelCommand, EngineCommand
 from .core_client import CoreClient
 from .sleep import SleepControl
 
-MAX_KNOWN_REPLIES = 256
+MAX_KNOWN_CALLS = 4096
 
 log = structlog.get_logger()
 
@@ -55,8 +55,8 @@ class ControlCalls:
         self._engine_id = engine_id
         self._calls = calls
         self._core = core
-        self._works: dict[str, asyncio.Task[None]] = {}
-        self._replies: OrderedDict[str, ControlReply] = OrderedDict()
+        self._works: set[asyncio.Task[None]] = set()
+        self._known: OrderedDict[str, None] = OrderedDict()
         self._turn = asyncio.Lock()
         self._is_closed = False
         self._functions: dict[type, Callable[[Any], Awaitable[UtilityAnswer]]] = {
@@ -66,29 +66,29 @@ class ControlCalls:
         }
 
     def receive(self, command: ControlCommand | UndecodableCall) -> None:
-        """Begin with a call, or send its reply again. Returns at once."""
+        """Begin with a call, unless it is known already. Returns at once."""
         call_id = command.call_id
-        if call_id in self._works:
+        if call_id in self._known:
             return
-        if call_id in self._replies:
-            work = self._calls.reply(self._replies[call_id])
-        elif isinstance(command, UndecodableCall):
+        self._known[call_id] = None
+        if len(self._known) > MAX_KNOWN_CALLS:
+            self._known.popitem(last=False)
+        if isinstance(command, UndecodableCall):
             work = self._refuse(call_id, ValidationError(f"the engine cannot read the call: {command.reason}"))
         elif self._is_closed:
             work = self._refuse(call_id, EngineDeadError("the engine is leaving"))
         else:
             work = self._carry_out(command)
         task = asyncio.create_task(work)
-        self._works[call_id] = task
-        task.add_done_callback(lambda _: self._works.pop(call_id, None))
+        self._works.add(task)
+        task.add_done_callback(self._works.discard)
 
     async def close(self) -> None:
         """Break off what is under way, which its callers are told, and begin nothing more."""
         self._is_closed = True
-        works = list(self._works.values())
-        for work in works:
+        for work in self._works:
             work.cancel()
-        await asyncio.gather(*works, return_exceptions=True)
+        await asyncio.gather(*self._works, return_exceptions=True)
 
     async def _carry_out(self, command: ControlCommand) -> None:
         try:
@@ -106,7 +106,7 @@ class ControlCalls:
             log.exception("control call failed", call=type(command.call).__name__)
             await self._refuse(command.call_id, EngineCallError(f"{type(error).__name__}: {error}"))
         else:
-            await self._reply(ControlReply(call_id=command.call_id, engine_id=self._engine_id, answer=answer))
+            await self._calls.reply(ControlReply(call_id=command.call_id, engine_id=self._engine_id, answer=answer))
 
     def _turn_of(self, call: Utility) -> AbstractAsyncContextManager[None]:
         return nullcontext() if isinstance(call, IsSleeping) else self._turn
@@ -122,13 +122,7 @@ class ControlCalls:
 
     async def _refuse(self, call_id: str, error: PenstockError) -> None:
         failure = CallError(error.code, str(error))
-        await self._reply(ControlReply(call_id=call_id, engine_id=self._engine_id, error=failure))
-
-    async def _reply(self, reply: ControlReply) -> None:
-        self._replies[reply.call_id] = reply
-        if len(self._replies) > MAX_KNOWN_REPLIES:
-            self._replies.popitem(last=False)
-        await self._calls.reply(reply)
+        await self._calls.reply(ControlReply(call_id=call_id, engine_id=self._engine_id, error=failure))
 
 
 def decode_command(data: bytes) -> CancelCommand | ControlCommand | UndecodableCall:

@@ -146,7 +146,7 @@ def test_what_cannot_be_done_now_is_refused_by_name(make: Make) -> None:
     engine = make()
     engine.core.add_request(request("r", PROMPT))
     engine.core.step()
-    assert refusal(engine, Sleep()) == CallError("engine_state", "the engine holds 1 requests and cannot sleep")
+    assert refusal(engine, Sleep()) == CallError("engine_state", "the engine cannot sleep while it holds requests (1)")
     engine.core.abort_requests(["r"])
     ask(engine, Sleep())
     assert refusal(engine, ExecuteDummyBatch()).message == "the engine's weights and kv_cache sleep; wake them up first"
