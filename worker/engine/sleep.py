@@ -32,7 +32,11 @@ class SleepableCache:
         self.free()
 
     def restore(self) -> None:
-        self.allocate()
+        try:
+            self.allocate()
+        except BaseException:
+            self.free()  # what of it there was room for
+            raise
 
 
 class EngineSleep:

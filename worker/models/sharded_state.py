@@ -19,8 +19,8 @@ from .loader import LoadedModel
 from .packed_linear import PackedLinear
 
 INDEX_FILE = "model.safetensors.index.json"
-# What makes a model folder beside its weights: configuration, tokenizer, chat template, code.
-_COPIED_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".py")
+# Weights of any kind, which are not copied. The rest is: configuration, tokenizer, chat template, code.
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".index.json")
 _DTYPE_FIELDS = ("dtype", "torch_dtype")
 
 
@@ -90,8 +90,7 @@ def _cut(state: dict[str, Tensor], max_size: int | None) -> list[dict[str, Tenso
 def _copy_companions(sources: list[Path], target: Path, dtype: str) -> None:
     for source in sources:
         for path in sorted(source.iterdir()):
-            is_index = path.name.endswith(".index.json")
-            if path.is_file() and path.suffix in _COPIED_SUFFIXES and not is_index:
+            if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES):
                 shutil.copyfile(path, target / path.name)
     # The engine may have been told another type than the files had; "auto" is to find the one that is saved.
     config = json.loads((target / CONFIG_FILE).read_text())

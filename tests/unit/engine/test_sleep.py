@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.control import SleepState
-from penstock.worker.engine.sleep import EngineSleep
+from penstock.worker.engine.sleep import EngineSleep, SleepableCache
 
 
 class Part:
@@ -78,3 +78,18 @@ def test_what_cannot_be_restored_still_sleeps(sleep: EngineSleep, parts: dict[st
     sleep.wake_up(None)
     assert not sleep.state.is_sleeping
     assert events[-2:] == ["weights restored", "kv_cache restored"]
+
+
+def test_a_cache_for_which_there_is_no_room_holds_nothing() -> None:
+    layers: list[str] = []
+
+    def allocate() -> None:
+        layers.append("first")
+        raise MemoryError
+
+    sleep = EngineSleep({"kv_cache": SleepableCache(layers.clear, allocate)})
+    sleep.sleep(1)
+    with pytest.raises(MemoryError):
+        sleep.wake_up(None)
+    assert layers == []
+    assert sleep.is_asleep("kv_cache")
