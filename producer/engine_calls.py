@@ -84,7 +84,7 @@ class CallRound(Generic[A]):
                 self._waiting = await self._engines_meant(options.get("engine_id"))
                 await self._ask(timeout_s)
         except TimeoutError:
-            if not self._waiting:
+            if not (self._waiting or self._answers or self._errors):
                 raise EngineTimeoutError(f"Redis did not say within {timeout_s:g} s which engines there are") from None
             for engine_id in list(self._waiting):
                 self._settle(engine_id, EngineTimeoutError(f"no answer within {timeout_s:g} s; it may come to it yet"))

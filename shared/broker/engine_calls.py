@@ -49,4 +49,6 @@ class EngineCalls:
     async def read_replies(self, call_id: str, engine_ids: Sequence[str]) -> list[bytes]:
         """Return the replies that there are, encoded."""
         keys = [self.keys.call_reply(call_id, engine_id) for engine_id in engine_ids]
+        if not keys:
+            return []
         return [data for data in await self._connection.execute("MGET", *keys) if data is not None]

@@ -11,7 +11,6 @@ import psutil
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 
 from penstock.shared.control import (
     CallError,
@@ -22,85 +21,32 @@ from penstock.shared.control import (
     ProfileSaved,
     ProfileStarted,
     RpcResult,
-    SaveShardedState,
-    ShardedStateSaved,
     Sleep,
     SleepState,
     StartProfile,
     StopProfile,
     Utility,
-    UtilityAnswer,
     WakeUp,
 )
-from penstock.shared.messages import Ready, UtilityCall
+from penstock.shared.messages import Ready
 from penstock.worker.config import EngineConfig
-from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.models.packed_linear import PackedLinear
 
-from .harness import SHAPE, CoreProcess, generate, request
+from .harness import LARGE, LONG_PROMPT, SHAPE, CoreProcess, MakeEngine, ask, refusal, request, tokens
 
-PROMPT = list(range(5, 45))
 ALL = ["weights", "kv_cache"]
-# Large enough that linear layers are packed.
-LARGE = {**SHAPE, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
 
 
-@pytest.fixture
-def model(model_folder: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A model with packed and plain linear layers, tied embeddings, and biases."""
-    folder = tmp_path / "model"
-    torch.manual_seed(0)
-    config = transformers.Qwen2Config(**{**LARGE, "tie_word_embeddings": True})
-    module = transformers.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            if name.endswith("bias"):
-                parameter.normal_()
-    module.save_pretrained(folder)
-    (folder / "tokenizer.json").write_text((model_folder("qwen2") / "tokenizer.json").read_text())
-    return folder
-
-
-Make = Callable[..., Engine]
-
-
-@pytest.fixture
-def make(model: Path, tmp_path: Path) -> Make:
-    def make(folder: Path = model, **options: Any) -> Engine:
-        small: dict[str, Any] = {"num_threads": 1, "max_num_seqs": 4, "kv_cache_memory": 1 << 22, **options}
-        return build_engine(EngineConfig(model=str(folder), profile_dir=str(tmp_path / "profiles"), **small), folder)
-
-    return make
-
-
-def ask(engine: Engine, call: Utility) -> UtilityAnswer:
-    output = engine.control.answer(UtilityCall(1, call))
-    assert output.error is None, output.error
-    assert output.answer is not None
-    return output.answer
-
-
-def refusal(engine: Engine, call: Utility) -> CallError:
-    output = engine.control.answer(UtilityCall(1, call))
-    assert output.answer is None
-    assert output.error is not None
-    return output.error
-
-
-def tokens(engine: Engine, **params: Any) -> list[int]:
-    return generate(engine.core, [request("r", PROMPT, **params)])["r"]
-
-
-def test_the_fixture_has_packed_and_plain_layers(make: Make) -> None:
-    module = make().control._parts.rpc_engine.model.module
+def test_the_fixture_has_packed_and_plain_layers(make_engine: MakeEngine) -> None:
+    module = make_engine().control._parts.rpc_engine.model.module
     kinds = {type(part) for part in module.modules()}
     assert {PackedLinear, torch.nn.Linear} <= kinds
 
 
 @pytest.mark.parametrize("options", [{}, {"deterministic": True}, {"dtype": "bfloat16"}], ids=str)
 @pytest.mark.parametrize("level", [1, 2])
-def test_the_same_tokens_after_sleep(make: Make, level: int, options: dict[str, Any]) -> None:
-    engine = make(**options)
+def test_the_same_tokens_after_sleep(make_engine: MakeEngine, level: int, options: dict[str, Any]) -> None:
+    engine = make_engine(**options)
     seeded = {"temperature": 1.0, "seed": 3, "logprobs": 2}
     before = tokens(engine), tokens(engine, **seeded)
     assert ask(engine, Sleep(level=level)) == ask(engine, IsSleeping()) == SleepState(level, ALL)
@@ -112,8 +58,8 @@ def test_the_same_tokens_after_sleep(make: Make, level: int, options: dict[str, 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("level", [1, 2])
-def test_an_accelerator_gets_its_memory_back(make: Make, level: int) -> None:
-    engine = make(device="cuda", gpu_memory_utilization=0.1, kv_cache_memory=1 << 26)
+def test_an_accelerator_gets_its_memory_back(make_engine: MakeEngine, level: int) -> None:
+    engine = make_engine(device="cuda", gpu_memory_utilization=0.1, kv_cache_memory=1 << 26)
     before, num_bytes = tokens(engine), torch.cuda.memory_allocated()
     ask(engine, Sleep(level=level))
     assert torch.cuda.memory_allocated() < num_bytes / 4
@@ -122,16 +68,18 @@ def test_an_accelerator_gets_its_memory_back(make: Make, level: int) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["gemma2", "gpt_oss"])
-def test_other_architectures_sleep_as_well(make: Make, model_folder: Callable[[str], Path], architecture: str) -> None:
-    engine = make(model_folder(architecture))
+def test_other_architectures_sleep_as_well(
+    make_engine: MakeEngine, model_folder: Callable[[str], Path], architecture: str
+) -> None:
+    engine = make_engine(model_folder(architecture))
     before = tokens(engine)
     ask(engine, Sleep(level=2))
     ask(engine, WakeUp())
     assert tokens(engine) == before
 
 
-def test_what_is_in_the_cache_is_forgotten(make: Make) -> None:
-    engine = make()
+def test_what_is_in_the_cache_is_forgotten(make_engine: MakeEngine) -> None:
+    engine = make_engine()
     tokens(engine)
     before = engine.core.scheduler.stats().prefix_cache_hits
     tokens(engine)
@@ -142,9 +90,9 @@ def test_what_is_in_the_cache_is_forgotten(make: Make) -> None:
     assert engine.core.scheduler.stats().prefix_cache_hits == before + 32
 
 
-def test_what_cannot_be_done_now_is_refused_by_name(make: Make) -> None:
-    engine = make()
-    engine.core.add_request(request("r", PROMPT))
+def test_what_cannot_be_done_now_is_refused_by_name(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    engine.core.add_request(request("r", LONG_PROMPT))
     engine.core.step()
     assert refusal(engine, Sleep()) == CallError("engine_state", "the engine cannot sleep while it holds requests (1)")
     engine.core.abort_requests(["r"])
@@ -155,31 +103,31 @@ def test_what_cannot_be_done_now_is_refused_by_name(make: Make) -> None:
     assert refusal(engine, StopProfile()).code == "engine_state"
 
 
-def test_a_model_that_has_changed_in_its_folder_is_not_woken_up(make: Make, model: Path) -> None:
-    engine = make()
+def test_a_model_that_has_changed_in_its_folder_is_not_woken_up(make_engine: MakeEngine, packed_model: Path) -> None:
+    engine = make_engine()
     before = tokens(engine)
     ask(engine, Sleep(level=2))
-    aside = model.with_name("aside")
-    model.rename(aside)
+    aside = packed_model.with_name("aside")
+    packed_model.rename(aside)
     assert refusal(engine, WakeUp()).code == "model_load_error"
     other = transformers.Qwen2Config(**{**LARGE, "intermediate_size": 640, "tie_word_embeddings": True})
-    transformers.AutoModelForCausalLM.from_config(other).save_pretrained(model)
+    transformers.AutoModelForCausalLM.from_config(other).save_pretrained(packed_model)
     error = refusal(engine, WakeUp())
     assert (error.code, "other names, shapes or types" in error.message) == ("model_load_error", True)
     assert ask(engine, IsSleeping()) == SleepState(2, ALL)
-    for path in model.iterdir():
+    for path in packed_model.iterdir():
         path.unlink()
-    model.rmdir()
-    aside.rename(model)
+    packed_model.rmdir()
+    aside.rename(packed_model)
     ask(engine, WakeUp())
     assert tokens(engine) == before
 
 
-def test_a_dummy_batch_touches_no_request(make: Make) -> None:
+def test_a_dummy_batch_touches_no_request(make_engine: MakeEngine) -> None:
     for options in ({}, {"deterministic": True}):
-        engine = make(**options)
+        engine = make_engine(**options)
         alone = tokens(engine)
-        engine.core.add_request(request("r", PROMPT))
+        engine.core.add_request(request("r", LONG_PROMPT))
         got: list[int] = []
         while engine.core.has_work:
             answer = ask(engine, ExecuteDummyBatch())
@@ -190,8 +138,8 @@ def test_a_dummy_batch_touches_no_request(make: Make) -> None:
         assert got == alone
 
 
-def test_a_profile_is_a_trace_of_the_steps_between(make: Make, tmp_path: Path) -> None:
-    engine = make()
+def test_a_profile_is_a_trace_of_the_steps_between(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine = make_engine()
     assert ask(engine, StartProfile()) == ProfileStarted(str(tmp_path / "profiles"))
     assert "recorded already" in refusal(engine, StartProfile()).message
     tokens(engine, max_tokens=2)
@@ -204,8 +152,8 @@ def test_a_profile_is_a_trace_of_the_steps_between(make: Make, tmp_path: Path) -
     assert "no profile" in refusal(engine, StopProfile()).message
 
 
-def test_registered_methods_run_and_others_do_not(make: Make) -> None:
-    engine = make()
+def test_registered_methods_run_and_others_do_not(make_engine: MakeEngine) -> None:
+    engine = make_engine()
     info = ask(engine, CollectiveRpc("device_info"))
     assert isinstance(info, RpcResult)
     assert (info.result["device"], info.result["num_threads"], info.result["dtype"]) == ("cpu", 1, "float32")
@@ -220,68 +168,6 @@ def test_registered_methods_run_and_others_do_not(make: Make) -> None:
         True,
     )
     assert refusal(engine, CollectiveRpc("device_info", None, [1])).code == "engine_call_failed"
-
-
-def saved_tensors(answer: UtilityAnswer) -> dict[str, torch.Tensor]:
-    assert isinstance(answer, ShardedStateSaved)
-    tensors: dict[str, torch.Tensor] = {}
-    for name in answer.files:
-        part = load_file(Path(answer.path) / name)
-        assert not tensors.keys() & part.keys()
-        tensors |= part
-    return tensors
-
-
-def test_saved_weights_are_those_that_were_loaded(make: Make, model: Path, tmp_path: Path) -> None:
-    original = load_file(model / "model.safetensors")
-    engine = make()
-    answer = ask(engine, SaveShardedState(str(tmp_path / "new" / "saved"), None, 1_000_000))
-    assert isinstance(answer, ShardedStateSaved)
-    assert answer.files == [f"model-rank-0-part-{part}.safetensors" for part in range(len(answer.files))]
-    assert len(answer.files) > 2
-    tensors = saved_tensors(answer)
-    assert tensors.keys() == original.keys()
-    for name, tensor in original.items():
-        assert tensors[name].dtype == tensor.dtype
-        assert torch.equal(tensors[name], tensor), name
-    sizes = [sum(t.nbytes for t in load_file(Path(answer.path) / name).values()) for name in answer.files]
-    assert max(sizes) <= 1_000_000
-    again = refusal(engine, SaveShardedState(answer.path))
-    assert (again.code, "is not empty" in again.message) == ("engine_state", True)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "options"), [("gpt_oss", {}), ("gemma2", {}), ("llama", {"dtype": "bfloat16"})]
-)
-def test_saved_weights_can_be_served(
-    make: Make,
-    model_folder: Callable[[str], Path],
-    tmp_path: Path,
-    architecture: str,
-    options: dict[str, Any],
-) -> None:
-    engine = make(model_folder(architecture), **options)
-    answer = ask(engine, SaveShardedState(str(tmp_path / "saved"), "weights-{part}.safetensors", 50_000))
-    assert isinstance(answer, ShardedStateSaved)
-    served = make(Path(answer.path))
-    assert served.ready.dtype == engine.ready.dtype
-    assert tokens(served) == tokens(engine)
-    if not options:
-        original = load_file(model_folder(architecture) / "model.safetensors")
-        assert saved_tensors(answer).keys() == original.keys()
-
-
-def test_a_sleeping_engine_without_weights_cannot_save_them(make: Make, tmp_path: Path) -> None:
-    engine = make()
-    ask(engine, Sleep(level=2))
-    assert "weights sleep" in refusal(engine, SaveShardedState(str(tmp_path / "saved"))).message
-    assert not (tmp_path / "saved").exists()
-
-
-def test_a_place_that_cannot_be_written_to(make: Make, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    error = refusal(make(), SaveShardedState(str(tmp_path / "file" / "saved")))
-    assert (error.code, "cannot be written to" in error.message) == ("engine_state", True)
 
 
 def test_memory_really_falls(core_process: CoreProcess, model_folder: Callable[[str], Path], tmp_path: Path) -> None:
