@@ -9,7 +9,8 @@
 Needs redis, msgspec and structlog; imports no torch and no transformers.
 """
 
-from ..shared.errors import EngineDeadError, PenstockError, PoisonRequestError
+from ..shared.control import SleepState
+from ..shared.errors import EngineCallError, EngineDeadError, PenstockError, PoisonRequestError
 from ..shared.messages import Delta, FinishReason, TokenLogprobs
 from ..shared.params import (
     LoRARequest,
@@ -31,6 +32,7 @@ __all__ = [
     "Client",
     "CompletionOutput",
     "Delta",
+    "EngineCallError",
     "EngineDeadError",
     "EngineStats",
     "FinishReason",
@@ -45,6 +47,7 @@ __all__ = [
     "RequestOutputKind",
     "RequestStats",
     "SamplingParams",
+    "SleepState",
     "StructuredOutputsParams",
     "TokenLogprobs",
 ]

@@ -10,12 +10,15 @@ from typing import Any, Unpack
 
 from ..shared.broker import Queue
 from ..shared.connection import RETRY_FOR_S, CommandConnection, Subscriber
+from ..shared.control import Utility
 from ..shared.errors import ClientClosedError, RequestNotFoundError, ValidationError
 from ..shared.keys import DEFAULT_NAMESPACE, Keys
 from ..shared.messages import Delta
 from ..shared.params import RequestOutputKind, SamplingParams
 from ..shared.records import ModelCard
 from ..shared.redis_check import check_redis
+from .engine_calls import CallRound
+from .engine_control import A, CallOptions, EngineControl
 from .engine_view import EngineView
 from .fan_out import child_ids, children, merge
 from .handle import RequestHandle
@@ -32,7 +35,7 @@ from .single_requests import SingleRequests
 RESULT_TTL_S = 3600.0
 
 
-class Client(QueueControl, EngineView):
+class Client(QueueControl, EngineControl, EngineView):
     """Enqueue requests and stream or await their results.
 
     Use ``async with Client.connect(url) as client:`` (or ``client = await Client.connect(url)`` and ``close()``).
@@ -256,6 +259,10 @@ class Client(QueueControl, EngineView):
 
     async def _queue(self, model: str | None) -> Queue:
         return Queue(self._commands, self._keys.model((await self._card(model)).model))
+
+    async def _call_engines(self, call: Utility, kind: type[A], options: CallOptions) -> dict[str, A]:
+        card = await self._card(options.get("model"))
+        return await CallRound(self._commands, self._subscriber, self._keys, card.model, call, kind).run(options)
 
     async def _card(self, model: str | None) -> ModelCard:
         self._check_open()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
+from ..shared.control import SleepState
 from ..shared.embedded import resolve_redis_url
 from ..shared.errors import ValidationError
 from ..shared.params import SamplingParams
 from .client import Client
+from .engine_control import CallOptions
 from .outputs import RequestOutput
 from .progress import ProgressBar
 from .prompt import Prompt, RequestOptions, params_of_each
@@ -70,6 +72,36 @@ class LLM:
     def check_health(self, model: str | None = None) -> None:
         """Return if a live engine serves the model. Raises: as ``Client.check_health``."""
         self._call(self._client.check_health(model))
+
+    def sleep(self, level: int = 1, *, mode: str = "keep", **options: Unpack[CallOptions]) -> dict[str, SleepState]:
+        """Let engines give their memory back; see ``Client.sleep``."""
+        return self._call(self._client.sleep(level, mode=mode, **options))
+
+    def wake_up(self, tags: Sequence[str] | None = None, **options: Unpack[CallOptions]) -> dict[str, SleepState]:
+        """Let engines take their memory again and serve; see ``Client.wake_up``."""
+        return self._call(self._client.wake_up(tags, **options))
+
+    def reset_prefix_cache(self, **options: Unpack[CallOptions]) -> dict[str, bool]:
+        """Forget what earlier prompts have left in KV caches; see ``Client.reset_prefix_cache``."""
+        return self._call(self._client.reset_prefix_cache(**options))
+
+    def start_profile(self, **options: Unpack[CallOptions]) -> dict[str, str]:
+        """Record what torch does in engines; see ``Client.start_profile``."""
+        return self._call(self._client.start_profile(**options))
+
+    def stop_profile(self, **options: Unpack[CallOptions]) -> dict[str, str]:
+        """Write the traces and return their files; see ``Client.stop_profile``."""
+        return self._call(self._client.stop_profile(**options))
+
+    def collective_rpc(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[CallOptions],
+    ) -> dict[str, Any]:
+        """Run a registered method in engines; see ``Client.collective_rpc``."""
+        return self._call(self._client.collective_rpc(method, args, kwargs, **options))
 
     def close(self) -> None:
         """Disconnect; twice does nothing."""

@@ -18,12 +18,18 @@
     ├── BrokerError                   Redis answered in a way the protocol does not allow
     ├── RequestFailedError            the engine refused or failed this one request
     │   └── PoisonRequestError        max_deliveries engines died on it; it is parked
-    └── EngineDeadError               the engine that was asked is gone, or none serves the model
+    ├── EngineDeadError               the engine that was asked is gone, or none serves the model
+    ├── EngineNotFoundError           no engine of that id beats for the model
+    ├── EngineStateError              the engine cannot do that now: it sleeps, holds requests, is being profiled, ...
+    ├── EngineTimeoutError            the engine did not answer in time; it may do what was asked all the same
+    └── EngineCallError               a control call failed at some engine; carries each one's answer or error
 
 ``code`` is stable and travels on the wire; ``retryable`` says whether the same call may succeed later.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class PenstockError(Exception):
@@ -156,6 +162,43 @@ class EngineDeadError(PenstockError):
     retryable = True
 
 
+class EngineNotFoundError(PenstockError):
+    """No engine of that id has a heartbeat for the model; the message names those that have."""
+
+    code = "engine_not_found"
+
+
+class EngineStateError(PenstockError):
+    """The state of the engine does not allow the call; the message says what to do first."""
+
+    code = "engine_state"
+
+
+class EngineTimeoutError(PenstockError):
+    """The engine did not answer in time. Whether it does what it was asked is not known."""
+
+    code = "engine_timeout"
+    retryable = True
+
+
+class EngineCallError(PenstockError):
+    """A control call failed at one engine at least.
+
+    Attributes:
+        answers: by engine id, of the engines that did what was asked.
+        errors: by engine id, why each of the others did not.
+    """
+
+    code = "engine_call_failed"
+
+    def __init__(
+        self, message: str, *, answers: dict[str, Any] | None = None, errors: dict[str, PenstockError] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.answers = answers or {}
+        self.errors = errors or {}
+
+
 _BY_CODE: dict[str, type[PenstockError]] = {
     cls.code: cls
     for cls in (
@@ -164,12 +207,16 @@ _BY_CODE: dict[str, type[PenstockError]] = {
         UnsupportedParameterError,
         PoisonRequestError,
         EngineDeadError,
+        EngineStateError,
+        EngineTimeoutError,
+        EngineCallError,
+        ModelLoadError,
     )
 }
 
 
 def from_wire(code: str, message: str, retryable: bool) -> PenstockError:
-    """Return the exception that a ``RequestError`` on the wire stands for."""
+    """Return the exception that a ``RequestError`` or ``CallError`` on the wire stands for."""
     cls = _BY_CODE.get(code)
     if cls is not None:
         return cls(message)

@@ -39,7 +39,9 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:{MODEL}:request:ID                  hash      state of a request; result_ttl_ms after its end
     NS:{MODEL}:log:ID                      list      its Delta records; result_ttl_ms after its end
     NS:{MODEL}:output:ID                   channel   the same records, as they are appended
-    NS:{MODEL}:engine:ENGINE:commands      channel   cancellations, to the engine that runs the request
+    NS:{MODEL}:engine:ENGINE:commands      channel   cancellations and control calls, to the engine
+    NS:{MODEL}:call:CALL:replies           channel   engines' replies to a control call
+    NS:{MODEL}:call:CALL:reply:ENGINE      string    the same reply, should it be missed; REPLY_TTL_MS
 """
 
 from __future__ import annotations
@@ -121,3 +123,9 @@ class ModelKeys:
 
     def engine_commands(self, engine_id: str) -> str:
         return f"{self.prefix}engine:{engine_id}:commands"
+
+    def call_replies(self, call_id: str) -> str:
+        return f"{self.prefix}call:{call_id}:replies"
+
+    def call_reply(self, call_id: str, engine_id: str) -> str:
+        return f"{self.prefix}call:{call_id}:reply:{engine_id}"

@@ -4,6 +4,7 @@
     client ◀──────Delta────────── channel and log ◀── worker process ◀──CoreOutput── engine core
     operator ──WorkerCommand──▶ supervisor;   broker ──EngineCommand──▶ worker process ──WorkerStatus──▶ supervisor
 
+What may be asked of an engine, and its answers, are in ``control``.
 All are msgspec structs encoded as positional msgpack arrays: the order of fields **is** the wire format, new
 fields are only appended and carry a default, so that old bytes still decode (tests/compat holds some). A tag in
 the first place tells the members of a union apart; there are no method names and no pickle on any wire.
@@ -17,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from .control import CallError, ControlCommand, Utility, UtilityAnswer
 from .params import LoRARequest, PoolingParams, SamplingParams
 from .stats import RequestStats, StepStats
 
@@ -108,20 +110,10 @@ class UtilityCall(msgspec.Struct, array_like=True, tag="utility"):
     call: Utility
 
 
-class CheckInvariants(msgspec.Struct, array_like=True, tag="check_invariants"):
-    """Verify the block pool and the scheduler; the answer carries the free and total number of blocks."""
-
-
-class ResetPrefixCache(msgspec.Struct, array_like=True, tag="reset_prefix_cache"):
-    """Forget what earlier requests have left in the KV cache. The answer's ``success`` is False, and nothing is done,
-    while any block is in use."""
-
-
 class Shutdown(msgspec.Struct, array_like=True, tag="shutdown"):
     """Leave the busy loop and exit with status 0."""
 
 
-Utility = CheckInvariants | ResetPrefixCache
 CoreInput = EngineCoreRequest | AbortRequests | Configure | UtilityCall | Shutdown
 
 
@@ -238,11 +230,11 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
 
 
 class UtilityOutput(msgspec.Struct, array_like=True, omit_defaults=True, tag="utility_output"):
-    """The answer to a ``UtilityCall``: either ``failure_message`` or ``result``."""
+    """The answer to a ``UtilityCall``, or why there is none."""
 
     call_id: int
-    failure_message: str | None = None
-    result: dict[str, Any] | None = None
+    error: CallError | None = None
+    answer: UtilityAnswer | None = None
 
 
 CoreOutput = EngineCoreOutputs | UtilityOutput | Hello | Ready | StartupFailed
@@ -351,5 +343,5 @@ class WorkerStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
     num_tokens: int = 0
 
 
-EngineCommand = CancelCommand
+EngineCommand = CancelCommand | ControlCommand
 WorkerCommand = DrainCommand | StopCommand

@@ -44,6 +44,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         deterministic: a request's logits have the same bits whatever is computed beside it and however it is cut up,
             so that another engine goes on with it on the same tokens. Holds between engines of the same build,
             device type, dtype and thread count; see ops/decisions/0013.
+        profile_dir: folder for traces of the torch profiler; "profiles" in Penstock's data folder when empty.
+        dump_dir: folder for a file about each step that failed; only the log tells when empty.
+        dump_prompts: tell the token ids of its requests, too.
+        rpc_modules: Python modules whose ``@rpc_method`` functions ``collective_rpc`` may call.
     """
 
     model: str
@@ -64,6 +68,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     seed: int = 0
     trust_remote_code: bool = False
     deterministic: bool = False
+    profile_dir: str = ""
+    dump_dir: str = ""
+    dump_prompts: bool = False
+    rpc_modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from ...shared.command_line import Command, run_program
-from . import bench, chaos, dead, demo, embedded_redis, generate, models, queue, worker
+from . import bench, chaos, dead, demo, embedded_redis, engine, generate, models, queue, worker
 
 COMMANDS: tuple[Command, ...] = (
     demo.COMMAND,
@@ -18,6 +18,7 @@ COMMANDS: tuple[Command, ...] = (
     models.COMMAND,
     queue.COMMAND,
     dead.COMMAND,
+    engine.COMMAND,
     embedded_redis.COMMAND,
     bench.COMMAND,
     chaos.COMMAND,

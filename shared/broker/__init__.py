@@ -8,6 +8,7 @@ first and wrote after would be wrong by construction.
 from .admission import NEW, UNSERVED, Entry
 from .broker import LEASE_TTL_MS, Broker, Claim, FinalRecord, Reaped, Record, Room, Wave
 from .dead_letter import DeadLetter
+from .engine_calls import EngineCalls
 from .queue import Queue
 from .script import SCRIPTS, Script
 
@@ -19,6 +20,7 @@ __all__ = [
     "Broker",
     "Claim",
     "DeadLetter",
+    "EngineCalls",
     "Entry",
     "FinalRecord",
     "Queue",

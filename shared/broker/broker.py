@@ -162,6 +162,10 @@ class Broker:
             args += [request_id, epoch]
         return [request_id.decode() for request_id in await self._run("renew", [self.keys.leases], args)]
 
+    async def withdraw(self, engine_id: str) -> None:
+        """Let the other engines count on no room of this one, which claims nothing until it says otherwise."""
+        await self._run("withdraw", [self.keys.leases], [self.keys.prefix, engine_id])
+
     async def renew_client(self, client_id: str, ttl_ms: int) -> None:
         """Renew a client's lease, which its interactive requests live by."""
         await self._run("renew_client", [self.keys.leases], [self.keys.prefix, client_id, ttl_ms])

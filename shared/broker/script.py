@@ -12,7 +12,7 @@ from ..policy import QueuePolicy
 # What changes who waits, runs or has ended needs all of these; what only writes to a request needs the first. Each call
 # makes every function of its text anew, about a tenth of a microsecond each.
 _SHARED = ("lib", "tenants", "lanes", "life")
-_PLAIN = ("append", "renew", "renew_client")
+_PLAIN = ("append", "renew", "renew_client", "withdraw")
 # Each script's own parts, in order.
 _PARTS = {
     "enqueue": ("enqueue",),
@@ -22,6 +22,7 @@ _PARTS = {
     "cancel": ("cancel",),
     "release": ("release",),
     "renew": ("renew",),
+    "withdraw": ("withdraw",),
     "renew_client": ("renew_client",),
     "reclaim": ("death", "reclaim"),
     "reap": ("death", "reap"),

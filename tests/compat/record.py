@@ -8,10 +8,34 @@ from typing import Any
 
 import msgspec
 
+from penstock.shared.control import (
+    CallError,
+    CheckInvariants,
+    CollectiveRpc,
+    ControlCommand,
+    ControlReply,
+    DummyBatchDone,
+    ExecuteDummyBatch,
+    Invariants,
+    IsSleeping,
+    PrefixCacheReset,
+    ProfileSaved,
+    ProfileStarted,
+    ResetPrefixCache,
+    RpcResult,
+    SaveShardedState,
+    ShardedStateSaved,
+    Sleep,
+    SleepState,
+    StartProfile,
+    StopProfile,
+    Utility,
+    UtilityAnswer,
+    WakeUp,
+)
 from penstock.shared.messages import (
     AbortRequests,
     CancelCommand,
-    CheckInvariants,
     Delta,
     DrainCommand,
     EngineCoreEvent,
@@ -22,12 +46,12 @@ from penstock.shared.messages import (
     FinishReason,
     Ready,
     RequestError,
-    ResetPrefixCache,
     SchedulerStats,
     StopCommand,
     TokenLogprobs,
     Usage,
     UtilityCall,
+    UtilityOutput,
 )
 from penstock.shared.params import RepetitionDetectionParams, SamplingParams
 from penstock.shared.stats import RequestStats, StepStats
@@ -186,6 +210,45 @@ SAMPLES: list[tuple[str, str, Any]] = [
     ("cancel command", "EngineCommand", CancelCommand("r1")),
     ("drain command", "WorkerCommand", DrainCommand(5.0)),
     ("stop command", "WorkerCommand", StopCommand()),
+    ("failed utility call", "CoreOutput", UtilityOutput(5, CallError("engine_state", "it sleeps"))),
+    (
+        "failed control call",
+        "ControlReply",
+        ControlReply(call_id="c1", engine_id="h-1-0", error=CallError("engine_state", "it sleeps")),
+    ),
+]
+_CALLS: list[Utility] = [
+    CheckInvariants(),
+    ResetPrefixCache(),
+    Sleep(),
+    Sleep(level=2, mode="wait", drain_timeout_s=7.5),
+    WakeUp(),
+    WakeUp(["weights"]),
+    IsSleeping(),
+    StartProfile(),
+    StopProfile(),
+    SaveShardedState("/models/new", "w-{part}.safetensors", 1 << 30),
+    CollectiveRpc("device_info", 1.5, [1, "a"], {"k": [None]}),
+    ExecuteDummyBatch(),
+]
+_ANSWERS: list[UtilityAnswer] = [
+    Invariants(7, 8, 1, 2),
+    PrefixCacheReset(True),
+    SleepState(),
+    SleepState(2, ["weights", "kv_cache"]),
+    ProfileStarted("/data/profiles"),
+    ProfileSaved("/data/profiles/a.json", 1000),
+    ShardedStateSaved("/models/new", ["w-0.safetensors"], 1000),
+    RpcResult({"device": "cpu"}),
+    DummyBatchDone(0.25),
+]
+SAMPLES += [
+    (f"control call {i}", "EngineCommand", ControlCommand(call_id="c1", call=call, expires_at_ms=1795290000000))
+    for i, call in enumerate(_CALLS)
+]
+SAMPLES += [
+    (f"control answer {i}", "ControlReply", ControlReply(call_id="c1", engine_id="h-1-0", answer=answer))
+    for i, answer in enumerate(_ANSWERS)
 ]
 
 

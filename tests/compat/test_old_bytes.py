@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.shared import messages, records
+from penstock.shared import control, messages, records
+from penstock.shared.control import ControlReply
 from penstock.shared.messages import CoreInput, CoreOutput, Delta, EngineCommand, EngineCoreRequest, WorkerCommand
 
 RECORDED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "wire_v1.json").read_text())
@@ -25,6 +26,7 @@ TYPES: dict[str, Any] = {
     "Delta": Delta,
     "EngineCommand": EngineCommand,
     "WorkerCommand": WorkerCommand,
+    "ControlReply": ControlReply,
 }
 
 
@@ -46,5 +48,6 @@ def test_fields_of_a_later_version_are_skipped() -> None:
 
 def test_every_wire_struct_is_a_versioned_or_enclosed_array() -> None:
     """What goes to Redis carries its version itself; what only goes over the pipe of one release need not."""
-    for kind in (messages.EngineCoreRequest, messages.Delta, records.ModelCard, records.EngineHeartbeat):
+    kinds = [messages.EngineCoreRequest, messages.Delta, records.ModelCard, records.EngineHeartbeat]
+    for kind in (*kinds, control.ControlCommand, control.ControlReply):
         assert kind.__struct_fields__[0] == "version"

@@ -10,9 +10,10 @@ from penstock.producer import Client
 
 
 @pytest.fixture(scope="session")
-def deployment() -> Iterator[LocalStack]:
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     """A private Redis and `worker start` with the demo model, shared by the tests of one process."""
     options = ["--device", "cpu", "--served-model-name", "demo", "--max-num-seqs", "32", "--threads", "1"]
+    options += ["--profile-dir", str(tmp_path_factory.mktemp("profiles"))]
     with LocalStack(MODEL, options) as stack:
         yield stack
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
+import torch
 
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, SamplingParams
+from penstock.worker.engine.rpc import RpcEngine, RpcMethods
 
 pytestmark = pytest.mark.xdist_group("deployment")
 
@@ -54,6 +57,29 @@ async def test_the_structured_example(deployment: LocalStack) -> None:
     async with Client.connect(deployment.url, model="demo") as client:
         answer = await names["example"](client)
     assert sorted(answer) == ["city", "hot"]
+
+
+async def test_the_control_examples(deployment: LocalStack) -> None:
+    async with Client.connect(deployment.url, model="demo") as client:
+        (engine_id,) = await client.is_sleeping()
+        source = block("await client.sleep(level=2)", deployment.url).replace("gpu1-4711-0", engine_id)
+        lines = "\n".join(f"    {line}" for line in source.splitlines())
+        names: dict[str, Any] = {}
+        exec(f"async def example(client):\n{lines}\n    return traces, memory", names)
+        traces, memory = await names["example"](client)
+        assert await client.is_sleeping() == {engine_id: False}
+    assert Path(traces[engine_id]).stat().st_size > 0
+    assert memory[engine_id]["kv_cache_bytes"] > 0
+
+
+def test_the_rpc_method() -> None:
+    names: dict[str, Any] = {"__name__": "my_methods"}
+    exec(block("@rpc_method", ""), names)
+    module = ModuleType("my_methods")
+    vars(module).update(names)
+    linear = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+    engine = SimpleNamespace(model=SimpleNamespace(module=linear))
+    assert RpcMethods([module]).run(cast(RpcEngine, engine), "count_layers", ["Linear"], {}) == 2
 
 
 def test_the_script(

@@ -31,6 +31,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     place.add_argument("--engines", type=int, metavar="N", help="number of engines on the CPU (default: 1)")
     place.add_argument("--threads", type=int, default=0, metavar="N", help="torch threads of each CPU engine")
     _add_engine_arguments(parser.add_argument_group("engine"))
+    _add_control_arguments(parser.add_argument_group("control and diagnosis"))
     _add_process_arguments(parser.add_argument_group("process"))
 
 
@@ -67,6 +68,19 @@ def _add_engine_arguments(engine: argparse._ArgumentGroup) -> None:
         "--deterministic",
         action="store_true",
         help="a request gets the same tokens in any company and on any equal engine that resumes it (slower)",
+    )
+
+
+def _add_control_arguments(control: argparse._ArgumentGroup) -> None:
+    control.add_argument("--profile-dir", default="", metavar="DIR", help="for traces (default: in the data folder)")
+    control.add_argument("--dump-dir", default="", metavar="DIR", help="for a file about each step that failed")
+    control.add_argument("--dump-prompts", action="store_true", help="tell the token ids of its requests in there, too")
+    control.add_argument(
+        "--rpc-module",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="Python module whose @rpc_method functions clients may call in the engine; may be given several times",
     )
 
 
@@ -157,8 +171,17 @@ def _engine_config(arguments: argparse.Namespace, device: str, num_engines: int)
         num_engines_on_host=num_engines,
         trust_remote_code=arguments.trust_remote_code,
         deterministic=arguments.deterministic,
+        profile_dir=_absolute(arguments.profile_dir),
+        dump_dir=_absolute(arguments.dump_dir),
+        dump_prompts=arguments.dump_prompts,
+        rpc_modules=tuple(arguments.rpc_module),
         **given,
     )
+
+
+def _absolute(folder: str) -> str:
+    """A folder that does not depend on the working directory; none stays none."""
+    return os.path.abspath(folder) if folder else ""
 
 
 def parse_bytes(option: str, text: str) -> int:

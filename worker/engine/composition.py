@@ -15,8 +15,11 @@ from ..models.invariance import choose_tile_sizes
 from ..models.loader import LoadedModel, load_model
 from ..progress import ProgressWriter
 from .block_pool import BlockPool
+from .control import EngineControl
+from .control_composition import compose_control, load_rpc_methods
 from .core import EngineCore
 from .deterministic import DeterministicRunner
+from .dump import StepDump
 from .host import free_host_bytes, usable_cores
 from .kv_cache import size_kv_cache
 from .model_runner import ModelRunner
@@ -37,9 +40,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass
 class Engine:
-    """A core that can take requests, and what to tell the worker process about it."""
+    """A core that can take requests, what else it can be asked, and what to tell the worker process about it."""
 
     core: EngineCore
+    control: EngineControl
     ready: Ready
 
 
@@ -49,6 +53,8 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     Raises:
         ConfigurationError, ModelLoadError: a setting or the model does not fit; says which.
     """
+    progress = progress or ProgressWriter()
+    rpc_methods = load_rpc_methods(config)
     torch.manual_seed(config.seed)
     model = load_model(config, folder)
     if config.device == "cpu":
@@ -63,8 +69,13 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     _log.info("kv_cache", **size.describe(config.block_size))
     model.max_model_len = size.max_model_len
     runner = _make_runner(config, model)
-    model.attention.allocate(size.num_blocks, config.block_size, model.device)
-    with (progress or ProgressWriter()).compiling():
+    device = model.device
+
+    def allocate_cache() -> None:
+        model.attention.allocate(size.num_blocks, config.block_size, device)
+
+    allocate_cache()
+    with progress.compiling():
         runner.warm_up(Request("warm-up", [0], SamplingParams(seed=0), max_model_len=size.max_model_len))
     block_pool = BlockPool(size.num_blocks, config.block_size)
     scheduler = Scheduler(
@@ -82,8 +93,10 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         grammars=_grammar_admission(config, model),
+        dump=StepDump(config.dump_dir, shows_prompts=config.dump_prompts),
     )
-    return Engine(core, _ready(config, model, size.num_blocks))
+    control = compose_control(config, folder, model, core, runner, allocate_cache, rpc_methods, progress)
+    return Engine(core, control, _ready(config, model, size.num_blocks))
 
 
 def choose_num_threads(config: EngineConfig, num_parameters: int) -> int:

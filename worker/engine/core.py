@@ -10,6 +10,7 @@ import structlog
 from ...shared.errors import EngineDeadError, PromptTooLongError, UnsupportedParameterError, ValidationError
 from ...shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestError
 from ...shared.stats import StepStats
+from .dump import StepDump
 from .isolation import Isolation
 from .param_checks import check_in_vocabulary, check_params
 from .request import STATUS_OF_REASON, Request, RequestStatus
@@ -66,8 +67,10 @@ class EngineCore:
         vocab_size: int,
         eos_token_ids: Iterable[int],
         grammars: GrammarAdmission | None = None,
+        dump: StepDump | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self._dump = dump or StepDump()
         self._executor = executor
         self._grammars = grammars
         self._vocab_size = vocab_size
@@ -205,7 +208,7 @@ class EngineCore:
         return ended
 
     def _handle_failure(self, batch: SchedulerOutput, error: Exception) -> list[EngineCoreOutput]:
-        _log.exception("step_failed", request_ids=[request.request_id for request in batch.requests])
+        self._dump.write(batch, error, self.scheduler, self.device_memory_bytes)
         if isinstance(error, AcceleratorError):
             self._num_accelerator_failures += 1
             if self._num_accelerator_failures >= MAX_ACCELERATOR_FAILURES:

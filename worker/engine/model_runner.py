@@ -64,6 +64,23 @@ class ModelRunner:
             request.token_ids.append(token_id)
         self._batch.release([request.request_id])
 
+    @torch.inference_mode()
+    def execute_dummy_batch(self) -> None:
+        """Run one token through the model that is no request's: it takes no row, and is stored in no slot."""
+        one, zero = np.ones(1, np.int64), np.zeros(1, np.int64)
+        step = StepInput(
+            order=zero,
+            rows=zero,
+            token_ids=zero,
+            positions=zero,
+            slot_mapping=-one,
+            query_lens=one,
+            seq_lens=one,
+            logit_rows=zero,
+            sampled=zero,
+        )
+        self._forward(step, step.logit_rows)
+
     def _forward(self, step: StepInput, logit_rows: IntArray) -> torch.Tensor:
         """Logits of the packed tokens ``logit_rows``, ascending: ``[len(logit_rows), V]``."""
         max_blocks = -(-int(step.seq_lens.max()) // self._batch.block_size)

@@ -15,7 +15,7 @@ import os
 import signal
 import time
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -28,17 +28,18 @@ from ...shared.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
     Hello,
-    ResetPrefixCache,
     Shutdown,
     StartupFailed,
     UtilityCall,
-    UtilityOutput,
 )
 from ..config import EngineConfig
 from ..ipc import CoreChannel, Undecodable
 from ..models.folder import resolve_model_folder
 from ..progress import Phase, ProgressWriter
-from .core import EngineCore, refusal
+from .core import refusal
+
+if TYPE_CHECKING:
+    from .composition import Engine
 
 # Asking torch takes about as long as a small step.
 DEVICE_MEMORY_INTERVAL_S = 1.0
@@ -47,11 +48,12 @@ _log = structlog.get_logger(__name__)
 
 
 class EngineCoreProcess:
-    """Turns messages into calls of an ``EngineCore``, and its outputs into messages."""
+    """Turns messages into calls of an ``EngineCore`` and its ``EngineControl``, and what they give into messages."""
 
-    def __init__(self, channel: CoreChannel, core: EngineCore, progress: ProgressWriter) -> None:
+    def __init__(self, channel: CoreChannel, engine: Engine, progress: ProgressWriter) -> None:
         self._channel = channel
-        self._core = core
+        self._core = engine.core
+        self._control = engine.control
         self._progress = progress
         self._device_memory_bytes = 0
         self._device_memory_due_s = 0.0
@@ -103,32 +105,13 @@ class EngineCoreProcess:
         elif isinstance(message, AbortRequests):
             self._core.abort_requests(message.request_ids)
         elif isinstance(message, UtilityCall):
-            self._channel.send(self._answer_call(message))
+            self._channel.send(self._control.answer(message))
         elif isinstance(message, Shutdown):
             self._is_stopping = True
         elif isinstance(message, Undecodable):
             self._refuse(message)
         else:
             _log.warning("message_out_of_place", kind=type(message).__name__)
-
-    def _answer_call(self, message: UtilityCall) -> UtilityOutput:
-        if isinstance(message.call, ResetPrefixCache):
-            return UtilityOutput(message.call_id, result={"success": self._core.reset_prefix_cache()})
-        return self._check_invariants(message.call_id)
-
-    def _check_invariants(self, call_id: int) -> UtilityOutput:
-        try:
-            self._core.check_invariants()
-        except AssertionError as error:
-            return UtilityOutput(call_id, failure_message=str(error))
-        stats, pool = self._core.scheduler.stats(), self._core.scheduler.block_pool
-        result = {
-            "free_blocks": pool.num_free,
-            "total_blocks": pool.num_blocks,
-            "num_running": stats.num_running_reqs,
-            "num_waiting": stats.num_waiting_reqs,
-        }
-        return UtilityOutput(call_id, result=result)
 
     def _refuse(self, message: Undecodable) -> None:
         """Answer a request that does not decode, if it says at least which one it is."""
@@ -156,10 +139,10 @@ def run_engine_core(channel: CoreChannel, progress: ProgressWriter, trace_fd: in
         backlog = channel.receive(None)
         while not backlog:
             backlog = channel.receive(None)
-        core = _start(channel, backlog.pop(0), progress)
-        if core is None:
+        engine = _start(channel, backlog.pop(0), progress)
+        if engine is None:
             return 1
-        EngineCoreProcess(channel, core, progress).run(backlog)
+        EngineCoreProcess(channel, engine, progress).run(backlog)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         _log.warning("worker_process_gone")
     except BaseException:  # the panic of a library in Rust is no Exception
@@ -170,7 +153,7 @@ def run_engine_core(channel: CoreChannel, progress: ProgressWriter, trace_fd: in
     return 0
 
 
-def _start(channel: CoreChannel, first: Any, progress: ProgressWriter) -> EngineCore | None:
+def _start(channel: CoreChannel, first: Any, progress: ProgressWriter) -> Engine | None:
     """Build what ``first`` configures and announce it; None if that failed and the worker was told why."""
     started = time.monotonic()
     try:
@@ -194,4 +177,4 @@ def _start(channel: CoreChannel, first: Any, progress: ProgressWriter) -> Engine
     progress.take_message(num_unfinished_reqs=0)
     progress.enter(Phase.IDLE)
     channel.send(engine.ready)
-    return engine.core
+    return engine

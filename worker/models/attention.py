@@ -95,6 +95,11 @@ class PagedAttention:
             call.key_cache = _zeros((num_blocks, block_size, *call.key_shape), call.dtype, device)
             call.value_cache = _zeros((num_blocks, block_size, *call.value_shape), call.dtype, device)
 
+    def free(self) -> None:
+        """Let go of the caches; ``allocate`` makes new ones."""
+        for call in self.calls:
+            call.key_cache = call.value_cache = None
+
     def begin(self, batch: PagedBatch) -> None:
         """Say what the next forward's tokens are."""
         self._batch = batch

@@ -116,6 +116,20 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
     return model
 
 
+def load_module(config: EngineConfig, folder: Path) -> PreTrainedModel:
+    """Load the module of ``load_model`` anew, with its linear layers packed alike, without our attention in it.
+
+    Raises: as ``load_model``.
+    """
+    device = _device(config.device)
+    model_config = _read_config(folder, config)
+    architecture = (model_config.architectures or [model_config.model_type])[0]
+    module = _load_module(folder, model_config, architecture, config, device)
+    if device.type == "cpu":
+        pack_linear_layers(module)
+    return module
+
+
 def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError("device is 'cuda', but torch sees no GPU; use --device cpu or install a CUDA torch")

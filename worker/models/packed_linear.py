@@ -22,6 +22,15 @@ class PackedLinear(nn.Module):
         self._bias = linear.bias
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _EXPECTED_TOKENS)
 
+    @property
+    def weight(self) -> Tensor:
+        """The weight as it was before, to the bit: a copy in the plain layout."""
+        return self._packed.to_dense()
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self._bias
+
     def forward(self, inputs: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self._bias, "none", [], "")
 

@@ -14,7 +14,6 @@ from ...shared.messages import Delta, FinishReason, Ready, RequestError
 from ...shared.records import DeathCause
 from ..config import WorkerConfig
 from .core_client import CoreClient
-from .engine_meter import EngineMeter
 from .generation import Generation
 from .intake import Intake, UndecodableEntryError
 from .live import LiveGenerations
@@ -42,7 +41,6 @@ class ClaimLoop:
         core: CoreClient,
         live: LiveGenerations,
         publisher: Publisher,
-        meter: EngineMeter,
     ) -> None:
         self._engine_id = config.engine_id
         self._lease_ttl_ms = config.lease_ttl_ms
@@ -50,9 +48,10 @@ class ClaimLoop:
         self._core = core
         self._live = live
         self._publisher = publisher
-        self._meter = meter
         self._wake = asyncio.Event()
         self._is_stopping = False
+        self._is_paused = False
+        self._claiming = asyncio.Lock()
         # A claim of this engine's former life may have been carried out after its claims were taken back.
         self._may_hold_unseen = True
         self._looked_for_unseen_at = time.monotonic()
@@ -79,13 +78,25 @@ class ClaimLoop:
         self._is_stopping = True
         self._wake.set()
 
+    async def pause(self) -> None:
+        """Claim nothing until ``resume``. Returns when a claim under way is admitted; doing it twice does nothing."""
+        self._is_paused = True
+        async with self._claiming:
+            await self._broker.withdraw(self._engine_id)
+
+    def resume(self) -> None:
+        """Claim again; does nothing if it was not paused."""
+        self._is_paused = False
+        self._wake.set()
+
     async def run(self, intake: Intake, ready: Ready) -> None:
         """Claim and admit until ``stop``."""
         while not self._is_stopping:
             self._wake.clear()
-            wave = await self._claim(ready)
-            for claim in wave.claims:
-                await self._admit(claim, intake)
+            async with self._claiming:
+                wave = await self._claim(ready)
+                for claim in wave.claims:
+                    await self._admit(claim, intake)
             if not wave.claims and not self._is_stopping:
                 wait_s = IDLE_POLL_S if wave.retry_ms < 0 else min(IDLE_POLL_S, wave.retry_ms / 1000)
                 try:
@@ -97,7 +108,7 @@ class ClaimLoop:
     async def _claim(self, ready: Ready) -> Wave:
         if self._may_hold_unseen or time.monotonic() - self._looked_for_unseen_at > LOOK_FOR_UNSEEN_EVERY_S:
             await self._release_unseen()
-        if len(self._live) >= ready.max_num_seqs or self._live.has_probationer:
+        if self._is_paused or len(self._live) >= ready.max_num_seqs or self._live.has_probationer:
             return _NO_WAVE
         room = Room(
             max_num_seqs=ready.max_num_seqs,
@@ -163,9 +174,7 @@ class ClaimLoop:
 
     def _expire(self, generation: Generation) -> None:
         """Its deadline has come while it was here, which its removal would have prevented."""
-        delta = generation.expire()
-        self._meter.note_delta(delta)
-        self._publisher.publish(generation.request_id, generation.epoch, delta)
+        self._publisher.publish(generation.request_id, generation.epoch, generation.cut_off(FinishReason.EXPIRED))
         core_id = self._live.remove(generation.request_id)
         if core_id is not None:
             self._core.abort_requests([core_id])

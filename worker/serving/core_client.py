@@ -18,7 +18,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ...shared.errors import ConfigurationError, EngineDeadError, ModelLoadError, PenstockError
+from ...shared.control import Utility, UtilityAnswer
+from ...shared.errors import (
+    ConfigurationError,
+    EngineCallError,
+    EngineDeadError,
+    ModelLoadError,
+    PenstockError,
+    from_wire,
+)
 from ...shared.messages import (
     WIRE_VERSION,
     AbortRequests,
@@ -30,7 +38,6 @@ from ...shared.messages import (
     Ready,
     Shutdown,
     StartupFailed,
-    Utility,
     UtilityCall,
     UtilityOutput,
 )
@@ -87,7 +94,7 @@ class CoreClient:
         self._process: asyncio.subprocess.Process | None = None
         self._handshake: asyncio.Queue[Hello | Ready | StartupFailed | None] = asyncio.Queue()
         self._call_ids = itertools.count(1)
-        self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._calls: dict[int, asyncio.Future[UtilityAnswer]] = {}
         self.dead = asyncio.Event()
         self.progress = ProgressReader()
         self._trace = CoreTrace()
@@ -146,16 +153,17 @@ class CoreClient:
         """Stop computing these; unknown ones are ignored."""
         self._send(AbortRequests(request_ids))
 
-    async def call(self, call: Utility) -> dict[str, Any]:
+    async def call(self, call: Utility) -> UtilityAnswer:
         """Ask the core something and return its answer.
 
         Raises:
-            EngineDeadError: the core is gone, or says that the call failed.
+            EngineDeadError: the core is gone.
+            PenstockError: it says that the call failed, and how.
         """
         if self.dead.is_set():
             raise EngineDeadError("the engine core is gone")
         call_id = next(self._call_ids)
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[UtilityAnswer] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = answer
         self._send(UtilityCall(call_id, call))
         return await answer
@@ -242,10 +250,12 @@ class CoreClient:
         answer = self._calls.pop(output.call_id, None)
         if answer is None or answer.done():
             return
-        if output.failure_message is not None:
-            answer.set_exception(EngineDeadError(f"the engine core failed the call: {output.failure_message}"))
+        if output.answer is not None:
+            answer.set_result(output.answer)
+        elif output.error is not None:
+            answer.set_exception(from_wire(output.error.code, output.error.message, retryable=False))
         else:
-            answer.set_result(output.result or {})
+            answer.set_exception(EngineCallError("the engine core gave neither an answer nor an error"))
 
     def _on_lost(self) -> None:
         if self.dead.is_set():

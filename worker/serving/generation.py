@@ -82,9 +82,9 @@ class Generation:
             self._end(delta)
         return delta, stopped_at is not None and not output.finished
 
-    def expire(self) -> Delta:
-        """Return the last delta of a request whose deadline has come, with the text that was held back."""
-        delta = Delta(index=self._next_index, text=self._flush(), finish_reason=FinishReason.EXPIRED)
+    def cut_off(self, reason: FinishReason) -> Delta:
+        """Return the last delta of a request that ends before its engine says so, with the text that was held back."""
+        delta = Delta(index=self._next_index, text=self._flush(), finish_reason=reason)
         self._end(delta)
         return delta
 

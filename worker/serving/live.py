@@ -66,3 +66,12 @@ class LiveGenerations:
 
     def core_ids(self) -> list[str]:
         return list(self._by_core_id)
+
+    def all(self) -> list[Generation]:
+        return list(self._by_core_id.values())
+
+    async def until_none(self) -> None:
+        """Wait until there are none."""
+        while self._by_core_id:
+            self.changed.clear()
+            await self.changed.wait()

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from ...shared.broker import Broker
+from ...shared.broker import Broker, EngineCalls
 from ...shared.connection import CommandConnection, Subscriber
 from ...shared.errors import EngineDeadError, PenstockError
 from ...shared.keys import Keys
@@ -79,8 +79,9 @@ class WorkerProcess:
         self._heartbeat = Heartbeat(config, self._commands)
         log_options = ("--log-level", config.log_level, "--log-format", config.log_format)
         self._core = CoreClient(self._on_outputs, log_options)
-        broker = Broker(self._commands, self._keys.model(config.engine.model_name))
-        self._service = WorkerService(config, broker, self._subscriber, self._core, self._heartbeat)
+        keys = self._keys.model(config.engine.model_name)
+        broker, calls = Broker(self._commands, keys), EngineCalls(self._commands, keys)
+        self._service = WorkerService(config, broker, calls, self._subscriber, self._core, self._heartbeat)
         self._stall_watch = StallWatch(self._core.progress, config.stall_timeout_s)
         self._heartbeat.watch(self._core.progress, self._stall_watch)
         self._status = EngineState.STARTING

@@ -11,14 +11,16 @@ from collections.abc import Callable
 
 from ...shared.broker import Broker, FinalRecord, Record
 from ...shared.messages import Delta
+from .engine_meter import EngineMeter
 
 
 class Publisher:
-    """``on_stale(request_id, epoch)`` is called for each claim that a write proved stale."""
+    """``on_stale(request_id, epoch)`` is called for each claim that a write proved stale; ``meter`` counts deltas."""
 
-    def __init__(self, broker: Broker, on_stale: Callable[[str, int], None]) -> None:
+    def __init__(self, broker: Broker, on_stale: Callable[[str, int], None], meter: EngineMeter) -> None:
         self._broker = broker
         self._on_stale = on_stale
+        self._meter = meter
         self._waiting: dict[str, Record] = {}
         self._wake = asyncio.Event()
         self._is_idle = True
@@ -26,6 +28,7 @@ class Publisher:
 
     def publish(self, request_id: str, epoch: int, delta: Delta) -> None:
         """Append ``delta``, and end the request if the delta ends it. Returns at once."""
+        self._meter.note_delta(delta)
         before = self._waiting.get(request_id)
         if before is not None and before.epoch == epoch:
             delta = before.delta.followed_by(delta)

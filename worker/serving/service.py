@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 import structlog
 
-from ...shared.broker import Broker
+from ...shared.broker import Broker, EngineCalls
 from ...shared.connection import Subscriber
-from ...shared.messages import CancelCommand, EngineCommand, EngineCoreOutputs, EngineState, Ready
+from ...shared.messages import CancelCommand, EngineCoreOutputs, EngineState, Ready
 from ...shared.records import DeathCause
 from ..config import WorkerConfig
 from ..text.tokenizer import TextCodec
 from .claiming import ClaimLoop
+from .control import ControlCalls, decode_command
 from .core_client import CoreClient
 from .engine_meter import EngineMeter
 from .generation import Generation
@@ -27,6 +27,7 @@ from .heartbeat import Heartbeat
 from .intake import Intake
 from .live import LiveGenerations
 from .publisher import Publisher
+from .sleep import SleepControl
 
 LEASE_RENEWALS_PER_TTL = 3
 
@@ -37,7 +38,13 @@ class WorkerService:
     """Serves one engine core from one model's queue. Its parts come from ``process.py``."""
 
     def __init__(
-        self, config: WorkerConfig, broker: Broker, subscriber: Subscriber, core: CoreClient, heartbeat: Heartbeat
+        self,
+        config: WorkerConfig,
+        broker: Broker,
+        calls: EngineCalls,
+        subscriber: Subscriber,
+        core: CoreClient,
+        heartbeat: Heartbeat,
     ) -> None:
         self._config = config
         self._engine_id = config.engine_id
@@ -48,8 +55,10 @@ class WorkerService:
         self._meter = EngineMeter()
         heartbeat.engine_stats = self._meter.stats
         self._live = LiveGenerations()
-        self._publisher = Publisher(broker, self._on_stale)
-        self._claiming = ClaimLoop(config, broker, core, self._live, self._publisher, self._meter)
+        self._publisher = Publisher(broker, self._on_stale, self._meter)
+        self._claiming = ClaimLoop(config, broker, core, self._live, self._publisher)
+        sleep = SleepControl(config.engine_id, broker, core, self._live, self._publisher, self._claiming, heartbeat)
+        self._control = ControlCalls(config.engine_id, calls, core, sleep)
 
     async def take_lease(self) -> None:
         """Hold the engine's lease from now on; ``serve`` renews it."""
@@ -69,6 +78,7 @@ class WorkerService:
         done, _ = await asyncio.wait([*works, *ends], return_when=asyncio.FIRST_COMPLETED)
         for task in ends:
             task.cancel()
+        await self._control.close()
         self._claiming.stop()
         await claiming
         for task in done:
@@ -77,7 +87,7 @@ class WorkerService:
     async def drain(self, timeout_s: float, at_once: asyncio.Event) -> int:
         """Finish what fits into ``timeout_s``, hand the rest back, and return how many that was."""
         self._heartbeat.state = EngineState.DRAINING
-        finished = asyncio.create_task(self._all_finished())
+        finished = asyncio.create_task(self._live.until_none())
         hurry = asyncio.create_task(at_once.wait())
         dead = asyncio.create_task(self._core.dead.wait())
         waits = [finished, hurry, dead]
@@ -118,7 +128,6 @@ class WorkerService:
             if interval_s is not None:
                 self._meter.note_token_interval(interval_s)
             delta, stop_core = generation.absorb(output)
-            self._meter.note_delta(delta)
             self._heartbeat.num_tokens += len(delta.token_ids)
             if stop_core:
                 self._core.abort_requests([output.request_id])
@@ -155,9 +164,11 @@ class WorkerService:
         await asyncio.gather(self._publishing, self._renewing, return_exceptions=True)
 
     def _on_command(self, data: bytes) -> None:
-        command = msgspec.msgpack.decode(data, type=EngineCommand)
+        command = decode_command(data)
         if isinstance(command, CancelCommand):
             self._drop(self._live.get(command.request_id))
+        else:
+            self._control.receive(command)
 
     def _on_stale(self, request_id: str, epoch: int) -> None:
         """Redis has refused us: the request was cancelled, or moved while we were taken for dead."""
@@ -182,8 +193,3 @@ class WorkerService:
         flushing.cancel()
         if self._publishing.done():
             self._publishing.result()
-
-    async def _all_finished(self) -> None:
-        while len(self._live):
-            self._live.changed.clear()
-            await self._live.changed.wait()

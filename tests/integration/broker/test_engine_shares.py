@@ -63,6 +63,25 @@ async def test_an_engine_that_holds_less_gets_more(broker: Broker, of: str) -> N
     assert len(await idle.claim()) == 7
 
 
+@pytest.mark.usefixtures("patient")
+async def test_nothing_is_left_to_an_engine_that_has_withdrawn(broker: Broker, commands) -> None:
+    first, other = engines_of(broker, 10, 10, of="max_num_seqs")
+    for engine in (first, other):
+        await engine.claim()
+    for kind in ("reserved", "ward"):
+        await commands.execute("SET", broker.keys.prefix + kind, other.name)
+    await broker.withdraw(other.name)
+    await broker.withdraw(first.name + "-unknown")
+    assert await commands.execute("EXISTS", broker.keys.prefix + "reserved", broker.keys.prefix + "ward") == 0
+    assert await commands.execute("ZSCORE", broker.keys.leases, other.name) is not None
+    await small(broker, *[f"r{i}" for i in range(6)])
+    assert len(await first.claim()) == 6
+    # Its next claim brings it back.
+    assert await other.claim() == []
+    await small(broker, *[f"s{i}" for i in range(6)])
+    assert len(await first.claim()) < 6
+
+
 async def test_what_the_others_have_not_taken_is_anybodys_after_a_while(broker: Broker) -> None:
     """The claim says after how long."""
     first, other = engines_of(broker, 10, 10, of="max_num_seqs")

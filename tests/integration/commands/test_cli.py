@@ -68,7 +68,21 @@ def put_heartbeat(url: str, namespace: str, worker_id: str, index: int = 0) -> N
         client.set(keys.engine(engine_id), msgspec.json.encode(beat), ex=60)
 
 
-@pytest.mark.parametrize("path", ["", "generate", "models", "redis", "redis status", "redis stop", "redis cli-path"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "generate",
+        "models",
+        "redis",
+        "redis status",
+        "redis stop",
+        "redis cli-path",
+        "engine",
+        "engine sleep",
+        "engine profile start",
+    ],
+)
 def test_penstock_has_help(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         penstock_cli.main([*path.split(), "--help"])

@@ -13,10 +13,10 @@ import torch
 import transformers
 
 from penstock.worker.config import EngineConfig
-from penstock.worker.engine.composition import build_engine
+from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.core import EngineCore
 
-from .harness import BYTES_PER_TOKEN, MODELS, VOCAB_SIZE, CoreProcess
+from .harness import BYTES_PER_TOKEN, LARGE, MODELS, VOCAB_SIZE, CoreProcess, MakeEngine
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -70,3 +70,30 @@ def core_process() -> Iterator[CoreProcess]:
     yield process
     process.process.kill()
     process.close()
+
+
+@pytest.fixture
+def packed_model(model_folder: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A model with packed and plain linear layers, tied embeddings, and biases."""
+    folder = tmp_path / "model"
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(**{**LARGE, "tie_word_embeddings": True})
+    module = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_()
+    module.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text((model_folder("qwen2") / "tokenizer.json").read_text())
+    return folder
+
+
+@pytest.fixture
+def make_engine(packed_model: Path, tmp_path: Path) -> MakeEngine:
+    """Build an engine with its control in this process: ``make_engine(folder, dtype="bfloat16")``."""
+
+    def make(folder: Path = packed_model, **options: Any) -> Engine:
+        small: dict[str, Any] = {"num_threads": 1, "max_num_seqs": 4, "kv_cache_memory": 1 << 22, **options}
+        return build_engine(EngineConfig(model=str(folder), profile_dir=str(tmp_path / "profiles"), **small), folder)
+
+    return make

@@ -10,12 +10,24 @@ from typing import Any
 import msgspec
 import transformers
 
-from penstock.shared.messages import Configure, CoreOutput, EngineCoreOutput, EngineCoreRequest, Hello
+from penstock.shared.control import CallError, Utility, UtilityAnswer
+from penstock.shared.messages import (
+    Configure,
+    CoreOutput,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Hello,
+    UtilityCall,
+    UtilityOutput,
+)
 from penstock.shared.params import SamplingParams
+from penstock.worker.engine.composition import Engine
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.ipc import FrameSplitter, frame, socket_pair
 
 VOCAB_SIZE = 128
+LONG_PROMPT = list(range(5, 45))
 # 4 layers x 2 KV heads x 16 dims x key and value x 4 bytes.
 BYTES_PER_TOKEN = 1024
 
@@ -34,6 +46,8 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+# Large enough that linear layers are packed.
+LARGE: dict[str, Any] = {**SHAPE, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
 MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "llama": lambda: transformers.LlamaConfig(**SHAPE),
     "qwen2": lambda: transformers.Qwen2Config(**SHAPE),
@@ -104,6 +118,23 @@ class CoreProcess:
         self.send(Configure(config_json))
         return self.receive()
 
+    def collect(self, num_ended: int) -> dict[str, list[EngineCoreOutput]]:
+        """Receive until that many requests have ended; the outputs of each."""
+        outputs: dict[str, list[EngineCoreOutput]] = {}
+        while sum(rows[-1].finished for rows in outputs.values()) < num_ended:
+            message = self.receive()
+            assert isinstance(message, EngineCoreOutputs)
+            for output in message.outputs:
+                outputs.setdefault(output.request_id, []).append(output)
+        return outputs
+
+    def call(self, utility: Utility, call_id: int = 1) -> UtilityOutput:
+        """Ask, and pass over the outputs of steps."""
+        self.send(UtilityCall(call_id, utility))
+        while not isinstance(message := self.receive(), UtilityOutput):
+            assert isinstance(message, EngineCoreOutputs)
+        return message
+
     def close(self) -> str:
         """End the process; returns what it wrote to standard error."""
         self.socket.close()
@@ -125,3 +156,27 @@ def run(core: EngineCore, requests: list[EngineCoreRequest]) -> dict[str, Engine
             whole.finish_reason, whole.stop_reason = output.finish_reason, output.stop_reason
     core.check_invariants()
     return wholes
+
+
+MakeEngine = Callable[..., Engine]
+
+
+def ask(engine: Engine, call: Utility) -> UtilityAnswer:
+    """The answer to a call that succeeds."""
+    output = engine.control.answer(UtilityCall(1, call))
+    assert output.error is None, output.error
+    assert output.answer is not None
+    return output.answer
+
+
+def refusal(engine: Engine, call: Utility) -> CallError:
+    """The error of a call that fails."""
+    output = engine.control.answer(UtilityCall(1, call))
+    assert output.answer is None
+    assert output.error is not None
+    return output.error
+
+
+def tokens(engine: Engine, **params: Any) -> list[int]:
+    """What the engine makes of one prompt of 40 tokens; 30 greedy tokens unless ``params`` says otherwise."""
+    return generate(engine.core, [request("r", LONG_PROMPT, **params)])["r"]

@@ -10,18 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.shared.control import CheckInvariants, Invariants, PrefixCacheReset, ResetPrefixCache
 from penstock.shared.messages import (
     AbortRequests,
-    CheckInvariants,
-    EngineCoreOutput,
-    EngineCoreOutputs,
     FinishReason,
     Ready,
-    ResetPrefixCache,
     Shutdown,
     StartupFailed,
-    Utility,
-    UtilityCall,
     UtilityOutput,
 )
 from penstock.worker.config import EngineConfig
@@ -29,25 +24,6 @@ from penstock.worker.config import EngineConfig
 from .harness import SHAPE, CoreProcess, request
 
 OPTIONS: dict[str, Any] = {"num_threads": 1, "max_num_seqs": 8, "max_model_len": 200}
-
-
-def collect(core: CoreProcess, num_ended: int) -> dict[str, list[EngineCoreOutput]]:
-    """Receive until that many requests have ended; the outputs of each."""
-    outputs: dict[str, list[EngineCoreOutput]] = {}
-    while sum(rows[-1].finished for rows in outputs.values()) < num_ended:
-        message = core.receive()
-        assert isinstance(message, EngineCoreOutputs)
-        for output in message.outputs:
-            outputs.setdefault(output.request_id, []).append(output)
-    return outputs
-
-
-def call(core: CoreProcess, call_id: int, utility: Utility) -> UtilityOutput:
-    """Ask, and pass over the outputs of steps."""
-    core.send(UtilityCall(call_id, utility))
-    while not isinstance(message := core.receive(), UtilityOutput):
-        assert isinstance(message, EngineCoreOutputs)
-    return message
 
 
 def test_a_life_of_a_core(core_process: CoreProcess, model_folder: Callable[[str], Path]) -> None:
@@ -63,7 +39,7 @@ def test_a_life_of_a_core(core_process: CoreProcess, model_folder: Callable[[str
     core_process.process.send_signal(signal.SIGINT)
     for index in range(3):
         core_process.send(request(str(index), [1, 5 + index]))
-    outputs = collect(core_process, 3)
+    outputs = core_process.collect(3)
     assert [len(outputs[str(index)]) for index in range(3)] == [30, 30, 30]
     assert all(rows[-1].finish_reason == FinishReason.LENGTH for rows in outputs.values())
 
@@ -72,25 +48,19 @@ def test_a_life_of_a_core(core_process: CoreProcess, model_folder: Callable[[str
     core_process.send(request("unknown token", [SHAPE["vocab_size"]]))
     core_process.send(b"\xc1 is no msgpack")
     core_process.send(msgspec.msgpack.encode(["add", 1, "malformed", "not a list"]))
-    refused = collect(core_process, 3)
+    refused = core_process.collect(3)
     errors = {key: rows[-1].error for key, rows in refused.items() if rows[-1].error is not None}
     assert {key: error.code for key, error in errors.items()} == {
         "too long": "prompt_too_long",
         "unknown token": "validation_error",
         "malformed": "validation_error",
     }
-    assert call(core_process, 2, ResetPrefixCache()) == UtilityOutput(2, result={"success": False})
+    assert core_process.call(ResetPrefixCache(), 2) == UtilityOutput(2, answer=PrefixCacheReset(False))
     core_process.send(AbortRequests(["endless", "never seen"]))
     core_process.send(AbortRequests(["endless"]))
-    assert call(core_process, 3, ResetPrefixCache()) == UtilityOutput(3, result={"success": True})
-    answer = call(core_process, 4, CheckInvariants())
-    assert (answer.call_id, answer.failure_message) == (4, None)
-    assert answer.result == {
-        "free_blocks": ready.num_blocks,
-        "total_blocks": ready.num_blocks,
-        "num_running": 0,
-        "num_waiting": 0,
-    }
+    assert core_process.call(ResetPrefixCache(), 3) == UtilityOutput(3, answer=PrefixCacheReset(True))
+    blocks = ready.num_blocks
+    assert core_process.call(CheckInvariants(), 4) == UtilityOutput(4, answer=Invariants(blocks, blocks, 0, 0))
     core_process.send(Shutdown())
     assert core_process.process.wait(timeout=30) == 0
 

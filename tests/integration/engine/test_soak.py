@@ -12,13 +12,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from penstock.ops.demo.task import TASKS, held_out_questions
+from penstock.shared.control import CheckInvariants, Invariants, ResetPrefixCache
 from penstock.shared.messages import (
     AbortRequests,
-    CheckInvariants,
     EngineCoreOutputs,
     EngineCoreRequest,
     Ready,
-    ResetPrefixCache,
     SchedulerStats,
     UtilityCall,
     UtilityOutput,
@@ -119,10 +118,9 @@ class Soak:
         while not (isinstance(message := self._core.receive(), UtilityOutput) and message.call_id == 1):
             if isinstance(message, EngineCoreOutputs):
                 assert {output.request_id for output in message.outputs} <= aborted, "an ended request spoke"
-        assert message.failure_message is None, message.failure_message
-        assert message.result is not None
-        assert message.result["free_blocks"] == message.result["total_blocks"]
-        assert (message.result["num_running"], message.result["num_waiting"]) == (0, 0)
+        assert isinstance(found := message.answer, Invariants), message.error
+        assert found.num_free_blocks == found.num_blocks
+        assert (found.num_running_reqs, found.num_waiting_reqs) == (0, 0)
 
     def _outputs(self) -> list:
         message = self._core.receive()

@@ -40,4 +40,4 @@ def test_an_end_without_tokens_forgets_none(generation: Generation) -> None:
 
 def test_a_deadline_forgets_none(generation: Generation) -> None:
     generation.absorb(EngineCoreOutput("r", [5], num_cached_tokens=16))
-    assert generation.expire().usage == Usage(20, 1, 16)
+    assert generation.cut_off(FinishReason.EXPIRED).usage == Usage(20, 1, 16)

@@ -13,6 +13,7 @@ def test_all_keys_of_a_model_share_one_hash_tag() -> None:
     spelled = [value for name, value in vars(keys).items() if name not in ("name", "prefix")]
     spelled += [keys.request("r"), keys.log("r"), keys.output("r"), keys.parked("r")]
     spelled += [keys.lane("b", "t"), keys.claims("e"), keys.engine_commands("e")]
+    spelled += [keys.call_replies("c"), keys.call_reply("c", "e")]
     assert keys.leases in spelled
     assert {re.search(r"\{(.*?)\}", key)[1] for key in spelled} == {"org/model-7b"}  # type: ignore[index]  # all match
     assert len(set(spelled)) == len(spelled)

@@ -1,0 +1,54 @@
+"""Control calls on their way through Redis: the side of who asks, and the side of the engine.
+
+A call goes to the channel on which its engine hears of cancellations. The reply goes to a channel of the call, to which
+its caller has subscribed before, and into a key, where it is found if channel or connection failed at that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ..connection import CommandConnection
+from ..control import ControlCommand, ControlReply
+from ..keys import ModelKeys
+
+REPLY_TTL_MS = 60_000
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class EngineCalls:
+    """The control calls of one model's engines.
+
+    All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries.
+    """
+
+    def __init__(self, connection: CommandConnection, keys: ModelKeys) -> None:
+        self._connection = connection
+        self.keys = keys
+
+    async def now_ms(self) -> int:
+        """The time by the clock of Redis, which callers and engines share."""
+        seconds, microseconds = await self._connection.execute("TIME")
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
+    async def send(self, engine_id: str, command: ControlCommand) -> None:
+        """Hand a call to an engine, if it listens. Sent again, it is the same call."""
+        await self._connection.execute("PUBLISH", self.keys.engine_commands(engine_id), _encoder.encode(command))
+
+    async def reply(self, reply: ControlReply) -> None:
+        """Answer a call; doing it twice does nothing more."""
+        data = _encoder.encode(reply)
+        key = self.keys.call_reply(reply.call_id, reply.engine_id)
+        # The key first: who looks for a reply that was not heard finds it.
+        await self._connection.execute("SET", key, data, "PX", REPLY_TTL_MS)
+        await self._connection.execute("PUBLISH", self.keys.call_replies(reply.call_id), data)
+
+    async def read_replies(self, call_id: str, engine_ids: Sequence[str]) -> list[bytes]:
+        """Return the replies that there are, encoded."""
+        keys = [self.keys.call_reply(call_id, engine_id) for engine_id in engine_ids]
+        if not keys:
+            return []
+        return [data for data in await self._connection.execute("MGET", *keys) if data is not None]

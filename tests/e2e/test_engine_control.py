@@ -1,0 +1,206 @@
+"""Engines controlled from outside while they serve: client, Redis, worker process and core, all real."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import LLM, Client, EngineCallError, SleepState
+from penstock.shared import errors
+from penstock.shared.broker import EngineCalls
+from penstock.shared.connection import CommandConnection
+from penstock.shared.control import (
+    CallError,
+    ControlCommand,
+    ControlReply,
+    ProfileStarted,
+    StartProfile,
+    StopProfile,
+)
+from penstock.shared.keys import Keys
+from penstock.shared.messages import EngineState
+
+from .following import LONG, NUM_TOKENS, PROMPT, Following, beats, short, states
+
+pytestmark = pytest.mark.xdist_group("deployment")
+
+ASLEEP = ["weights", "kv_cache"]
+
+
+@pytest.fixture(scope="module")
+def expected(deployment: LocalStack) -> list[int]:
+    """What ``LONG`` gives undisturbed."""
+    with LLM(deployment.url, model="demo") as llm:
+        return list(llm.generate(PROMPT, LONG, progress=False)[0].outputs[0].token_ids)
+
+
+@pytest.fixture
+async def awake(client: Client) -> AsyncIterator[Client]:
+    """The client; whatever the test did, the shared engine is awake afterwards."""
+    yield client
+    await client.wake_up()
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_the_only_engine_sleeps_in_the_middle_of_a_stream(
+    deployment: LocalStack, awake: Client, expected: list[int], level: int
+) -> None:
+    following = Following(awake)
+    await following.under_way()
+    ((engine_id, state),) = (await awake.sleep(level)).items()
+    assert state == SleepState(level, ASLEEP)
+    assert await states(deployment.url) == {engine_id: EngineState.SLEEPING}
+    await awake.check_health()
+    stats = await awake.queue_stats()
+    assert (stats.num_running, stats.num_returned) == (0, 1)
+    waiting = asyncio.create_task(short(awake))
+    assert await awake.sleep(level, engine_id=engine_id) == {engine_id: state}
+    assert await awake.wake_up(["weights"]) == {engine_id: SleepState(level, ["kv_cache"])}
+    assert await awake.is_sleeping() == {engine_id: True}
+    assert await states(deployment.url) == {engine_id: EngineState.SLEEPING}
+    assert following.num_tokens < NUM_TOKENS
+    assert not waiting.done()
+    assert await awake.wake_up(["kv_cache"]) == await awake.wake_up() == {engine_id: SleepState()}
+    await following.check(expected)
+    assert await waiting == expected[:20]
+    assert EngineState.SLEEPING not in (await states(deployment.url)).values()
+
+
+async def test_wait_lets_what_runs_end_and_starts_nothing(awake: Client, expected: list[int]) -> None:
+    following = Following(awake)
+    await following.under_way()
+    await awake.sleep(mode="wait", drain_timeout_s=60)
+    assert (await awake.queue_stats()).num_returned == 0
+    await following.check(expected)
+    assert list((await awake.is_sleeping()).values()) == [True]
+
+
+async def test_what_does_not_end_in_time_is_queued_again(awake: Client, expected: list[int]) -> None:
+    following = Following(awake)
+    await following.under_way()
+    await awake.sleep(mode="wait", drain_timeout_s=0.05)
+    assert (await awake.queue_stats()).num_returned == 1
+    await awake.wake_up()
+    await following.check(expected)
+
+
+async def test_abort_ends_what_runs_with_what_it_has(awake: Client, expected: list[int]) -> None:
+    following = Following(awake)
+    await following.under_way()
+    await awake.sleep(mode="abort")
+    async with asyncio.timeout(10):
+        await following.task
+    assert [delta.finish_reason for delta in following.deltas if delta.finished] == ["abort"]
+    got = [token_id for delta in following.deltas for token_id in delta.token_ids]
+    assert 0 < len(got) < NUM_TOKENS
+    assert got == expected[: len(got)]
+    assert following.deltas[-1].usage is not None
+    assert following.deltas[-1].usage.num_output_tokens == len(got)
+
+
+async def test_calls_that_touch_no_request_while_one_runs(
+    deployment: LocalStack, client: Client, expected: list[int]
+) -> None:
+    following = Following(client)
+    await following.under_way()
+    (seconds,) = (await client.execute_dummy_batch()).values()
+    assert 0 < seconds < 60
+    assert list((await client.reset_prefix_cache()).values()) == [False]
+    (invariants,) = (await client.check_invariants()).values()
+    assert invariants.num_running_reqs == 1
+    (info,) = (await client.collective_rpc("device_info")).values()
+    assert [beat.core_pid for beat in (await beats(deployment.url)).values()] == [info["pid"]]
+    with pytest.raises(EngineCallError, match="no RPC method 'exit' is registered; there are check_invariants, dev"):
+        await client.collective_rpc("exit")
+    assert not following.task.done()
+    await following.check(expected)
+    assert list((await client.reset_prefix_cache()).values()) == [True]
+
+
+async def test_calls_at_the_same_time_are_each_answered(awake: Client, expected: list[int]) -> None:
+    following = Following(awake)
+    await following.under_way()
+    calls = [awake.sleep(), awake.sleep(2), awake.wake_up(), awake.sleep(), awake.execute_dummy_batch()]
+    results = await asyncio.gather(*calls, *(awake.sleep_state() for _ in range(20)), return_exceptions=True)
+    for result in results:
+        # What was asked for in between may be impossible at that moment; nothing is left without an answer.
+        causes = list(result.errors.values()) if isinstance(result, EngineCallError) else []
+        assert isinstance(result, dict) or isinstance(causes[0], errors.EngineStateError)
+    await awake.wake_up()
+    await following.check(expected)
+
+
+async def test_what_a_worker_process_makes_of_calls_on_the_wire(deployment: LocalStack, client: Client) -> None:
+    """One that comes twice is one, a late one is not begun, one that cannot be read is answered."""
+    (engine_id,) = await client.is_sleeping()
+    commands = CommandConnection(deployment.url)
+    calls = EngineCalls(commands, Keys().model("demo"))
+    late_ms = await calls.now_ms() - 1
+
+    async def reply(call_id: str, *payloads: bytes) -> ControlReply:
+        for payload in payloads:
+            await commands.execute("PUBLISH", calls.keys.engine_commands(engine_id), payload)
+        async with asyncio.timeout(20):
+            while not (replies := await calls.read_replies(call_id, [engine_id])):
+                await asyncio.sleep(0.01)
+        return msgspec.msgpack.decode(replies[0], type=ControlReply)
+
+    try:
+        start = ControlCommand(call_id="twice", call=StartProfile(), expires_at_ms=late_ms + 60_000)
+        data = msgspec.msgpack.encode(start)
+        once = await reply("twice", data, data)
+        assert isinstance(once.answer, ProfileStarted)
+        assert await reply("twice", data) == once
+        late = ControlCommand(call_id="late", call=StopProfile(), expires_at_ms=late_ms)
+        assert (await reply("late", msgspec.msgpack.encode(late))).error == CallError(
+            "engine_timeout", "the engine came to the call too late, and has not begun it"
+        )
+        (path,) = (await client.stop_profile()).values()
+        Path(path).unlink()
+        unread = (await reply("unread", msgspec.msgpack.encode(["control", 9, "unread", ["dream"], late_ms]))).error
+        assert unread is not None
+        assert (unread.code, "cannot read the call" in unread.message) == ("validation_error", True)
+    finally:
+        await commands.close()
+
+
+def test_the_blocking_facade(deployment: LocalStack) -> None:
+    with LLM(deployment.url, model="demo") as llm:
+        (engine_id,) = llm.reset_prefix_cache()
+        try:
+            assert llm.sleep(2, engine_id=engine_id) == {engine_id: SleepState(2, ASLEEP)}
+        finally:
+            assert llm.wake_up() == {engine_id: SleepState()}
+        assert llm.collective_rpc("check_invariants") == {engine_id: True}
+
+
+def penstock(deployment: LocalStack, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock.ops.cli", "engine", *arguments, "--redis-url", deployment.url]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_commands(deployment: LocalStack) -> None:
+    try:
+        slept = penstock(deployment, "sleep", "--level", "2", "--mode", "abort")
+        assert slept.stdout.splitlines()[1].endswith("  asleep (level 2: weights, kv_cache)"), slept.stderr
+    finally:
+        woken = penstock(deployment, "wake-up", "--json")
+    (engine_id,) = json.loads(woken.stdout)
+    status = penstock(deployment, "status", "--engine", engine_id)
+    assert status.stdout.split() == ["ENGINE", "ANSWER", engine_id, "awake"]
+    failed = penstock(deployment, "rpc", "nothing", "--args", "[1]")
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("error: collective_rpc failed at 1 of 1 engines: ")
+    assert failed.stderr.count("\n") == 1
+    unknown = penstock(deployment, "status", "--engine", "nobody")
+    assert (unknown.returncode, "no engine 'nobody' of model 'demo' beats" in unknown.stderr) == (1, True)
+    wrong = penstock(deployment, "rpc", "device_info", "--args", "{}")
+    assert (wrong.returncode, wrong.stderr) == (2, "error: --args must be a JSON array, got {}\n")

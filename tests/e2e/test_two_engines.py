@@ -1,0 +1,134 @@
+"""Two engines controlled from outside while they serve, with an operator's own methods."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.ops.demo.run import MODEL
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import LLM, Client, EngineCallError, SleepState
+from penstock.shared import errors
+from penstock.shared.messages import EngineState
+
+from .following import LONG, PROMPT, Following, beats, short, states
+
+pytestmark = pytest.mark.xdist_group("two-engines")
+
+RPC_MODULE = """
+import threading
+from penstock.worker.engine.rpc import rpc_method
+
+NEVER = threading.Event()
+
+@rpc_method("block_size")
+def block_size(engine, factor):
+    return engine.core.scheduler.block_pool.block_size * factor
+
+@rpc_method("wait", takes_long=True)
+def wait(engine, seconds):
+    NEVER.wait(seconds)
+"""
+
+
+@pytest.fixture(scope="module")
+def two_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    """Two engines with an operator's own methods."""
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "my_rpc_methods.py").write_text(RPC_MODULE)
+    options = ["--device", "cpu", "--served-model-name", "demo", "--threads", "1", "--engines", "2"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        with LocalStack(MODEL, [*options, "--rpc-module", "my_rpc_methods"]) as stack:
+            yield stack
+
+
+@pytest.fixture(scope="module")
+def expected(two_engines: LocalStack) -> list[int]:
+    """What ``LONG`` gives undisturbed."""
+    with LLM(two_engines.url, model="demo") as llm:
+        return list(llm.generate(PROMPT, LONG, progress=False)[0].outputs[0].token_ids)
+
+
+async def test_the_other_engine_goes_on_with_what_a_sleeping_one_held(
+    two_engines: LocalStack, expected: list[int]
+) -> None:
+    async with Client.connect(two_engines.url) as client:
+        following = [Following(client) for _ in range(3)]
+        for one in following:
+            await one.under_way()
+        first, second = sorted(await client.is_sleeping())
+        await client.sleep(engine_id=first)
+        assert await client.is_sleeping() == {first: True, second: False}
+        async with asyncio.timeout(30):
+            while (await client.queue_stats()).num_returned:
+                await asyncio.sleep(0.01)
+        await client.sleep(engine_id=second)
+        assert not all(one.task.done() for one in following)
+        await client.wake_up(engine_id=first)
+        assert await client.is_sleeping() == {first: False, second: True}
+        for one in following:
+            await one.check(expected)
+        assert await short(client) == expected[:20]
+        assert await client.wake_up() == {first: SleepState(), second: SleepState()}
+
+
+async def test_a_failure_at_one_engine_is_seen_beside_the_answer_of_the_other(two_engines: LocalStack) -> None:
+    async with Client.connect(two_engines.url) as client:
+        first, second = sorted(await client.is_sleeping())
+        await client.sleep(engine_id=first)
+        with pytest.raises(EngineCallError, match=f"failed at 1 of 2 engines: {first}: .*wake them up first") as caught:
+            await client.execute_dummy_batch()
+        assert list(caught.value.answers) == [second]
+        await client.wake_up()
+
+
+async def test_methods_of_the_operator(two_engines: LocalStack) -> None:
+    async with Client.connect(two_engines.url) as client:
+        results = await client.collective_rpc("block_size", kwargs={"factor": 3})
+        assert list(results.values()) == [48, 48]
+        engine_id = min(results)
+        with pytest.raises(EngineCallError) as caught:
+            await client.collective_rpc("wait", [1.0], engine_id=engine_id, timeout_s=0.3)
+        assert isinstance(caught.value.errors[engine_id], errors.EngineTimeoutError)
+        assert await client.collective_rpc("block_size", [1], engine_id=engine_id) == {engine_id: 16}
+
+
+async def test_an_engine_that_dies_asleep_comes_back_awake(two_engines: LocalStack) -> None:
+    async with Client.connect(two_engines.url) as client:
+        engine_ids = sorted(await client.is_sleeping())
+        await client.sleep(2)
+        os.kill((await beats(two_engines.url))[engine_ids[0]].core_pid, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while True:
+                now = await states(two_engines.url)
+                if sorted(now.values()) == [EngineState.READY, EngineState.SLEEPING]:
+                    break
+                await asyncio.sleep(0.05)
+        assert sorted(now) == engine_ids
+        assert len(await short(client)) == 20
+        await client.wake_up()
+
+
+async def test_a_worker_that_leaves_tells_who_waits(two_engines: LocalStack) -> None:
+    """Last: its engines are gone then."""
+    async with Client.connect(two_engines.url) as client:
+        engine_id = min(await client.is_sleeping())
+        waiting = asyncio.create_task(client.collective_rpc("wait", [3.0], engine_id=engine_id))
+        behind = asyncio.create_task(client.sleep(engine_id=engine_id))
+        async with asyncio.timeout(20):
+            while (await states(two_engines.url))[engine_id] is not EngineState.COMPILING:
+                await asyncio.sleep(0.01)
+        stopping = asyncio.create_task(asyncio.to_thread(two_engines.stop_worker))
+        async with asyncio.timeout(20):
+            for call in (waiting, behind):
+                with pytest.raises(EngineCallError) as caught:
+                    await call
+                assert isinstance(caught.value.errors[engine_id], errors.EngineDeadError)
+        await stopping
+        with pytest.raises(errors.EngineDeadError, match="no engine of model 'demo' can be asked"):
+            await client.sleep()

@@ -1,0 +1,207 @@
+"""Control calls on engines with real models: the same tokens after sleep, saved weights, profiles, dummy batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import transformers
+
+from penstock.shared.control import (
+    CallError,
+    CollectiveRpc,
+    DummyBatchDone,
+    ExecuteDummyBatch,
+    IsSleeping,
+    ProfileSaved,
+    ProfileStarted,
+    RpcResult,
+    Sleep,
+    SleepState,
+    StartProfile,
+    StopProfile,
+    Utility,
+    WakeUp,
+)
+from penstock.shared.messages import Ready
+from penstock.worker.config import EngineConfig
+from penstock.worker.models.packed_linear import PackedLinear
+
+from .harness import LARGE, LONG_PROMPT, SHAPE, CoreProcess, MakeEngine, ask, refusal, request, tokens
+
+ALL = ["weights", "kv_cache"]
+
+
+def test_the_fixture_has_packed_and_plain_layers(make_engine: MakeEngine) -> None:
+    module = make_engine().control._parts.rpc_engine.model.module
+    kinds = {type(part) for part in module.modules()}
+    assert {PackedLinear, torch.nn.Linear} <= kinds
+
+
+@pytest.mark.parametrize("options", [{}, {"deterministic": True}, {"dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize("level", [1, 2])
+def test_the_same_tokens_after_sleep(make_engine: MakeEngine, level: int, options: dict[str, Any]) -> None:
+    engine = make_engine(**options)
+    seeded = {"temperature": 1.0, "seed": 3, "logprobs": 2}
+    before = tokens(engine), tokens(engine, **seeded)
+    assert ask(engine, Sleep(level=level)) == ask(engine, IsSleeping()) == SleepState(level, ALL)
+    assert ask(engine, Sleep(level=1)) == SleepState(level, ALL)
+    assert ask(engine, WakeUp(["kv_cache"])) == SleepState(level, ["weights"])
+    assert ask(engine, WakeUp(["weights"])) == ask(engine, WakeUp()) == SleepState()
+    assert (tokens(engine), tokens(engine, **seeded)) == before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_accelerator_gets_its_memory_back(make_engine: MakeEngine, level: int) -> None:
+    engine = make_engine(device="cuda", gpu_memory_utilization=0.1, kv_cache_memory=1 << 26)
+    before, num_bytes = tokens(engine), torch.cuda.memory_allocated()
+    ask(engine, Sleep(level=level))
+    assert torch.cuda.memory_allocated() < num_bytes / 4
+    ask(engine, WakeUp())
+    assert tokens(engine) == before
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "gpt_oss"])
+def test_other_architectures_sleep_as_well(
+    make_engine: MakeEngine, model_folder: Callable[[str], Path], architecture: str
+) -> None:
+    engine = make_engine(model_folder(architecture))
+    before = tokens(engine)
+    ask(engine, Sleep(level=2))
+    ask(engine, WakeUp())
+    assert tokens(engine) == before
+
+
+def test_what_is_in_the_cache_is_forgotten(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    tokens(engine)
+    before = engine.core.scheduler.stats().prefix_cache_hits
+    tokens(engine)
+    assert engine.core.scheduler.stats().prefix_cache_hits == before + 32
+    ask(engine, Sleep())
+    ask(engine, WakeUp())
+    tokens(engine)
+    assert engine.core.scheduler.stats().prefix_cache_hits == before + 32
+
+
+def test_what_cannot_be_done_now_is_refused_by_name(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    engine.core.add_request(request("r", LONG_PROMPT))
+    engine.core.step()
+    assert refusal(engine, Sleep()) == CallError("engine_state", "the engine cannot sleep while it holds requests (1)")
+    engine.core.abort_requests(["r"])
+    ask(engine, Sleep())
+    assert refusal(engine, ExecuteDummyBatch()).message == "the engine's weights and kv_cache sleep; wake them up first"
+    ask(engine, WakeUp(["weights"]))
+    assert refusal(engine, ExecuteDummyBatch()).message == "the engine's kv_cache sleep; wake them up first"
+    assert refusal(engine, StopProfile()).code == "engine_state"
+
+
+def test_a_model_that_has_changed_in_its_folder_is_not_woken_up(make_engine: MakeEngine, packed_model: Path) -> None:
+    engine = make_engine()
+    before = tokens(engine)
+    ask(engine, Sleep(level=2))
+    aside = packed_model.with_name("aside")
+    packed_model.rename(aside)
+    assert refusal(engine, WakeUp()).code == "model_load_error"
+    other = transformers.Qwen2Config(**{**LARGE, "intermediate_size": 640, "tie_word_embeddings": True})
+    transformers.AutoModelForCausalLM.from_config(other).save_pretrained(packed_model)
+    error = refusal(engine, WakeUp())
+    assert (error.code, "other names, shapes or types" in error.message) == ("model_load_error", True)
+    assert ask(engine, IsSleeping()) == SleepState(2, ALL)
+    for path in packed_model.iterdir():
+        path.unlink()
+    packed_model.rmdir()
+    aside.rename(packed_model)
+    ask(engine, WakeUp())
+    assert tokens(engine) == before
+
+
+def test_a_dummy_batch_touches_no_request(make_engine: MakeEngine) -> None:
+    for options in ({}, {"deterministic": True}):
+        engine = make_engine(**options)
+        alone = tokens(engine)
+        engine.core.add_request(request("r", LONG_PROMPT))
+        got: list[int] = []
+        while engine.core.has_work:
+            answer = ask(engine, ExecuteDummyBatch())
+            assert isinstance(answer, DummyBatchDone)
+            assert answer.time_s > 0
+            got += [token_id for output in engine.core.step() for token_id in output.new_token_ids]
+            engine.core.check_invariants()
+        assert got == alone
+
+
+def test_a_profile_is_a_trace_of_the_steps_between(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine = make_engine()
+    assert ask(engine, StartProfile()) == ProfileStarted(str(tmp_path / "profiles"))
+    assert "recorded already" in refusal(engine, StartProfile()).message
+    tokens(engine, max_tokens=2)
+    saved = ask(engine, StopProfile())
+    assert isinstance(saved, ProfileSaved)
+    assert Path(saved.path).parent == tmp_path / "profiles"
+    assert Path(saved.path).stat().st_size == saved.num_bytes
+    names = {event.get("name") for event in json.loads(Path(saved.path).read_text())["traceEvents"]}
+    assert "aten::embedding" in names
+    assert "no profile" in refusal(engine, StopProfile()).message
+
+
+def test_registered_methods_run_and_others_do_not(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    info = ask(engine, CollectiveRpc("device_info"))
+    assert isinstance(info, RpcResult)
+    assert (info.result["device"], info.result["num_threads"], info.result["dtype"]) == ("cpu", 1, "float32")
+    memory = ask(engine, CollectiveRpc("memory_summary"))
+    assert isinstance(memory, RpcResult)
+    assert memory.result["kv_cache_bytes"] == 1 << 21  # four requests of 256 tokens
+    assert memory.result["rss_bytes"] > 1 << 26
+    assert ask(engine, CollectiveRpc("check_invariants")) == RpcResult(True)
+    unknown = refusal(engine, CollectiveRpc("device_info.__globals__"))
+    assert (unknown.code, "there are check_invariants, device_info, memory_summary" in unknown.message) == (
+        "validation_error",
+        True,
+    )
+    assert refusal(engine, CollectiveRpc("device_info", None, [1])).code == "engine_call_failed"
+
+
+def test_memory_really_falls(core_process: CoreProcess, model_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """Of a process of its own; with tens of MiB of weights and of used cache, allocators' own habits do not matter."""
+    folder = tmp_path / "model"
+    shape = {**SHAPE, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4, "num_key_value_heads": 4}
+    config = transformers.LlamaConfig(**{**shape, "max_position_embeddings": 1024})
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text((model_folder("llama") / "tokenizer.json").read_text())
+    engine = EngineConfig(model=str(folder), num_threads=1, max_num_seqs=2, max_num_batched_tokens=1024)
+    ready = core_process.start(engine.encode())
+    assert isinstance(ready, Ready)
+    weights = 4 * ready.num_parameters
+    used_cache = 2 * 700 * 4 * 2 * 512 * 4
+    process = psutil.Process(core_process.process.pid)
+    rss: dict[str, int] = {}
+
+    def run(name: str) -> list[list[int]]:
+        prompts = [[5 + (7 * i + offset) % 100 for i in range(700)] for offset in range(2)]
+        for index, prompt in enumerate(prompts):
+            core_process.send(request(f"{name}{index}", prompt, max_tokens=3))
+        outputs = core_process.collect(2)
+        rss[name] = process.memory_info().rss
+        return [[t for row in outputs[f"{name}{index}"] for t in row.new_token_ids] for index in range(2)]
+
+    def call(name: str, utility: Utility) -> None:
+        assert core_process.call(utility).error is None
+        rss[name] = process.memory_info().rss
+
+    first = run("first")
+    call("level 1", Sleep(level=1))
+    call("level 2", Sleep(level=2))
+    call("awake", WakeUp())
+    assert run("again") == first
+    assert rss["first"] - rss["level 1"] > used_cache / 2
+    assert rss["level 1"] - rss["level 2"] > weights / 2
+    assert rss["again"] - rss["level 2"] > (used_cache + weights) / 2

@@ -1,0 +1,86 @@
+"""Builds what control calls act on, around an engine that ``composition`` has built."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ...shared.control import KV_CACHE, WEIGHTS
+from ...shared.embedded import data_folder
+from ...shared.errors import ConfigurationError
+from ..config import EngineConfig
+from ..models.loader import LoadedModel, load_module
+from ..models.sharded_state import save_sharded_state
+from ..models.weights import ModelWeights, return_free_memory
+from ..progress import ProgressWriter
+from . import rpc_methods as own_rpc_methods
+from .control import ControlledParts, EngineControl
+from .core import EngineCore
+from .model_runner import ModelRunner
+from .profiling import StepProfiler
+from .rpc import RpcEngine, RpcMethods, import_rpc_modules
+from .sleep import EngineSleep, SleepableCache
+
+
+def load_rpc_methods(config: EngineConfig) -> RpcMethods:
+    """Our methods and those of the operator's modules. Raises ``ConfigurationError`` if one cannot be had."""
+    return RpcMethods([own_rpc_methods, *import_rpc_modules(config.rpc_modules)])
+
+
+def compose_control(
+    config: EngineConfig,
+    folder: Path,
+    model: LoadedModel,
+    core: EngineCore,
+    runner: ModelRunner,
+    allocate_cache: Callable[[], None],
+    rpc_methods: RpcMethods,
+    progress: ProgressWriter,
+) -> EngineControl:
+    """Put the parts together.
+
+    Args:
+        folder: where the model was loaded from.
+        allocate_cache: makes the KV cache as it was made at first.
+    """
+    parts = ControlledParts(
+        core=core,
+        sleep=_make_sleep(config, folder, model, allocate_cache),
+        profiler=StepProfiler(_profile_folder(config), config.model_name),
+        rpc_methods=rpc_methods,
+        rpc_engine=RpcEngine(config, core, model),
+        save_sharded_state=lambda call: save_sharded_state(model, folder, call),
+        execute_dummy_batch=runner.execute_dummy_batch,
+    )
+    return EngineControl(parts, progress)
+
+
+def _make_sleep(
+    config: EngineConfig, folder: Path, model: LoadedModel, allocate_cache: Callable[[], None]
+) -> EngineSleep:
+    """The weights wake up first: a model that cannot be loaded again should not hold a cache."""
+
+    def load_again() -> torch.nn.Module:
+        # What is in no file gets the numbers that it had.
+        torch.manual_seed(config.seed)
+        return load_module(config, folder)
+
+    def free_cache() -> None:
+        model.attention.free()
+        return_free_memory()
+
+    return EngineSleep(
+        {WEIGHTS: ModelWeights(model.module, load_again), KV_CACHE: SleepableCache(free_cache, allocate_cache)}
+    )
+
+
+def _profile_folder(config: EngineConfig) -> Path:
+    if config.profile_dir:
+        return Path(config.profile_dir)
+    try:
+        return data_folder() / "profiles"
+    except ConfigurationError:  # a user without a home
+        return Path(tempfile.gettempdir()) / "penstock-profiles"

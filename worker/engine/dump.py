@@ -1,0 +1,95 @@
+"""What is told of a step that failed: the state of the scheduler and the batch, one event and, if wanted, one file.
+
+Nothing of what was asked or answered is told unless an operator wants it: of the parameters only plain numbers and
+switches, since stop strings, schemas and lists of tokens may quote a prompt. The error's own message is told as it is.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import structlog
+
+if TYPE_CHECKING:
+    from .request import Request
+    from .scheduler import Scheduler, SchedulerOutput
+
+# A failure that repeats shall not fill a disk.
+MAX_FILES = 100
+
+_log = structlog.get_logger(__name__)
+
+
+class StepDump:
+    """Writes dumps.
+
+    Args:
+        folder: where a JSON file goes for each; no files when empty.
+        shows_prompts: tell the token ids of prompts and outputs.
+    """
+
+    def __init__(self, folder: str = "", *, shows_prompts: bool = False) -> None:
+        self._folder = folder
+        self._shows_prompts = shows_prompts
+        self._num_files = 0
+
+    def write(self, batch: SchedulerOutput, error: Exception, scheduler: Scheduler, device_memory_bytes: int) -> None:
+        """Tell what was computed when ``error`` came. A dump that cannot be written is told of, and changes nothing."""
+        dump = {
+            "error": f"{type(error).__name__}: {error}",
+            "batch": {
+                "num_requests": len(batch.requests),
+                "num_tokens": sum(batch.num_new_tokens),
+                "released_ids": batch.released_ids,
+            },
+            "scheduler": msgspec.structs.asdict(scheduler.stats()),
+            "num_free_blocks": scheduler.block_pool.num_free,
+            "num_blocks": scheduler.block_pool.num_blocks,
+            "device_memory_bytes": device_memory_bytes,
+            "requests": [self._describe(request, num_new_tokens) for request, num_new_tokens in batch.work()],
+        }
+        path = self._write_file(dump, error)
+        _log.error("step_failed", **dump, file=path, exc_info=error)
+
+    def _describe(self, request: Request, num_new_tokens: int) -> dict[str, Any]:
+        told = {
+            "request_id": request.request_id,
+            "status": request.status.value,
+            "num_new_tokens": num_new_tokens,
+            "num_tokens": request.num_tokens,
+            "num_prompt_tokens": request.num_prompt_tokens,
+            "num_computed_tokens": request.num_computed_tokens,
+            "num_cached_tokens": request.num_cached_tokens,
+            "block_table": list(request.block_table),
+            "sampling_params": _plain_fields(request.params),
+            "is_constrained": request.constraint is not None,
+        }
+        if self._shows_prompts:
+            told["prompt_token_ids"] = request.token_ids[: request.num_prompt_tokens]
+            told["output_token_ids"] = request.token_ids[request.num_prompt_tokens :]
+        return told
+
+    def _write_file(self, dump: dict[str, Any], error: Exception) -> str | None:
+        if not self._folder or self._num_files >= MAX_FILES:
+            return None
+        trace = "".join(traceback.format_exception(error))
+        path = Path(self._folder) / f"step-{time.time_ns()}.json"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(msgspec.json.format(msgspec.json.encode({**dump, "trace": trace})))
+        except OSError as cause:
+            _log.warning("dump_not_written", path=str(path), cause=str(cause))
+            return None
+        self._num_files += 1
+        return str(path)
+
+
+def _plain_fields(params: msgspec.Struct) -> dict[str, Any]:
+    """The fields that are numbers, switches or not set; of others only that they are."""
+    fields = msgspec.structs.asdict(params)
+    plain = {name: value for name, value in fields.items() if value is None or isinstance(value, bool | int | float)}
+    return {**plain, "not_told": sorted(fields.keys() - plain.keys())}

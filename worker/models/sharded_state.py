@@ -1,0 +1,105 @@
+"""Writes the loaded weights as safetensors files of a bounded size, into a folder that can be served in its turn."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from ...shared.control import SaveShardedState, ShardedStateSaved
+from ...shared.errors import EngineStateError, ModelLoadError
+from .folder import CONFIG_FILE
+from .loader import LoadedModel
+from .packed_linear import PackedLinear
+
+INDEX_FILE = "model.safetensors.index.json"
+# Weights of any kind, which are not copied. The rest is: configuration, tokenizer, chat template, code.
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".index.json")
+_DTYPE_FIELDS = ("dtype", "torch_dtype")
+
+
+def save_sharded_state(model: LoadedModel, folder: Path, call: SaveShardedState) -> ShardedStateSaved:
+    """Write weights, index, and what else of ``folder`` a model folder needs, into ``call.path``.
+
+    The index, without which the folder cannot be loaded, comes last. Packed layers are unpacked to the bit, all at a
+    time, so this takes as much memory again as they do.
+
+    Raises:
+        EngineStateError: the path is no empty folder, or cannot be written to.
+    """
+    target = Path(call.path)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        if any(target.iterdir()):
+            raise EngineStateError(f"the folder {target} is not empty, and nothing is overwritten; choose another path")
+        shards = _cut(plain_state(model.module), call.max_size)
+        _copy_companions([model.folder, folder], target, str(model.dtype).removeprefix("torch."))
+        files = [call.shard_name(part) for part in range(len(shards))]
+        for name, tensors in zip(files, shards, strict=True):
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, target / name, {"format": "pt"})
+        _write_index(target, dict(zip(files, shards, strict=True)))
+    except OSError as error:
+        raise EngineStateError(f"the weights cannot be written to {target}: {error}") from error
+    return ShardedStateSaved(str(target), files, sum((target / name).stat().st_size for name in files))
+
+
+@torch.inference_mode()
+def plain_state(module: PreTrainedModel) -> dict[str, Tensor]:
+    """The weights by the names that they have in the model's own files, on the CPU; shared ones once."""
+    state: dict[str, Tensor] = {}
+    for name, part in module.named_modules():
+        prefix = f"{name}." if name else ""
+        if isinstance(part, PackedLinear):
+            state[f"{prefix}weight"] = part.weight
+            if part.bias is not None:
+                state[f"{prefix}bias"] = part.bias
+            continue
+        state |= {prefix + key: value for key, value in part._parameters.items() if value is not None}
+        kept = part._buffers.keys() - part._non_persistent_buffers_set
+        state |= {prefix + key: value for key, value in part._buffers.items() if value is not None and key in kept}
+    for name, source in (getattr(module, "all_tied_weights_keys", None) or {}).items():
+        # Packing has made two of one, so they are compared by what is in them.
+        if name in state and source in state and torch.equal(state[name], state[source]):
+            del state[name]
+    # transformers fuses the weights of some architectures as it loads them; the files have them apart.
+    return {name: tensor.detach().cpu() for name, tensor in revert_weight_conversion(module, state).items()}
+
+
+def _cut(state: dict[str, Tensor], max_size: int | None) -> list[dict[str, Tensor]]:
+    """Tensors in order, as many to a file as ``max_size`` bytes hold, one at least."""
+    if not state:
+        raise ModelLoadError("the model has no weights to save")
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in state.items():
+        num_bytes = tensor.numel() * tensor.itemsize
+        if shards[-1] and max_size is not None and size + num_bytes > max_size:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += num_bytes
+    return shards
+
+
+def _copy_companions(sources: list[Path], target: Path, dtype: str) -> None:
+    for source in sources:
+        for path in sorted(source.iterdir()):
+            if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES):
+                shutil.copyfile(path, target / path.name)
+    # The engine may have been told another type than the files had; "auto" is to find the one that is saved.
+    config = json.loads((target / CONFIG_FILE).read_text())
+    config |= {field: dtype for field in _DTYPE_FIELDS if field in config}
+    (target / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _write_index(target: Path, files: dict[str, dict[str, Tensor]]) -> None:
+    weight_map = {name: file for file, tensors in files.items() for name in tensors}
+    num_bytes = sum(tensor.numel() * tensor.itemsize for tensors in files.values() for tensor in tensors.values())
+    index = {"metadata": {"total_size": num_bytes}, "weight_map": weight_map}
+    (target / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")

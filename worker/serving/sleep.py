@@ -1,0 +1,119 @@
+"""Puts the engine to sleep and wakes it: what becomes of requests is decided here, what becomes of memory in the core.
+
+While it sleeps it claims nothing, and its lease and heart go on: its model counts as served, and requests wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from ...shared.broker import Broker
+from ...shared.control import IsSleeping, Sleep, SleepState, Utility, WakeUp
+from ...shared.errors import BrokerError
+from ...shared.messages import EngineState, FinishReason
+from .claiming import ClaimLoop
+from .core_client import CoreClient
+from .heartbeat import Heartbeat
+from .live import LiveGenerations
+from .publisher import Publisher
+
+log = structlog.get_logger()
+
+
+class SleepControl:
+    """Its parts are shared with the ``WorkerService``. One call at a time."""
+
+    def __init__(
+        self,
+        engine_id: str,
+        broker: Broker,
+        core: CoreClient,
+        live: LiveGenerations,
+        publisher: Publisher,
+        claiming: ClaimLoop,
+        heartbeat: Heartbeat,
+    ) -> None:
+        self._engine_id = engine_id
+        self._broker = broker
+        self._core = core
+        self._live = live
+        self._publisher = publisher
+        self._claiming = claiming
+        self._heartbeat = heartbeat
+        self._modes: dict[str, Callable[[Sleep], Awaitable[None]]] = {
+            "keep": self._keep,
+            "wait": self._wait,
+            "abort": self._abort,
+        }
+
+    async def sleep(self, call: Sleep) -> SleepState:
+        """Claim nothing more, clear the engine of its requests, and let the core give back its memory.
+
+        If that fails, an engine that is awake serves on.
+        """
+        await self._claiming.pause()
+        try:
+            await self._modes[call.mode](call)
+            await self._hand_back()
+            state = await self._ask(call)
+        except Exception:
+            await self._follow(await self._ask(IsSleeping()))
+            raise
+        await self._follow(state)
+        return state
+
+    async def wake_up(self, call: WakeUp) -> SleepState:
+        """Let the core take its memory again; when all is back, serve."""
+        state = await self._ask(call)
+        await self._follow(state)
+        return state
+
+    async def _follow(self, state: SleepState) -> None:
+        """Serve if the core is awake, and say what it does."""
+        if state.is_sleeping:
+            self._heartbeat.state = EngineState.SLEEPING
+        else:
+            self._heartbeat.state = EngineState.READY
+            self._claiming.resume()
+        await self._heartbeat.beat()
+
+    async def _keep(self, _: Sleep) -> None:
+        """All is handed back, as it is."""
+
+    async def _wait(self, call: Sleep) -> None:
+        try:
+            async with asyncio.timeout(call.drain_timeout_s):
+                await self._live.until_none()
+        except TimeoutError:
+            log.info("requests did not end before sleep and are handed back", num_requests=len(self._live))
+
+    async def _abort(self, _: Sleep) -> None:
+        for generation in self._live.all():
+            delta = generation.cut_off(FinishReason.ABORT)
+            self._publisher.publish(generation.request_id, generation.epoch, delta)
+            self._forget(generation.request_id)
+
+    async def _hand_back(self) -> None:
+        """Give what is still here to others, with all that it has generated in Redis."""
+        for generation in self._live.all():
+            self._forget(generation.request_id)
+        await self._publisher.flush()
+        # What Redis says, not what we know: the reply of a claim may have been lost.
+        claims = await self._broker.claims(self._engine_id)
+        num_returned = await self._broker.release(claims) if claims else 0
+        if num_returned:
+            log.info("handed back requests before sleep", num_requests=num_returned)
+
+    def _forget(self, request_id: str) -> None:
+        core_id = self._live.remove(request_id)
+        if core_id is not None:
+            self._core.abort_requests([core_id])
+
+    async def _ask(self, call: Utility) -> SleepState:
+        answer = await self._core.call(call)
+        if not isinstance(answer, SleepState):
+            raise BrokerError(f"the engine core answered {type(call).__name__} with {type(answer).__name__}")
+        return answer
