@@ -68,7 +68,6 @@ async def test_the_other_engine_goes_on_with_what_a_sleeping_one_held(
             while (await client.queue_stats()).num_returned:
                 await asyncio.sleep(0.01)
         await client.sleep(engine_id=second)
-        assert not all(one.task.done() for one in following)
         await client.wake_up(engine_id=first)
         assert await client.is_sleeping() == {first: False, second: True}
         for one in following:
@@ -118,7 +117,7 @@ async def test_a_worker_that_leaves_tells_who_waits(two_engines: LocalStack) -> 
     """Last: its engines are gone then."""
     async with Client.connect(two_engines.url) as client:
         engine_id = min(await client.is_sleeping())
-        waiting = asyncio.create_task(client.collective_rpc("wait", [3.0], engine_id=engine_id))
+        waiting = asyncio.create_task(client.collective_rpc("wait", [5.0], engine_id=engine_id))
         behind = asyncio.create_task(client.sleep(engine_id=engine_id))
         async with asyncio.timeout(20):
             while (await states(two_engines.url))[engine_id] is not EngineState.COMPILING:

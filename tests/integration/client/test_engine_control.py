@@ -180,6 +180,7 @@ async def test_a_reply_does_not_stay_in_redis(
     await client.is_sleeping(engine_id="w-0")
     key = two[0].calls.keys.call_reply(two[0].heard[0].call_id, "w-0")
     assert 0 < await commands.execute("PTTL", key) <= 60_000
+    assert await two[0].calls.read_replies(two[0].heard[0].call_id, []) == []
 
 
 async def test_an_answer_of_the_wrong_kind_or_of_a_later_version_is_an_error(
