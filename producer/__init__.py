@@ -20,6 +20,7 @@ from ..shared.params import (
     StructuredOutputsParams,
 )
 from .client import Client
+from .conversation import Conversation
 from .handle import RequestHandle
 from .llm import LLM
 from .outputs import CompletionOutput, RequestOutput
@@ -29,6 +30,7 @@ __all__ = [
     "LLM",
     "Client",
     "CompletionOutput",
+    "Conversation",
     "Delta",
     "EngineDeadError",
     "FinishReason",

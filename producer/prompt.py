@@ -12,7 +12,7 @@ import msgspec
 
 from ..shared.errors import PayloadTooLargeError, PromptTooLongError, ValidationError
 from ..shared.keys import check_name
-from ..shared.messages import EngineCoreRequest
+from ..shared.messages import EngineCoreRequest, InputChunk
 from ..shared.params import SamplingParams
 from ..shared.records import ModelCard
 
@@ -96,6 +96,20 @@ def build_request(
     )
     _set_prompt(request, prompt, card, options.get("chat_template_kwargs"))
     return request
+
+
+def build_chunk(chunk: object, card: ModelCard) -> InputChunk:
+    """Return the message for a later chunk of streamed input.
+
+    Raises:
+        ValidationError: it is no text and no list of token ids, or empty.
+        PromptTooLongError: token ids that leave no room within the model's ``max_model_len``, whatever came before.
+    """
+    if isinstance(chunk, str) and chunk:
+        return InputChunk(prompt=chunk)
+    if isinstance(chunk, Sequence) and not isinstance(chunk, str | bytes | bytearray) and chunk:
+        return InputChunk(prompt_token_ids=_token_ids(chunk, card))
+    raise ValidationError(f"a chunk of input must be text or token ids, and not empty, got {chunk!r}")
 
 
 def wanted_until(options: RequestOptions) -> float | None:

@@ -81,7 +81,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Where one request stands.
 
     Args:
-        state: "queued", "claimed", "finished", "failed", "cancelled", "expired" or "parked".
+        state: "queued", "claimed", "awaiting_input", "finished", "failed", "cancelled", "expired" or "parked".
         position: requests of its tenant and band before it, 0 for the next; at most so many, since some may have been
             cancelled. None if it does not wait.
         estimated_start_s: in how many seconds it is going to start; None if it does not wait, the queue is paused, or

@@ -32,11 +32,12 @@ end
 -- Give a request its last state: it leaves its line, its tenant is charged, hash and log begin to expire.
 local function close_request(prefix, key, id, state)
   local now = redis.call('HMGET', key, 'ttl', 'engine', 'client', 'fail_fast', 'entry', 'line', 'deadline', 'charged',
-    'tenant', 'band', 'prompt', 'max', 'count', 'charged_at')
+    'tenant', 'band', 'prompt', 'max', 'count', 'charged_at', 'chunks')
   redis.call('HSET', key, 'state', state)
   redis.call('HDEL', key, 'entry', 'line')
   redis.call('PEXPIRE', key, now[1])
   redis.call('PEXPIRE', prefix .. 'log:' .. id, now[1])
+  if now[15] then redis.call('PEXPIRE', prefix .. 'input:' .. id, now[1]) end
   if now[2] then redis.call('HDEL', prefix .. 'claims:' .. now[2], id) end
   if now[3] then redis.call('SREM', prefix .. 'client:' .. now[3], id) end
   if now[4] then redis.call('SREM', prefix .. 'fail_fast', id) end
@@ -93,7 +94,11 @@ end
 local function park(prefix, id, cause, reason, code, message)
   local key, parked, parked_at = prefix .. 'request:' .. id, prefix .. 'parked:' .. id, now_ms()
   local request = redis.call('HMGET', key, 'attempts', 'deaths', 'count', 'ttl', 'epoch', 'engine', 'tenant', 'band',
-    'prompt', 'max')
+    'prompt', 'max', 'chunks')
+  if request[11] then
+    local input = redis.call('LRANGE', prefix .. 'input:' .. id, 0, -1)
+    redis.call('HSET', parked, 'input', cmsgpack.pack(input))
+  end
   redis.call('HSET', parked, 'payload', redis.call('GET', prefix .. 'payload:' .. id), 'cause', cause,
     'deliveries', request[1], 'deaths', request[2] or 0, 'num_output_tokens', request[3], 'result_ttl_ms', request[4],
     'epoch', request[5] + 1, 'engine', request[6], 'tenant', request[7], 'band', request[8], 'prompt', request[9],
@@ -123,7 +128,7 @@ local function expire_due(prefix, most, grace_ms)
   for i = 1, #due, 2 do
     local id = due[i]
     local state = redis.call('HGET', prefix .. 'request:' .. id, 'state')
-    if state == 'queued' or (state == 'claimed' and now - tonumber(due[i + 1]) >= grace_ms) then
+    if state == 'queued' or state == 'awaiting_input' or (state == 'claimed' and now - tonumber(due[i + 1]) >= grace_ms) then
       stop_request(prefix, id, 'expired')
       num_expired = num_expired + 1
     end
