@@ -11,7 +11,8 @@ local state, num_chunks, num_bytes = now[1], tonumber(now[2] or 0), tonumber(now
 if not state then return nil end
 if num_chunks == 0 then return {'not_resumable'} end
 if number < num_chunks then
-  return redis.call('LINDEX', input, number - 1) == chunk and {'known'} or {'other_chunk'}
+  local is_same = number > 0 and redis.call('LINDEX', input, number - 1) == chunk
+  return {is_same and 'known' or 'other_chunk'}
 end
 if state ~= 'queued' and state ~= 'claimed' and state ~= 'awaiting_input' then return {'ended', state} end
 if now[3] then return {'closed'} end
