@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -163,3 +164,33 @@ async def test_leaving_a_conversation_cancels_it(deployment: LocalStack) -> None
             async for _ in conversation.segment():
                 pass
         assert (await client.status("left")).state == "cancelled"
+
+
+CLIENT = """
+import asyncio, sys
+from penstock.producer import Client, SamplingParams
+
+async def main():
+    async with Client.connect(sys.argv[1], lease_ttl_s=1.0) as client:
+        async with client.converse(SamplingParams(max_tokens=4), request_id="orphan") as conversation:
+            await conversation.send("spell 12:")
+            async for delta in conversation.segment():
+                pass
+            print("waiting", flush=True)
+            await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_conversation_whose_client_is_killed_between_two_chunks_ends(deployment: LocalStack) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CLIENT, deployment.url, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"waiting\n"
+    process.kill()
+    await process.wait()
+    async with Client.connect(deployment.url) as client, asyncio.timeout(20):
+        while (await client.status("orphan")).state != "cancelled":
+            await asyncio.sleep(0.05)

@@ -118,8 +118,9 @@ class SegmentGeneration(Generation):
     def absorb(self, output: EngineCoreOutput) -> tuple[Delta, bool]:
         """As that of the class; the end of the segment is no ``finish_reason`` of the delta, but a segment end."""
         delta, stop_core = super().absorb(output)
-        if delta.finish_reason in _SEGMENT_REASONS:
-            end = SegmentEnd(self._number, delta.next_index, delta.finish_reason, delta.stop_reason)
+        reason = delta.finish_reason
+        if reason is not None and reason in _SEGMENT_REASONS:
+            end = SegmentEnd(self._number, delta.next_index, reason, delta.stop_reason)
             delta.segment_ends = [end]
             delta.finish_reason = delta.stop_reason = None
         return delta, stop_core

@@ -57,14 +57,16 @@ class Publisher:
 
     async def _write(self) -> None:
         records, self._waiting = list(self._waiting.values()), {}
+        finals = [record for record in records if isinstance(record, FinalRecord)]
+        ends = [record for record in records if isinstance(record, SegmentRecord)]
+        running = [record for record in records if not isinstance(record, FinalRecord | SegmentRecord)]
         calls = []
-        for kind, write in (
-            (Record, self._broker.append),
-            (SegmentRecord, self._broker.end_segments),
-            (FinalRecord, self._broker.finish),
-        ):
-            if chosen := [record for record in records if type(record) is kind]:
-                calls.append(write(chosen))
+        if running:
+            calls.append(self._broker.append(running))
+        if ends:
+            calls.append(self._broker.end_segments(ends))
+        if finals:
+            calls.append(self._broker.finish(finals))
         epochs = {record.request_id: record.epoch for record in records}
         for refused in await asyncio.gather(*calls):
             for request_id in refused:

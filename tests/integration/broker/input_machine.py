@@ -31,7 +31,7 @@ class InputMachine(EngineMachine):
 
     @rule(number=NUMBERS, ahead=st.integers(-1, 1), num_tokens=st.integers(0, 9), times=st.integers(1, 2))
     def extend(self, number: int, ahead: int, num_tokens: int, times: int) -> None:
-        """With the next chunk, the one before it again, or one that leaves a gap; one that awaits input, if any does."""
+        """By the next chunk, the one before again, or one that leaves a gap; one that awaits input, if any does."""
         awaiting = [request_id for request_id, r in self.expected.requests.items() if r.state == "awaiting_input"]
         request_id = min(awaiting, default=f"r{number}")
         request = self.expected.requests.get(request_id)
