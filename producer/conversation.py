@@ -19,6 +19,7 @@ from ..shared.errors import ClientClosedError, InputClosedError, UnsupportedPara
 from ..shared.messages import Delta, InputChunk
 from ..shared.params import RequestOutputKind, SamplingParams
 from ..shared.records import ModelCard
+from .embeds import EmbedsArray
 from .outgoing import Outgoing, num_chunk_tokens
 from .prompt import Prompt, build_chunk
 from .single_requests import InteractiveDeltas, SingleRequests
@@ -118,6 +119,8 @@ class Conversation:
         await self._stack.__aexit__(kind, error, trace)
 
     async def _open(self, first: Prompt) -> None:
+        if isinstance(first, EmbedsArray):
+            raise UnsupportedParameterError("prompt embeddings are not supported with streamed input; send token ids")
         outgoing, self._card = await self._make_first(first)
         self._deltas = await self._stack.enter_async_context(self._requests.interactive(outgoing))
         self._outgoing = outgoing

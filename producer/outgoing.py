@@ -63,8 +63,8 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
 
 
 def _num_prompt_tokens(request: EngineCoreRequest) -> int:
-    if request.prompt_token_ids is not None:
-        return len(request.prompt_token_ids)
+    if request.prompt_token_ids is not None or request.prompt_embeds is not None:
+        return request.num_prompt_tokens
     if request.messages is not None:
         return len(msgspec.json.encode(request.messages)) // BYTES_PER_TOKEN + 1
     return _num_text_tokens(request.prompt)

@@ -18,6 +18,7 @@ from .block_pool import BlockPool
 from .core import EngineCore
 from .deterministic import DeterministicRunner
 from .host import free_host_bytes, usable_cores
+from .input_embeds import embeds_hidden_size
 from .kv_cache import size_kv_cache
 from .model_runner import ModelRunner
 from .ordering import FirstComeFirstServed, OrderingPolicy, Priority
@@ -61,6 +62,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     )
     _log.info("kv_cache", **size.describe(config.block_size))
     model.max_model_len = size.max_model_len
+    hidden_size = embeds_hidden_size(model) if config.enable_prompt_embeds else None
     runner = _make_runner(config, model)
     model.attention.allocate(size.num_blocks, config.block_size, model.device)
     with (progress or ProgressWriter()).compiling():
@@ -80,6 +82,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         grammars=_grammar_admission(config, model),
+        embeds_hidden_size=hidden_size,
     )
     return Engine(core, _ready(config, model, size.num_blocks))
 

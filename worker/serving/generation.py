@@ -27,12 +27,11 @@ class Generation:
         request = segment.request
         params = request.sampling_params
         assert params is not None
-        assert request.prompt_token_ids is not None
         self.request_id = request.request_id
         self.epoch = request.epoch
         self.expiry: asyncio.TimerHandle | None = None
         # A segment's prompt holds the output of those before it.
-        self._num_prompt_tokens = len(request.prompt_token_ids) - segment.num_former_tokens
+        self._num_prompt_tokens = request.num_prompt_tokens - segment.num_former_tokens
         self._alone_until = claim.alone_until
         self._reckoned_kv_tokens = claim.num_kv_tokens
         self._next_index = segment.num_former_tokens

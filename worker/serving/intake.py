@@ -33,7 +33,7 @@ class Intake:
         self._max_model_len = max_model_len
 
     async def prepare(self, claim: Claim) -> EngineCoreRequest:
-        """Return the claimed request with its prompt as token ids and the claim's epoch.
+        """Return the claimed request with its prompt as token ids, unless it is embeddings, and the claim's epoch.
 
         Raises:
             UndecodableEntryError: the bytes are no request.
@@ -54,17 +54,19 @@ class Intake:
             )
         if request.lora_request is not None:
             raise UnsupportedParameterError("lora_request: this version serves no adapters")
-        token_ids = await self._tokenize(request)
-        if len(token_ids) >= self._max_model_len:
+        if request.prompt_embeds is None:
+            request.prompt_token_ids = await self._tokenize(request)
+        elif request.resumable:
+            raise UnsupportedParameterError("prompt_embeds: a resumable request's input must be text or token ids")
+        if request.num_prompt_tokens >= self._max_model_len:
             raise PromptTooLongError(
-                f"the prompt has {len(token_ids)} tokens, but max_model_len is {self._max_model_len}, "
+                f"the prompt has {request.num_prompt_tokens} tokens, but max_model_len is {self._max_model_len}, "
                 "and at least one output token must fit"
             )
         return msgspec.structs.replace(
             request,
             sampling_params=await self._complete(request.sampling_params),
             request_id=claim.request_id,
-            prompt_token_ids=token_ids,
             prompt=None,
             messages=None,
             epoch=claim.epoch,
