@@ -18,10 +18,13 @@ from penstock.shared.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
     FinishReason,
+    InputChunk,
+    PromptEmbeds,
     Ready,
     RequestError,
     ResetPrefixCache,
     SchedulerStats,
+    SegmentEnd,
     StopCommand,
     TokenLogprobs,
     Usage,
@@ -166,6 +169,29 @@ SAMPLES: list[tuple[str, str, Any]] = [
         "delta with log probabilities of a prompt",
         "Delta",
         Delta(token_ids=[5], text="ab", prompt_logprobs=[TokenLogprobs(t, -2.5, 7, [(1, -0.5)]) for t in (2, 3)]),
+    ),
+    (
+        "resumable request",
+        "EngineCoreRequest",
+        EngineCoreRequest(request_id="r6", prompt="hi", sampling_params=SamplingParams(seed=1), resumable=True),
+    ),
+    ("chunk of text", "InputChunk", InputChunk(prompt=" and then?")),
+    ("chunk of token ids", "InputChunk", InputChunk(prompt_token_ids=[5, 6])),
+    (
+        "delta that ends a segment",
+        "Delta",
+        Delta(
+            index=3, token_ids=[5], text="a", usage=Usage(4, 4), segment_ends=[SegmentEnd(0, 4, FinishReason.STOP, ".")]
+        ),
+    ),
+    (
+        "request with prompt embeddings",
+        "CoreInput",
+        EngineCoreRequest(
+            request_id="r7#1",
+            sampling_params=SamplingParams(),
+            prompt_embeds=PromptEmbeds("bfloat16", (2, 1), b"\x80?\x00@"),
+        ),
     ),
     ("cancel command", "EngineCommand", CancelCommand("r1")),
     ("drain command", "WorkerCommand", DrainCommand(5.0)),

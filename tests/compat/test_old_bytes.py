@@ -15,12 +15,21 @@ import msgspec
 import pytest
 
 from penstock.shared import messages, records
-from penstock.shared.messages import CoreInput, CoreOutput, Delta, EngineCommand, EngineCoreRequest, WorkerCommand
+from penstock.shared.messages import (
+    CoreInput,
+    CoreOutput,
+    Delta,
+    EngineCommand,
+    EngineCoreRequest,
+    InputChunk,
+    WorkerCommand,
+)
 
 RECORDED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "wire_v1.json").read_text())
 TYPES: dict[str, Any] = {
     "EngineCoreRequest": EngineCoreRequest,
     "CoreInput": CoreInput,
+    "InputChunk": InputChunk,
     "CoreOutput": CoreOutput,
     "Delta": Delta,
     "EngineCommand": EngineCommand,
@@ -46,5 +55,11 @@ def test_fields_of_a_later_version_are_skipped() -> None:
 
 def test_every_wire_struct_is_a_versioned_or_enclosed_array() -> None:
     """What goes to Redis carries its version itself; what only goes over the pipe of one release need not."""
-    for kind in (messages.EngineCoreRequest, messages.Delta, records.ModelCard, records.EngineHeartbeat):
+    for kind in (
+        messages.EngineCoreRequest,
+        messages.InputChunk,
+        messages.Delta,
+        records.ModelCard,
+        records.EngineHeartbeat,
+    ):
         assert kind.__struct_fields__[0] == "version"
