@@ -56,6 +56,7 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
             no rate is known.
         requests_per_s: measured while requests were under way, as is ``tokens_per_s`` (prompts and ``max_tokens``).
         tenants: empty unless asked for.
+        num_awaiting_input: resumable requests that neither wait nor run: they have answered all the input they have.
     """
 
     model: str
@@ -71,6 +72,7 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     mean_output_tokens: float
     bands: list[BandStats]
     tenants: list[TenantStats] = []
+    num_awaiting_input: int = 0
 
     @property
     def is_paused(self) -> bool:

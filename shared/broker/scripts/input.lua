@@ -7,13 +7,12 @@
 -- End a request whose input is closed and answered. ending is its last record, count its output tokens.
 local function end_input(prefix, key, id, ending, count)
   emit(prefix, key, id, ending, count)
-  redis.call('HDEL', key, 'ending')
   close_request(prefix, key, id, 'finished')
 end
 
 -- Put a request that awaits its next chunk in line: there is one now.
 local function resume(prefix, key, id)
-  redis.call('HDEL', key, 'ending')
+  leave_awaiting(prefix, key)
   redis.call('HSET', key, 'state', 'queued', 'line', 'returned')
   redis.call('RPUSH', prefix .. 'returned', id)
   redis.call('PUBLISH', prefix .. 'wake', id)

@@ -29,15 +29,27 @@ local function settle(prefix, tenant, band, prompt, most, count, charged, charge
   if blocked and (blocked == 'inf' or extra < 0) then unblock(prefix, tenant) end
 end
 
+-- A request that awaited input goes on, or ends: it counts as started again. While it was the only one that had been,
+-- nothing was under way.
+local function leave_awaiting(prefix, key)
+  local queue, now = prefix .. 'queue', now_ms()
+  redis.call('HDEL', key, 'ending')
+  redis.call('HINCRBY', queue, 'num_awaiting', -1)
+  if redis.call('HINCRBY', queue, 'num_started', 1) > 1 then return end
+  local at = redis.call('HMGET', queue, 'rate_at', 'idle_at')
+  redis.call('HSET', queue, 'rate_at', math.min(now, tonumber(at[1]) + now - tonumber(at[2])))
+end
+
 -- Give a request its last state: it leaves its line, its tenant is charged, hash and log begin to expire.
 local function close_request(prefix, key, id, state)
   local now = redis.call('HMGET', key, 'ttl', 'engine', 'client', 'fail_fast', 'entry', 'line', 'deadline', 'charged',
-    'tenant', 'band', 'prompt', 'max', 'count', 'charged_at', 'chunks')
+    'tenant', 'band', 'prompt', 'max', 'count', 'charged_at', 'chunks', 'ending')
   redis.call('HSET', key, 'state', state)
   redis.call('HDEL', key, 'entry', 'line')
   redis.call('PEXPIRE', key, now[1])
   redis.call('PEXPIRE', prefix .. 'log:' .. id, now[1])
   if now[15] then redis.call('PEXPIRE', prefix .. 'input:' .. id, now[1]) end
+  if now[16] then leave_awaiting(prefix, key) end
   if now[2] then redis.call('HDEL', prefix .. 'claims:' .. now[2], id) end
   if now[3] then redis.call('SREM', prefix .. 'client:' .. now[3], id) end
   if now[4] then redis.call('SREM', prefix .. 'fail_fast', id) end

@@ -44,13 +44,17 @@ async def texts(broker: Broker, request_id: str = "a") -> list[str | None]:
     return [msgspec.msgpack.decode(data, type=InputChunk).prompt for data in chunks]
 
 
-async def test_a_request_goes_from_segment_to_segment_and_ends_when_its_input_is_closed(broker, commands) -> None:
+async def test_a_request_goes_from_segment_to_segment_and_ends_when_its_input_is_closed(
+    broker, queue, commands
+) -> None:
     await open_request(broker)
     (first,) = await take(broker, "e0", 1)
     assert await broker.append([record("a", 1, 0, 7)]) == []
     assert await broker.end_segments([segment(first, 0, 1, 8)]) == []
     assert await broker.state("a") == "awaiting_input"
     assert await broker.claims("e0") == []
+    stats = await queue.stats()
+    assert (stats.depth, stats.num_running, stats.num_awaiting_input) == (0, 0, 1)
     assert await take(broker, "e0", 5) == []
     assert await broker.input.extend("a", 1, chunk("b"))
     (second,) = await take(broker, "e1", 5)
@@ -211,6 +215,18 @@ async def test_chunks_count_in_lane_and_reckoning_and_the_engine_corrects_them(b
     await broker.input.close("a")
     await commands.execute("DEL", broker.keys.input("a"))
     await assert_nothing_is_left(commands, broker)
+
+
+async def test_time_without_input_is_no_slow_service(broker: Broker, queue: Queue, commands) -> None:
+    """The server's clock cannot be moved, so what it has noted is."""
+    await open_request(broker)
+    (claim,) = await take(broker, "e0", 1)
+    await broker.end_segments([segment(claim, 0, 0, 7)])
+    noted = await commands.execute("HMGET", broker.keys.prefix + "queue", "rate_at", "idle_at")
+    began, ended = (int(ms) - 3_600_000 for ms in noted)
+    await commands.execute("HSET", broker.keys.prefix + "queue", "rate_at", began - 500, "idle_at", ended)
+    await broker.input.close("a")
+    assert 50 < (await queue.stats()).tokens_per_s <= 100 / 0.5
 
 
 async def test_a_parked_request_is_replayed_with_the_input_it_had_and_no_more(broker: Broker, commands) -> None:
