@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, SamplingParams
+
+from .conftest import Embeddings
 
 pytestmark = pytest.mark.xdist_group("deployment")
 
@@ -54,6 +57,30 @@ async def test_the_structured_example(deployment: LocalStack) -> None:
     async with Client.connect(deployment.url, model="demo") as client:
         answer = await names["example"](client)
     assert sorted(answer) == ["city", "hot"]
+
+
+async def test_the_conversation(deployment: LocalStack, capsys: pytest.CaptureFixture[str]) -> None:
+    source = block("client.converse(", deployment.url)
+    lines = "\n".join(f"    {line}" for line in source.splitlines())
+    names: dict[str, Any] = {"SamplingParams": SamplingParams}
+    exec(f"async def example(client):\n{lines}", names)
+    async with Client.connect(deployment.url, model="demo") as client:
+        await names["example"](client)
+    assert capsys.readouterr().out == " four. four hundred seven."
+
+
+async def test_the_embeddings_example(
+    deployment: LocalStack, embeddings: Embeddings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "prompt.npy", embeddings("four plus two is"))
+    monkeypatch.chdir(tmp_path)
+    source = block("np.load(", deployment.url)
+    lines = "\n".join(f"    {line}" for line in source.splitlines())
+    names: dict[str, Any] = {"SamplingParams": SamplingParams}
+    exec(f"async def example(client):\n{lines}\n    return output", names)
+    async with Client.connect(deployment.url, model="demo") as client:
+        output = await names["example"](client)
+    assert output.text == " six."
 
 
 def test_the_script(
