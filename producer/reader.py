@@ -86,7 +86,11 @@ class DeltaReader:
         while True:
             if self._look_at_log:
                 self._look_at_log = False
-                await self._read_log()
+                try:
+                    await self._read_log()
+                except asyncio.CancelledError:
+                    self._look_at_log = True  # the caller may come back: a conversation outlives a read with a timeout
+                    raise
             if self._failure is not None:
                 raise self._failure
             if self._pending:

@@ -15,6 +15,7 @@ from penstock.ops.demo.run import MODEL
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, Delta, SamplingParams, StructuredOutputsParams
 from penstock.shared import errors
+from penstock.shared.messages import InputChunk
 from penstock.shared.seeds import derived_seed
 from penstock.worker.text.tokenizer import TextCodec
 
@@ -120,6 +121,25 @@ async def test_a_chunk_that_leaves_no_room_ends_the_request_and_keeps_what_came(
         await read()
     assert deltas[-1].segment_finish_reason == "stop"
     assert (await client.status("long")).num_output_tokens == deltas[-1].next_index
+
+
+@pytest.mark.parametrize(
+    ("chunk", "said"), [(InputChunk(), "chunk 1 .* neither"), (InputChunk(prompt_token_ids=[10**6]), "holds 1000000")]
+)
+async def test_a_chunk_that_only_the_engine_finds_wrong_ends_the_request(
+    client: Client, chunk: InputChunk, said: str
+) -> None:
+    async with client.converse(GREEDY) as conversation:
+        await conversation.send(CHUNKS[0])
+        assert conversation.request_id is not None
+        answer = [delta async for delta in conversation.segment()]
+        extend = client._requests.broker("demo").input.extend
+        await extend(conversation.request_id, 1, chunk)
+        with pytest.raises(errors.ValidationError, match=said):
+            await anext(conversation)
+        with pytest.raises(errors.InputClosedError, match="has ended"):
+            await extend(conversation.request_id, 2, InputChunk(prompt="more"))
+    assert answer[-1].segment_finish_reason == "stop"
 
 
 async def test_structured_output_holds_in_every_segment(client: Client) -> None:
