@@ -129,12 +129,13 @@ class Conversation:
     async def _extend(self, outgoing: Outgoing, chunk: InputChunk) -> None:
         request = outgoing.request
         params = request.sampling_params
+        max_tokens = 0 if params is None or params.max_tokens is None else params.max_tokens
         await self._requests.broker(request.model).input.extend(
             request.request_id,
             self._num_chunks,
             chunk,
             num_prompt_tokens=num_chunk_tokens(chunk),
-            max_tokens=0 if params is None else min(params.max_tokens or 0, outgoing.max_model_len),
+            max_tokens=max_tokens if not outgoing.max_model_len else min(max_tokens, outgoing.max_model_len),
         )
 
     def _check_inside(self) -> None:

@@ -12,8 +12,9 @@ import msgspec
 
 from ..shared.errors import PayloadTooLargeError, PromptTooLongError, UnsupportedParameterError, ValidationError
 from ..shared.keys import check_name
-from ..shared.messages import EngineCoreRequest, InputChunk, PromptEmbeds
+from ..shared.messages import EngineCoreRequest, InputChunk
 from ..shared.params import SamplingParams
+from ..shared.prompt_embeds import PromptEmbeds
 from ..shared.records import ModelCard
 from .embeds import EmbedsArray, encode_embeds
 

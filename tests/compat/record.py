@@ -19,7 +19,6 @@ from penstock.shared.messages import (
     EngineCoreRequest,
     FinishReason,
     InputChunk,
-    PromptEmbeds,
     Ready,
     RequestError,
     ResetPrefixCache,
@@ -31,6 +30,7 @@ from penstock.shared.messages import (
     UtilityCall,
 )
 from penstock.shared.params import RepetitionDetectionParams, SamplingParams
+from penstock.shared.prompt_embeds import PromptEmbeds
 
 PATH = Path(__file__).parent / "wire_v1.json"
 

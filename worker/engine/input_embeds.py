@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...shared.errors import ConfigurationError
-from ...shared.messages import PromptEmbeds
+from ...shared.prompt_embeds import PromptEmbeds
 from ..models.loader import LoadedModel
 from .request import Request
 

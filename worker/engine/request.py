@@ -6,8 +6,9 @@ import enum
 import zlib
 from typing import TYPE_CHECKING
 
-from ...shared.messages import FinishReason, PromptEmbeds, TokenLogprobs
+from ...shared.messages import FinishReason, TokenLogprobs
 from ...shared.params import SamplingParams
+from ...shared.prompt_embeds import PromptEmbeds
 from .block_pool import InvariantError
 
 if TYPE_CHECKING:

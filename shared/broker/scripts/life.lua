@@ -14,14 +14,19 @@ local function note_served(prefix, tokens, output_tokens)
     'mean_output', rate[5] and rate[5] * 0.98 + output_tokens * 0.02 or output_tokens)
 end
 
--- A request that was claimed has ended: charge its tenant what was computed instead of what was expected.
-local function settle(prefix, tenant, band, prompt, most, count, charged, charged_at)
-  local extra = prompt + count - charged
+-- Charge a tenant what was computed of a request instead of what was charged so far; returns the difference.
+local function charge_computed(prefix, tenant, band, computed, charged, charged_at)
+  local extra = computed - charged
   if extra ~= 0 then charge(prefix, band, tenant, extra) end
-  local of = tenant_policy(prefix, tenant)
-  if has_rate_quota(of) and extra ~= 0 then
+  if has_rate_quota(tenant_policy(prefix, tenant)) and extra ~= 0 then
     use(prefix, tenant, 0, extra, extra > 0 and now_ms() or charged_at)
   end
+  return extra
+end
+
+-- A request that was claimed has ended.
+local function settle(prefix, tenant, band, prompt, most, count, charged, charged_at)
+  local extra = charge_computed(prefix, tenant, band, prompt + count, charged, charged_at)
   redis.call('HINCRBY', prefix .. 'tenant:' .. tenant, 'num_started', -1)
   redis.call('HINCRBY', prefix .. 'queue', 'num_started', -1)
   note_served(prefix, prompt + most, count)

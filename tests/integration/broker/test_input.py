@@ -8,6 +8,7 @@ import pytest
 from penstock.shared import errors
 from penstock.shared.broker import Broker, Claim, DeadLetter, Queue, SegmentRecord
 from penstock.shared.messages import Delta, FinishReason, InputChunk, SegmentEnd, Usage
+from penstock.shared.policy import TenantPolicy
 
 from .conftest import (
     CAUSE,
@@ -215,6 +216,22 @@ async def test_chunks_count_in_lane_and_reckoning_and_the_engine_corrects_them(b
     await broker.input.close("a")
     await commands.execute("DEL", broker.keys.input("a"))
     await assert_nothing_is_left(commands, broker)
+
+
+async def test_a_tenant_is_charged_for_each_segment_as_it_ends(broker: Broker, queue: Queue, commands) -> None:
+    """By its quota of tokens, which shows what was charged: 100 tokens of prompt and one of output a segment."""
+    policy = TenantPolicy(tokens_per_minute=1000)
+    await queue.configure_tenant("acme", policy)
+    await open_request(broker, tenant="acme", num_prompt_tokens=10, max_tokens=5)
+    used: list[int] = []
+    for number in range(2):
+        (claim,) = await take(broker, "e0", 1)
+        await broker.end_segments([segment(claim, number, number, 7)])
+        used.append(int(await commands.execute("HGET", broker.keys.prefix + "usage:acme", "tokens")))
+        await broker.input.extend("a", number + 1, chunk("b"), num_prompt_tokens=10)
+    assert used == [101, 102]
+    await broker.cancel("a")  # with a chunk of 10 tokens that it had not begun with
+    assert await commands.execute("HGET", broker.keys.prefix + "usage:acme", "tokens") == b"112"
 
 
 async def test_time_without_input_is_no_slow_service(broker: Broker, queue: Queue, commands) -> None:

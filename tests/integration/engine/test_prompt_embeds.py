@@ -14,7 +14,8 @@ import transformers
 
 from penstock.producer.embeds import encode_embeds
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.messages import EngineCoreRequest, PromptEmbeds
+from penstock.shared.messages import EngineCoreRequest
+from penstock.shared.prompt_embeds import PromptEmbeds
 from penstock.worker.config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
