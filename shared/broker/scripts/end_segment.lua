@@ -9,6 +9,7 @@ local function end_segment(key, id, number, num_prompt_tokens, ending, count)
   local computed = num_prompt_tokens + count
   charge_computed(prefix, now[4], now[5], computed, tonumber(now[6]), tonumber(now[7]))
   redis.call('HSET', key, 'segments', number + 1, 'charged', computed, 'charged_at', now_ms())
+  redis.call('HDEL', key, 'deaths') -- deaths count in a row, and this engine lives
   if number + 1 < tonumber(now[1]) then return put_back(prefix, key, id, 'returned') end
   redis.call('HSET', key, 'prompt', num_prompt_tokens)
   if now[2] then return end_input(prefix, key, id, ending, count) end

@@ -191,6 +191,20 @@ async def test_a_segment_whose_engine_dies_is_claimed_anew_and_input_added_meanw
     assert await broker.state("a") == "queued"
 
 
+async def test_a_segment_that_ends_clears_the_request_of_former_deaths(broker: Broker) -> None:
+    await open_request(broker)
+    for _ in range(2):
+        await take(broker, "e0", 1)
+        assert await die(broker, "e0", external=False) == (1, 0)
+    (claim,) = await take(broker, "e0", 1)
+    assert claim.alone_until == 8, "it is a suspect"
+    await broker.end_segments([segment(claim, 0, 0, 7)])
+    await broker.input.extend("a", 1, chunk("b"))
+    (claim,) = await take(broker, "e0", 1)
+    assert claim.alone_until == -1
+    assert await die(broker, "e0", external=False) == (1, 0)
+
+
 async def test_a_death_between_segments_is_none_of_the_requests(broker: Broker) -> None:
     await open_request(broker)
     (claim,) = await take(broker, "e0", 1)
