@@ -22,6 +22,7 @@ from ..shared.params import (
 )
 from ..shared.stats import EngineStats, RequestStats
 from .client import Client
+from .conversation import Conversation
 from .handle import RequestHandle
 from .llm import LLM
 from .outputs import CompletionOutput, RequestOutput
@@ -31,6 +32,7 @@ __all__ = [
     "LLM",
     "Client",
     "CompletionOutput",
+    "Conversation",
     "Delta",
     "EngineCallError",
     "EngineDeadError",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Unpack
@@ -17,6 +17,7 @@ from ..shared.messages import Delta
 from ..shared.params import RequestOutputKind, SamplingParams
 from ..shared.records import ModelCard
 from ..shared.redis_check import check_redis
+from .conversation import Conversation, answers, check_streamed_params
 from .engine_calls import CallRound
 from .engine_control import A, CallOptions, EngineControl
 from .engine_view import EngineView
@@ -135,7 +136,10 @@ class Client(QueueControl, EngineControl, EngineView):
         await self._disconnect()
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+        self,
+        prompt: Prompt | AsyncIterable[Prompt],
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[Delta]:
         """Generate from ``prompt`` and iterate over the output as it is produced.
 
@@ -145,6 +149,8 @@ class Client(QueueControl, EngineControl, EngineView):
         or redelivered underneath; the last delta carries ``finish_reason``.
         Several answers (``params.n``): their deltas come merged, ``delta.child`` says whose each is, and what is said
         here holds for each. An error of one is raised after what had come of the others, which are then cancelled.
+        Streamed input: an asynchronous iterable of chunks as ``prompt`` is one request that answers
+        each chunk after all before it, see ``converse``. An exception that it raises cancels the request.
         Cancellation: leaving the iterator early cancels the request; cancelling after the end does nothing.
         Back-pressure: deltas that wait for a slow consumer are merged, never dropped.
         Idempotency: a ``request_id`` that is known attaches to that request and streams it from its first token;
@@ -161,11 +167,32 @@ class Client(QueueControl, EngineControl, EngineView):
             PoisonRequestError: ``max_deliveries`` engines died on this request; it is parked in the dead letter.
             RequestFailedError: the engine failed the request.
         """
-        outgoing = await self._build(prompt, params, options)
         kind = RequestOutputKind.DELTA if params is None else params.output_kind
-        async with aclosing(merge([in_kind(self._requests.run(one), kind) for one in outgoing])) as deltas:
+        if isinstance(prompt, AsyncIterable):
+            streams = [answers(self.converse(params, **options), prompt)]
+        else:
+            streams = [self._requests.run(one) for one in await self._build(prompt, params, options)]
+        async with aclosing(merge([in_kind(stream, kind) for stream in streams])) as deltas:
             async for delta in deltas:
                 yield delta
+
+    def converse(self, params: SamplingParams | None = None, **options: Unpack[RequestOptions]) -> Conversation:
+        """Return a request whose prompt grows chunk by chunk, to be entered with ``async with``; nothing is sent yet.
+
+        ``params`` hold for each chunk: up to ``max_tokens`` output tokens, stop conditions and penalties of its own.
+
+        Raises:
+            UnsupportedParameterError: ``n`` > 1, ``prompt_logprobs`` or ``FINAL_ONLY``.
+        """
+        check_streamed_params(params)
+
+        async def make_first(chunk: Prompt) -> tuple[Outgoing, ModelCard]:
+            card = await self._checked_card(options)
+            (outgoing,) = self._outgoing(chunk, params, options, card)
+            outgoing.request.resumable = True
+            return outgoing, card
+
+        return Conversation(self._requests, make_first)
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]

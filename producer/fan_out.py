@@ -18,9 +18,9 @@ from ..shared.errors import ValidationError
 from ..shared.keys import check_name
 from ..shared.messages import Delta, EngineCoreRequest
 from ..shared.params import MAX_N
+from ..shared.seeds import derived_seed
 
 SEPARATOR = "~"
-_MASK = 2**64 - 1
 
 
 def child_ids(request_id: str, n: int) -> list[str]:
@@ -35,20 +35,6 @@ def child_ids(request_id: str, n: int) -> list[str]:
     if n > 1 and SEPARATOR in request_id:
         raise ValidationError(f"request_id must hold no {SEPARATOR!r} with n={n}, got {request_id!r}")
     return [request_id, *(check_name("request_id", f"{request_id}{SEPARATOR}{child}") for child in range(1, n))]
-
-
-def child_seed(seed: int, child: int) -> int:
-    """Return the seed of a child: the request's for child 0, else 63 bits of SplitMix64's ``child``-th output.
-
-    Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators". Never to be changed: a repeated
-    request has to get the same answers from every version.
-    """
-    if child == 0:
-        return seed
-    mixed = (seed + child * 0x9E3779B97F4A7C15) & _MASK
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
-    return (mixed ^ (mixed >> 31)) >> 1
 
 
 def children(request: EngineCoreRequest) -> list[EngineCoreRequest]:
@@ -69,7 +55,7 @@ def children(request: EngineCoreRequest) -> list[EngineCoreRequest]:
             sampling_params=msgspec.structs.replace(
                 params,
                 n=1,
-                seed=child_seed(params.seed, child),
+                seed=derived_seed(params.seed, child),
                 prompt_logprobs=None if child else params.prompt_logprobs,
             ),
         )

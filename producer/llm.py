@@ -14,6 +14,7 @@ from ..shared.embedded import resolve_redis_url
 from ..shared.errors import ValidationError
 from ..shared.params import SamplingParams
 from .client import Client
+from .embeds import EmbedsArray
 from .engine_control import CallOptions
 from .outputs import RequestOutput
 from .progress import ProgressBar
@@ -157,7 +158,7 @@ class LLM:
 
 def _as_list(prompts: Any) -> list[Prompt]:
     """One prompt of any form, or a list of such, as a list."""
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | EmbedsArray):
         return [prompts]
     if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int | dict):
         return [prompts]

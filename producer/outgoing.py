@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ..shared.broker import Entry
-from ..shared.messages import EngineCoreRequest
+from ..shared.messages import EngineCoreRequest, InputChunk
 from .prompt import RequestOptions, encode_request
 
 # Text of a prompt, in UTF-8, for each of its tokens: a guess, corrected by the engine's count when the request ends.
@@ -57,13 +57,23 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
             max_tokens=room if max_tokens is None else min(max_tokens, room) if self.max_model_len else max_tokens,
             deadline_ms=None if deadline is None else math.ceil(deadline * 1000),
             timeout_ms=None if timeout_s is None else math.ceil(timeout_s * 1000),
+            is_resumable=request.resumable,
             **lease,
         )
 
 
 def _num_prompt_tokens(request: EngineCoreRequest) -> int:
-    if request.prompt_token_ids is not None:
-        return len(request.prompt_token_ids)
+    if request.prompt_token_ids is not None or request.prompt_embeds is not None:
+        return request.num_prompt_tokens
     if request.messages is not None:
         return len(msgspec.json.encode(request.messages)) // BYTES_PER_TOKEN + 1
-    return len((request.prompt or "").encode()) // BYTES_PER_TOKEN + 1
+    return _num_text_tokens(request.prompt)
+
+
+def num_chunk_tokens(chunk: InputChunk) -> int:
+    """How many tokens a chunk of input has: a guess if it is text."""
+    return _num_text_tokens(chunk.prompt) if chunk.prompt_token_ids is None else len(chunk.prompt_token_ids)
+
+
+def _num_text_tokens(text: str | None) -> int:
+    return len((text or "").encode()) // BYTES_PER_TOKEN + 1

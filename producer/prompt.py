@@ -10,14 +10,17 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from ..shared.errors import PayloadTooLargeError, PromptTooLongError, ValidationError
+from ..shared.errors import PayloadTooLargeError, PromptTooLongError, UnsupportedParameterError, ValidationError
 from ..shared.keys import check_name
-from ..shared.messages import EngineCoreRequest
+from ..shared.messages import EngineCoreRequest, InputChunk
 from ..shared.params import SamplingParams
+from ..shared.prompt_embeds import PromptEmbeds
 from ..shared.records import ModelCard
+from .embeds import EmbedsArray, encode_embeds
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
-"""Text, token ids, or chat messages (``{"role": ..., "content": ...}``; the worker applies the chat template)."""
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | EmbedsArray
+"""Text, token ids, chat messages (``{"role": ..., "content": ...}``; the worker applies the chat template), or
+embeddings (a numpy array or torch tensor; the worker must allow them)."""
 
 
 class RequestOptions(TypedDict, total=False):
@@ -109,6 +112,20 @@ def _cache_salt(options: RequestOptions) -> str | None:
     return salt
 
 
+def build_chunk(chunk: object, card: ModelCard) -> InputChunk:
+    """Return the message for a later chunk of streamed input.
+
+    Raises:
+        ValidationError: it is no text and no list of token ids, or empty.
+        PromptTooLongError: token ids that leave no room within the model's ``max_model_len``, whatever came before.
+    """
+    if isinstance(chunk, str) and chunk:
+        return InputChunk(prompt=chunk)
+    if isinstance(chunk, Sequence) and not isinstance(chunk, str | bytes | bytearray) and chunk:
+        return InputChunk(prompt_token_ids=_token_ids(chunk, card))
+    raise ValidationError(f"a chunk of input must be text or token ids, and not empty, got {chunk!r}")
+
+
 def wanted_until(options: RequestOptions) -> float | None:
     """Return the Unix time at which the request expires, by ``deadline`` and ``timeout_s``; None if it never does.
 
@@ -178,8 +195,12 @@ def _set_prompt(
         if not prompt:
             raise ValidationError("prompt must not be empty, got ''")
         request.prompt = prompt
+    elif not isinstance(prompt, Sequence) and isinstance(prompt, EmbedsArray):
+        request.prompt_embeds = _embeds(prompt, request, card)
     elif not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
-        raise ValidationError(f"prompt must be text, token ids or chat messages, got {type(prompt).__name__}")
+        raise ValidationError(
+            f"prompt must be text, token ids, chat messages or embeddings, got {type(prompt).__name__}"
+        )
     elif not prompt:
         raise ValidationError("prompt must not be empty, got []")
     elif all(isinstance(item, Mapping) for item in prompt):
@@ -189,6 +210,14 @@ def _set_prompt(
         request.prompt_token_ids = _token_ids(prompt, card)
     if chat_template_kwargs and request.messages is None:
         raise ValidationError("chat_template_kwargs needs a prompt of chat messages")
+
+
+def _embeds(prompt: EmbedsArray, request: EngineCoreRequest, card: ModelCard) -> PromptEmbeds:
+    embeds = encode_embeds(prompt)
+    _check_leaves_room(embeds.shape[0], card)
+    if request.sampling_params is not None and request.sampling_params.prompt_logprobs is not None:
+        raise UnsupportedParameterError("prompt_logprobs needs a prompt of tokens, not of embeddings; leave it at None")
+    return embeds
 
 
 def _message(position: int, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,9 +235,13 @@ def _token_ids(prompt: Sequence[Any], card: ModelCard) -> list[int]:
         if token_id < 0 or (card.vocab_size and token_id >= card.vocab_size):
             highest = f"in [0, {card.vocab_size})" if card.vocab_size else "non-negative"
             raise ValidationError(f"prompt[{position}] must be {highest}, got {token_id}")
-    if card.max_model_len and len(prompt) >= card.max_model_len:
+    _check_leaves_room(len(prompt), card)
+    return list(prompt)
+
+
+def _check_leaves_room(num_prompt_tokens: int, card: ModelCard) -> None:
+    if card.max_model_len and num_prompt_tokens >= card.max_model_len:
         raise PromptTooLongError(
-            f"the prompt has {len(prompt)} tokens, but max_model_len of {card.model!r} is {card.max_model_len}, "
+            f"the prompt has {num_prompt_tokens} tokens, but max_model_len of {card.model!r} is {card.max_model_len}, "
             "and at least one output token must fit"
         )
-    return list(prompt)

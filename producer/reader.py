@@ -12,6 +12,7 @@ a whole, and what lies beyond ``_next_index`` is taken.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
@@ -28,7 +29,8 @@ _decoder = msgspec.msgpack.Decoder(Delta)
 
 
 class DeltaReader:
-    """An asynchronous iterator of a request's deltas. Deltas that wait for a slow caller are merged, not dropped.
+    """An asynchronous iterator of a request's deltas. Deltas that wait for a slow caller are merged, not dropped; but
+    those of different segments of a resumable request stay apart.
 
     Args:
         after: index of the last token the caller has; -1 for none. It must be the end of a delta.
@@ -43,9 +45,10 @@ class DeltaReader:
         self._num_records = 0
         self._num_chars = 0
         self._last = (0, 0)
-        self._pending: Delta | None = None
+        self._num_segments = 0
+        self._pending: deque[Delta] = deque()
         self._ended = False
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._look_at_log = False
         self._wake = asyncio.Event()
         self._subscription: Subscription | None = None
@@ -61,6 +64,11 @@ class DeltaReader:
         self._look_at_log = True
         self._wake.set()
 
+    def fail(self, error: BaseException) -> None:
+        """Raise ``error`` to the caller instead of the next delta."""
+        self._failure = error
+        self._wake.set()
+
     def close(self) -> None:
         """Stop following; doing it twice does nothing."""
         if self._subscription is not None:
@@ -69,7 +77,7 @@ class DeltaReader:
     @property
     def ended(self) -> bool:
         """Whether the last delta has been handed to the caller."""
-        return self._ended and self._pending is None
+        return self._ended and not self._pending
 
     def __aiter__(self) -> DeltaReader:
         return self
@@ -78,12 +86,15 @@ class DeltaReader:
         while True:
             if self._look_at_log:
                 self._look_at_log = False
-                await self._read_log()
+                try:
+                    await self._read_log()
+                except asyncio.CancelledError:
+                    self._look_at_log = True  # the caller may come back: a conversation outlives a read with a timeout
+                    raise
             if self._failure is not None:
                 raise self._failure
-            if self._pending is not None:
-                delta, self._pending = self._pending, None
-                return delta
+            if self._pending:
+                return self._pending.popleft()
             if self._ended:
                 raise StopAsyncIteration
             self._wake.clear()
@@ -102,7 +113,7 @@ class DeltaReader:
 
     def _offer(self, delta: Delta) -> None:
         """Take a record of the channel if it is the next one; have the log read if it neither is nor was seen."""
-        if self._ended:
+        if self._ended or self._has_seen_end(delta):
             return
         if delta.index == self._next_index:
             self._take(delta)
@@ -115,6 +126,8 @@ class DeltaReader:
         self._last = (delta.index, delta.next_index)
         self._next_index = delta.next_index
         self._ended = delta.finished
+        if delta.segment_ends:
+            self._num_segments = delta.segment_ends[-1].number + 1
         if self._next_index <= self._skip_until and delta.token_ids:
             if not delta.finished:
                 return
@@ -127,7 +140,13 @@ class DeltaReader:
                 f"after={self._skip_until - 1} is inside the delta of tokens {delta.index} to {delta.next_index - 1}; "
                 "pass next_index - 1 of a delta you have received"
             )
-        self._pending = delta if self._pending is None else self._pending.followed_by(delta)
+        if self._pending and not self._pending[-1].segment_ends:
+            delta = self._pending.pop().followed_by(delta)
+        self._pending.append(delta)
+
+    def _has_seen_end(self, delta: Delta) -> bool:
+        """Whether it tells the end of a segment that is known to have ended."""
+        return bool(delta.segment_ends) and delta.segment_ends[-1].number < self._num_segments
 
     async def _read_log(self) -> None:
         """Take what the log has beyond what was taken.
@@ -158,7 +177,8 @@ class DeltaReader:
         """Take the part of a record of the log that was not taken yet; a record of the channel may have come first."""
         num_seen = self._next_index - delta.index
         has_new_text = num_chars_before + len(delta.text) > self._num_chars
-        is_new = delta.finished or delta.next_index > self._next_index or has_new_text
+        has_new_end = bool(delta.segment_ends) and not self._has_seen_end(delta)
+        is_new = delta.finished or delta.next_index > self._next_index or has_new_text or has_new_end
         if self._ended or num_seen < 0 or not is_new:
             return
         if num_seen > 0:
@@ -177,9 +197,14 @@ class DeltaReader:
 async def checked(reader: DeltaReader) -> AsyncIterator[Delta]:
     """Raise the error that a last delta carries, after what came before it."""
     async for delta in reader:
-        if delta.error is not None:
-            raise from_wire(delta.error.code, delta.error.message, delta.error.retryable)
-        yield delta
+        yield without_error(delta)
+
+
+def without_error(delta: Delta) -> Delta:
+    """Return ``delta``, or raise the error that it carries."""
+    if delta.error is not None:
+        raise from_wire(delta.error.code, delta.error.message, delta.error.retryable)
+    return delta
 
 
 async def in_kind(deltas: AsyncGenerator[Delta], kind: RequestOutputKind) -> AsyncGenerator[Delta]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from ..shared.broker import NEW, UNSERVED, Broker, Entry
@@ -17,7 +18,31 @@ from .enqueuer import Enqueuer
 from .health import Health
 from .lease import ClientLease, InteractiveRequest
 from .outgoing import Outgoing
-from .reader import DeltaReader, checked
+from .reader import DeltaReader, checked, without_error
+
+
+class InteractiveDeltas:
+    """The deltas of a request that lives as long as somebody listens here; an error that one carries is raised."""
+
+    def __init__(self, reader: DeltaReader, health: Health, model: str, *, is_ours: bool) -> None:
+        self._reader = reader
+        self._health = health
+        self._model = model
+        # One that was enqueued by somebody else may be over for long: it says nothing of the engines of today.
+        self._is_ours = is_ours
+
+    def __aiter__(self) -> InteractiveDeltas:
+        return self
+
+    async def __anext__(self) -> Delta:
+        delta = without_error(await anext(self._reader))
+        if self._is_ours and delta.token_ids:
+            self._health.saw_alive(self._model)
+        return delta
+
+    def fail(self, error: BaseException) -> None:
+        """Raise ``error`` instead of the next delta."""
+        self._reader.fail(error)
 
 
 class SingleRequests:
@@ -59,6 +84,13 @@ class SingleRequests:
 
     async def run(self, outgoing: Outgoing) -> AsyncGenerator[Delta]:
         """Enqueue an interactive request and follow it; leaving early cancels it."""
+        async with self.interactive(outgoing) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    @asynccontextmanager
+    async def interactive(self, outgoing: Outgoing) -> AsyncGenerator[InteractiveDeltas]:
+        """Enqueue an interactive request; the block reads its deltas, and leaving it early cancels the request."""
         request = outgoing.request
         broker = self.broker(request.model)
         reader = DeltaReader(broker, self._subscriber, request.request_id)
@@ -73,10 +105,7 @@ class SingleRequests:
                 if not is_ours:
                     self._lease.let_go(interactive)
                     reader.catch_up()
-                async for delta in checked(reader):
-                    if is_ours and delta.token_ids:
-                        self._health.saw_alive(request.model)
-                    yield delta
+                yield InteractiveDeltas(reader, self._health, request.model, is_ours=is_ours)
         finally:
             reader.close()
             if interactive is not None:

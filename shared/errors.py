@@ -11,6 +11,7 @@
     │   └── UnsupportedParameterError a known parameter that this version cannot honour yet
     ├── UnknownModelError             no worker has ever served a model of that name here
     ├── RequestNotFoundError          the request_id is unknown, or its result has expired
+    ├── InputClosedError              the request has ended or its input was closed: it takes no more chunks
     ├── ClientClosedError             the client was used after close()
     ├── RefusedForNowError            nothing was enqueued; carries retry_after_s
     │   ├── QueueFullError            the backlog limit of the model or of the tenant is reached
@@ -98,6 +99,12 @@ class RequestNotFoundError(PenstockError):
     """The request_id was never enqueued here, or its result is past its time to live."""
 
     code = "request_not_found"
+
+
+class InputClosedError(PenstockError):
+    """A resumable request takes no more chunks: it has ended, or its input was closed."""
+
+    code = "input_closed"
 
 
 class ClientClosedError(PenstockError):

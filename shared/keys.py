@@ -38,6 +38,7 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:{MODEL}:wake                        channel   "something was enqueued", to idle workers
     NS:{MODEL}:request:ID                  hash      state of a request; result_ttl_ms after its end
     NS:{MODEL}:log:ID                      list      its Delta records; result_ttl_ms after its end
+    NS:{MODEL}:input:ID                    list      InputChunks after its first, if it is resumable; as the log
     NS:{MODEL}:output:ID                   channel   the same records, as they are appended
     NS:{MODEL}:engine:ENGINE:commands      channel   cancellations and control calls, to the engine
     NS:{MODEL}:call:CALL:replies           channel   engines' replies to a control call
@@ -111,6 +112,9 @@ class ModelKeys:
 
     def log(self, request_id: str) -> str:
         return f"{self.prefix}log:{request_id}"
+
+    def input(self, request_id: str) -> str:
+        return f"{self.prefix}input:{request_id}"
 
     def output(self, request_id: str) -> str:
         return f"{self.prefix}output:{request_id}"

@@ -1,6 +1,6 @@
 """Every message that crosses a process border, in one place.
 
-    client ──EngineCoreRequest──▶ stream ──▶ worker process ──CoreInput──▶ engine core
+    client ──EngineCoreRequest, InputChunk──▶ Redis ──▶ worker process ──CoreInput──▶ engine core
     client ◀──────Delta────────── channel and log ◀── worker process ◀──CoreOutput── engine core
     operator ──WorkerCommand──▶ supervisor;   broker ──EngineCommand──▶ worker process ──WorkerStatus──▶ supervisor
 
@@ -20,6 +20,7 @@ import msgspec
 
 from .control import CallError, ControlCommand, Utility, UtilityAnswer
 from .params import LoRARequest, PoolingParams, SamplingParams
+from .prompt_embeds import PromptEmbeds
 from .stats import RequestStats, StepStats
 
 WIRE_VERSION = 1
@@ -51,6 +52,7 @@ class Usage(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc
     """Token counts of a request; recomputed tokens (preemption, resume) are not counted twice.
 
     ``num_cached_tokens`` of the prompt were in the KV cache when the engine that ended the request first began with it.
+    Of a resumable request they are those of its last segment, former output included; the other two count all segments.
     """
 
     num_prompt_tokens: int = 0
@@ -62,9 +64,10 @@ class Usage(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, tag="add", gc=False):
-    """A generation to run. The client fills the prompt in one of three forms; the worker turns it into token ids.
+    """A generation to run. The client fills the prompt in one of four forms; the worker turns text into token ids.
 
     ``epoch``, ``attempt`` and ``output_token_ids`` are the broker's: set at claim, never by a client.
+    The prompt of a ``resumable`` request is its first chunk; more follow as ``InputChunk`` until its input is closed.
     """
 
     version: int = WIRE_VERSION
@@ -89,6 +92,21 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, kw_
     attempt: int = 0
     output_token_ids: list[int] | None = None
     band: str = ""
+    resumable: bool = False
+    prompt_embeds: PromptEmbeds | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of a prompt that is token ids or embeddings; 0 while it is text."""
+        return len(self.prompt_token_ids or ()) if self.prompt_embeds is None else self.prompt_embeds.shape[0]
+
+
+class InputChunk(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, gc=False):
+    """What a resumable request goes on with once it has answered what came before: text or token ids, one of both."""
+
+    version: int = WIRE_VERSION
+    prompt_token_ids: list[int] | None = None
+    prompt: str | None = None
 
 
 class AbortRequests(msgspec.Struct, array_like=True, tag="abort"):
@@ -243,6 +261,18 @@ CoreOutput = EngineCoreOutputs | UtilityOutput | Hello | Ready | StartupFailed
 # --------------------------------------------------------------------- worker -> client
 
 
+class SegmentEnd(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
+    """The end of what a resumable request generated from chunk ``number`` of its input, counted from 0.
+
+    ``next_index`` is the index of the first output token that does not belong to it any more.
+    """
+
+    number: int
+    next_index: int
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+
+
 class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """What one append added to a request: the record in its log and the message on its channel.
 
@@ -254,6 +284,8 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     the first token.
     ``stats`` come with the first token and with the end.
     ``child`` says which of a request's ``n`` answers it belongs to; set by the client, 0 on the wire.
+    ``segment_ends`` are the ends of a resumable request's segments in it. A record of the log, and a delta of a stream,
+    has at most one, as the last it says; ``usage`` then counts what there was so far.
     """
 
     version: int = WIRE_VERSION
@@ -268,6 +300,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     child: int = 0
     prompt_logprobs: list[TokenLogprobs] = []
     stats: RequestStats | None = None
+    segment_ends: list[SegmentEnd] = []
 
     def followed_by(self, later: Delta) -> Delta:
         """Return one delta that says what this one and the next say one after the other."""
@@ -279,6 +312,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
             logprobs=self.logprobs + later.logprobs,
             prompt_logprobs=self.prompt_logprobs + later.prompt_logprobs,
             stats=later.stats or self.stats,
+            segment_ends=self.segment_ends + later.segment_ends,
         )
 
     @property
@@ -289,6 +323,11 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def segment_finish_reason(self) -> FinishReason | None:
+        """Why the last segment that it tells the end of has ended; None if it tells of none."""
+        return self.segment_ends[-1].finish_reason if self.segment_ends else None
 
 
 # --------------------------------------------------------------------- broker -> worker, operator -> supervisor

@@ -56,6 +56,7 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
             no rate is known.
         requests_per_s: measured while requests were under way, as is ``tokens_per_s`` (prompts and ``max_tokens``).
         tenants: empty unless asked for.
+        num_awaiting_input: resumable requests that neither wait nor run: they have answered all the input they have.
     """
 
     model: str
@@ -71,6 +72,7 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     mean_output_tokens: float
     bands: list[BandStats]
     tenants: list[TenantStats] = []
+    num_awaiting_input: int = 0
 
     @property
     def is_paused(self) -> bool:
@@ -81,7 +83,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Where one request stands.
 
     Args:
-        state: "queued", "claimed", "finished", "failed", "cancelled", "expired" or "parked".
+        state: "queued", "claimed", "awaiting_input", "finished", "failed", "cancelled", "expired" or "parked".
         position: requests of its tenant and band before it, 0 for the next; at most so many, since some may have been
             cancelled. None if it does not wait.
         estimated_start_s: in how many seconds it is going to start; None if it does not wait, the queue is paused, or

@@ -37,6 +37,8 @@ REQUEST_TIME_BOUNDS_S = (
 class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
     """Where the time of one request went. It comes with the first delta, and whole with the last.
 
+    Of streamed input each segment has its own, from when its chunk could be answered.
+
     Args:
         queue_time_s: from its arrival in Redis to the first step that computed some of it.
         prefill_time_s: from there to its first output token.
@@ -111,7 +113,8 @@ class EngineStats(msgspec.Struct, omit_defaults=True):
     """What an engine's worker process has counted since it began; every figure only grows.
 
     Args:
-        num_finished: requests that ended here, by finish reason.
+        num_finished: requests that ended here, by finish reason; not those whose streamed input ended between two
+            segments, when no engine holds them.
         num_prompt_tokens, num_output_tokens, num_cached_tokens: of those requests.
         prefix_cache_queries, prefix_cache_hits: tokens looked for, and found, in the KV cache.
         num_prefill_tokens, num_decode_tokens: computed; recomputed ones count again.

@@ -131,6 +131,8 @@ def _totals(stats: QueueStats, default_band: str) -> str:
     waiting = str(stats.depth)
     if stats.num_returned:
         waiting += f", {stats.num_returned} of them to go on after their last token"
+    if stats.num_awaiting_input:
+        waiting += f"; {stats.num_awaiting_input} more await input"
     wait = format_duration(stats.estimated_wait_s)
     rates = f"{stats.requests_per_s:.1f} requests/s, {stats.tokens_per_s:.0f} tokens/s"
     lines = {

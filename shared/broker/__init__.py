@@ -6,14 +6,17 @@ first and wrote after would be wrong by construction.
 """
 
 from .admission import NEW, UNSERVED, Entry
-from .broker import LEASE_TTL_MS, Broker, Claim, FinalRecord, Reaped, Record, Room, Wave
+from .broker import LEASE_TTL_MS, Broker, Claim, FinalRecord, Reaped, Record, Room, SegmentRecord, Wave
 from .dead_letter import DeadLetter
 from .engine_calls import EngineCalls
+from .input import MAX_CHUNKS, MAX_INPUT_BYTES, RequestInput
 from .queue import Queue
 from .script import SCRIPTS, Script
 
 __all__ = [
     "LEASE_TTL_MS",
+    "MAX_CHUNKS",
+    "MAX_INPUT_BYTES",
     "NEW",
     "SCRIPTS",
     "UNSERVED",
@@ -26,7 +29,9 @@ __all__ = [
     "Queue",
     "Reaped",
     "Record",
+    "RequestInput",
     "Room",
     "Script",
+    "SegmentRecord",
     "Wave",
 ]

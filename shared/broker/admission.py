@@ -33,6 +33,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         max_tokens: most output tokens.
         deadline_ms: time of day by the server's clock; None for no deadline.
         timeout_ms: time from now; the earlier of the two holds.
+        is_resumable: its input may be extended until it is closed.
     """
 
     request_id: str
@@ -48,6 +49,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     max_tokens: int = 0
     deadline_ms: int | None = None
     timeout_ms: int | None = None
+    is_resumable: bool = False
 
 
 def enqueue_args(entries: Sequence[Entry]) -> list[bytes]:
@@ -69,6 +71,7 @@ def enqueue_args(entries: Sequence[Entry]) -> list[bytes]:
             entry.max_tokens,
             entry.deadline_ms,
             entry.timeout_ms,
+            entry.is_resumable,
         )
         for entry in entries
     ]

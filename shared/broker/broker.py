@@ -13,6 +13,7 @@ from ..keys import ModelKeys
 from ..messages import Delta, FinishReason
 from ..records import DeathCause
 from .admission import Entry, enqueue_args, read_answer
+from .input import RequestInput
 from .script import SCRIPTS
 
 _encoder = msgspec.msgpack.Encoder()
@@ -97,8 +98,12 @@ class FinalRecord(Record, gc=False):
     """The last delta of a request; it carries ``finish_reason``."""
 
 
+class SegmentRecord(Record, gc=False):
+    """The last delta of a resumable request's segment; it carries the segment's end and ``usage``."""
+
+
 class Broker:
-    """Every change of state of one model's requests, as one round trip each.
+    """Every change of state of one model's requests, as one round trip each. ``input`` is that of resumable ones.
 
     All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries.
     """
@@ -106,6 +111,7 @@ class Broker:
     def __init__(self, connection: CommandConnection, keys: ModelKeys) -> None:
         self._connection = connection
         self.keys = keys
+        self.input = RequestInput(connection, keys)
 
     async def enqueue(self, request_id: str, payload: bytes, **options: Any) -> str:
         """Put one encoded request in line; ``options`` are the other fields of ``Entry``.
@@ -221,6 +227,24 @@ class Broker:
             args += [*_record_args(record), _STATE_OF.get(reason, "finished"), num_prompt_tokens]
         return _refused(records, await self._run("finish", [self.keys.leases], args))
 
+    async def end_segments(self, records: list[SegmentRecord]) -> list[str]:
+        """Append the last delta of a segment of each of many resumable requests, and let go of their claims.
+
+        Each goes on with its next chunk, if it has one; ends, if its input is closed; and awaits input otherwise.
+        Returns the ids whose claim is stale.
+        """
+        args: list[Any] = [self.keys.prefix]
+        for record in records:
+            delta = record.delta
+            if not delta.segment_ends or delta.usage is None:
+                raise BrokerError(f"request {record.request_id}: the delta must carry the segment's end and usage")
+            end = delta.segment_ends[-1]
+            ending = Delta(
+                index=delta.next_index, finish_reason=end.finish_reason, stop_reason=end.stop_reason, usage=delta.usage
+            )
+            args += [*_record_args(record), end.number, delta.usage.num_prompt_tokens, _encoder.encode(ending)]
+        return _refused(records, await self._run("end_segment", [self.keys.leases], args))
+
     async def cancel(self, request_id: str) -> str | None:
         """End a request; returns its state, or None if it is unknown. Cancelling twice does nothing."""
         state = await self._run("cancel", [self.keys.request(request_id)], [self.keys.prefix, request_id])
@@ -239,7 +263,7 @@ class Broker:
         return [_delta_decoder.decode(record) for record in records]
 
     async def state(self, request_id: str) -> str | None:
-        """Return "queued", "claimed", "finished", ..., or None if the request is unknown or expired."""
+        """Return "queued", "claimed", "awaiting_input", "finished", ..., or None: unknown, or expired."""
         state = await self._connection.execute("HGET", self.keys.request(request_id), "state")
         return None if state is None else state.decode()
 

@@ -60,7 +60,9 @@ def input_hash(payload: bytes) -> str:
     params = request.sampling_params
     if params is not None:
         params = msgspec.structs.replace(params, seed=None)
-    asked = (request.prompt_token_ids, request.prompt, request.messages, request.chat_template_kwargs, params)
+    asked = [request.prompt_token_ids, request.prompt, request.messages, request.chat_template_kwargs, params]
+    if request.prompt_embeds is not None:
+        asked.append(request.prompt_embeds)
     return hashlib.sha256(_encoder.encode(asked)).hexdigest()
 
 

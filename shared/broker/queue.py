@@ -30,6 +30,7 @@ class _RawStats(msgspec.Struct, array_like=True):
     mean_output: float
     default_band: str
     bands: list[tuple[str, int, int, int, float]]
+    num_awaiting: int
 
     @property
     def tokens_per_s(self) -> float:
@@ -94,6 +95,7 @@ class Queue:
             mean_output_tokens=raw.mean_output,
             bands=bands,
             tenants=found,
+            num_awaiting_input=raw.num_awaiting,
         )
 
     async def status(self, request_id: str) -> RequestStatus | None:

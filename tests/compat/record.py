@@ -44,9 +44,11 @@ from penstock.shared.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
     FinishReason,
+    InputChunk,
     Ready,
     RequestError,
     SchedulerStats,
+    SegmentEnd,
     StopCommand,
     TokenLogprobs,
     Usage,
@@ -54,6 +56,7 @@ from penstock.shared.messages import (
     UtilityOutput,
 )
 from penstock.shared.params import RepetitionDetectionParams, SamplingParams
+from penstock.shared.prompt_embeds import PromptEmbeds
 from penstock.shared.stats import RequestStats, StepStats
 
 PATH = Path(__file__).parent / "wire_v1.json"
@@ -206,6 +209,29 @@ SAMPLES: list[tuple[str, str, Any]] = [
         "last delta with statistics",
         "Delta",
         Delta(index=5, finish_reason=FinishReason.STOP, stats=RequestStats(0.5, 0.25, 1.5, 0.75, 0.375, 2.25, 1, 2)),
+    ),
+    (
+        "resumable request",
+        "EngineCoreRequest",
+        EngineCoreRequest(request_id="r6", prompt="hi", sampling_params=SamplingParams(seed=1), resumable=True),
+    ),
+    ("chunk of text", "InputChunk", InputChunk(prompt=" and then?")),
+    ("chunk of token ids", "InputChunk", InputChunk(prompt_token_ids=[5, 6])),
+    (
+        "delta that ends a segment",
+        "Delta",
+        Delta(
+            index=3, token_ids=[5], text="a", usage=Usage(4, 4), segment_ends=[SegmentEnd(0, 4, FinishReason.STOP, ".")]
+        ),
+    ),
+    (
+        "request with prompt embeddings",
+        "CoreInput",
+        EngineCoreRequest(
+            request_id="r7#1",
+            sampling_params=SamplingParams(),
+            prompt_embeds=PromptEmbeds("bfloat16", (2, 1), b"\x80?\x00@"),
+        ),
     ),
     ("cancel command", "EngineCommand", CancelCommand("r1")),
     ("drain command", "WorkerCommand", DrainCommand(5.0)),

@@ -16,12 +16,21 @@ import pytest
 
 from penstock.shared import control, messages, records
 from penstock.shared.control import ControlReply
-from penstock.shared.messages import CoreInput, CoreOutput, Delta, EngineCommand, EngineCoreRequest, WorkerCommand
+from penstock.shared.messages import (
+    CoreInput,
+    CoreOutput,
+    Delta,
+    EngineCommand,
+    EngineCoreRequest,
+    InputChunk,
+    WorkerCommand,
+)
 
 RECORDED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "wire_v1.json").read_text())
 TYPES: dict[str, Any] = {
     "EngineCoreRequest": EngineCoreRequest,
     "CoreInput": CoreInput,
+    "InputChunk": InputChunk,
     "CoreOutput": CoreOutput,
     "Delta": Delta,
     "EngineCommand": EngineCommand,
@@ -48,6 +57,12 @@ def test_fields_of_a_later_version_are_skipped() -> None:
 
 def test_every_wire_struct_is_a_versioned_or_enclosed_array() -> None:
     """What goes to Redis carries its version itself; what only goes over the pipe of one release need not."""
-    kinds = [messages.EngineCoreRequest, messages.Delta, records.ModelCard, records.EngineHeartbeat]
+    kinds = [
+        messages.EngineCoreRequest,
+        messages.Delta,
+        records.ModelCard,
+        records.EngineHeartbeat,
+        messages.InputChunk,
+    ]
     for kind in (*kinds, control.ControlCommand, control.ControlReply):
         assert kind.__struct_fields__[0] == "version"

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 from penstock.ops.demo.run import MODEL
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client
+from penstock.worker.text.tokenizer import TextCodec
+
+Embeddings = Callable[[str], Any]
 
 
 @pytest.fixture(scope="session")
@@ -14,6 +20,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]
     """A private Redis and `worker start` with the demo model, shared by the tests of one process."""
     options = ["--device", "cpu", "--served-model-name", "demo", "--max-num-seqs", "32", "--threads", "1"]
     options += ["--profile-dir", str(tmp_path_factory.mktemp("profiles"))]
+    options.append("--enable-prompt-embeds")
     with LocalStack(MODEL, options) as stack:
         yield stack
 
@@ -22,3 +29,13 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]
 async def client(deployment: LocalStack) -> AsyncIterator[Client]:
     async with Client.connect(deployment.url) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def embeddings() -> Embeddings:
+    """The demo model's own embeddings of a text: a numpy array ``[tokens, hidden size]``."""
+    with safe_open(Path(MODEL) / "model.safetensors", "np") as weights:
+        (name,) = [name for name in weights.keys() if "embed_tokens" in name]  # noqa: SIM118  # it is no dict
+        table = weights.get_tensor(name)
+    codec = TextCodec.load(MODEL)
+    return lambda text: table[codec.encode(text)]

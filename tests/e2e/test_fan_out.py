@@ -9,9 +9,9 @@ import pytest
 
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import LLM, Client, Delta, SamplingParams
-from penstock.producer.fan_out import child_seed
 from penstock.shared.errors import UnsupportedParameterError
 from penstock.shared.messages import EngineCoreRequest
+from penstock.shared.seeds import derived_seed
 
 pytestmark = pytest.mark.xdist_group("deployment")
 
@@ -26,7 +26,7 @@ async def test_seeded_answers_differ_come_again_and_are_those_of_single_requests
     assert [answer.index for answer in first.outputs] == [0, 1, 2]
     assert len(set(texts)) == 3
     assert [answer.text for answer in again.outputs] == texts
-    singles = [msgspec.structs.replace(SEEDED, n=1, seed=child_seed(17, child)) for child in range(3)]
+    singles = [msgspec.structs.replace(SEEDED, n=1, seed=derived_seed(17, child)) for child in range(3)]
     alone = await asyncio.gather(*(client.generate(PROMPT, params) for params in singles))
     assert [one.outputs[0].token_ids for one in alone] == [answer.token_ids for answer in first.outputs]
     assert first.usage is not None

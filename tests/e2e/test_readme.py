@@ -8,12 +8,15 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import httpx
+import numpy as np
 import pytest
 import torch
 
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, SamplingParams
 from penstock.worker.engine.rpc import RpcEngine, RpcMethods
+
+from .conftest import Embeddings
 
 pytestmark = pytest.mark.xdist_group("deployment")
 
@@ -80,6 +83,30 @@ def test_the_rpc_method() -> None:
     linear = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
     engine = SimpleNamespace(model=SimpleNamespace(module=linear))
     assert RpcMethods([module]).run(cast(RpcEngine, engine), "count_layers", ["Linear"], {}) == 2
+
+
+async def test_the_conversation(deployment: LocalStack, capsys: pytest.CaptureFixture[str]) -> None:
+    source = block("client.converse(", deployment.url)
+    lines = "\n".join(f"    {line}" for line in source.splitlines())
+    names: dict[str, Any] = {"SamplingParams": SamplingParams}
+    exec(f"async def example(client):\n{lines}", names)
+    async with Client.connect(deployment.url, model="demo") as client:
+        await names["example"](client)
+    assert capsys.readouterr().out == " four. four hundred seven."
+
+
+async def test_the_embeddings_example(
+    deployment: LocalStack, embeddings: Embeddings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "prompt.npy", embeddings("four plus two is"))
+    monkeypatch.chdir(tmp_path)
+    source = block("np.load(", deployment.url)
+    lines = "\n".join(f"    {line}" for line in source.splitlines())
+    names: dict[str, Any] = {"SamplingParams": SamplingParams}
+    exec(f"async def example(client):\n{lines}\n    return output", names)
+    async with Client.connect(deployment.url, model="demo") as client:
+        output = await names["example"](client)
+    assert output.text == " six."
 
 
 def test_the_script(

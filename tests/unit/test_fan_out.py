@@ -9,13 +9,14 @@ from contextlib import aclosing
 import msgspec
 import pytest
 
-from penstock.producer.fan_out import child_ids, child_seed, children, merge
+from penstock.producer.fan_out import child_ids, children, merge
 from penstock.producer.outputs import final_output
 from penstock.producer.prompt import build_request
 from penstock.shared.errors import PoisonRequestError, UnsupportedParameterError, ValidationError
 from penstock.shared.messages import Delta, FinishReason, Usage
 from penstock.shared.params import MAX_N, MAX_SEED, SamplingParams
 from penstock.shared.records import ModelCard
+from penstock.shared.seeds import derived_seed
 
 
 def request(n: int, *, seed: int | None = 7, request_id: str = "r"):
@@ -56,16 +57,16 @@ def test_seeds_differ_are_in_range_and_follow_from_the_requests() -> None:
         assert seeds[0] == seed
         assert len(set(seeds)) == MAX_N
         assert all(one is not None and 0 <= one <= MAX_SEED for one in seeds)
-        assert seeds == [child_seed(seed, child) for child in range(MAX_N)]
+        assert seeds == [derived_seed(seed, child) for child in range(MAX_N)]
     # Recorded: a repeated request gets the same answers from every version. 0xE220A8397B1DCDAF is SplitMix64's first.
-    assert child_seed(0, 1) == 0xE220A8397B1DCDAF >> 1
-    assert child_seed(7, 2) == 154844686297477902
+    assert derived_seed(0, 1) == 0xE220A8397B1DCDAF >> 1
+    assert derived_seed(7, 2) == 154844686297477902
 
 
 def test_a_seed_is_drawn_once_for_all_children() -> None:
     seeds = [params_of(child).seed for child in children(request(3, seed=None))]
     assert seeds[0] is not None
-    assert seeds == [child_seed(seeds[0], child) for child in range(3)]
+    assert seeds == [derived_seed(seeds[0], child) for child in range(3)]
 
 
 def test_ids_and_n_that_cannot_be_are_refused() -> None:

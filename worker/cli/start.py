@@ -65,6 +65,9 @@ def _add_engine_arguments(engine: argparse._ArgumentGroup) -> None:
     engine.add_argument("--kv-cache-memory", metavar="2GiB", help="memory of the KV cache; overrides the share")
     engine.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
     engine.add_argument(
+        "--enable-prompt-embeds", action="store_true", help="take prompts that are given as embeddings, too"
+    )
+    engine.add_argument(
         "--deterministic",
         action="store_true",
         help="a request gets the same tokens in any company and on any equal engine that resumes it (slower)",
@@ -175,6 +178,7 @@ def _engine_config(arguments: argparse.Namespace, device: str, num_engines: int)
         dump_dir=_absolute(arguments.dump_dir),
         dump_prompts=arguments.dump_prompts,
         rpc_modules=tuple(arguments.rpc_module),
+        enable_prompt_embeds=arguments.enable_prompt_embeds,
         **given,
     )
 

@@ -21,6 +21,7 @@ from .core import EngineCore
 from .deterministic import DeterministicRunner
 from .dump import StepDump
 from .host import free_host_bytes, usable_cores
+from .input_embeds import embeds_hidden_size
 from .kv_cache import size_kv_cache
 from .model_runner import ModelRunner
 from .ordering import FirstComeFirstServed, OrderingPolicy, Priority
@@ -68,6 +69,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     )
     _log.info("kv_cache", **size.describe(config.block_size))
     model.max_model_len = size.max_model_len
+    hidden_size = embeds_hidden_size(model) if config.enable_prompt_embeds else None
     runner = _make_runner(config, model)
     device = model.device
 
@@ -94,6 +96,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         eos_token_ids=model.eos_token_ids,
         grammars=_grammar_admission(config, model),
         dump=StepDump(config.dump_dir, shows_prompts=config.dump_prompts),
+        embeds_hidden_size=hidden_size,
     )
     control = compose_control(config, folder, model, core, runner, allocate_cache, rpc_methods, progress)
     return Engine(core, control, _ready(config, model, size.num_blocks))

@@ -13,6 +13,7 @@ from ...shared.stats import StepStats
 from .dump import StepDump
 from .isolation import Isolation
 from .param_checks import check_in_vocabulary, check_params
+from .prompt_embeds import check_prompt_embeds, extra_keys_of, prompt_of
 from .request import STATUS_OF_REASON, Request, RequestStatus
 from .scheduler import SampledTokens, Scheduler, SchedulerOutput
 from .step_watch import StepWatch
@@ -68,11 +69,13 @@ class EngineCore:
         eos_token_ids: Iterable[int],
         grammars: GrammarAdmission | None = None,
         dump: StepDump | None = None,
+        embeds_hidden_size: int | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._dump = dump or StepDump()
         self._executor = executor
         self._grammars = grammars
+        self._embeds_hidden_size = embeds_hidden_size
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(token_id for token_id in eos_token_ids if token_id < vocab_size)
         self._num_accelerator_failures = 0
@@ -161,16 +164,17 @@ class EngineCore:
         self.scheduler.check_invariants()
 
     def _make_request(self, message: EngineCoreRequest) -> Request:
-        params, prompt = message.sampling_params, message.prompt_token_ids
+        params, prompt = message.sampling_params, prompt_of(message)
         if message.pooling_params is not None:
             raise UnsupportedParameterError("pooling_params is not supported by this version")
         if message.lora_request is not None:
             raise UnsupportedParameterError("lora_request is not supported by this version")
         if params is None:
             raise ValidationError("sampling_params is missing")
-        check_params(params, len(prompt or ()), self._vocab_size, self._eos_token_ids)
+        check_params(params, len(prompt), self._vocab_size, self._eos_token_ids)
         if not prompt:
             raise ValidationError("prompt_token_ids is empty")
+        check_prompt_embeds(message, self._embeds_hidden_size)
         max_model_len = self.scheduler.max_model_len
         if len(prompt) >= max_model_len:
             raise PromptTooLongError(
@@ -188,7 +192,8 @@ class EngineCore:
             eos_token_ids=self._eos_token_ids,
             output_token_ids=delivered,
             priority=message.priority,
-            extra_keys=(message.tenant, message.cache_salt),
+            extra_keys=extra_keys_of(message),
+            prompt_embeds=message.prompt_embeds,
         )
 
     def _take_ready_grammars(self) -> list[EngineCoreOutput]:

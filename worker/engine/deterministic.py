@@ -38,6 +38,7 @@ class DeterministicRunner(ModelRunner):
             block_table=self._batch.block_table,
             table_rows=np.repeat(step.rows, step.query_lens),
             logit_rows=logit_rows,
+            inputs_embeds=self._inputs_embeds(step),
         )
         return forward_in_tiles(self._model, tokens, self._tile_sizes, self._batch.block_size)
 

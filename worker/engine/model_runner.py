@@ -10,6 +10,7 @@ from ...shared.messages import TokenLogprobs
 from ..models.loader import LoadedModel
 from .batch import InputBatch, IntArray, StepInput
 from .core import AcceleratorError
+from .input_embeds import embed_inputs
 from .logprobs import RawLogprobs, prompt_logprobs_of
 from .prompt_rows import PromptRows
 from .request import Request
@@ -93,8 +94,16 @@ class ModelRunner:
         )
         self._model.attention.begin(batch)
         return self._model.forward(
-            self._to_device(step.token_ids), self._to_device(step.positions), self._to_device(logit_rows)
+            self._to_device(step.token_ids),
+            self._to_device(step.positions),
+            self._to_device(logit_rows),
+            inputs_embeds=self._inputs_embeds(step),
         )
+
+    def _inputs_embeds(self, step: StepInput) -> torch.Tensor | None:
+        """What the model is to compute with instead of the embeddings of ``step.token_ids``; None if with those."""
+        given = self._batch.sampling.prompt_embeds.take(step)
+        return None if given is None else embed_inputs(self._model, step.token_ids, given)
 
     def _forward_with_prompt(
         self, step: StepInput, prompt_rows: PromptRows

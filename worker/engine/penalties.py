@@ -81,7 +81,7 @@ class _TokenCounts:
         self._frequency = params.frequency_penalty
         output = np.array(request.token_ids[request.num_prompt_tokens :], np.int64)
         # Of the prompt only the repetition penalty takes notice, and prompts are long.
-        prompt = request.token_ids[: request.num_prompt_tokens] if self.repetition != 1.0 else []
+        prompt = request.prompt_token_ids if self.repetition != 1.0 else []
         distinct = np.union1d(output, np.array(prompt, np.int64))
         self.size = len(distinct)
         num_to_come = request.max_output_tokens - len(output)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...shared.messages import EngineCoreEvent, FinishReason, TokenLogprobs
 from ...shared.params import SamplingParams
+from ...shared.prompt_embeds import PromptEmbeds
 from .block_pool import InvariantError
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Request:
         max_model_len: most tokens, prompt and output together, that the request may have.
         priority: the lower, the earlier, if the ordering policy looks at it.
         extra_keys: what must be the same, beside the tokens, for two requests to share blocks of the KV cache.
+        prompt_embeds: what stands in the place of the prompt's tokens, which are placeholders then.
 
     Attributes:
         block_hashes: of its first full blocks, as far as somebody has asked (``prefix_cache.py``).
@@ -82,6 +84,7 @@ class Request:
         "num_prompt_tokens",
         "params",
         "priority",
+        "prompt_embeds",
         "prompt_logprobs",
         "request_id",
         "seed",
@@ -101,6 +104,7 @@ class Request:
         output_token_ids: list[int] | None = None,
         priority: int = 0,
         extra_keys: tuple[str | None, ...] = (),
+        prompt_embeds: PromptEmbeds | None = None,
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -111,6 +115,7 @@ class Request:
         self.block_table: list[int] = []
         self.block_hashes: list[bytes] = []
         self.extra_keys = extra_keys
+        self.prompt_embeds = prompt_embeds
         wants_prompt_logprobs = params.prompt_logprobs is not None and not output_token_ids
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if wants_prompt_logprobs else None
         self.events: list[EngineCoreEvent] = []
@@ -136,6 +141,11 @@ class Request:
     def num_output_tokens(self) -> int:
         """Output tokens, those of a former engine included."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """Tokens of the prompt; none if it is embeddings."""
+        return self.token_ids[: self.num_prompt_tokens] if self.prompt_embeds is None else []
 
     @property
     def ending_token_ids(self) -> frozenset[int]:

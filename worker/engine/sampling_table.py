@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .input_embeds import PromptEmbedsTable
 from .penalties import PenaltyTable
 from .prompt_rows import PromptRowTable
 from .request import Request
@@ -97,6 +98,7 @@ class SamplingTable:
         # In the order in which they are applied.
         self._changes: tuple[ChangeTable, ...] = (TokenRuleTable(), PenaltyTable(), ThinkingTable(), GrammarTable())
         self.prompt_rows = PromptRowTable()
+        self.prompt_embeds = PromptEmbedsTable()
 
     def set_row(self, row: int, request: Request) -> None:
         """Write the parameters of ``request`` into ``row``."""
@@ -112,12 +114,14 @@ class SamplingTable:
         for table in self._changes:
             table.set_row(row, request)
         self.prompt_rows.set_row(row, request)
+        self.prompt_embeds.set_row(row, request)
 
     def forget_row(self, row: int) -> None:
         """Drop what ``row`` has beyond its numbers; its request has left."""
         for table in self._changes:
             table.forget_row(row)
         self.prompt_rows.forget_row(row)
+        self.prompt_embeds.forget_row(row)
 
     def append_tokens(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         """Note the new tokens of ``rows``, both ``[R]``."""

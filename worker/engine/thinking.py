@@ -62,7 +62,7 @@ class _Thinking:
         assert token_ids is not None
         self._budget = budget
         self._start, self.end = token_ids
-        self._num_tokens = _num_since_start(request.token_ids[: request.num_prompt_tokens], *token_ids)
+        self._num_tokens = _num_since_start(request.prompt_token_ids, *token_ids)
         for token_id in request.token_ids[request.num_prompt_tokens :]:
             self.append(token_id)
 

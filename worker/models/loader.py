@@ -61,10 +61,15 @@ class LoadedModel:
         """Of the weights."""
         return self.module.device
 
-    def forward(self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor) -> Tensor:
-        """Run packed tokens ``[T]`` at ``positions`` ``[T]``; return logits ``[len(logit_rows), V]`` of those rows."""
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, *, inputs_embeds: Tensor | None = None
+    ) -> Tensor:
+        """Run packed tokens ``[T]`` at ``positions`` ``[T]``; return logits ``[len(logit_rows), V]`` of those rows.
+
+        ``inputs_embeds``, ``[T, hidden size]``, take the place of the embeddings of ``token_ids``.
+        """
         inputs: dict[str, Any] = {
-            "input_ids": token_ids[None],
+            **({"input_ids": token_ids[None]} if inputs_embeds is None else {"inputs_embeds": inputs_embeds[None]}),
             "position_ids": positions[None],
             # Without a mask transformers guesses from the positions which tokens belong together.
             "attention_mask": torch.ones_like(token_ids)[None],

@@ -30,6 +30,7 @@ class PackedTokens:
         block_table: ``[B, MB]``.
         table_rows: ``[T]``, each token's row of ``block_table``.
         logit_rows: ``[R]`` ascending, the tokens whose logits are wanted.
+        inputs_embeds: ``[T, hidden size]`` in place of the embeddings of ``token_ids``; None for those.
     """
 
     token_ids: IntArray
@@ -38,6 +39,7 @@ class PackedTokens:
     block_table: IntArray
     table_rows: IntArray
     logit_rows: IntArray
+    inputs_embeds: Tensor | None = None
 
 
 def forward_in_tiles(model: LoadedModel, tokens: PackedTokens, tile_sizes: tuple[int, ...], block_size: int) -> Tensor:
@@ -78,6 +80,7 @@ def _forward_tile(model: LoadedModel, tokens: PackedTokens, start: int, tile_siz
         _to_device(tokens.token_ids[index], model),
         _to_device(tokens.positions[index], model),
         _to_device(logit_rows, model),
+        inputs_embeds=None if tokens.inputs_embeds is None else tokens.inputs_embeds[_to_device(index, model)],
     )
     return logits[_to_device(wanted, model)]
 

@@ -14,10 +14,11 @@ from ...shared.messages import Delta, FinishReason, Ready, RequestError
 from ...shared.records import DeathCause
 from ..config import WorkerConfig
 from .core_client import CoreClient
-from .generation import Generation
+from .generation import Generation, SegmentGeneration
 from .intake import Intake, UndecodableEntryError
 from .live import LiveGenerations
 from .publisher import Publisher
+from .segments import Segment
 
 IDLE_POLL_S = 1.0  # the wake channel is the way; this is for a message lost with its connection
 REDIS_PAUSE_S = 0.2
@@ -143,9 +144,9 @@ class ClaimLoop:
     async def _admit(self, claim: Claim, intake: Intake) -> None:
         """Hand a claimed request to the core, or its error to its caller."""
         try:
-            request = await intake.prepare(claim)
-            logged = await self._broker.read_log(claim.request_id) if claim.num_logged_tokens else []
-            generation = Generation(request, intake.codec, logged, claim)
+            segment = await self._segment(claim, intake)
+            kind = SegmentGeneration if segment.request.resumable else Generation
+            generation = kind(segment, intake.codec, claim)
         except UndecodableEntryError as error:
             log.warning("undecodable request parked", request_id=claim.request_id, error=str(error))
             cause = DeathCause(engine_id=self._engine_id, reason=str(error))
@@ -162,15 +163,22 @@ class ClaimLoop:
             loop = asyncio.get_running_loop()
             generation.expiry = loop.call_later(claim.expires_in_ms / 1000, self._expire, generation)
         core_id = LiveGenerations.core_id(claim.request_id, claim.epoch)
-        output_token_ids = [token_id for delta in logged for token_id in delta.token_ids]
         self._core.add_request(
             msgspec.structs.replace(
-                request,
+                segment.request,
                 request_id=core_id,
                 external_req_id=claim.request_id,
-                output_token_ids=output_token_ids or None,
+                output_token_ids=segment.output_token_ids or None,
             )
         )
+
+    async def _segment(self, claim: Claim, intake: Intake) -> Segment:
+        """Return what is to be generated under a claim; a request that is not resumable has one segment."""
+        request = await intake.prepare(claim)
+        if request.resumable:
+            logged = await self._broker.read_log(claim.request_id)
+            return await intake.segment(request, await self._broker.input.read(claim.request_id), logged)
+        return Segment(request, await self._broker.read_log(claim.request_id) if claim.num_logged_tokens else [])
 
     def _expire(self, generation: Generation) -> None:
         """Its deadline has come while it was here, which its removal would have prevented."""

@@ -36,19 +36,20 @@ class EngineMeter:
     def note_delta(self, delta: Delta) -> None:
         """Count what goes out to a caller: a first token, or an end."""
         stats, told = self.stats, delta.stats
-        if told is not None and delta.token_ids and delta.index == 0:
+        if told is not None and delta.token_ids and told.decode_time_s == 0:
             stats.queue_time_s.observe(told.queue_time_s)
             stats.prefill_time_s.observe(told.prefill_time_s)
             stats.time_to_first_token_s.observe(told.time_to_first_token_s)
-        if delta.finish_reason is None:
+        if delta.finish_reason is None and not delta.segment_ends:
             return
-        reason = delta.finish_reason.value
-        stats.num_finished[reason] = stats.num_finished.get(reason, 0) + 1
+        if delta.finish_reason is not None:
+            reason = delta.finish_reason.value
+            stats.num_finished[reason] = stats.num_finished.get(reason, 0) + 1
         if told is not None:
             stats.latency_s.observe(told.latency_s)
             if delta.next_index > 0:
                 stats.decode_time_s.observe(told.decode_time_s)
-        if delta.usage is not None:
+        if delta.finish_reason is not None and delta.usage is not None:
             stats.num_prompt_tokens += delta.usage.num_prompt_tokens
             stats.num_output_tokens += delta.usage.num_output_tokens
             stats.num_cached_tokens += delta.usage.num_cached_tokens

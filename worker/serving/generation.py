@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 
 from ...shared.broker import Claim
-from ...shared.messages import Delta, EngineCoreOutput, EngineCoreRequest, FinishReason, Usage
+from ...shared.messages import Delta, EngineCoreOutput, FinishReason, SegmentEnd, Usage
 from ..text.stop_strings import StopStrings
 from ..text.tokenizer import TextCodec
 from .request_timing import RequestTiming
+from .segments import Segment
+
+# What ends a segment of a resumable request; any other end is that of the whole request.
+_SEGMENT_REASONS = frozenset({FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION})
 
 
 class Generation:
-    """The text side of a claimed request. ``request`` has its prompt as token ids.
+    """The text side of a claimed request, whose prompt is token ids by now.
 
     A resumed request replays its logged tokens through detokenizer and stop strings, so both go on where the
     former engine left them; text it had logged is not given out again.
@@ -20,18 +24,19 @@ class Generation:
     ``expiry`` is the call that ends it at its deadline; None without one.
     """
 
-    def __init__(self, request: EngineCoreRequest, codec: TextCodec, logged: list[Delta], claim: Claim) -> None:
+    def __init__(self, segment: Segment, codec: TextCodec, claim: Claim) -> None:
+        request = segment.request
         params = request.sampling_params
         assert params is not None
-        assert request.prompt_token_ids is not None
         self.request_id = request.request_id
         self.epoch = request.epoch
         self.expiry: asyncio.TimerHandle | None = None
-        self.timing = RequestTiming(claim, logged)
-        self._num_prompt_tokens = len(request.prompt_token_ids)
+        self.timing = RequestTiming(claim, segment.logged)
+        # A segment's prompt holds the output of those before it.
+        self._num_prompt_tokens = request.num_prompt_tokens - segment.num_former_tokens
         self._alone_until = claim.alone_until
         self._reckoned_kv_tokens = claim.num_kv_tokens
-        self._next_index = 0
+        self._next_index = segment.num_former_tokens
         self._num_cached_tokens = 0
         self._detokenizer = None
         if params.detokenize:
@@ -42,7 +47,7 @@ class Generation:
         self._stop = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
         self._include_stop = params.include_stop_str_in_output
         self.finished = False
-        for delta in logged:
+        for delta in segment.logged:
             self._text_of(delta.token_ids)
             self._next_index = delta.next_index
 
@@ -104,3 +109,21 @@ class Generation:
             return ""
         text, _ = self._stop.add(self._detokenizer.flush())
         return text + self._stop.flush()
+
+
+class SegmentGeneration(Generation):
+    """The text side of a resumable request's segment, whose end leaves the request open for more input."""
+
+    def __init__(self, segment: Segment, codec: TextCodec, claim: Claim) -> None:
+        super().__init__(segment, codec, claim)
+        self._number = segment.number
+
+    def absorb(self, output: EngineCoreOutput) -> tuple[Delta, bool]:
+        """As that of the class; the end of the segment is no ``finish_reason`` of the delta, but a segment end."""
+        delta, stop_core = super().absorb(output)
+        reason = delta.finish_reason
+        if reason is not None and reason in _SEGMENT_REASONS:
+            end = SegmentEnd(self._number, delta.next_index, reason, delta.stop_reason)
+            delta.segment_ends = [end]
+            delta.finish_reason = delta.stop_reason = None
+        return delta, stop_core

@@ -8,9 +8,10 @@ import msgspec
 
 from ...shared.broker import Claim
 from ...shared.errors import PenstockError, PromptTooLongError, UnsupportedParameterError, ValidationError
-from ...shared.messages import EngineCoreRequest
+from ...shared.messages import Delta, EngineCoreRequest, InputChunk
 from ...shared.params import SamplingParams
 from ..text.tokenizer import TextCodec
+from .segments import Segment, current_segment
 
 LONG_PROMPT_CHARS = 4096
 MANY_BAD_WORDS = 64
@@ -21,6 +22,7 @@ class UndecodableEntryError(ValidationError):
 
 
 _decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
+_chunk_decoder = msgspec.msgpack.Decoder(InputChunk)
 
 
 class Intake:
@@ -31,7 +33,7 @@ class Intake:
         self._max_model_len = max_model_len
 
     async def prepare(self, claim: Claim) -> EngineCoreRequest:
-        """Return the claimed request with its prompt as token ids and the claim's epoch.
+        """Return the claimed request with its prompt as token ids, unless it is embeddings, and the claim's epoch.
 
         Raises:
             UndecodableEntryError: the bytes are no request.
@@ -46,24 +48,63 @@ class Intake:
             raise UnsupportedParameterError("pooling_params: this version serves generation only")
         request.sampling_params.check_from_caller()
         request.sampling_params.check_supported()
+        if request.resumable and request.sampling_params.prompt_logprobs is not None:
+            raise UnsupportedParameterError(
+                "prompt_logprobs: a resumable request's prompt comes in parts; leave it at None"
+            )
         if request.lora_request is not None:
             raise UnsupportedParameterError("lora_request: this version serves no adapters")
-        token_ids = await self._tokenize(request)
-        if len(token_ids) >= self._max_model_len:
+        if request.prompt_embeds is None:
+            request.prompt_token_ids = await self._tokenize(request)
+        elif request.resumable:
+            raise UnsupportedParameterError("prompt_embeds: a resumable request's input must be text or token ids")
+        if request.num_prompt_tokens >= self._max_model_len:
             raise PromptTooLongError(
-                f"the prompt has {len(token_ids)} tokens, but max_model_len is {self._max_model_len}, "
+                f"the prompt has {request.num_prompt_tokens} tokens, but max_model_len is {self._max_model_len}, "
                 "and at least one output token must fit"
             )
         return msgspec.structs.replace(
             request,
             sampling_params=await self._complete(request.sampling_params),
             request_id=claim.request_id,
-            prompt_token_ids=token_ids,
             prompt=None,
             messages=None,
             epoch=claim.epoch,
             attempt=claim.attempt,
         )
+
+    async def segment(self, request: EngineCoreRequest, chunks: list[bytes], logged: list[Delta]) -> Segment:
+        """Return what a resumable request, as ``prepare`` gave it, is to generate now.
+
+        Args:
+            chunks: its encoded input after the first chunk.
+            logged: its whole log.
+
+        Raises:
+            UndecodableEntryError: the bytes of a chunk are none.
+            ValidationError: a chunk has no tokens.
+            PromptTooLongError: all chunks and their output leave no room for an output token.
+        """
+        try:
+            decoded = [_chunk_decoder.decode(chunk) for chunk in chunks]
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise UndecodableEntryError(f"a chunk of input is none this worker can read: {error}") from error
+        token_ids = [await self._tokenize_chunk(number, chunk) for number, chunk in enumerate(decoded, start=1)]
+        return current_segment(request, token_ids, logged, self._max_model_len)
+
+    async def _tokenize_chunk(self, number: int, chunk: InputChunk) -> list[int]:
+        """Each chunk by itself, and without the tokens that begin and end a text: it goes on in the middle of one."""
+        if chunk.prompt_token_ids is not None:
+            token_ids = chunk.prompt_token_ids
+        elif chunk.prompt is None:
+            raise ValidationError(f"chunk {number} of the input has neither prompt nor prompt_token_ids")
+        elif len(chunk.prompt) > LONG_PROMPT_CHARS:
+            token_ids = await asyncio.to_thread(self.codec.encode_chunk, chunk.prompt)
+        else:
+            token_ids = self.codec.encode_chunk(chunk.prompt)
+        if not token_ids:
+            raise ValidationError(f"chunk {number} of the input has no tokens")
+        return token_ids
 
     async def _complete(self, params: SamplingParams) -> SamplingParams:
         if len(params.bad_words or ()) > MANY_BAD_WORDS:

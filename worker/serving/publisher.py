@@ -1,4 +1,4 @@
-"""Writes deltas to the broker: everything that waits goes out in one append and one finish call.
+"""Writes deltas to the broker: everything that waits goes out in one call for each way in which records are written.
 
 While a call is under way, further deltas of a request are merged, so that the load on Redis falls as the rate
 rises. Per request the order holds, because a call ends before the next begins.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ...shared.broker import Broker, FinalRecord, Record
+from ...shared.broker import Broker, FinalRecord, Record, SegmentRecord
 from ...shared.messages import Delta
 from .engine_meter import EngineMeter
 
@@ -27,13 +27,12 @@ class Publisher:
         self._flushes: list[asyncio.Future[None]] = []
 
     def publish(self, request_id: str, epoch: int, delta: Delta) -> None:
-        """Append ``delta``, and end the request if the delta ends it. Returns at once."""
+        """Append ``delta``, and end the request, or its segment, if the delta ends it. Returns at once."""
         self._meter.note_delta(delta)
         before = self._waiting.get(request_id)
         if before is not None and before.epoch == epoch:
             delta = before.delta.followed_by(delta)
-        kind = FinalRecord if delta.finished else Record
-        self._waiting[request_id] = kind(request_id, epoch, delta)
+        self._waiting[request_id] = _kind(delta)(request_id, epoch, delta)
         self._is_idle = False
         self._wake.set()
 
@@ -62,16 +61,25 @@ class Publisher:
     async def _write(self) -> None:
         records, self._waiting = list(self._waiting.values()), {}
         finals = [record for record in records if isinstance(record, FinalRecord)]
-        running = [record for record in records if not isinstance(record, FinalRecord)]
+        ends = [record for record in records if isinstance(record, SegmentRecord)]
+        running = [record for record in records if not isinstance(record, FinalRecord | SegmentRecord)]
         calls = []
         if running:
             calls.append(self._broker.append(running))
+        if ends:
+            calls.append(self._broker.end_segments(ends))
         if finals:
             calls.append(self._broker.finish(finals))
         epochs = {record.request_id: record.epoch for record in records}
         for refused in await asyncio.gather(*calls):
             for request_id in refused:
                 self._on_stale(request_id, epochs[request_id])
+
+
+def _kind(delta: Delta) -> type[Record]:
+    if delta.finished:
+        return FinalRecord
+    return SegmentRecord if delta.segment_ends else Record
 
 
 def _resolve(flushes: list[asyncio.Future[None]]) -> None:

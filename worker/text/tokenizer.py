@@ -52,6 +52,10 @@ class TextCodec:
         """Token ids of ``text``, with the special tokens the model expects around it."""
         return self._tokenizer.encode(text).ids
 
+    def encode_chunk(self, text: str) -> list[int]:
+        """Token ids of ``text`` alone: it follows on other tokens."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
     def encode_chat(self, messages: list[dict[str, Any]], kwargs: dict[str, Any] | None) -> list[int]:
         """Token ids of ``messages`` under the chat template, which writes the special tokens itself.
 

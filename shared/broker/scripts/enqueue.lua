@@ -1,7 +1,8 @@
 -- Accept requests, each once. KEYS: leases. ARGV: prefix, a msgpack array of requests, then the payload of each.
 -- A request is an array: id, ttl_ms, client, client_ttl_ms, fail_fast, call, tenant, band, prompt, max, deadline_ms,
--- timeout_ms. An empty client means detached, an empty band the policy's default. A deadline is by this server's clock; a
--- timeout counts from now, and the earlier of the two holds; either may be nil. prompt and max are numbers of tokens.
+-- timeout_ms, is_resumable. An empty client means detached, an empty band the policy's default. A deadline is by this
+-- server's clock; a timeout counts from now, and the earlier of the two holds; either may be nil. prompt and max are
+-- numbers of tokens. What is resumable has one chunk of input so far.
 -- Returns one answer each: 'new', 'unserved' if it was not to wait and no engine lives, or the state of the request that
 -- already has this id: the caller attaches to it. A call that is sent again is 'new' again. What is refused gets a list:
 -- {'unknown_band', names}, {'queue_full', scope, unit, limit, retry_after_ms} or {'over_quota', quota, limit,
@@ -101,6 +102,10 @@ local function accept(request, payload)
   if fail_fast then
     append_all(fields, 'fail_fast', 1)
     redis.call('SADD', prefix .. 'fail_fast', id)
+  end
+  if request[13] then
+    append_all(fields, 'chunks', 1)
+    redis.call('DEL', prefix .. 'input:' .. id)
   end
   enter_lane(prefix, id, payload, tenant, band, tokens, due, fields)
   note_backlog(queue, tokens)

@@ -2,13 +2,14 @@
 --
 -- A request is a hash:
 --   state, epoch     queued -> claimed -> finished | failed | cancelled | expired | parked; claimed -> queued again when
---                    it is handed back or its engine dies. Every claim and every cancellation raises the epoch.
+--                    it is handed back or its engine dies, and claimed -> awaiting_input -> queued if it is resumable.
+--                    Every claim and every cancellation raises the epoch.
 --   tenant, band     whose it is, and how urgent
 --   prompt, max      its prompt tokens (an estimate until its end, where the prompt is text) and most output tokens
 --   deadline         ms of this server's clock at which it expires; absent if it never does
 --   number           its place among all that ever entered its lane
 --   entry            its id in the lane; absent once it was claimed
---   arrived_at       ms when it entered its lane; absent until it was claimed
+--   arrived_at       ms when it entered its lane, or what is to be answered now came; absent until it was claimed
 --   line             "returned" or "suspects", where it waits after it was claimed; absent otherwise
 --   count            output tokens logged
 --   attempts         claims so far (deliveries)
@@ -20,6 +21,11 @@
 --   claimed_count    count when it was claimed
 --   deaths, acquittals    what its former engines died of, see death.lua
 --   suspected_at     ms when it became a suspect; absent when it is none
+--   chunks           how many chunks of input it has, the first in its payload; absent unless it is resumable
+--   segments         how many of them it has answered
+--   input_bytes      size of all but the first
+--   closed           set when no more will come
+--   ending           while it awaits input: the record that ends it, should there come none
 -- Its log and its channel get the same records, in one script. Its encoded bytes are in the lane while it waits there,
 -- and in payload:ID from its first claim to its end.
 

@@ -14,14 +14,19 @@ local function note_served(prefix, tokens, output_tokens)
     'mean_output', rate[5] and rate[5] * 0.98 + output_tokens * 0.02 or output_tokens)
 end
 
--- A request that was claimed has ended: charge its tenant what was computed instead of what was expected.
-local function settle(prefix, tenant, band, prompt, most, count, charged, charged_at)
-  local extra = prompt + count - charged
+-- Charge a tenant what was computed of a request instead of what was charged so far; returns the difference.
+local function charge_computed(prefix, tenant, band, computed, charged, charged_at)
+  local extra = computed - charged
   if extra ~= 0 then charge(prefix, band, tenant, extra) end
-  local of = tenant_policy(prefix, tenant)
-  if has_rate_quota(of) and extra ~= 0 then
+  if has_rate_quota(tenant_policy(prefix, tenant)) and extra ~= 0 then
     use(prefix, tenant, 0, extra, extra > 0 and now_ms() or charged_at)
   end
+  return extra
+end
+
+-- A request that was claimed has ended.
+local function settle(prefix, tenant, band, prompt, most, count, charged, charged_at)
+  local extra = charge_computed(prefix, tenant, band, prompt + count, charged, charged_at)
   redis.call('HINCRBY', prefix .. 'tenant:' .. tenant, 'num_started', -1)
   redis.call('HINCRBY', prefix .. 'queue', 'num_started', -1)
   note_served(prefix, prompt + most, count)
@@ -29,14 +34,27 @@ local function settle(prefix, tenant, band, prompt, most, count, charged, charge
   if blocked and (blocked == 'inf' or extra < 0) then unblock(prefix, tenant) end
 end
 
+-- A request that awaited input goes on, or ends: it counts as started again. While it was the only one that had been,
+-- nothing was under way.
+local function leave_awaiting(prefix, key)
+  local queue, now = prefix .. 'queue', now_ms()
+  redis.call('HDEL', key, 'ending')
+  redis.call('HINCRBY', queue, 'num_awaiting', -1)
+  if redis.call('HINCRBY', queue, 'num_started', 1) > 1 then return end
+  local at = redis.call('HMGET', queue, 'rate_at', 'idle_at')
+  redis.call('HSET', queue, 'rate_at', math.min(now, tonumber(at[1]) + now - tonumber(at[2])))
+end
+
 -- Give a request its last state: it leaves its line, its tenant is charged, hash and log begin to expire.
 local function close_request(prefix, key, id, state)
   local now = redis.call('HMGET', key, 'ttl', 'engine', 'client', 'fail_fast', 'entry', 'line', 'deadline', 'charged',
-    'tenant', 'band', 'prompt', 'max', 'count', 'charged_at')
+    'tenant', 'band', 'prompt', 'max', 'count', 'charged_at', 'chunks', 'ending')
   redis.call('HSET', key, 'state', state)
   redis.call('HDEL', key, 'entry', 'line')
   redis.call('PEXPIRE', key, now[1])
   redis.call('PEXPIRE', prefix .. 'log:' .. id, now[1])
+  if now[15] then redis.call('PEXPIRE', prefix .. 'input:' .. id, now[1]) end
+  if now[16] then leave_awaiting(prefix, key) end
   if now[2] then redis.call('HDEL', prefix .. 'claims:' .. now[2], id) end
   if now[3] then redis.call('SREM', prefix .. 'client:' .. now[3], id) end
   if now[4] then redis.call('SREM', prefix .. 'fail_fast', id) end
@@ -93,7 +111,11 @@ end
 local function park(prefix, id, cause, reason, code, message)
   local key, parked, parked_at = prefix .. 'request:' .. id, prefix .. 'parked:' .. id, now_ms()
   local request = redis.call('HMGET', key, 'attempts', 'deaths', 'count', 'ttl', 'epoch', 'engine', 'tenant', 'band',
-    'prompt', 'max')
+    'prompt', 'max', 'chunks')
+  if request[11] then
+    local input = redis.call('LRANGE', prefix .. 'input:' .. id, 0, -1)
+    redis.call('HSET', parked, 'input', cmsgpack.pack(input))
+  end
   redis.call('HSET', parked, 'payload', redis.call('GET', prefix .. 'payload:' .. id), 'cause', cause,
     'deliveries', request[1], 'deaths', request[2] or 0, 'num_output_tokens', request[3], 'result_ttl_ms', request[4],
     'epoch', request[5] + 1, 'engine', request[6], 'tenant', request[7], 'band', request[8], 'prompt', request[9],
@@ -123,7 +145,7 @@ local function expire_due(prefix, most, grace_ms)
   for i = 1, #due, 2 do
     local id = due[i]
     local state = redis.call('HGET', prefix .. 'request:' .. id, 'state')
-    if state == 'queued' or (state == 'claimed' and now - tonumber(due[i + 1]) >= grace_ms) then
+    if state == 'queued' or state == 'awaiting_input' or (state == 'claimed' and now - tonumber(due[i + 1]) >= grace_ms) then
       stop_request(prefix, id, 'expired')
       num_expired = num_expired + 1
     end

@@ -2,10 +2,12 @@
 -- (0 if not), requests that were claimed and have not ended, those of them that wait in "returned" and "suspects", the
 -- measured rate (ms, requests, tokens), mean output tokens, the default band, and for each band: its name, requests and
 -- tokens that wait, tenants that may be claimed from, and the arrival (ms) of the oldest of their requests (0 without
--- one). What waits of a tenant that is over a quota is counted, but not in the oldest.
+-- one); and how many requests await input. What waits of a tenant that is over a quota is
+-- counted, but not in the oldest.
 local prefix, bands = ARGV[1], {}
 local queue = prefix .. 'queue'
-local sums = redis.call('HMGET', queue, 'paused', 'num_started', 'rate_ms', 'rate_requests', 'rate_tokens', 'mean_output')
+local sums = redis.call('HMGET', queue, 'paused', 'num_started', 'rate_ms', 'rate_requests', 'rate_tokens', 'mean_output',
+  'num_awaiting')
 for i, band in ipairs(queue_policy(prefix).bands) do
   local of = redis.call('HMGET', queue, 'depth:' .. band, 'tokens:' .. band)
   local head = redis.call('ZRANGE', prefix .. 'heads:' .. band, 0, 0, 'WITHSCORES')[2]
@@ -15,4 +17,4 @@ end
 return cmsgpack.pack({now_ms(), tonumber(sums[1] or 0), tonumber(sums[2] or 0),
   redis.call('LLEN', prefix .. 'returned') + redis.call('LLEN', prefix .. 'suspects'),
   tonumber(sums[3] or 0), tonumber(sums[4] or 0), tonumber(sums[5] or 0), tonumber(sums[6] or 0),
-  queue_policy(prefix).default_band, bands})
+  queue_policy(prefix).default_band, bands, tonumber(sums[7] or 0)})

@@ -87,7 +87,10 @@ def check_sums(found: Snapshot, expected: ExpectedQueue) -> None:
     for tenant in tenants:
         of_tenant = [request for request in alive if request.tenant == tenant]
         assert _sums(found.of("tenant")[tenant]) == _expected_sums(of_tenant)
-    assert _sums(found.one("queue")) == _expected_sums(alive)
+    # What awaits input is under way for its tenant, but not for the queue.
+    not_awaiting = [request for request in alive if request.state != "awaiting_input"]
+    assert _sums(found.one("queue")) == _expected_sums(not_awaiting)
+    assert int(found.one("queue").get("num_awaiting", 0)) == len(alive) - len(not_awaiting)
 
 
 def check_claims(found: Snapshot, expected: ExpectedQueue) -> None:
@@ -114,6 +117,10 @@ def check_registers(found: Snapshot, expected: ExpectedQueue) -> None:
     deadlines = {request_id: r.deadline for request_id, r in alive.items() if r.deadline is not None}
     assert found.one("deadlines") == deadlines
     assert set(found.one("fail_fast")) == {request_id for request_id, r in alive.items() if r.fail_fast}
+    inputs = {request_id: r.num_chunks - 1 for request_id, r in expected.requests.items() if r.num_chunks > 1}
+    assert {request_id: len(chunks) for request_id, chunks in found.of("input").items()} == inputs
+    for request_id in inputs:
+        assert (found.ttl_ms("input", request_id) == -1) == (request_id in alive)
     clients = {client: request_ids for client, request_ids in found.of("client").items() if request_ids}
     expected_clients: dict[str, set[str]] = {}
     for request_id, request in alive.items():

@@ -26,10 +26,14 @@ class ExpectedRequest:
     engine: str = ""
     tokens: list[int] = field(default_factory=list)
     num_ends: int = 0
+    # Of its input; 0 unless it is resumable.
+    num_chunks: int = 0
+    num_segments: int = 0
+    is_closed: bool = False
 
     @property
     def alive(self) -> bool:
-        return self.state in ("queued", "claimed")
+        return self.state in ("queued", "claimed", "awaiting_input")
 
     @property
     def is_fresh(self) -> bool:
@@ -50,6 +54,20 @@ class ExpectedRequest:
 
     def queue_again(self) -> None:
         self.state, self.engine = "queued", ""
+
+    def extend(self, num_tokens: int) -> None:
+        self.num_chunks, self.num_tokens = self.num_chunks + 1, self.num_tokens + num_tokens
+        if self.state == "awaiting_input":
+            self.state = "queued"
+
+    def end_segment(self) -> None:
+        self.num_segments += 1
+        if self.num_segments < self.num_chunks:
+            self.queue_again()
+        elif self.is_closed:
+            self.end("finished")
+        else:
+            self.state, self.engine = "awaiting_input", ""
 
     def end(self, state: str) -> None:
         self.state, self.engine, self.num_ends = state, "", self.num_ends + 1
@@ -110,7 +128,7 @@ class ExpectedQueue:
 
     def expire(self, *, running_too: bool) -> int:
         """End what is past its deadline, which is then 0; returns how many."""
-        due = [r for r in self.alive().values() if r.deadline == 0 and (running_too or r.state == "queued")]
+        due = [r for r in self.alive().values() if r.deadline == 0 and (running_too or r.state != "claimed")]
         for request in due:
             request.end_from_outside("expired")
         return len(due)

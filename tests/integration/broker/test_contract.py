@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
 from .agreement import check_all
-from .engine_machine import CLIENTS, NUMBERS, EngineMachine
+from .engine_machine import CLIENTS, NUMBERS
 from .expected import BANDS, TENANTS, ExpectedRequest
+from .input_machine import InputMachine
 from .snapshot import read_snapshot
 
 
-class BrokerMachine(EngineMachine):
+class BrokerMachine(InputMachine):
     """Clients vanish or cancel, deadlines pass, operators replay and purge."""
 
     @rule(client=st.sampled_from(CLIENTS[1:]))
@@ -39,6 +40,7 @@ class BrokerMachine(EngineMachine):
         assert self.do(self.dead_letter.replay(request_id)) == is_parked
         if known is not None and is_parked:
             again = ExpectedRequest("", False, known.tenant, known.band, known.num_tokens, None, epoch=known.epoch)
+            again.num_chunks, again.is_closed = known.num_chunks, known.num_chunks > 0
             self.expected.add(request_id, again)
 
     @rule(number=NUMBERS)

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from penstock.producer import Client, Delta, RequestOutputKind, SamplingParams
-from penstock.producer.fan_out import child_seed
 from penstock.shared import errors
 from penstock.shared.broker import Broker, Claim, FinalRecord, Room
 from penstock.shared.messages import EngineCoreRequest, FinishReason, RequestError, Usage
 from penstock.shared.policy import QueuePolicy
+from penstock.shared.seeds import derived_seed
 
 from .harness import claim_one, token_indexes, write
 
@@ -52,7 +52,7 @@ async def test_a_stream_of_three_tells_whose_each_delta_is_and_ends_each_once(cl
     reading = asyncio.ensure_future(into(client.stream("hi", THREE, request_id="r"), got))
     claims = await claim_children(broker, "r", 3)
     asked = [msgspec.msgpack.decode(claim.payload, type=EngineCoreRequest).sampling_params for claim in claims]
-    assert [(params.n, params.seed) for params in asked if params] == [(1, child_seed(5, c)) for c in range(3)]
+    assert [(params.n, params.seed) for params in asked if params] == [(1, derived_seed(5, c)) for c in range(3)]
     for i in range(4):
         for child, claim in enumerate(claims):
             if i <= child + 1:  # two, three and four tokens

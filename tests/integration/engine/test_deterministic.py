@@ -174,8 +174,11 @@ def add_to_logits(monkeypatch: pytest.MonkeyPatch, make_noise: Callable[[int], T
     """Spoil every forward of ``n`` tokens by ``make_noise(n)``, added to the logits' rows."""
     forward = LoadedModel.forward
 
-    def spoilt(self: LoadedModel, token_ids: Tensor, positions: Tensor, logit_rows: Tensor) -> Tensor:
-        return forward(self, token_ids, positions, logit_rows) + make_noise(len(token_ids))[logit_rows, None]
+    def spoilt(
+        self: LoadedModel, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, **options: Tensor | None
+    ) -> Tensor:
+        logits = forward(self, token_ids, positions, logit_rows, **options)
+        return logits + make_noise(len(token_ids))[logit_rows, None]
 
     monkeypatch.setattr(LoadedModel, "forward", spoilt)
 

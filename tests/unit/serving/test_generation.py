@@ -10,6 +10,7 @@ from penstock.shared.broker import Claim
 from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestError, Usage
 from penstock.shared.params import SamplingParams
 from penstock.worker.serving.generation import Generation
+from penstock.worker.serving.segments import Segment
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def generation() -> Generation:
         epoch=1,
     )
     codec = cast(Any, None)  # asked for a detokenizer only
-    return Generation(request, codec, [], Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1))
+    return Generation(Segment(request, []), codec, Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1))
 
 
 def test_cached_tokens_are_told_with_the_end(generation: Generation) -> None:

@@ -1,0 +1,113 @@
+"""The input of resumable requests: chunks that are added while they run, and its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..connection import CommandConnection
+from ..errors import BrokerError, InputClosedError, PayloadTooLargeError, RequestNotFoundError, ValidationError
+from ..keys import ModelKeys
+from ..messages import InputChunk
+from .script import SCRIPTS
+
+# Of one request, beside its first chunk, whose size is bounded as that of every request.
+MAX_CHUNKS = 10_000
+MAX_INPUT_BYTES = 4 * 1024 * 1024
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class RequestInput:
+    """What the broker does with the input of one model's resumable requests.
+
+    All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries.
+    """
+
+    def __init__(self, connection: CommandConnection, keys: ModelKeys) -> None:
+        self._connection = connection
+        self._keys = keys
+
+    async def extend(
+        self,
+        request_id: str,
+        number: int,
+        chunk: InputChunk,
+        *,
+        num_prompt_tokens: int = 0,
+        max_tokens: int = 0,
+        max_chunks: int = MAX_CHUNKS,
+        max_bytes: int = MAX_INPUT_BYTES,
+    ) -> bool:
+        """Add chunk ``number``; the first of a request is 0 and came with it. False if it was there already.
+
+        Args:
+            num_prompt_tokens, max_tokens: of this chunk, as in an ``Entry``.
+            max_chunks, max_bytes: of all chunks of the request but the first.
+
+        Raises:
+            RequestNotFoundError: the request is unknown, or its result has expired.
+            InputClosedError: it has ended, or its input was closed.
+            PayloadTooLargeError: it would have more input than ``max_chunks`` or ``max_bytes``.
+            ValidationError: it is not resumable, or has another chunk of that number.
+            BrokerError: a chunk before this one is missing.
+        """
+        answer = await self._run(
+            "extend",
+            request_id,
+            number,
+            _encoder.encode(chunk),
+            num_prompt_tokens,
+            max_tokens,
+            max_chunks,
+            max_bytes,
+        )
+        if answer[0] not in (b"added", b"known"):
+            raise _refusal(request_id, number, answer)
+        return answer[0] == b"added"
+
+    async def close(self, request_id: str) -> None:
+        """Say that there will be no more chunks: the request ends when it has answered those it has.
+
+        Raises:
+            RequestNotFoundError: the request is unknown, or its result has expired.
+            ValidationError: it is not resumable.
+        """
+        answer = await self._run("close_input", request_id)
+        if answer[0] != b"closed":
+            raise _refusal(request_id, 0, answer)
+
+    async def read(self, request_id: str) -> list[bytes]:
+        """Return the encoded chunks that the request has beside its first, in order."""
+        return await self._connection.execute("LRANGE", self._keys.input(request_id), 0, -1)
+
+    async def _run(self, name: str, request_id: str, *args: Any) -> list[Any]:
+        keys = [self._keys.request(request_id)]
+        answer = await self._connection.run_script(SCRIPTS[name], keys, [self._keys.prefix, request_id, *args])
+        if answer is None:
+            raise RequestNotFoundError(f"request {request_id!r} is unknown, or its result is past its time to live")
+        return answer
+
+
+def _refusal(request_id: str, number: int, answer: list[Any]) -> Exception:
+    kind = answer[0].decode()
+    if kind == "not_resumable":
+        return ValidationError(
+            f"request {request_id!r} is not resumable: only one made with resumable=True takes chunks"
+        )
+    if kind == "other_chunk":
+        return ValidationError(
+            f"request {request_id!r} has another chunk {number} already: one writer may extend a request at a time"
+        )
+    if kind == "ended":
+        return InputClosedError(f"request {request_id!r} takes no more input: it has ended ({answer[1].decode()})")
+    if kind == "closed":
+        return InputClosedError(f"request {request_id!r} takes no more input: it was closed")
+    if kind == "full":
+        unit, limit = answer[1].decode(), answer[2]
+        return PayloadTooLargeError(
+            f"request {request_id!r} may have {limit} {unit} of input beside its first chunk, and chunk {number} goes "
+            "beyond; begin a new request"
+        )
+    return BrokerError(f"request {request_id!r} has {answer[1]} chunks, so number {number} leaves a gap")

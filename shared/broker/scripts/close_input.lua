@@ -1,0 +1,10 @@
+-- Say that a resumable request gets no more input: it ends when it has answered what it has. KEYS: request.
+-- ARGV: prefix, id. Doing it twice does nothing. Returns nil if there is no such request, else a list: {'closed'}, or
+-- {'not_resumable'}. One that has ended has no input to close, which is as well.
+local prefix, id, key = ARGV[1], ARGV[2], KEYS[1]
+local now = redis.call('HMGET', key, 'state', 'chunks', 'closed', 'ending', 'count')
+if not now[1] then return nil end
+if not now[2] then return {'not_resumable'} end
+if not now[3] then redis.call('HSET', key, 'closed', 1) end
+if now[1] == 'awaiting_input' then end_input(prefix, key, id, now[4], tonumber(now[5])) end
+return {'closed'}

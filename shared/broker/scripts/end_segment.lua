@@ -1,0 +1,44 @@
+-- Append the last record of a segment of each of many resumable requests, and take them from their engine.
+-- KEYS: leases. ARGV: prefix, then for each: id, epoch, index, num_tokens, record, number, num_prompt_tokens, ending.
+-- number is the segment's, from 0; ending is the last record of the request, should its input be closed.
+-- Returns one number each: 1 written, 2 already written by this claim, 0 refused: the claim is stale.
+local prefix, verdicts = ARGV[1], {}
+
+local function end_segment(key, id, number, num_prompt_tokens, ending, count)
+  local now = redis.call('HMGET', key, 'chunks', 'closed', 'engine', 'tenant', 'band', 'charged', 'charged_at')
+  local computed = num_prompt_tokens + count
+  charge_computed(prefix, now[4], now[5], computed, tonumber(now[6]), tonumber(now[7]))
+  redis.call('HSET', key, 'segments', number + 1, 'charged', computed, 'charged_at', now_ms())
+  redis.call('HDEL', key, 'deaths') -- deaths count in a row, and this engine lives
+  if number + 1 < tonumber(now[1]) then
+    redis.call('HSET', key, 'arrived_at', now_ms())
+    return put_back(prefix, key, id, 'returned')
+  end
+  redis.call('HSET', key, 'prompt', num_prompt_tokens)
+  if now[2] then return end_input(prefix, key, id, ending, count) end
+  redis.call('HDEL', prefix .. 'claims:' .. now[3], id)
+  redis.call('HDEL', key, 'engine')
+  redis.call('HSET', key, 'state', 'awaiting_input', 'ending', ending)
+  redis.call('HINCRBY', prefix .. 'queue', 'num_awaiting', 1)
+  -- It keeps its place among what its tenant may have under way, but nothing is computed for it.
+  if redis.call('HINCRBY', prefix .. 'queue', 'num_started', -1) == 0 then
+    redis.call('HSET', prefix .. 'queue', 'idle_at', now_ms())
+  end
+end
+
+for i = 2, #ARGV, 8 do
+  local id, epoch, index, number = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), tonumber(ARGV[i + 5])
+  local key, count = prefix .. 'request:' .. id, index + tonumber(ARGV[i + 3])
+  local now = redis.call('HMGET', key, 'epoch', 'state', 'count', 'segments')
+  local num_segments = tonumber(now[4] or 0)
+  if now[1] ~= epoch then
+    verdicts[#verdicts + 1] = 0
+  elseif now[2] == 'claimed' and index == tonumber(now[3]) and number == num_segments then
+    emit(prefix, key, id, ARGV[i + 4], count)
+    end_segment(key, id, number, ARGV[i + 6], ARGV[i + 7], count)
+    verdicts[#verdicts + 1] = 1
+  else
+    verdicts[#verdicts + 1] = number < num_segments and 2 or 0
+  end
+end
+return verdicts

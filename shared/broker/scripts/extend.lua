@@ -1,0 +1,34 @@
+-- Add a chunk to the input of a resumable request. KEYS: request. ARGV: prefix, id, number, chunk, num_prompt_tokens,
+-- max_tokens, max_chunks, max_bytes. number counts chunks from 0, which is in the payload; the last two are bounds for
+-- all chunks after that. num_prompt_tokens and max_tokens are of this chunk, as of a request at its enqueue.
+-- Returns nil if there is no such request, else a list: {'added'}; {'known'}: the call was repeated; or why it is
+-- refused: {'not_resumable'}, {'ended', state}, {'closed'}, {'other_chunk'}: it has another one of that number,
+-- {'gap', number of the next}, {'full', unit, limit}.
+local prefix, id, number, chunk = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local key, input, queue = KEYS[1], prefix .. 'input:' .. id, prefix .. 'queue'
+local now = redis.call('HMGET', key, 'state', 'chunks', 'closed', 'input_bytes', 'entry', 'tenant', 'band')
+local state, num_chunks, num_bytes = now[1], tonumber(now[2] or 0), tonumber(now[4] or 0) + #chunk
+if not state then return nil end
+if num_chunks == 0 then return {'not_resumable'} end
+if number < num_chunks then
+  local is_same = number > 0 and redis.call('LINDEX', input, number - 1) == chunk
+  return {is_same and 'known' or 'other_chunk'}
+end
+if state ~= 'queued' and state ~= 'claimed' and state ~= 'awaiting_input' then return {'ended', state} end
+if now[3] then return {'closed'} end
+if number > num_chunks then return {'gap', num_chunks} end
+if number > tonumber(ARGV[7]) then return {'full', 'chunks', tonumber(ARGV[7])} end
+if num_bytes > tonumber(ARGV[8]) then return {'full', 'bytes', tonumber(ARGV[8])} end
+
+redis.call('RPUSH', input, chunk)
+redis.call('HSET', key, 'chunks', num_chunks + 1, 'input_bytes', num_bytes)
+redis.call('HINCRBY', key, 'prompt', ARGV[5])
+redis.call('HINCRBY', key, 'max', ARGV[6])
+if now[5] then
+  -- What waits in a lane is counted there, and taken off again by what the hash says.
+  for _, of in ipairs({prefix .. 'tenant:' .. now[6], queue}) do
+    redis.call('HINCRBY', of, 'tokens:' .. now[7], ARGV[5] + ARGV[6])
+  end
+end
+if state == 'awaiting_input' then resume(prefix, key, id) end
+return {'added'}

@@ -1,0 +1,19 @@
+-- The input of resumable requests; put in front of end_segment.lua, extend.lua and close_input.lua.
+--
+-- A segment is what a request generates from one chunk. After a segment nobody holds the request: if it has another
+-- chunk it stands in "returned", to be claimed anew, else it is awaiting_input until there is one, and ends once its input
+-- is closed. So all that can happen to its engine in the meantime does not touch it.
+
+-- End a request whose input is closed and answered. ending is its last record, count its output tokens.
+local function end_input(prefix, key, id, ending, count)
+  emit(prefix, key, id, ending, count)
+  close_request(prefix, key, id, 'finished')
+end
+
+-- Put a request that awaits its next chunk in line: there is one now.
+local function resume(prefix, key, id)
+  leave_awaiting(prefix, key)
+  redis.call('HSET', key, 'state', 'queued', 'line', 'returned', 'arrived_at', now_ms())
+  redis.call('RPUSH', prefix .. 'returned', id)
+  redis.call('PUBLISH', prefix .. 'wake', id)
+end

@@ -1,0 +1,74 @@
+"""A conversation goes on wherever it is when its engine dies: in the middle of a segment, or between two."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from penstock.producer import Client, Conversation, Delta, SamplingParams
+
+from .conftest import Start
+from .watching import busiest, engines, until
+
+CHUNKS = ["count from four to nine:", " spell 12:", " four plus two is", " spell 407:"]
+NUM_TOKENS = 60
+SEEDED = SamplingParams(temperature=1.0, seed=3, max_tokens=NUM_TOKENS, ignore_eos=True, presence_penalty=0.3)
+GREEDY = msgspec.structs.replace(SEEDED, temperature=0.0)
+
+
+async def read_segment(conversation: Conversation, deltas: list[Delta]) -> None:
+    async for delta in conversation.segment():
+        deltas.append(delta)  # noqa: PERF401  # each as it comes: the test looks at them meanwhile
+
+
+async def kill_in_the_middle(url: str, role: str, seen: list[list[Delta]]) -> None:
+    """kill -9 of what runs the segments, once they have made a few tokens and before they have ended."""
+    num_before = seen[0][-1].next_index
+    await until(lambda: all(deltas[-1].next_index > num_before + 5 for deltas in seen), what="no segment starts")
+    assert not any(deltas[-1].segment_ends for deltas in seen), "a segment had ended before the fault"
+    os.kill(getattr(await busiest(url), f"{role}_pid"), signal.SIGKILL)
+
+
+async def undisturbed(client: Client, params: SamplingParams) -> list[Delta]:
+    async def chunks():
+        for chunk in CHUNKS:
+            yield chunk
+
+    return [delta async for delta in client.stream(chunks(), params)]
+
+
+def told(deltas: list[Delta]) -> tuple:
+    """What a subscriber saw, with a check that indexes have no gap and no repeat."""
+    indexes = [delta.index + i for delta in deltas for i in range(len(delta.token_ids))]
+    assert indexes == list(range(NUM_TOKENS * len(CHUNKS)))
+    assert [delta.finish_reason for delta in deltas if delta.finished] == ["length"]
+    return (
+        [token_id for delta in deltas for token_id in delta.token_ids],
+        "".join(delta.text for delta in deltas),
+        [end for delta in deltas for end in delta.segment_ends],
+    )
+
+
+async def test_conversations_outlive_every_engine_they_meet(start: Start) -> None:
+    stack = await start(2, "--deterministic")
+    async with Client.connect(stack.url) as client, asyncio.timeout(100), AsyncExitStack() as opened:
+        wholes = [await undisturbed(client, params) for params in (GREEDY, SEEDED)]
+        pair = [await opened.enter_async_context(client.converse(params)) for params in (GREEDY, SEEDED)]
+        seen: list[list[Delta]] = [[], []]
+        for number, chunk in enumerate(CHUNKS):
+            for conversation in pair:
+                await conversation.send(chunk)
+            reading = [asyncio.create_task(read_segment(*both)) for both in zip(pair, seen, strict=True)]
+            if number in (1, 2):
+                await kill_in_the_middle(stack.url, "core" if number == 1 else "worker", seen)
+            await asyncio.gather(*reading)
+            if number == 0:  # nobody holds the requests now
+                os.kill((await engines(stack.url))[0].core_pid, signal.SIGKILL)
+        for conversation, deltas in zip(pair, seen, strict=True):
+            await conversation.close_input()
+            deltas += [delta async for delta in conversation]
+    assert [told(deltas) for deltas in seen] == [told(deltas) for deltas in wholes]

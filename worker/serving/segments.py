@@ -1,0 +1,79 @@
+"""Resumable requests: what of their streamed input is to be answered now.
+
+A segment is what is generated from one chunk. To the engine core it is a request of its own, whose prompt is all that
+came before it: chunk 0, its output, chunk 1, …, and the chunk. Prefix caching finds most of that in the KV cache. The
+log says which segments have ended and what of the present one is delivered, so the next owner of the request continues
+wherever the former one stopped. Each segment has a claim of its own: in between nobody holds the request (decision
+0023).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import msgspec
+
+from ...shared.errors import BrokerError, PromptTooLongError
+from ...shared.messages import Delta, EngineCoreRequest
+from ...shared.seeds import derived_seed
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What to generate under a claim. A request that is not resumable has one segment.
+
+    Args:
+        request: its prompt is all that came before the segment's output.
+        logged: the records that the segment has in the log already.
+        number: of its chunk, from 0.
+        num_former_tokens: output tokens of the segments before.
+    """
+
+    request: EngineCoreRequest
+    logged: list[Delta]
+    number: int = 0
+    num_former_tokens: int = 0
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """What of its output is in the log."""
+        return [token_id for delta in self.logged for token_id in delta.token_ids]
+
+
+def current_segment(
+    request: EngineCoreRequest, chunks: list[list[int]], logged: list[Delta], max_model_len: int
+) -> Segment:
+    """Return the first segment of a resumable request that has not ended.
+
+    Args:
+        request: its prompt is chunk 0.
+        chunks: token ids of the chunks after that.
+        logged: the request's whole log.
+
+    Raises:
+        PromptTooLongError: all before its output leaves no room for an output token.
+        BrokerError: it has answered all its chunks, and should not have been claimed.
+    """
+    prompt = list(request.prompt_token_ids or ())
+    number = start = num_former_tokens = 0
+    for end, delta in enumerate(logged, start=1):
+        if not delta.segment_ends:
+            continue
+        number = delta.segment_ends[-1].number + 1
+        if number > len(chunks):
+            raise BrokerError(f"the request was claimed, but has answered all its {number} chunks of input")
+        prompt += itertools.chain.from_iterable(record.token_ids for record in logged[start:end])
+        prompt += chunks[number - 1]
+        start, num_former_tokens = end, delta.next_index
+    if len(prompt) >= max_model_len:
+        raise PromptTooLongError(
+            f"with chunk {number} of its input the request has {len(prompt)} tokens, but max_model_len is "
+            f"{max_model_len}, and at least one output token must fit; begin a new request with less"
+        )
+    params = request.sampling_params
+    if params is not None and params.seed is not None:
+        # Randomness depends on the place in the output of a segment: one seed would repeat itself in each.
+        params = msgspec.structs.replace(params, seed=derived_seed(params.seed, number))
+    request = msgspec.structs.replace(request, prompt_token_ids=prompt, sampling_params=params)
+    return Segment(request, logged[start:], number, num_former_tokens)
