@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check format bench chaos install clean
+.PHONY: demo test check format bench chaos models install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
@@ -30,6 +30,9 @@ bench: $(VENV)/.installed-bench
 
 chaos: $(VENV)/.installed
 	$(BIN)/penstock chaos
+
+models: $(VENV)/.installed
+	$(BIN)/python -m penstock.worker.models.survey --out ops/models.md
 
 install: $(VENV)/.installed
 

@@ -25,7 +25,7 @@ from .input_embeds import embeds_hidden_size
 from .kv_cache import size_kv_cache
 from .model_runner import ModelRunner
 from .ordering import FirstComeFirstServed, OrderingPolicy, Priority
-from .prefix_cache import BlockHashCache, NoPrefixCache
+from .prefix_cache import BlockHashCache, NoPrefixCache, PrefixCache
 from .prompt_budget import MAX_PROMPT_ROWS
 from .request import Request
 from .scheduler import Scheduler
@@ -62,7 +62,8 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         torch.set_num_threads(choose_num_threads(config, model.num_parameters))
     size = size_kv_cache(
         config,
-        bytes_per_token=model.attention.bytes_per_token,
+        bytes_per_token=model.forward.bytes_per_token,
+        bytes_per_request=model.forward.bytes_per_request,
         free_bytes=_free_bytes(model, config),
         max_model_len=model.max_model_len,
         is_length_chosen=model.is_length_chosen,
@@ -74,7 +75,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     device = model.device
 
     def allocate_cache() -> None:
-        model.attention.allocate(size.num_blocks, config.block_size, device)
+        model.forward.allocate(size.num_blocks, config.block_size, config.max_num_seqs, device)
 
     allocate_cache()
     with progress.compiling():
@@ -86,7 +87,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         max_num_batched_tokens=config.token_budget,
         max_model_len=size.max_model_len,
         policy=_ORDERING_POLICIES[config.scheduling_policy](),
-        prefix_cache=BlockHashCache(block_pool) if config.enable_prefix_caching else NoPrefixCache(),
+        prefix_cache=_make_prefix_cache(config, model, block_pool),
         timeline=ClockedTimeline(),
     )
     core = EngineCore(
@@ -126,6 +127,15 @@ def _make_runner(config: EngineConfig, model: LoadedModel) -> ModelRunner:
     )
 
 
+def _make_prefix_cache(config: EngineConfig, model: LoadedModel, block_pool: BlockPool) -> PrefixCache:
+    if config.enable_prefix_caching and model.forward.keeps_state:
+        # What a request's beginning leaves behind is not in blocks alone.
+        _log.info("no_prefix_caching", architecture=model.architecture, reason="its requests have states")
+    elif config.enable_prefix_caching:
+        return BlockHashCache(block_pool)
+    return NoPrefixCache()
+
+
 def _grammar_admission(config: EngineConfig, model: LoadedModel) -> GrammarAdmission:
     name, vocab_size = config.structured_outputs_backend, model.vocab_size
     eos_token_ids = [token_id for token_id in model.eos_token_ids if token_id < vocab_size]
@@ -148,7 +158,7 @@ def _free_gpu_bytes(model: LoadedModel, config: EngineConfig) -> int:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    model.profile(config.token_budget, config.max_num_seqs + MAX_PROMPT_ROWS)
+    model.forward.profile(config.token_budget, config.max_num_seqs + MAX_PROMPT_ROWS)
     activation_bytes = torch.cuda.max_memory_allocated() - before
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0] - activation_bytes

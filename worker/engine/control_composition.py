@@ -6,13 +6,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import torch
 
 from ...shared.control import KV_CACHE, WEIGHTS
 from ...shared.embedded import data_folder
 from ...shared.errors import ConfigurationError
 from ..config import EngineConfig
-from ..models.loader import LoadedModel, load_module
+from ..models.loader import LoadedModel, load_module, load_network
 from ..models.sharded_state import save_sharded_state
 from ..models.weights import ModelWeights, return_free_memory
 from ..progress import ProgressWriter
@@ -46,13 +47,14 @@ def compose_control(
         folder: where the model was loaded from.
         allocate_cache: makes the KV cache as it was made at first.
     """
+    on_cpu = msgspec.structs.replace(config, device="cpu")
     parts = ControlledParts(
         core=core,
         sleep=_make_sleep(config, folder, model, allocate_cache),
         profiler=StepProfiler(_profile_folder(config), config.model_name),
         rpc_methods=rpc_methods,
         rpc_engine=RpcEngine(config, core, model),
-        save_sharded_state=lambda call: save_sharded_state(model, folder, call),
+        save_sharded_state=lambda call: save_sharded_state(model, lambda: load_module(on_cpu, folder), folder, call),
         execute_dummy_batch=runner.execute_dummy_batch,
     )
     return EngineControl(parts, progress)
@@ -66,14 +68,16 @@ def _make_sleep(
     def load_again() -> torch.nn.Module:
         # What is in no file gets the numbers that it had.
         torch.manual_seed(config.seed)
-        return load_module(config, folder)
+        return load_network(config, folder, model.forward)
+
+    device = model.device
 
     def free_cache() -> None:
-        model.attention.free()
+        model.forward.allocate(0, config.block_size, 0, device)
         return_free_memory()
 
     return EngineSleep(
-        {WEIGHTS: ModelWeights(model.module, load_again), KV_CACHE: SleepableCache(free_cache, allocate_cache)}
+        {WEIGHTS: ModelWeights(model.network, load_again), KV_CACHE: SleepableCache(free_cache, allocate_cache)}
     )
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...kernels.paged_attention import PagedBatch
 from ...shared.errors import ConfigurationError
 from ...shared.prompt_embeds import PromptEmbeds
+from ..models.forward import ModelInput
 from ..models.loader import LoadedModel
 from .request import Request
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from .batch import StepInput
 
 _NUM_PROBED_TOKENS = 7
-# Of a forward without attention, by ids and by their embeddings: the same products, so hardly any rounding.
+# Of a prompt by its ids and by their embeddings: the same products, so hardly any rounding.
 _TOLERANCE = 1e-2
 
 
@@ -74,7 +76,7 @@ class PromptEmbedsTable:
 
 def embed_inputs(model: LoadedModel, token_ids: NDArray[np.int64], given: GivenEmbeds) -> Tensor:
     """Return what a forward begins with, ``[T, hidden size]``: the embeddings of ``token_ids``, or what is given."""
-    inputs = model.module.get_input_embeddings()(torch.from_numpy(token_ids).to(model.device))
+    inputs = _input_embeddings(model)(torch.from_numpy(token_ids).to(model.device))
     inputs[torch.from_numpy(given.places).to(model.device)] = given.rows.to(inputs)
     return inputs
 
@@ -90,26 +92,31 @@ def embeds_hidden_size(model: LoadedModel) -> int:
     refusal = ConfigurationError(
         f"enable_prompt_embeds: {model.architecture} cannot be run from embeddings; leave --enable-prompt-embeds out"
     )
-    if "inputs_embeds" not in inspect.signature(model.module.forward).parameters:
+    if not model.forward.takes_embeds:
         raise refusal
     token_ids = torch.arange(_NUM_PROBED_TOKENS, device=model.device) * 7919 % model.vocab_size
-    embeds = model.module.get_input_embeddings()(token_ids)
+    embeds = _input_embeddings(model)(token_ids)
     expected, found = _probe(model, token_ids, None), _probe(model, token_ids, embeds)
     if not (found - expected).norm() <= _TOLERANCE * expected.norm():
         raise refusal
     return embeds.shape[1]
 
 
+def _input_embeddings(model: LoadedModel) -> Callable[[Tensor], Tensor]:
+    """What makes the model's own embeddings of token ids."""
+    return cast(Any, model.network).get_input_embeddings()
+
+
 def _probe(model: LoadedModel, token_ids: Tensor, inputs_embeds: Tensor | None) -> Tensor:
-    """Logits of a forward without attention, which needs no KV cache."""
-    logits: list[Tensor] = []
-    positions = torch.arange(len(token_ids), device=model.device)
-
-    def forward() -> None:
-        logits.append(model.forward(token_ids, positions, positions, inputs_embeds=inputs_embeds).float())
-
-    model.attention.record(forward, model.max_model_len)
-    return logits[0]
+    """Logits of one short prompt, in a cache of its own."""
+    num_tokens, device = len(token_ids), model.device
+    model.forward.allocate(1, num_tokens, 1, device)
+    positions = torch.arange(num_tokens, device=device)
+    batch = PagedBatch(
+        torch.zeros((1, 1), dtype=torch.long, device=device), positions, [num_tokens], [num_tokens], num_tokens
+    )
+    step = ModelInput(token_ids, positions, positions, batch, np.zeros(1, np.int64), inputs_embeds)
+    return model.forward.run(step).float()
 
 
 def _tensor(embeds: PromptEmbeds) -> Tensor:

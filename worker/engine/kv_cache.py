@@ -18,11 +18,13 @@ class KVCacheSize:
     num_blocks: int
     block_bytes: int
     max_model_len: int
+    state_bytes: int
 
     def describe(self, block_size: int) -> dict[str, int]:
         """Figures for the log."""
         return {
             "kv_cache_mib": self.num_blocks * self.block_bytes // _MIB,
+            "state_pool_mib": self.state_bytes // _MIB,
             "num_blocks": self.num_blocks,
             "block_size": block_size,
             "kv_cache_tokens": self.num_blocks * block_size,
@@ -31,15 +33,23 @@ class KVCacheSize:
 
 
 def size_kv_cache(
-    config: EngineConfig, *, bytes_per_token: int, free_bytes: int, max_model_len: int, is_length_chosen: bool
+    config: EngineConfig,
+    *,
+    bytes_per_token: int,
+    bytes_per_request: int = 0,
+    free_bytes: int,
+    max_model_len: int,
+    is_length_chosen: bool,
 ) -> KVCacheSize:
     """Decide how many blocks the KV cache gets.
 
-    It takes ``kv_cache_memory`` if that is set, else this engine's share of ``free_bytes``, and no more than
-    ``max_num_seqs`` requests of ``max_model_len`` can use. A model's own length limit is lowered to what fits.
+    It takes ``kv_cache_memory`` if that is set, else this engine's share of ``free_bytes``, less the states of
+    ``max_num_seqs`` requests, and no more than so many requests of ``max_model_len`` can use. A model's own length
+    limit is lowered to what fits.
 
     Args:
-        bytes_per_token: cache bytes of one token in all layers.
+        bytes_per_token: cache bytes of one token in all layers; 0 for a model without attention.
+        bytes_per_request: state besides keys and values.
         free_bytes: memory that is free on the device now.
         is_length_chosen: ``max_model_len`` was asked for, so that it may not be lowered.
 
@@ -53,8 +63,12 @@ def size_kv_cache(
         utilization = config.gpu_memory_utilization or DEFAULT_UTILIZATION[config.device]
         num_sharers = config.num_engines_on_host if config.device == "cpu" else 1
         share, source = int(free_bytes * utilization) // num_sharers, "gpu_memory_utilization"
+    state_bytes = _state_bytes(config, bytes_per_request, share, source)
+    share -= state_bytes
     blocks_per_request = -(-max_model_len // config.block_size)
-    num_blocks = min(share // block_bytes, config.max_num_seqs * blocks_per_request)
+    num_blocks = config.max_num_seqs * blocks_per_request
+    if block_bytes:
+        num_blocks = min(num_blocks, share // block_bytes)
     if num_blocks < blocks_per_request:
         if is_length_chosen or num_blocks < 1:
             needed = (blocks_per_request if is_length_chosen else 1) * block_bytes
@@ -63,4 +77,15 @@ def size_kv_cache(
                 f"{max_model_len} needs {-(-needed // _MIB)} MiB: lower max_model_len or raise {source}"
             )
         max_model_len = num_blocks * config.block_size
-    return KVCacheSize(num_blocks, block_bytes, max_model_len)
+    return KVCacheSize(num_blocks, block_bytes, max_model_len, state_bytes)
+
+
+def _state_bytes(config: EngineConfig, bytes_per_request: int, share: int, source: str) -> int:
+    """Bytes of the state pool; it may take less than the whole ``share``."""
+    state_bytes = bytes_per_request * config.max_num_seqs
+    if state_bytes and state_bytes >= share:
+        raise ConfigurationError(
+            f"the KV cache may take {share // _MIB} MiB ({source}), but the states of {config.max_num_seqs} requests "
+            f"need {-(-state_bytes // _MIB)} MiB of it: lower max_num_seqs or raise {source}"
+        )
+    return state_bytes

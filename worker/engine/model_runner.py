@@ -7,6 +7,7 @@ import torch
 
 from ...kernels.paged_attention import PagedBatch
 from ...shared.messages import TokenLogprobs
+from ..models.forward import ModelInput
 from ..models.loader import LoadedModel
 from .batch import InputBatch, IntArray, StepInput
 from .core import AcceleratorError
@@ -53,6 +54,7 @@ class ModelRunner:
         places = step.order[step.sampled]
         token_ids[places] = sampled_ids
         self._batch.append_tokens(step.rows[step.sampled], sampled_ids)
+        self._model.forward.commit()
         by_request = {output.requests[places[row]].request_id: told for row, told in logprobs.items()}
         return SampledTokens(token_ids.tolist(), by_request, prompt_logprobs)
 
@@ -92,12 +94,15 @@ class ModelRunner:
             seq_lens=step.seq_lens.tolist(),
             block_size=self._batch.block_size,
         )
-        self._model.attention.begin(batch)
-        return self._model.forward(
-            self._to_device(step.token_ids),
-            self._to_device(step.positions),
-            self._to_device(logit_rows),
-            inputs_embeds=self._inputs_embeds(step),
+        return self._model.forward.run(
+            ModelInput(
+                token_ids=self._to_device(step.token_ids),
+                positions=self._to_device(step.positions),
+                logit_rows=self._to_device(logit_rows),
+                batch=batch,
+                state_slots=step.rows,
+                inputs_embeds=self._inputs_embeds(step),
+            )
         )
 
     def _inputs_embeds(self, step: StepInput) -> torch.Tensor | None:

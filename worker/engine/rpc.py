@@ -6,7 +6,7 @@ A method is a function with a decorator::
 
     @rpc_method("count_layers")
     def count_layers(engine: RpcEngine) -> int:
-        return len(list(engine.model.module.modules()))
+        return len(list(engine.model.network.modules()))
 
 It runs in the core's own thread between two steps, so nothing changes under it, and no step is made meanwhile.
 """

@@ -32,7 +32,7 @@ def memory_summary(engine: RpcEngine) -> dict[str, int]:
     return {
         "rss_bytes": psutil.Process().memory_info().rss,
         "device_memory_bytes": engine.core.device_memory_bytes,
-        "kv_cache_bytes": pool.num_blocks * pool.block_size * engine.model.attention.bytes_per_token,
+        "kv_cache_bytes": pool.num_blocks * pool.block_size * engine.model.forward.bytes_per_token,
         "num_parameters": engine.model.num_parameters,
     }
 

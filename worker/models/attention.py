@@ -9,12 +9,10 @@ exact causal, sliding or chunked rule reaches the kernel and nothing of size T x
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -23,9 +21,13 @@ from transformers.masking_utils import AttentionMaskInterface
 from ...kernels.kv_cache import store_kv_cache
 from ...kernels.paged_attention import MaskRule, PagedBatch, paged_attention
 from ...shared.errors import ModelLoadError
+from .paged_tensor import zeros
 
 _NAME_NUMBERS = itertools.count()
 _PROBED_QUERIES = 9
+# Tensors that a model may hand its attention: what we use, and what says nothing that we do not know. Any other may
+# decide which keys count, as the blocks that a sparse attention has chosen do.
+_KNOWN_INPUTS = frozenset(("s_aux", "position_ids", "cache_position"))
 
 
 @dataclass
@@ -92,13 +94,8 @@ class PagedAttention:
     def allocate(self, num_blocks: int, block_size: int, device: torch.device) -> None:
         """Make the caches, ``[NB, BS, KVH, D]`` each."""
         for call in self.calls:
-            call.key_cache = _zeros((num_blocks, block_size, *call.key_shape), call.dtype, device)
-            call.value_cache = _zeros((num_blocks, block_size, *call.value_shape), call.dtype, device)
-
-    def free(self) -> None:
-        """Let go of the caches; ``allocate`` makes new ones."""
-        for call in self.calls:
-            call.key_cache = call.value_cache = None
+            call.key_cache = zeros((num_blocks, block_size, *call.key_shape), call.dtype, device)
+            call.value_cache = zeros((num_blocks, block_size, *call.value_shape), call.dtype, device)
 
     def begin(self, batch: PagedBatch) -> None:
         """Say what the next forward's tokens are."""
@@ -119,6 +116,10 @@ class PagedAttention:
         layer = type(module).__name__
         if position_bias is not None:
             raise ModelLoadError(f"{layer} adds a position bias to its scores, which is not supported")
+        tensors = {name for name, value in kwargs.items() if isinstance(value, Tensor)}
+        unknown = sorted(tensors - _KNOWN_INPUTS)
+        if unknown:
+            raise ModelLoadError(f"{layer} hands its attention {', '.join(unknown)}, which is not supported")
         if isinstance(attention_mask, Tensor):
             raise ModelLoadError(f"{layer} builds its attention mask itself, which is not supported")
         window, has_own_rule = _classify(attention_mask, max_model_len, query.device)
@@ -142,15 +143,18 @@ class PagedAttention:
         s_aux: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        """transformers' attention function: ``[1, H, T, D]`` in, ``([1, T, H, DV], None)`` out."""
+        """transformers' attention function: ``[B, H, T, D]`` in, ``([B, T, H, DV], None)`` out.
+
+        Either ``B`` or ``T`` is 1, so the packed ``[B * T, H, D]`` is a view.
+        """
         call = self.calls[self._next_call]
         if call.module is not module or self._batch is None or call.key_cache is None or call.value_cache is None:
             raise RuntimeError(f"{type(module).__name__} made attention {self._next_call} out of its recorded order")
         self._next_call += 1
-        key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
+        key, value = key.transpose(1, 2).flatten(0, 1), value.transpose(1, 2).flatten(0, 1)
         store_kv_cache(key, value, call.key_cache, call.value_cache, self._batch.slot_mapping)
         out = paged_attention(
-            query[0].transpose(0, 1),
+            query.transpose(1, 2).flatten(0, 1),
             call.key_cache,
             call.value_cache,
             self._batch,
@@ -161,14 +165,7 @@ class PagedAttention:
             mask_rule=attention_mask if call.has_own_rule else None,
             is_batch_invariant=self._is_batch_invariant,
         )
-        return out[None], None
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy asks the kernel for zero pages, huge ones, and takes them when they are written; torch writes them all now.
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+        return out.unflatten(0, (query.shape[0], query.shape[2])), None
 
 
 def _return_rule(*_: Any, mask_function: MaskRule, **__: Any) -> MaskRule:

@@ -40,11 +40,17 @@ _log = structlog.get_logger(__name__)
 def choose_tile_sizes(model: LoadedModel) -> tuple[int, ...]:
     """Return sizes of a forward, ascending, such that the logits of ``model`` have the same bits in any of them.
 
-    The caches of ``model.attention``, which must be batch-invariant, are made anew: allocate the real ones afterwards.
+    The caches of ``model.forward``, whose attention must be batch-invariant, are made anew: allocate the real ones
+    afterwards.
 
     Raises:
-        ConfigurationError: not even forwards of one token do.
+        ConfigurationError: not even forwards of one token do, or the model is not computed packed.
     """
+    if model.forward.mode != "packed":
+        raise ConfigurationError(
+            f"--deterministic needs a model that is computed packed, and {model.architecture} is computed in the mode "
+            f"{model.forward.mode!r}; start without --deterministic"
+        )
     sizes: list[int] = []
     expected = None
     for tile_size in _TILE_SIZES:
@@ -112,7 +118,7 @@ def _span(sequence: int, start: int, stop: int) -> Step:
 def _allocate(model: LoadedModel, tile_size: int) -> IntArray:
     """Make caches for the sequences; return their token ids, ``[2 * tile_size, _PROMPT_LEN]``."""
     num_sequences = 2 * tile_size
-    model.attention.allocate(num_sequences * _BLOCKS_PER_SEQUENCE, _BLOCK_SIZE, model.device)
+    model.forward.allocate(num_sequences * _BLOCKS_PER_SEQUENCE, _BLOCK_SIZE, num_sequences, model.device)
     token_ids = np.random.default_rng(0).integers(0, model.vocab_size, (num_sequences, _PROMPT_LEN))
     token_ids[:tile_size] = token_ids[0]
     return token_ids

@@ -1,26 +1,24 @@
-"""Loads a transformers model and puts our paged attention into it."""
+"""Loads a transformers model and finds the way in which it can be computed."""
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import structlog
 import torch
-from torch import Tensor
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from ...shared.errors import ConfigurationError, ModelLoadError
 from ..config import EngineConfig
-from .attention import PagedAttention
-from .conformance import check_conformance, sample_sequences
+from .candidates import choose_forward
 from .folder import tokenizer_folder
+from .forward import Forward, ForwardSettings
 from .packed_linear import pack_linear_layers
 
-_PROBE_TOKENS = 2
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 # Their frequencies follow the longest request of a batch, so one request's output would depend on its neighbours.
 _BATCH_DEPENDENT_ROPE = ("longrope", "dynamic")
@@ -30,7 +28,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass
 class LoadedModel:
-    """A model ready to run packed tokens over the paged cache.
+    """A model and the way in which it is computed.
 
     Args:
         folder: where ``tokenizer.json`` is.
@@ -40,8 +38,7 @@ class LoadedModel:
         num_parameters: shared ones counted once.
     """
 
-    module: PreTrainedModel
-    attention: PagedAttention
+    forward: Forward
     folder: Path
     architecture: str
     max_model_len: int
@@ -49,44 +46,21 @@ class LoadedModel:
     vocab_size: int
     eos_token_ids: list[int]
     num_parameters: int
-    takes_logits_to_keep: bool
+
+    @property
+    def network(self) -> nn.Module:
+        """What computes, and holds the weights."""
+        return self.forward.network
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the weights."""
-        return self.module.dtype
+        return next(self.network.parameters()).dtype
 
     @property
     def device(self) -> torch.device:
         """Of the weights."""
-        return self.module.device
-
-    def forward(
-        self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, *, inputs_embeds: Tensor | None = None
-    ) -> Tensor:
-        """Run packed tokens ``[T]`` at ``positions`` ``[T]``; return logits ``[len(logit_rows), V]`` of those rows.
-
-        ``inputs_embeds``, ``[T, hidden size]``, take the place of the embeddings of ``token_ids``.
-        """
-        inputs: dict[str, Any] = {
-            **({"input_ids": token_ids[None]} if inputs_embeds is None else {"inputs_embeds": inputs_embeds[None]}),
-            "position_ids": positions[None],
-            # Without a mask transformers guesses from the positions which tokens belong together.
-            "attention_mask": torch.ones_like(token_ids)[None],
-            "use_cache": False,
-        }
-        if self.takes_logits_to_keep:
-            return self.module(**inputs, logits_to_keep=logit_rows).logits[0]
-        return self.module(**inputs).logits[0, logit_rows]
-
-    def profile(self, num_tokens: int, num_logit_rows: int) -> None:
-        """Run a forward of that size without attention, to see what memory its activations take."""
-        num_tokens = min(num_tokens, self.max_model_len)
-        positions = torch.arange(num_tokens, device=self.device)
-        token_ids = torch.zeros_like(positions)
-        self.attention.record(
-            lambda: self.forward(token_ids, positions, positions[-num_logit_rows:]), self.max_model_len
-        )
+        return next(self.network.parameters()).device
 
 
 def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
@@ -102,37 +76,46 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
     architecture = (model_config.architectures or [model_config.model_type])[0]
     max_model_len = _max_model_len(model_config.get_text_config(), config.max_model_len)
     module = _load_module(folder, model_config, architecture, config, device)
-    attention = PagedAttention(is_batch_invariant=config.deterministic)
-    model = LoadedModel(
-        module=module,
-        attention=attention,
+    vocab_size = model_config.get_text_config().vocab_size
+    num_parameters = sum(parameter.numel() for parameter in module.parameters())
+    settings = ForwardSettings(max_model_len, is_batch_invariant=config.deterministic)
+    forward = choose_forward(module, architecture, vocab_size, settings)
+    _pack(forward.network, device)
+    return LoadedModel(
+        forward=forward,
         folder=tokenizer_folder(folder, config.trust_remote_code),
         architecture=architecture,
         max_model_len=max_model_len,
         is_length_chosen=config.max_model_len is not None,
-        vocab_size=model_config.get_text_config().vocab_size,
+        vocab_size=vocab_size,
         eos_token_ids=_eos_token_ids(module),
-        num_parameters=sum(parameter.numel() for parameter in module.parameters()),
-        takes_logits_to_keep="logits_to_keep" in inspect.signature(module.forward).parameters,
+        num_parameters=num_parameters,
     )
-    if device.type == "cpu":
-        _log.debug("linear_layers_packed", count=pack_linear_layers(module))
-    _install_attention(model)
-    return model
 
 
 def load_module(config: EngineConfig, folder: Path) -> PreTrainedModel:
-    """Load the module of ``load_model`` anew, with its linear layers packed alike, without our attention in it.
+    """Load transformers' own module of the model, as it is before anything of ours is done to it.
 
     Raises: as ``load_model``.
     """
-    device = _device(config.device)
     model_config = _read_config(folder, config)
     architecture = (model_config.architectures or [model_config.model_type])[0]
-    module = _load_module(folder, model_config, architecture, config, device)
+    return _load_module(folder, model_config, architecture, config, _device(config.device))
+
+
+def load_network(config: EngineConfig, folder: Path, forward: Forward) -> nn.Module:
+    """Load what computes in ``forward``, a model of ``load_model``, once more.
+
+    Raises: as ``load_model``.
+    """
+    network = forward.network_of(load_module(config, folder))
+    _pack(network, _device(config.device))
+    return network
+
+
+def _pack(network: nn.Module, device: torch.device) -> None:
     if device.type == "cpu":
-        pack_linear_layers(module)
-    return module
+        _log.debug("linear_layers_packed", count=pack_linear_layers(network))
 
 
 def _device(name: str) -> torch.device:
@@ -150,7 +133,8 @@ def _read_config(folder: Path, config: EngineConfig) -> PretrainedConfig:
 
 def _max_model_len(model_config: PretrainedConfig, wanted: int | None) -> int:
     limits = [getattr(model_config, field, None) for field in _LENGTH_FIELDS]
-    own = next((limit for limit in limits if isinstance(limit, int)), None)
+    # XLNet says -1 for no limit.
+    own = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
     for rope in _rope_parameters(model_config):
         if rope.get("rope_type") in _BATCH_DEPENDENT_ROPE:
             unscaled = rope.get("original_max_position_embeddings") or own
@@ -180,28 +164,17 @@ def _load_module(
     dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
     try:
         module = AutoModelForCausalLM.from_pretrained(
-            folder, config=model_config, dtype=dtype, trust_remote_code=config.trust_remote_code
+            folder,
+            config=model_config,
+            dtype=dtype,
+            trust_remote_code=config.trust_remote_code,
+            # It defines the architecture; a fused default may leave out a soft cap (Gemma 2 under 5.17).
+            attn_implementation="eager",
         )
     except Exception as error:  # whatever the architecture's own code raises
         raise ModelLoadError(f"{architecture} in {folder} cannot be loaded: {_first_line(error)}") from error
     torch.nn.Module.to(module, device)
     return module.eval()
-
-
-@torch.inference_mode()
-def _install_attention(model: LoadedModel) -> None:
-    module, attention = model.module, model.attention
-    if not module._can_set_attn_implementation():
-        raise ModelLoadError(f"{model.architecture} does not let its attention be replaced, so it cannot be served")
-    # Eager is the definition of the architecture; a fused default may leave out a soft cap (Gemma 2 under 5.17).
-    module.set_attn_implementation("eager")
-    sequences = sample_sequences(model.vocab_size, model.device)
-    expected = [module(input_ids=token_ids[None], use_cache=False).logits[0] for token_ids in sequences]
-    module.set_attn_implementation(attention.name)
-    model.profile(num_tokens=_PROBE_TOKENS, num_logit_rows=1)
-    if not attention.calls:
-        raise ModelLoadError(f"{model.architecture} ignores transformers' attention interface, so it cannot be served")
-    check_conformance(model.architecture, model.forward, attention, expected)
 
 
 def _eos_token_ids(module: PreTrainedModel) -> list[int]:

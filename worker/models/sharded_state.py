@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,7 +17,6 @@ from ...shared.control import SaveShardedState, ShardedStateSaved
 from ...shared.errors import EngineStateError, ModelLoadError
 from .folder import CONFIG_FILE
 from .loader import LoadedModel
-from .packed_linear import PackedLinear
 
 INDEX_FILE = "model.safetensors.index.json"
 # Weights of any kind, which are not copied. The rest is: configuration, tokenizer, chat template, code.
@@ -24,21 +24,27 @@ _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msg
 _DTYPE_FIELDS = ("dtype", "torch_dtype")
 
 
-def save_sharded_state(model: LoadedModel, folder: Path, call: SaveShardedState) -> ShardedStateSaved:
+def save_sharded_state(
+    model: LoadedModel, load: Callable[[], PreTrainedModel], folder: Path, call: SaveShardedState
+) -> ShardedStateSaved:
     """Write weights, index, and what else of ``folder`` a model folder needs, into ``call.path``.
 
-    The index, without which the folder cannot be loaded, comes last. Packed layers are unpacked to the bit, all at a
-    time, so this takes as much memory again as they do.
+    The index, without which the folder cannot be loaded, comes last. The loaded weights are laid out for computing, and
+    nothing changes them; so they are loaded once more, in their own layout, and take as much memory again meanwhile.
+
+    Args:
+        load: makes transformers' module of ``model`` once more.
 
     Raises:
         EngineStateError: the path is no empty folder, or cannot be written to.
+        ModelLoadError: the model's files are gone.
     """
     target = Path(call.path)
     try:
         target.mkdir(parents=True, exist_ok=True)
         if any(target.iterdir()):
             raise EngineStateError(f"the folder {target} is not empty, and nothing is overwritten; choose another path")
-        shards = _cut(plain_state(model.module), call.max_size)
+        shards = _cut(plain_state(load()), call.max_size)
         _copy_companions([model.folder, folder], target, str(model.dtype).removeprefix("torch."))
         files = [call.shard_name(part) for part in range(len(shards))]
         for name, tensors in zip(files, shards, strict=True):
@@ -55,16 +61,10 @@ def plain_state(module: PreTrainedModel) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for name, part in module.named_modules():
         prefix = f"{name}." if name else ""
-        if isinstance(part, PackedLinear):
-            state[f"{prefix}weight"] = part.weight
-            if part.bias is not None:
-                state[f"{prefix}bias"] = part.bias
-            continue
         state |= {prefix + key: value for key, value in part._parameters.items() if value is not None}
         kept = part._buffers.keys() - part._non_persistent_buffers_set
         state |= {prefix + key: value for key, value in part._buffers.items() if value is not None and key in kept}
     for name, source in (getattr(module, "all_tied_weights_keys", None) or {}).items():
-        # Packing has made two of one, so they are compared by what is in them.
         if name in state and source in state and torch.equal(state[name], state[source]):
             del state[name]
     # transformers fuses the weights of some architectures as it loads them; the files have them apart.

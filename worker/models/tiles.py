@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.paged_attention import PagedBatch
+from .forward import ModelInput
 from .loader import LoadedModel
 
 IntArray = NDArray[np.int64]
@@ -72,16 +73,18 @@ def _forward_tile(model: LoadedModel, tokens: PackedTokens, start: int, tile_siz
         seq_lens=seq_lens.tolist(),
         block_size=block_size,
     )
-    model.attention.begin(batch)
     wanted = tokens.logit_rows[(tokens.logit_rows >= start) & (tokens.logit_rows < stop)] - start
     # The last layer, too, sees a whole tile; a tile that nobody wants logits of makes one row for nobody.
     logit_rows = np.arange(tile_size if len(wanted) else 1)
-    logits = model.forward(
-        _to_device(tokens.token_ids[index], model),
-        _to_device(tokens.positions[index], model),
-        _to_device(logit_rows, model),
+    step = ModelInput(
+        token_ids=_to_device(tokens.token_ids[index], model),
+        positions=_to_device(tokens.positions[index], model),
+        logit_rows=_to_device(logit_rows, model),
+        batch=batch,
+        state_slots=tokens.table_rows[index],
         inputs_embeds=None if tokens.inputs_embeds is None else tokens.inputs_embeds[_to_device(index, model)],
     )
+    logits = model.forward.run(step)
     return logits[_to_device(wanted, model)]
 
 

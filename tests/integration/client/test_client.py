@@ -205,7 +205,11 @@ async def test_cancel_through_a_handle_ends_the_stream_as_cancelled(client: Clie
         (lambda c: c.generate([1, -2]), errors.ValidationError, r"prompt\[1\] must be in \[0, 50\), got -2"),
         (lambda c: c.generate([1, 50]), errors.ValidationError, r"prompt\[1\] must be in \[0, 50\), got 50"),
         (lambda c: c.generate([1] * 100), errors.PromptTooLongError, "max_model_len of 'm' is 100"),
-        (lambda c: c.generate(3), errors.ValidationError, "prompt must be text, token ids, chat messages or embeddings, got int"),
+        (
+            lambda c: c.generate(3),
+            errors.ValidationError,
+            "prompt must be text, token ids, chat messages or embeddings, got int",
+        ),
         (lambda c: c.generate([{"role": "user"}]), errors.ValidationError, r"messages\[0\] must have a 'role'"),
         (lambda c: c.generate("x" * 5_000_000), errors.PayloadTooLargeError, "max_payload_bytes is 4194304"),
         (lambda c: c.generate("x", SamplingParams(n=2), request_id="a~1"), errors.ValidationError, "no '~' with n=2"),

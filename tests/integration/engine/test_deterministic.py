@@ -20,8 +20,10 @@ from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.sampler import sample
 from penstock.worker.engine.sampling_table import SamplingRows
+from penstock.worker.models.forward import ModelInput
 from penstock.worker.models.invariance import choose_tile_sizes
 from penstock.worker.models.loader import LoadedModel, load_model
+from penstock.worker.models.packed import PackedForward
 
 from .harness import generate, request
 
@@ -172,15 +174,12 @@ def test_tokens_of_a_model_with_experts_go_alone(load: Callable[[str], LoadedMod
 
 def add_to_logits(monkeypatch: pytest.MonkeyPatch, make_noise: Callable[[int], Tensor]) -> None:
     """Spoil every forward of ``n`` tokens by ``make_noise(n)``, added to the logits' rows."""
-    forward = LoadedModel.forward
+    run = PackedForward.run
 
-    def spoilt(
-        self: LoadedModel, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, **options: Tensor | None
-    ) -> Tensor:
-        logits = forward(self, token_ids, positions, logit_rows, **options)
-        return logits + make_noise(len(token_ids))[logit_rows, None]
+    def spoilt(self: PackedForward, step: ModelInput) -> Tensor:
+        return run(self, step) + make_noise(len(step.token_ids))[step.logit_rows, None]
 
-    monkeypatch.setattr(LoadedModel, "forward", spoilt)
+    monkeypatch.setattr(PackedForward, "run", spoilt)
 
 
 def test_sizes_that_give_different_bits_are_not_mixed(

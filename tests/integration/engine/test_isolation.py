@@ -18,11 +18,12 @@ from .harness import VOCAB_SIZE, generate, request
 def raise_at(model: torch.nn.Module, token_id: int) -> RemovableHandle:
     """Let ``model`` raise when it computes ``token_id``."""
 
-    def check(module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if (keywords["input_ids"] == token_id).any():
+    def check(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        if (arguments[0] == token_id).any():
             raise RuntimeError("no such token")
 
-    return model.register_forward_pre_hook(check, with_kwargs=True)
+    embeddings = next(part for part in model.modules() if isinstance(part, torch.nn.Embedding))
+    return embeddings.register_forward_pre_hook(check)
 
 
 def run(core: EngineCore, requests: list[Any], late: list[Any]) -> tuple[dict[str, list[int]], dict[str, str]]:
@@ -59,7 +60,7 @@ def test_neighbours_of_a_request_that_raises_are_not_disturbed(
     poison_id = next(token_id for token_id in range(VOCAB_SIZE) if token_id not in used)
     runner = core._executor
     assert isinstance(runner, ModelRunner)
-    hook = raise_at(runner._model.module, poison_id)
+    hook = raise_at(runner._model.network, poison_id)
     poison = [request("long", [7] * 30 + [poison_id]), request("short", [poison_id])]
     tokens, errors = run(core, innocents, poison)
     hook.remove()

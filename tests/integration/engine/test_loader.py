@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from penstock.shared.errors import ConfigurationError, ModelLoadError
 from penstock.worker.config import EngineConfig
@@ -57,23 +56,6 @@ def test_a_broken_config_and_an_unknown_architecture(folder: Path) -> None:
     (folder / "config.json").write_text("{")
     with pytest.raises(ModelLoadError, match=r"config\.json"):
         load(folder)
-
-
-def test_a_model_that_ignores_the_attention_interface_is_refused(folder: Path, tmp_path: Path) -> None:
-    config = transformers.BloomConfig(vocab_size=128, hidden_size=32, n_layer=1, n_head=2)
-    transformers.BloomForCausalLM(config).save_pretrained(tmp_path / "bloom")
-    shutil.copy(folder / "tokenizer.json", tmp_path / "bloom")
-    with pytest.raises(ModelLoadError, match="BloomForCausalLM"):
-        load(tmp_path / "bloom", max_model_len=32)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_model_with_state_besides_keys_and_values_is_refused(folder: Path, tmp_path: Path, dtype: str) -> None:
-    config = transformers.Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"] * 2)
-    transformers.Lfm2ForCausalLM(config).save_pretrained(tmp_path / "lfm2")
-    shutil.copy(folder / "tokenizer.json", tmp_path / "lfm2")
-    with pytest.raises(ModelLoadError, match=r"Lfm2ForCausalLM gives other results .*logits differ by \d+\.\d%"):
-        load(tmp_path / "lfm2", dtype=dtype)
 
 
 def test_a_length_that_cannot_be_served_is_refused(folder: Path) -> None:

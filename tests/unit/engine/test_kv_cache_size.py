@@ -13,12 +13,19 @@ from penstock.worker.engine.kv_cache import KVCacheSize, size_kv_cache
 MIB = 1 << 20
 
 
-def size(max_model_len: int = 64, is_length_chosen: bool = False, **options: Any) -> KVCacheSize:
+def size(
+    max_model_len: int = 64,
+    is_length_chosen: bool = False,
+    bytes_per_token: int = 1024,
+    bytes_per_request: int = 0,
+    **options: Any,
+) -> KVCacheSize:
     """With 16 MiB free, 1 KiB per token, blocks of 16 tokens: 16 KiB per block."""
     config = EngineConfig(model="m", **options)
     return size_kv_cache(
         config,
-        bytes_per_token=1024,
+        bytes_per_token=bytes_per_token,
+        bytes_per_request=bytes_per_request,
         free_bytes=16 * MIB,
         max_model_len=max_model_len,
         is_length_chosen=is_length_chosen,
@@ -57,3 +64,18 @@ def test_a_limit_that_was_asked_for_is_not_lowered() -> None:
 def test_no_room_for_a_single_block() -> None:
     with pytest.raises(ConfigurationError, match="raise kv_cache_memory"):
         size(kv_cache_memory=1000)
+
+
+def test_states_of_the_most_requests_come_first() -> None:
+    # Of 4 MiB, eight requests take an eighth of a MiB each.
+    with_states = size(kv_cache_memory=4 * MIB, max_num_seqs=8, max_model_len=1024, bytes_per_request=MIB // 8)
+    assert with_states.num_blocks == 3 * 64
+
+
+def test_no_room_beside_the_states() -> None:
+    with pytest.raises(ConfigurationError, match=r"4 MiB \(kv_cache_memory\), but the states of 8 requests need 4 MiB"):
+        size(kv_cache_memory=4 * MIB, max_num_seqs=8, bytes_per_request=MIB // 2)
+
+
+def test_a_model_without_keys_is_bounded_by_its_requests() -> None:
+    assert size(bytes_per_token=0, bytes_per_request=1024, max_num_seqs=8).num_blocks == 8 * 4

@@ -1,0 +1,43 @@
+"""Small random models, and what transformers makes of prompts with them: the survey's own, one per session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.worker.models.loader import LoadedModel
+from penstock.worker.models.survey import trial
+from penstock.worker.models.survey.small_config import small_config
+
+
+@dataclass
+class SmallModel:
+    folder: Path
+    expectation: trial.Expectation
+    loaded: LoadedModel
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Keep torch off the other cores: the models are tiny."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], SmallModel]:
+    """A small random model of a type of transformers; the same for the same type."""
+    root = tmp_path_factory.mktemp("models")
+    made: dict[str, SmallModel] = {}
+
+    def make(model_type: str) -> SmallModel:
+        if model_type not in made:
+            folder = root / model_type
+            expectation = trial.find_model(small_config(model_type), folder)
+            made[model_type] = SmallModel(folder, expectation, trial.load(folder))
+        return made[model_type]
+
+    return make

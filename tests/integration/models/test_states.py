@@ -1,0 +1,121 @@
+"""State besides keys and values: it is a request's own, from its first token to its last, whatever happens between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from penstock.shared.errors import ConfigurationError
+from penstock.worker.config import EngineConfig
+from penstock.worker.engine.batch import StepInput
+from penstock.worker.engine.composition import build_engine
+from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.model_runner import ModelRunner
+from penstock.worker.engine.prefix_cache import NoPrefixCache
+from penstock.worker.engine.scheduler import SchedulerOutput
+from penstock.worker.models.cached import CachedForward
+from penstock.worker.models.survey import trial
+
+from .conftest import SmallModel
+
+
+def runner_of(core: EngineCore) -> ModelRunner:
+    runner = core._executor
+    assert isinstance(runner, ModelRunner)
+    return runner
+
+
+def spoil_fresh_slots(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Put NaN into the slot of every request that begins, again and again; returns where the slots are noted."""
+    runner = runner_of(core)
+    forward, batch = runner._model.forward, runner._batch
+    assert isinstance(forward, CachedForward)
+    prepare, spoilt = batch.prepare, []
+
+    def prepare_and_spoil(output: SchedulerOutput) -> StepInput:
+        step = prepare(output)
+        fresh = step.rows[step.query_lens == step.seq_lens].tolist()
+        spoilt.extend(fresh)
+        for state in forward._pool._states:
+            state.pool[fresh] = float("nan")
+        return step
+
+    monkeypatch.setattr(batch, "prepare", prepare_and_spoil)
+    return spoilt
+
+
+@pytest.mark.parametrize("model_type", ["bamba", "mamba", "lfm2"])
+def test_a_request_does_not_see_what_its_slot_held(
+    model_type: str, small_model: Callable[[str], SmallModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model(model_type)
+    core = trial.build(model.folder)
+    spoilt = spoil_fresh_slots(core, monkeypatch)
+    assert trial.generate(core, model.expectation.prompts) == model.expectation.tokens
+    assert len(spoilt) == len(model.expectation.prompts)
+
+
+def test_a_preempted_request_begins_with_a_fresh_state(
+    small_model: Callable[[str], SmallModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model("bamba")
+    core = trial.build_cramped(model.folder, model.loaded)
+    spoilt = spoil_fresh_slots(core, monkeypatch)
+    assert trial.generate(core, model.expectation.prompts) == model.expectation.tokens
+    num_preemptions = core.scheduler.stats().num_preemptions
+    assert num_preemptions > 0
+    assert len(spoilt) == len(model.expectation.prompts) + num_preemptions
+
+
+@pytest.mark.parametrize("model_type", ["bamba", "mamba", "qwen3_next"])
+def test_a_step_that_fails_after_its_forward_is_computed_again(
+    model_type: str, small_model: Callable[[str], SmallModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model(model_type)
+    core = trial.build(model.folder, max_num_batched_tokens=16)
+    runner, num_steps = runner_of(core), 0
+    sample_step = runner._sample_step
+
+    def fail_sometimes(logits, step):
+        nonlocal num_steps
+        num_steps += 1
+        if len(step.rows) > 1 and num_steps % 5 == 0:
+            raise RuntimeError("sampling failed")
+        return sample_step(logits, step)
+
+    monkeypatch.setattr(runner, "_sample_step", fail_sometimes)
+    assert trial.generate(core, model.expectation.prompts) == model.expectation.tokens
+    assert num_steps > 10
+
+
+def test_beginnings_of_requests_with_states_are_not_shared(small_model: Callable[[str], SmallModel]) -> None:
+    model = small_model("bamba")
+    core = trial.build(model.folder, enable_prefix_caching=True)
+    assert isinstance(core.scheduler._prefix_cache, NoPrefixCache)
+    prompt = model.expectation.prompts[3]
+    assert trial.generate(core, [prompt, prompt, prompt]) == [model.expectation.tokens[3]] * 3
+    assert core.scheduler.stats().prefix_cache_queries == 0
+    # A model that attends by itself has no other state, so its blocks are shared like anybody's.
+    gathering = small_model("falcon")
+    # The first computes its prompt in chunks, so the others wait for its blocks.
+    core = trial.build(gathering.folder, max_num_batched_tokens=8)
+    assert trial.generate(core, [gathering.expectation.prompts[3]] * 3) == [gathering.expectation.tokens[3]] * 3
+    assert core.scheduler.stats().prefix_cache_hits > 0
+
+
+def test_the_state_pool_comes_first(small_model: Callable[[str], SmallModel]) -> None:
+    model = small_model("bamba")
+    memory = 6 * model.loaded.forward.bytes_per_request
+    with pytest.raises(ConfigurationError, match=r"states of 6 requests need 1 MiB of it: lower max_num_seqs or raise"):
+        trial.build(model.folder, kv_cache_memory=memory)
+
+
+@pytest.mark.parametrize(("model_type", "mode"), [("bamba", "split"), ("bloom", "gather")])
+def test_deterministic_needs_a_packed_model(
+    model_type: str, mode: str, small_model: Callable[[str], SmallModel]
+) -> None:
+    folder = small_model(model_type).folder
+    config = EngineConfig(model=str(folder), deterministic=True, max_model_len=32, num_threads=1)
+    with pytest.raises(ConfigurationError, match=rf"--deterministic needs .*{mode!r}; start without"):
+        build_engine(config, folder)

@@ -1,0 +1,56 @@
+"""``make models``: the table says what became of a model type, also of one that could not be tried."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.worker.models.survey.__main__ import main
+from penstock.worker.models.survey.model_types import NOT_TEXT_DECODERS
+from penstock.worker.models.survey.outcome import NEVER, SAME, WAYS, Outcome
+from penstock.worker.models.survey.table import page
+
+COMMAND = [sys.executable, "-m", "penstock.worker.models.survey"]
+
+
+def survey(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=100)
+
+
+def test_the_table_of_some_types(tmp_path: Path) -> None:
+    out = tmp_path / "models.md"
+    done = survey("--only", "gpt2,rwkv,whisper", "--out", str(out))
+    assert done.returncode == 0
+    lines = out.read_text().splitlines()
+    assert any(line.startswith("Of 2 text decoders") and "**1**" in line and ": 1 packed." in line for line in lines)
+    assert "| gpt2 | packed | same | same | same | same |  |" in lines
+    (refused,) = [line for line in lines if line.startswith("| rwkv ")]
+    assert "RwkvForCausalLM cannot be served. packed, split: it does not let" in refused
+    (skipped,) = [line for line in lines if line.startswith("| whisper ")]
+    assert skipped.endswith("not tried: " + NOT_TEXT_DECODERS["whisper"] + " |")
+    assert skipped.count("|") == lines[lines.index(skipped) - 1].count("|")
+
+
+def test_a_type_that_takes_too_long(tmp_path: Path) -> None:
+    out = tmp_path / "models.md"
+    done = survey("--only", "gpt2", "--timeout-s", "0.01", "--out", str(out))
+    assert "gpt2 (0 s):  not through after 0 s" in done.stderr
+    assert "**0**" in out.read_text()
+
+
+def test_a_type_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["survey", "--only", "gpt2,gtp3"])
+    assert main() == 1
+    assert capsys.readouterr().err == "transformers has no causal language model of type gtp3\n"
+
+
+def test_only_equal_tokens_in_every_way_count() -> None:
+    same: dict[str, str] = dict.fromkeys(WAYS, SAME)
+    assert Outcome(model_type="m", told=same).is_identical
+    assert Outcome(model_type="m", told=same | {"preempted": NEVER}).is_identical
+    assert not Outcome(model_type="m", told=same | {"mixed": "1 of 6 differ"}).is_identical
+    assert not Outcome(model_type="m", told={"alone": SAME}).is_identical
+    assert "**1** give" in page([Outcome(model_type="a", mode="packed", told=same), Outcome(model_type="b")], {})

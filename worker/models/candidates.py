@@ -1,0 +1,133 @@
+"""The ways of computing a model, in the order in which they are tried: the first that conforms serves.
+
+Whether a way suits a model is written down nowhere in transformers, and there are hundreds of architectures. So each
+way is tried out on the loaded model and compared with the model on its own (``conformance.py``). To add one, add a line
+to ``CANDIDATES``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import structlog
+import torch
+from transformers import PreTrainedModel
+
+from ...shared.errors import ModelLoadError
+from .conformance import SURE, Truth, check_conformance
+from .cut import CutRule
+from .forward import Forward, ForwardSettings
+from .gather import gather_forward
+from .packed import PackedForward
+from .split import split_forward
+
+# What "gather" collects of a layer at a time: 512 MiB with 4,096 dimensions of keys in bfloat16 and as many of values.
+_MAX_GATHERED_TOKENS = 1 << 15
+# A careful way is preferred where the other's error is more than so many times its own. Jamba, whose later chunks
+# ignore the state they follow, has 0.089 in bfloat16, and 0.020 token by token.
+_MUCH_CLOSER = 3
+_SPLIT = CutRule()
+_SPLIT_TOKEN_BY_TOKEN = CutRule(continues_chunks=False)
+_GATHER = CutRule(max_padded_tokens=_MAX_GATHERED_TOKENS)
+_GATHER_TOKEN_BY_TOKEN = replace(_GATHER, continues_chunks=False)
+_GATHER_ALONE = replace(_GATHER, batches_decodes=False)
+_GATHER_ALONE_TOKEN_BY_TOKEN = replace(_GATHER_ALONE, continues_chunks=False)
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way of computing a model.
+
+    Args:
+        name: the mode, and after a comma what is particular. Those of a mode follow each other, the careful ones last.
+        build: makes the ``Forward`` or raises, with the reason why the model cannot be computed so.
+    """
+
+    name: str
+    build: Callable[[PreTrainedModel, ForwardSettings], Forward]
+
+    @property
+    def mode(self) -> str:
+        return self.name.split(",")[0]
+
+
+CANDIDATES: tuple[Candidate, ...] = (
+    Candidate("packed", PackedForward),
+    Candidate("split", partial(split_forward, rule=_SPLIT)),
+    Candidate("split, later chunks token by token", partial(split_forward, rule=_SPLIT_TOKEN_BY_TOKEN)),
+    Candidate("gather", partial(gather_forward, rule=_GATHER)),
+    Candidate("gather, later chunks token by token", partial(gather_forward, rule=_GATHER_TOKEN_BY_TOKEN)),
+    Candidate("gather, request by request", partial(gather_forward, rule=_GATHER_ALONE)),
+    Candidate(
+        "gather, request by request and token by token", partial(gather_forward, rule=_GATHER_ALONE_TOKEN_BY_TOKEN)
+    ),
+)
+
+
+@dataclass
+class _Trial:
+    """What became of a candidate: a ``Forward`` with its error, or the reason why there is none."""
+
+    candidate: Candidate
+    forward: Forward | None = None
+    error: float = math.inf
+    reason: str = ""
+
+
+@torch.inference_mode()
+def choose_forward(module: PreTrainedModel, architecture: str, vocab_size: int, settings: ForwardSettings) -> Forward:
+    """Return the first of ``CANDIDATES`` that computes what ``module``, with eager attention, does on its own.
+
+    In 16 bits rounding may hide what is wrong with it. Then the more careful ones of its mode are tried too, and one
+    that comes much closer is preferred.
+
+    Raises:
+        ModelLoadError: none does; says why, for each.
+    """
+    try:
+        truth = Truth.of(module, vocab_size)
+    except Exception as error:  # whatever the architecture's own code raises
+        raise ModelLoadError(f"{architecture} cannot be served: on its own it fails with {_sentence(error)}") from error
+    trials = _try_candidates(module, truth, settings)
+    smallest = max(SURE, min(trial.error for trial in trials))
+    chosen = next(trial for trial in trials if trial.error <= _MUCH_CLOSER * smallest)
+    told = _told(trials)
+    if chosen.forward is None:
+        raise ModelLoadError(f"{architecture} cannot be served. {told}")
+    _log.info("forward_mode", mode=chosen.candidate.name, architecture=architecture, why=told)
+    # Made anew if others have changed the model's attention since.
+    return chosen.forward if chosen is trials[-1] else chosen.candidate.build(module, settings)
+
+
+def _try_candidates(module: PreTrainedModel, truth: Truth, settings: ForwardSettings) -> list[_Trial]:
+    """Try them in order, until one conforms for sure, or all of the mode of the first that conforms are through."""
+    trials: list[_Trial] = []
+    for candidate in CANDIDATES:
+        good = next((trial for trial in trials if trial.forward is not None), None)
+        if good is not None and (good.error <= SURE or candidate.mode != good.candidate.mode):
+            break
+        try:
+            forward = candidate.build(module, settings)
+            trials.append(_Trial(candidate, forward, check_conformance(forward, truth)))
+        except Exception as error:  # whatever the architecture's own code raises
+            trials.append(_Trial(candidate, reason=_sentence(error)))
+    return trials
+
+
+def _told(trials: list[_Trial]) -> str:
+    """The reasons, each with the modes that it speaks against."""
+    modes_by_reason: dict[str, dict[str, None]] = {}
+    for trial in trials:
+        if trial.reason:
+            modes_by_reason.setdefault(trial.reason, {})[trial.candidate.mode] = None
+    return "; ".join(f"{', '.join(modes)}: {reason}" for reason, modes in modes_by_reason.items())
+
+
+def _sentence(error: Exception) -> str:
+    first_line = next(iter(str(error).strip().splitlines()), "")
+    return first_line if isinstance(error, ModelLoadError) else f"{type(error).__name__}: {first_line}"

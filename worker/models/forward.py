@@ -1,0 +1,108 @@
+"""How a loaded model computes one step: what the engine hands over, and what every way of computing it offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ...kernels.paged_attention import PagedBatch
+
+
+@dataclass(slots=True)
+class ModelInput:
+    """One step's tokens, packed: those of a request lie together and in order.
+
+    Args:
+        token_ids, positions: ``[T]``.
+        logit_rows: ``[R]`` ascending, the tokens whose logits are wanted.
+        batch: which tokens belong to which request, and where their blocks are.
+        state_slots: ``[B]``, a row of the state pool for each request. It stays the request's own while it runs, and
+            what lies in it counts for nothing when the request begins from its first token.
+        inputs_embeds: ``[T, hidden size]`` in place of the embeddings of ``token_ids``; None for those.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    logit_rows: Tensor
+    batch: PagedBatch
+    state_slots: NDArray[np.int64]
+    inputs_embeds: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class ForwardSettings:
+    """What a way of computing has to know of the engine.
+
+    Args:
+        max_model_len: most tokens of a request.
+        is_batch_invariant: attention gives a token the same bits in every batch.
+    """
+
+    max_model_len: int
+    is_batch_invariant: bool = False
+
+
+class Forward(Protocol):
+    """A model with its caches. First ``allocate``, then ``run`` and ``commit`` every step."""
+
+    @property
+    def mode(self) -> str:
+        """Its name, for logs and messages: "packed", "split" or "gather"."""
+        ...
+
+    @property
+    def network(self) -> nn.Module:
+        """What computes: the transformers model, or what stands in its place."""
+        ...
+
+    def network_of(self, module: PreTrainedModel) -> nn.Module:
+        """Make of ``module``, the same model loaded again, what ``network`` was made of it."""
+        ...
+
+    @property
+    def takes_embeds(self) -> bool:
+        """It can be run from ``inputs_embeds``."""
+        ...
+
+    @property
+    def keeps_state(self) -> bool:
+        """A request has state besides keys and values, so its beginning cannot be shared by blocks."""
+        ...
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of the paged cache, in all layers."""
+        ...
+
+    @property
+    def bytes_per_request(self) -> int:
+        """Of the state pool."""
+        ...
+
+    def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
+        """Make the paged caches and the state pool; what earlier ones held is gone. Sizes of 0 free their memory."""
+        ...
+
+    def run(self, step: ModelInput) -> Tensor:
+        """Compute ``step``; return logits ``[R, V]``."""
+        ...
+
+    def commit(self) -> None:
+        """Let the states that the last ``run`` has computed be those of its requests.
+
+        A step may fail after its forward, and is then computed again: until it has succeeded it leaves nothing behind.
+        """
+        ...
+
+    def profile(self, num_tokens: int, num_logit_rows: int) -> None:
+        """Run a forward of that size without attention, to see what memory its activations take.
+
+        Caches are not needed for it, and have to be allocated anew afterwards.
+        """
+        ...

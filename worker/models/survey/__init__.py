@@ -1,0 +1,1 @@
+"""Tries every causal language model of the installed transformers, small and random, through the engine."""
