@@ -32,7 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             alone, "priority" by the lowest ``priority``, then by arrival.
         block_size: tokens per KV-cache block.
         enable_prefix_caching: a request does not compute again what the beginning of another request of its tenant (and
-            cache salt) has left in the KV cache.
+            cache salt) has left in the KV cache. A model that keeps states besides keys and values does without.
         enable_prompt_embeds: requests may give their prompts as embeddings. Off by default: they are input of another
             kind, from whoever may enqueue, that no tokenizer has limited to what the model was trained on.
         structured_outputs_backend: the library that constrains output to grammars, "xgrammar" or "llguidance"; loaded
@@ -45,7 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         seed: for everything random that is not a request's own.
         deterministic: a request's logits have the same bits whatever is computed beside it and however it is cut up,
             so that another engine goes on with it on the same tokens. Holds between engines of the same build,
-            device type, dtype and thread count; see ops/decisions/0013.
+            device type, dtype and thread count, for models that are computed packed; see ops/decisions/0013.
         profile_dir: folder for traces of the torch profiler; "profiles" in Penstock's data folder when empty.
         dump_dir: folder for a file about each step that failed; only the log tells when empty.
         dump_prompts: tell the token ids of its requests, too.

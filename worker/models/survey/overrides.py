@@ -90,6 +90,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 96},
     },
+    "dots3_note_text": {
+        "head_dim": 32,
+        "per_layer_config": {
+            layer: {"num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": 48} for layer in ("01", "03")
+        },
+    },
     "inkling2_text": _SMALL_WINDOW_HEADS,
     "inkling_text": _SMALL_WINDOW_HEADS,
     "laguna": {"num_attention_heads_per_layer": [4] * 4},

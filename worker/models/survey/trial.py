@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig
 
+from ....shared.errors import PenstockError
 from ....shared.messages import EngineCoreRequest
 from ....shared.params import SamplingParams
 from ...config import EngineConfig
@@ -169,6 +170,8 @@ def generate(core: EngineCore, prompts: list[list[int]]) -> list[list[int]]:
         core.add_request(EngineCoreRequest(request_id=str(index), prompt_token_ids=prompt, sampling_params=params))
     while core.has_work:
         for output in core.step():
+            if output.error is not None:
+                raise PenstockError(output.error.message)
             tokens[int(output.request_id)] += output.new_token_ids
     core.check_invariants()
     return tokens
