@@ -51,6 +51,41 @@ class AttentionCall:
     key_cache: Tensor | None = None
     value_cache: Tensor | None = None
 
+    def allocate(self, num_blocks: int, block_size: int, device: torch.device) -> None:
+        """Make its caches, ``[NB, BS, KVH, D]`` each."""
+        self.key_cache = zeros((num_blocks, block_size, *self.key_shape), self.dtype, device)
+        self.value_cache = zeros((num_blocks, block_size, *self.value_shape), self.dtype, device)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        batch: PagedBatch,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        mask_rule: MaskRule | None = None,
+        is_batch_invariant: bool = False,
+    ) -> Tensor:
+        """Store keys and values ``[T, KVH, D]`` of the step and attend to what is stored; ``[T, H, DV]``."""
+        assert self.key_cache is not None
+        assert self.value_cache is not None
+        store_kv_cache(key, value, self.key_cache, self.value_cache, batch.slot_mapping)
+        return paged_attention(
+            query,
+            self.key_cache,
+            self.value_cache,
+            batch,
+            scale=scale,
+            window=self.window,
+            softcap=softcap,
+            sinks=sinks,
+            mask_rule=mask_rule if self.has_own_rule else None,
+            is_batch_invariant=is_batch_invariant,
+        )
+
     @property
     def bytes_per_token(self) -> int:
         """Cache bytes of one token."""
@@ -92,10 +127,9 @@ class PagedAttention:
             AttentionInterface.register(self.name, self._attend)
 
     def allocate(self, num_blocks: int, block_size: int, device: torch.device) -> None:
-        """Make the caches, ``[NB, BS, KVH, D]`` each."""
+        """Make the caches of all calls."""
         for call in self.calls:
-            call.key_cache = zeros((num_blocks, block_size, *call.key_shape), call.dtype, device)
-            call.value_cache = zeros((num_blocks, block_size, *call.value_shape), call.dtype, device)
+            call.allocate(num_blocks, block_size, device)
 
     def begin(self, batch: PagedBatch) -> None:
         """Say what the next forward's tokens are."""
@@ -148,21 +182,18 @@ class PagedAttention:
         Either ``B`` or ``T`` is 1, so the packed ``[B * T, H, D]`` is a view.
         """
         call = self.calls[self._next_call]
-        if call.module is not module or self._batch is None or call.key_cache is None or call.value_cache is None:
+        if call.module is not module or self._batch is None:
             raise RuntimeError(f"{type(module).__name__} made attention {self._next_call} out of its recorded order")
         self._next_call += 1
-        key, value = key.transpose(1, 2).flatten(0, 1), value.transpose(1, 2).flatten(0, 1)
-        store_kv_cache(key, value, call.key_cache, call.value_cache, self._batch.slot_mapping)
-        out = paged_attention(
+        out = call.attend(
             query.transpose(1, 2).flatten(0, 1),
-            call.key_cache,
-            call.value_cache,
+            key.transpose(1, 2).flatten(0, 1),
+            value.transpose(1, 2).flatten(0, 1),
             self._batch,
             scale=query.shape[3] ** -0.5 if scaling is None else scaling,
-            window=call.window,
             softcap=softcap,
             sinks=s_aux,
-            mask_rule=attention_mask if call.has_own_rule else None,
+            mask_rule=attention_mask,
             is_batch_invariant=self._is_batch_invariant,
         )
         return out.unflatten(0, (query.shape[0], query.shape[2])), None

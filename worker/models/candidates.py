@@ -21,6 +21,8 @@ from .conformance import SURE, Truth, check_conformance
 from .cut import CutRule
 from .forward import Forward, ForwardSettings
 from .gather import gather_forward
+from .lean.decoder import is_of_a_lean_family
+from .lean.forward import LeanForward
 from .packed import PackedForward
 from .split import split_forward
 
@@ -46,10 +48,12 @@ class Candidate:
     Args:
         name: the mode, and after a comma what is particular. Those of a mode follow each other, the careful ones last.
         build: makes the ``Forward`` or raises, with the reason why the model cannot be computed so.
+        suits: whether it is meant for the model at all.
     """
 
     name: str
     build: Callable[[PreTrainedModel, ForwardSettings], Forward]
+    suits: Callable[[PreTrainedModel], bool] = lambda module: True
 
     @property
     def mode(self) -> str:
@@ -57,6 +61,7 @@ class Candidate:
 
 
 CANDIDATES: tuple[Candidate, ...] = (
+    Candidate("lean", LeanForward, suits=is_of_a_lean_family),
     Candidate("packed", PackedForward),
     Candidate("split", partial(split_forward, rule=_SPLIT)),
     Candidate("split, later chunks token by token", partial(split_forward, rule=_SPLIT_TOKEN_BY_TOKEN)),
@@ -107,7 +112,7 @@ def choose_forward(module: PreTrainedModel, architecture: str, vocab_size: int, 
 def _try_candidates(module: PreTrainedModel, truth: Truth, settings: ForwardSettings) -> list[_Trial]:
     """Try them in order, until one conforms for sure, or all of the mode of the first that conforms are through."""
     trials: list[_Trial] = []
-    for candidate in CANDIDATES:
+    for candidate in (candidate for candidate in CANDIDATES if candidate.suits(module)):
         good = next((trial for trial in trials if trial.forward is not None), None)
         if good is not None and (good.error <= SURE or candidate.mode != good.candidate.mode):
             break

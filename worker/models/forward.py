@@ -53,7 +53,7 @@ class Forward(Protocol):
 
     @property
     def mode(self) -> str:
-        """Its name, for logs and messages: "packed", "split" or "gather"."""
+        """Its name, for logs and messages: "lean", "packed", "split" or "gather"."""
         ...
 
     @property

@@ -46,9 +46,9 @@ def choose_tile_sizes(model: LoadedModel) -> tuple[int, ...]:
     Raises:
         ConfigurationError: not even forwards of one token do, or the model is not computed packed.
     """
-    if model.forward.mode != "packed":
+    if model.forward.mode not in ("lean", "packed"):
         raise ConfigurationError(
-            f"--deterministic needs a model that is computed packed, and {model.architecture} is computed in the mode "
+            f"--deterministic needs a model whose tokens are packed, and {model.architecture} is computed in the mode "
             f"{model.forward.mode!r}; start without --deterministic"
         )
     sizes: list[int] = []

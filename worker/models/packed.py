@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...shared.errors import ModelLoadError
-from .attention import PagedAttention
+from .attention import AttentionCall, PagedAttention
 from .causal_lm import CausalLM
 from .forward import ForwardSettings, ModelInput
 
@@ -44,6 +44,11 @@ class PackedForward:
     @property
     def takes_embeds(self) -> bool:
         return self._model.takes_embeds
+
+    @property
+    def attention_calls(self) -> list[AttentionCall]:
+        """What the model's own code asked of the attention, in order."""
+        return self._attention.calls
 
     @property
     def bytes_per_token(self) -> int:

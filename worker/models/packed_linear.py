@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-_MIN_WEIGHT_ELEMENTS = 100_000
+_MIN_WEIGHT_ELEMENTS = 200_000
 # What the layout is made for; a layout for 1 token is slow for many, this one is good for both.
 _EXPECTED_TOKENS = 64
 

@@ -40,7 +40,7 @@ def test_same_tokens_as_transformers(feature: str, small_model: Callable[[str], 
     model_type, has_feature = DOZEN[feature]
     model = small_model(model_type)
     assert has_feature(AutoConfig.from_pretrained(model.folder))
-    assert model.loaded.forward.mode == "packed"
+    assert model.loaded.forward.mode in ("lean", "packed")
     assert trial.compare(model.folder, model.expectation, model.loaded) == ALL_SAME
 
 

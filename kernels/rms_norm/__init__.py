@@ -1,0 +1,60 @@
+"""Root mean square normalisation, alone and behind the addition to the residual stream."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..dispatch import REFERENCE, select
+from ..errors import KernelInputError
+from . import reference
+
+_IMPLEMENTATIONS = {REFERENCE: reference.rms_norm}
+_ADD_IMPLEMENTATIONS = {REFERENCE: reference.add_rms_norm}
+
+
+def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Scale the last axis to a root mean square of one, then by ``weight``.
+
+    The mean and the scaling are in float32, the product with ``weight`` in the dtype of ``inputs``.
+
+    Args:
+        inputs: ``[..., E]``, any strides.
+        weight: ``[..., E]``, broadcasts against ``inputs``; dtype of ``inputs``.
+        eps: added to the mean of squares.
+
+    Raises:
+        KernelInputError: a shape or dtype above does not hold.
+
+    Cost: memory bound, ``2 * inputs.nbytes``.
+    Source: Zhang and Sennrich 2019 (arXiv:1910.07467).
+    """
+    _check(inputs, weight)
+    return select(_IMPLEMENTATIONS, inputs.device)(inputs, weight, eps)
+
+
+def add_rms_norm(inputs: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return ``(rms_norm(inputs + residual), inputs + residual)``; either may be written over.
+
+    Args:
+        inputs: ``[T, E]``. **May be mutated.**
+        residual: ``[T, E]``, dtype of ``inputs``. **May be mutated.**
+        weight: ``[E]``.
+
+    Raises:
+        KernelInputError: a shape or dtype above does not hold.
+
+    Cost: memory bound, ``4 * inputs.nbytes``.
+    """
+    _check(inputs, weight)
+    if residual.shape != inputs.shape or residual.dtype != inputs.dtype:
+        raise KernelInputError(
+            f"residual must be {inputs.dtype} {tuple(inputs.shape)}, got {residual.dtype} {tuple(residual.shape)}"
+        )
+    return select(_ADD_IMPLEMENTATIONS, inputs.device)(inputs, residual, weight, eps)
+
+
+def _check(inputs: Tensor, weight: Tensor) -> None:
+    if weight.ndim == 0 or weight.shape[-1] != inputs.shape[-1] or weight.dtype != inputs.dtype:
+        raise KernelInputError(
+            f"weight must be {inputs.dtype} [{inputs.shape[-1]}], got {weight.dtype} {tuple(weight.shape)}"
+        )

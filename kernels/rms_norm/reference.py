@@ -1,0 +1,18 @@
+"""Plain torch: the ground truth, and what runs on the CPU. The order of casts is that of transformers' models."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See ``rms_norm.rms_norm``."""
+    wide = inputs.float()
+    variance = wide.square().mean(-1, keepdim=True)
+    return (wide * variance.add_(eps).rsqrt_()).to(inputs.dtype) * weight
+
+
+def add_rms_norm(inputs: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See ``rms_norm.add_rms_norm``."""
+    residual = residual + inputs
+    return rms_norm(residual, weight, eps), residual

@@ -1,0 +1,82 @@
+"""The operations between the products of a layer, against transformers' own modules, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
+
+from penstock.kernels.errors import KernelInputError
+from penstock.kernels.rms_norm import add_rms_norm, rms_norm
+from penstock.kernels.rotary import apply_rotary
+from penstock.kernels.silu_and_mul import silu_and_mul
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+ODD_SHAPES = [(1, 8), (7, 41), (63, 1000)]
+
+
+def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_tokens", "size"), ODD_SHAPES)
+def test_rms_norm_is_that_of_transformers(num_tokens: int, size: int, dtype: torch.dtype) -> None:
+    own = LlamaRMSNorm(size, eps=1e-5).to(dtype)
+    own.weight.data = random(size, dtype=dtype)
+    inputs = random(num_tokens, size, dtype=dtype)
+    assert torch.equal(rms_norm(inputs, own.weight.detach(), 1e-5), own(inputs).detach())
+    strided = random(num_tokens, 2 * size, dtype=dtype)[:, size:]
+    assert torch.equal(rms_norm(strided, own.weight.detach(), 1e-5), own(strided).detach())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_tokens", "size"), ODD_SHAPES)
+def test_add_rms_norm_returns_the_sum_too(num_tokens: int, size: int, dtype: torch.dtype) -> None:
+    inputs, residual = random(num_tokens, size, dtype=dtype), random(size, num_tokens, dtype=dtype).T
+    weight = random(size, dtype=dtype)
+    expected = residual + inputs
+    normed, summed = add_rms_norm(inputs.clone(), residual.clone(), weight, 1e-6)
+    assert torch.equal(summed, expected)
+    assert torch.equal(normed, rms_norm(expected, weight, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_tokens", "num_heads", "head_dim"), [(1, 1, 2), (9, 7, 42), (63, 5, 128)])
+def test_apply_rotary_is_that_of_transformers(
+    num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    fused = random(num_tokens, num_heads + 2, head_dim, dtype=dtype)
+    heads = fused[:, 1:-1]
+    angles = random(num_tokens, head_dim // 2, dtype=dtype).repeat(1, 2)
+    cos, sin = angles.cos(), angles.sin()
+    before = fused.clone()
+    by_head = heads.transpose(0, 1)[None]
+    expected, _ = apply_rotary_pos_emb(by_head, by_head, cos[None], sin[None])
+    assert torch.equal(apply_rotary(heads, cos, sin), expected[0].transpose(0, 1))
+    assert torch.equal(fused, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_tokens", "size"), ODD_SHAPES)
+def test_silu_and_mul_is_the_middle_of_a_llama_mlp(num_tokens: int, size: int, dtype: torch.dtype) -> None:
+    act_fn = LlamaMLP(LlamaConfig(hidden_size=8, num_attention_heads=2, intermediate_size=8)).act_fn
+    gate_up = random(num_tokens, 2 * size, dtype=dtype)
+    expected = act_fn(gate_up[:, :size]) * gate_up[:, size:]
+    assert torch.equal(silu_and_mul(gate_up), expected)
+
+
+def test_wrong_inputs_are_named() -> None:
+    x = torch.zeros(3, 8)
+    for call, name in (
+        (lambda: rms_norm(x, torch.zeros(7), 1e-5), "weight must"),
+        (lambda: rms_norm(x, torch.zeros(8, dtype=torch.bfloat16), 1e-5), "weight must"),
+        (lambda: add_rms_norm(x, torch.zeros(2, 8), torch.zeros(8), 1e-5), "residual must"),
+        (lambda: apply_rotary(x, x, x), "heads must"),
+        (lambda: apply_rotary(torch.zeros(3, 2, 8), torch.zeros(2, 8), x), "cos must"),
+        (lambda: apply_rotary(torch.zeros(3, 2, 8), x, x.bfloat16()), "sin must"),
+        (lambda: silu_and_mul(torch.zeros(3, 7)), "gate_up must"),
+    ):
+        with pytest.raises(KernelInputError, match=name):
+            call()

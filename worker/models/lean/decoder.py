@@ -1,0 +1,71 @@
+"""A Llama-like decoder as a loop over its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ....kernels.rms_norm import add_rms_norm
+from .layer import Attend, LeanLayer, Norm
+
+# Decoders that differ in nothing but biases, norms of heads, windows, and what the feed-forward part is.
+FAMILIES = frozenset(
+    {
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "MixtralForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "Qwen3MoeForCausalLM",
+    }
+)
+
+
+def is_of_a_lean_family(module: PreTrainedModel) -> bool:
+    return type(module).__name__ in FAMILIES
+
+
+class LeanDecoder(nn.Module):
+    """Computes what ``own``, of a lean family, does, on the same weights.
+
+    Raises:
+        ModelLoadError: ``own`` is of another form than its kin.
+    """
+
+    def __init__(self, own: PreTrainedModel) -> None:
+        super().__init__()
+        base = own.model
+        self.embed_tokens = base.embed_tokens
+        self.rotary_emb = base.rotary_emb
+        self.layers = nn.ModuleList(LeanLayer(layer) for layer in base.layers)
+        self.norm = Norm(base.norm)
+        self.lm_head = own.lm_head
+
+    def get_input_embeddings(self) -> nn.Module:
+        """What makes a row ``[hidden size]`` of a token id."""
+        return self.embed_tokens
+
+    def forward(self, hidden: Tensor, positions: Tensor, logit_rows: Tensor, attentions: Sequence[Attend]) -> Tensor:
+        """Run packed tokens; return logits ``[R, V]``.
+
+        Args:
+            hidden: ``[T, hidden size]``, the tokens' embeddings.
+            positions: ``[T]``.
+            logit_rows: ``[R]`` tokens whose logits are wanted: the last layer transforms no others.
+            attentions: one per layer.
+        """
+        cos, sin = (angles[0] for angles in self.rotary_emb(hidden, positions[None]))
+        residual = torch.zeros((), dtype=hidden.dtype, device=hidden.device).expand_as(hidden)
+        last = self.layers[-1]
+        for layer, attend in zip(self.layers, attentions, strict=True):
+            assert isinstance(layer, LeanLayer)
+            found, residual = layer.attend(hidden, residual, cos, sin, attend)
+            if layer is last:
+                found, residual = found[logit_rows], residual[logit_rows]
+            hidden, residual = layer.transform(found, residual)
+        normed, _ = add_rms_norm(hidden, residual, self.norm.weight, self.norm.eps)
+        return self.lm_head(normed)

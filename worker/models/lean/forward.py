@@ -1,0 +1,74 @@
+"""The lean path as a way of computing a model: the one that is tried first."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ....shared.errors import ModelLoadError
+from ..forward import ForwardSettings, ModelInput
+from ..packed import PackedForward
+from .decoder import LeanDecoder
+from .layer import LeanLayer
+
+
+class LeanForward:
+    """See ``forward.Forward``. Which window each layer has is asked of the model's own code.
+
+    Raises:
+        ModelLoadError: the model is of no family that we know, or attends in another way than its kin.
+    """
+
+    mode = "lean"
+    keeps_state = False
+    takes_embeds = True
+    bytes_per_request = 0
+
+    def __init__(self, module: PreTrainedModel, settings: ForwardSettings) -> None:
+        self.network = LeanDecoder(module)
+        self._settings = settings
+        self._layers = [layer for layer in self.network.layers if isinstance(layer, LeanLayer)]
+        calls = PackedForward(module, settings).attention_calls
+        if len(calls) != len(self._layers) or any(call.has_own_rule for call in calls):
+            raise ModelLoadError("its layers do not attend once each, causally or within a window")
+        # The layers of ours, so that nothing holds on to those of transformers.
+        self._calls = [dataclasses.replace(call, module=own) for call, own in zip(calls, self._layers, strict=True)]
+
+    def network_of(self, module: PreTrainedModel) -> LeanDecoder:
+        return LeanDecoder(module)
+
+    @property
+    def bytes_per_token(self) -> int:
+        return sum(call.bytes_per_token for call in self._calls)
+
+    def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
+        for call in self._calls:
+            call.allocate(num_blocks, block_size, device)
+
+    def run(self, step: ModelInput) -> Tensor:
+        is_batch_invariant = self._settings.is_batch_invariant
+        attentions = [
+            partial(call.attend, batch=step.batch, scale=layer.scale, is_batch_invariant=is_batch_invariant)
+            for call, layer in zip(self._calls, self._layers, strict=True)
+        ]
+        inputs = self.network.embed_tokens(step.token_ids) if step.inputs_embeds is None else step.inputs_embeds
+        return self.network(inputs, step.positions, step.logit_rows, attentions)
+
+    def commit(self) -> None:
+        """Keys and values of a step that is computed again are written again."""
+
+    def profile(self, num_tokens: int, num_logit_rows: int) -> None:
+        positions = torch.arange(
+            min(num_tokens, self._settings.max_model_len), device=self.network.embed_tokens.weight.device
+        )
+        attentions = [_attend_to_nothing] * len(self._layers)
+        inputs = self.network.embed_tokens(torch.zeros_like(positions))
+        self.network(inputs, positions, positions[-num_logit_rows:], attentions)
+
+
+def _attend_to_nothing(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return torch.zeros_like(query)

@@ -1,0 +1,34 @@
+"""Puts the weights of several linear layers of one input into one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+def fuse_linear(parts: Sequence[nn.Linear]) -> nn.Linear:
+    """Return one layer whose output is that of ``parts``, side by side.
+
+    The parts stay what they were, as views of the new one: there is no second copy of a weight, and a model that
+    turns out not to be lean can still be computed by its own code.
+    """
+    has_bias = any(part.bias is not None for part in parts)
+    weight = torch.cat([part.weight.detach() for part in parts])
+    fused = nn.Linear(weight.shape[1], weight.shape[0], bias=has_bias, device="meta")
+    fused.weight = nn.Parameter(weight, requires_grad=False)
+    if has_bias:
+        fused.bias = nn.Parameter(torch.cat([_bias(part) for part in parts]), requires_grad=False)
+    start = 0
+    for part in parts:
+        end = start + part.out_features
+        part.weight = nn.Parameter(weight[start:end], requires_grad=False)
+        if part.bias is not None:
+            part.bias = nn.Parameter(fused.bias.detach()[start:end], requires_grad=False)
+        start = end
+    return fused
+
+
+def _bias(part: nn.Linear) -> Tensor:
+    return part.weight.new_zeros(part.out_features) if part.bias is None else part.bias.detach()

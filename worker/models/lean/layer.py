@@ -1,0 +1,118 @@
+"""One layer of a Llama-like decoder, in few operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ....kernels.rms_norm import add_rms_norm, rms_norm
+from ....kernels.rotary import apply_rotary
+from ....kernels.silu_and_mul import silu_and_mul
+from ....shared.errors import ModelLoadError
+from .fuse import fuse_linear
+
+# attend(query [T, H, D], key [T, KVH, D], value [T, KVH, D]) -> [T, H, D]
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Norm(nn.Module):
+    """The weight and epsilon of a normalisation, taken from the model's own module."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        self.weight = own.weight
+        self.eps = own.variance_epsilon
+
+
+class HeadNorm(nn.Module):
+    """Normalises each query and each key head on its own, by one weight for all of a kind (Qwen3)."""
+
+    def __init__(self, attention: Any, num_heads: int, num_kv_heads: int) -> None:
+        super().__init__()
+        weights = [attention.q_norm.weight.detach()] * num_heads + [attention.k_norm.weight.detach()] * num_kv_heads
+        self.weight = nn.Parameter(torch.stack(weights), requires_grad=False)
+        self._eps = attention.q_norm.variance_epsilon
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """``[T, H + KVH, D]`` to the same."""
+        return rms_norm(heads, self.weight, self._eps)
+
+
+class GatedMlp(nn.Module):
+    """A dense feed-forward layer with gate and up projection in one."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        self.gate_up_proj = fuse_linear([own.gate_proj, own.up_proj])
+        self.down_proj = own.down_proj
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.down_proj(silu_and_mul(self.gate_up_proj(hidden)))
+
+
+class OwnMlp(nn.Module):
+    """The model's own feed-forward part: a mixture of experts, whose experts transformers holds fused."""
+
+    def __init__(self, own: nn.Module) -> None:
+        super().__init__()
+        self.own = own
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        out = self.own(hidden[None])
+        return (out[0] if isinstance(out, tuple) else out)[0]
+
+
+class LeanLayer(nn.Module):
+    """Attention and feed-forward part of one layer; ``residual`` is the stream that both add to.
+
+    Args:
+        own: a decoder layer of transformers, whose weights it takes over.
+
+    Raises:
+        ModelLoadError: the layer is not like Llama's.
+    """
+
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        attention = own.self_attn
+        self._head_dim = attention.head_dim
+        self.num_heads = attention.q_proj.out_features // self._head_dim
+        self.num_kv_heads = attention.k_proj.out_features // self._head_dim
+        self.scale = attention.scaling
+        self.input_norm = Norm(own.input_layernorm)
+        self.mlp_norm = Norm(own.post_attention_layernorm)
+        self.qkv_proj = fuse_linear([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.o_proj = attention.o_proj
+        has_head_norm = hasattr(attention, "q_norm")
+        self.head_norm = HeadNorm(attention, self.num_heads, self.num_kv_heads) if has_head_norm else nn.Identity()
+        self.mlp = _make_mlp(own)
+
+    def attend(
+        self, hidden: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """Add ``hidden``, what the layer before has made, and return what attention finds, ``[T, H * D]``."""
+        normed, residual = add_rms_norm(hidden, residual, self.input_norm.weight, self.input_norm.eps)
+        heads = self.qkv_proj(normed).unflatten(-1, (-1, self._head_dim))
+        query_key, value = heads.split([self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
+        query_key = apply_rotary(self.head_norm(query_key), cos, sin)
+        query, key = query_key.split([self.num_heads, self.num_kv_heads], dim=1)
+        return attend(query, key, value).flatten(1), residual
+
+    def transform(self, found: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """From what attention found to what the layer adds to ``residual`` in the end."""
+        normed, residual = add_rms_norm(self.o_proj(found), residual, self.mlp_norm.weight, self.mlp_norm.eps)
+        return self.mlp(normed), residual
+
+
+def _make_mlp(own: Any) -> nn.Module:
+    mlp = getattr(own, "mlp", None)
+    if mlp is None:
+        raise ModelLoadError(f"{type(own).__name__} has no feed-forward part of a known name")
+    if not all(isinstance(getattr(mlp, name, None), nn.Linear) for name in ("gate_proj", "up_proj", "down_proj")):
+        return OwnMlp(mlp)
+    if not isinstance(mlp.act_fn, nn.SiLU) and type(mlp.act_fn).__name__ != "SiLUActivation":
+        raise ModelLoadError(f"its activation is {type(mlp.act_fn).__name__}, not SiLU")
+    return GatedMlp(mlp)
