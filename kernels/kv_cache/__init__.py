@@ -6,9 +6,9 @@ from torch import Tensor
 
 from ..dispatch import REFERENCE, select
 from ..errors import KernelInputError
-from . import reference
+from . import native, reference
 
-_IMPLEMENTATIONS = {REFERENCE: reference.store_kv_cache}
+_IMPLEMENTATIONS = {REFERENCE: reference.store_kv_cache, "cpu": native.store_kv_cache}
 
 
 def store_kv_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from ..dispatch import REFERENCE, select
 from ..errors import KernelInputError
-from . import invariant, reference
+from . import invariant, native, reference
 from .batch import MaskRule, PagedBatch
 
 __all__ = ["MaskRule", "PagedBatch", "paged_attention"]
 
-_IMPLEMENTATIONS = {REFERENCE: reference.paged_attention}
+_IMPLEMENTATIONS = {REFERENCE: reference.paged_attention, "cpu": native.paged_attention}
 _INVARIANT_IMPLEMENTATIONS = {REFERENCE: invariant.paged_attention}
 
 

@@ -36,6 +36,24 @@ def paged_attention(
         for group, cache_rows in _decode_plan(batch, window, mask_rule, num_kv_heads):
             rows = slice(0, batch.num_decodes) if group.rows is None else group.rows
             out[rows] = _decode(query[rows], key_cache, value_cache, group, cache_rows, scale, softcap, sinks)
+    attend_prefill_rows(query, key_cache, value_cache, batch, scale, window, softcap, sinks, mask_rule, out)
+    return out
+
+
+def attend_prefill_rows(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    batch: PagedBatch,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    mask_rule: MaskRule | None,
+    out: Tensor,
+) -> None:
+    """The rows with several query tokens, into their part of ``out``, ``[T, H, DV]``."""
+    num_kv_heads = key_cache.shape[2]
     for row in batch.derived(("prefill", window, mask_rule), lambda: prefill_rows(batch, window, mask_rule)):
         keys = key_cache.view(-1, num_kv_heads, key_cache.shape[3])[row.slots]
         values = value_cache.view(-1, num_kv_heads, value_cache.shape[3])[row.slots]
@@ -44,7 +62,6 @@ def paged_attention(
             out[row.start : row.stop] = _prefill_fused(chunk, keys, values, row, scale)
         else:
             out[row.start : row.stop] = _prefill_tiled(chunk, keys, values, row, scale, softcap, sinks)
-    return out
 
 
 def _decode_plan(

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from ..dispatch import REFERENCE, select
 from ..errors import KernelInputError
-from . import reference
+from . import native, reference
 
-_IMPLEMENTATIONS = {REFERENCE: reference.rms_norm}
-_ADD_IMPLEMENTATIONS = {REFERENCE: reference.add_rms_norm}
+_IMPLEMENTATIONS = {REFERENCE: reference.rms_norm, "cpu": native.rms_norm}
+_ADD_IMPLEMENTATIONS = {REFERENCE: reference.add_rms_norm, "cpu": native.add_rms_norm}
 
 
 def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -19,7 +19,7 @@ def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Args:
         inputs: ``[..., E]``, any strides.
-        weight: ``[..., E]``, broadcasts against ``inputs``; dtype of ``inputs``.
+        weight: ``[E]``, or ``[N, E]`` for inputs ``[..., N, E]``; dtype of ``inputs``.
         eps: added to the mean of squares.
 
     Raises:
@@ -54,7 +54,7 @@ def add_rms_norm(inputs: Tensor, residual: Tensor, weight: Tensor, eps: float) -
 
 
 def _check(inputs: Tensor, weight: Tensor) -> None:
-    if weight.ndim == 0 or weight.shape[-1] != inputs.shape[-1] or weight.dtype != inputs.dtype:
+    if weight.ndim not in (1, 2) or weight.shape != inputs.shape[-weight.ndim :] or weight.dtype != inputs.dtype:
         raise KernelInputError(
             f"weight must be {inputs.dtype} [{inputs.shape[-1]}], got {weight.dtype} {tuple(weight.shape)}"
         )

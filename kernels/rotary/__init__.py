@@ -6,9 +6,9 @@ from torch import Tensor
 
 from ..dispatch import REFERENCE, select
 from ..errors import KernelInputError
-from . import reference
+from . import native, reference
 
-_IMPLEMENTATIONS = {REFERENCE: reference.apply_rotary}
+_IMPLEMENTATIONS = {REFERENCE: reference.apply_rotary, "cpu": native.apply_rotary}
 
 
 def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from ..dispatch import REFERENCE, select
 from ..errors import KernelInputError
-from . import reference
+from . import native, reference
 
-_IMPLEMENTATIONS = {REFERENCE: reference.silu_and_mul}
+_IMPLEMENTATIONS = {REFERENCE: reference.silu_and_mul, "cpu": native.silu_and_mul}
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

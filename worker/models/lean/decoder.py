@@ -59,7 +59,7 @@ class LeanDecoder(nn.Module):
             attentions: one per layer.
         """
         cos, sin = (angles[0] for angles in self.rotary_emb(hidden, positions[None]))
-        residual = torch.zeros((), dtype=hidden.dtype, device=hidden.device).expand_as(hidden)
+        residual = torch.zeros_like(hidden)
         last = self.layers[-1]
         for layer, attend in zip(self.layers, attentions, strict=True):
             assert isinstance(layer, LeanLayer)

@@ -1,0 +1,10 @@
+"""Kernels for the CPU in C++: compiled where a compiler is, at the start of an engine, once per machine.
+
+Until ``load`` has succeeded, and for inputs that the library does not know, the references run.
+"""
+
+from __future__ import annotations
+
+from .library import Library, is_loaded, library, load, unload
+
+__all__ = ["Library", "is_loaded", "library", "load", "unload"]

@@ -1,0 +1,79 @@
+"""The compiled library in this process: its functions by dtype."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .build import BuildError, build, default_cache_folder
+
+_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_ANY_DTYPE: dict[str, list[Any]] = {"store_rows": [_POINTER, _INT, _POINTER, _POINTER, _INT, _INT]}
+_SIGNATURES: dict[str, list[Any]] = {
+    "rms_norm": [_POINTER, _INT, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT, _FLOAT],
+    "rotary": [_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT],
+    "silu_and_mul": [_POINTER, _POINTER, _INT, _INT],
+    "decode": [
+        *(_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _POINTER),
+        *(_INT, _INT, _INT, _INT, _INT, _FLOAT, _INT, _POINTER),
+    ],
+}
+
+Function = Any  # of ctypes
+
+
+class Library:
+    """Its functions, by name and, where it matters, by the dtype of their tensors.
+
+    They take addresses and sizes as the sources in this folder say, and check nothing: the wrappers do.
+    """
+
+    def __init__(self, path: Path) -> None:
+        loaded = ctypes.CDLL(str(path))
+        self._functions: dict[tuple[str, torch.dtype | None], Function] = {}
+        for name, signature in _ANY_DTYPE.items():
+            self._functions[name, None] = getattr(loaded, name)
+            self._functions[name, None].argtypes = signature
+        for name, signature in _SIGNATURES.items():
+            for dtype, suffix in _SUFFIXES.items():
+                self._functions[name, dtype] = getattr(loaded, f"{name}_{suffix}")
+                self._functions[name, dtype].argtypes = signature
+
+    def get(self, name: str, dtype: torch.dtype | None) -> Function | None:
+        """The function; None for a dtype that the library does not know."""
+        return self._functions.get((name, dtype))
+
+
+_library: Library | None = None
+
+
+def load(cache_folder: Path | None = None) -> str | None:
+    """Compile the library if need be, and use it from now on in this process.
+
+    Returns None, or why it cannot be had: then everything runs on the references.
+    """
+    global _library  # a process has one processor; every kernel asks for the same library
+    try:
+        _library = Library(build(cache_folder or default_cache_folder()))
+    except (BuildError, OSError) as error:
+        return str(error)
+    return None
+
+
+def unload() -> None:
+    """Use the references again."""
+    global _library  # see load
+    _library = None
+
+
+def is_loaded() -> bool:
+    return _library is not None
+
+
+def library(name: str, dtype: torch.dtype | None = None) -> Function | None:
+    """The compiled function, or None if the reference has to do."""
+    return None if _library is None else _library.get(name, dtype)

@@ -1,0 +1,53 @@
+// The dtypes of the kernels: float, and bfloat16 as its 16 bits. Arithmetic is always in float.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+enum class bfloat16 : uint16_t {};  // a scalar, so that loops over it vectorise; a struct's would not
+
+inline float to_float(float value) { return value; }
+
+inline float to_float(bfloat16 value) {
+  uint32_t bits = static_cast<uint32_t>(value) << 16;
+  float result;
+  std::memcpy(&result, &bits, sizeof(result));
+  return result;
+}
+
+template <typename T>
+T from_float(float value);
+
+template <>
+inline float from_float<float>(float value) {
+  return value;
+}
+
+// To nearest, ties to even; NaN stays NaN.
+template <>
+inline bfloat16 from_float<bfloat16>(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
+  return static_cast<bfloat16>(is_nan ? 0x7fc0 : rounded);
+}
+
+// exp as 2^n * 2^f, with a polynomial for 2^f: relative error below 2e-7. It vectorises, which the library's does not.
+inline float fast_exp(float x) {
+  x = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
+  float t = x * 1.44269504088896341f;
+  float n = std::nearbyint(t);
+  float f = t - n;
+  float p = 1.54035303933816e-4f;
+  p = p * f + 1.33335581464284e-3f;
+  p = p * f + 9.61812910762848e-3f;
+  p = p * f + 5.55041086648216e-2f;
+  p = p * f + 2.40226506959101e-1f;
+  p = p * f + 6.93147180559945e-1f;
+  p = p * f + 1.0f;
+  uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23;
+  float power;
+  std::memcpy(&power, &bits, sizeof(power));
+  return p * power;
+}

@@ -1,0 +1,197 @@
+"""The compiled kernels against their references, and a machine without a compiler."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.kernels import native
+from penstock.kernels.kv_cache import reference as kv_reference
+from penstock.kernels.kv_cache import store_kv_cache
+from penstock.kernels.native.build import BuildError, build
+from penstock.kernels.paged_attention import PagedBatch, paged_attention
+from penstock.kernels.paged_attention import reference as attention_reference
+from penstock.kernels.rms_norm import add_rms_norm, rms_norm
+from penstock.kernels.rms_norm import reference as norm_reference
+from penstock.kernels.rotary import apply_rotary
+from penstock.kernels.rotary import reference as rotary_reference
+from penstock.kernels.silu_and_mul import reference as silu_reference
+from penstock.kernels.silu_and_mul import silu_and_mul
+
+DTYPES = [torch.float32, torch.bfloat16]
+# Of a result that is rounded once against one that is rounded after each operation.
+TOLERANCES = {torch.float32: (2e-6, 2e-6), torch.bfloat16: (2e-2, 2e-2)}
+ODD_SHAPES = [(1, 8), (7, 41), (63, 1000)]
+HAS_COMPILER = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
+
+
+@pytest.fixture(scope="module")
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("native")
+
+
+@pytest.fixture
+def compiled(cache_folder: Path) -> Iterator[None]:
+    """The library in use."""
+    if not HAS_COMPILER:
+        pytest.skip("needs a C++ compiler")
+    was_loaded = native.is_loaded()
+    assert native.load(cache_folder) is None
+    yield
+    if not was_loaded:
+        native.unload()
+
+
+def random(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    rtol, atol = TOLERANCES[expected.dtype]
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("dtype", DTYPES)
+class TestLayerOps:
+    @pytest.mark.parametrize(("num_tokens", "size"), ODD_SHAPES)
+    def test_rms_norm(self, num_tokens: int, size: int, dtype: torch.dtype) -> None:
+        weight = random(size, dtype=dtype)
+        for inputs in (random(num_tokens, size, dtype=dtype), random(num_tokens, 2 * size, dtype=dtype)[:, size:]):
+            assert_close(rms_norm(inputs, weight, 1e-5), norm_reference.rms_norm(inputs, weight, 1e-5))
+
+    def test_rms_norm_of_heads_with_a_weight_each(self, dtype: torch.dtype) -> None:
+        heads, weight = random(9, 7, 32, dtype=dtype)[:, 1:6], random(5, 32, dtype=dtype)
+        assert_close(rms_norm(heads, weight, 1e-6), norm_reference.rms_norm(heads, weight, 1e-6))
+
+    @pytest.mark.parametrize(("num_tokens", "size"), ODD_SHAPES)
+    def test_add_rms_norm(self, num_tokens: int, size: int, dtype: torch.dtype) -> None:
+        inputs, residual = random(num_tokens, size, dtype=dtype), random(num_tokens, size, dtype=dtype) * 2
+        weight = random(size, dtype=dtype)
+        expected = norm_reference.add_rms_norm(inputs, residual, weight, 1e-5)
+        for ours, theirs in zip(add_rms_norm(inputs, residual.clone(), weight, 1e-5), expected, strict=True):
+            assert_close(ours, theirs)
+
+    @pytest.mark.parametrize(("num_tokens", "num_heads", "head_dim"), [(1, 1, 2), (9, 7, 42), (63, 5, 128)])
+    def test_apply_rotary(self, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+        heads = random(num_tokens, num_heads + 2, head_dim, dtype=dtype)[:, 1:-1]
+        angles = random(num_tokens, head_dim // 2, dtype=dtype).repeat(1, 2)
+        cos, sin = angles.cos(), angles.sin()
+        assert_close(apply_rotary(heads, cos, sin), rotary_reference.apply_rotary(heads, cos, sin))
+
+    @pytest.mark.parametrize(("num_tokens", "size"), ODD_SHAPES)
+    def test_silu_and_mul(self, num_tokens: int, size: int, dtype: torch.dtype) -> None:
+        gate_up = random(num_tokens, 2 * size, dtype=dtype) * 8
+        assert_close(silu_and_mul(gate_up), silu_reference.silu_and_mul(gate_up))
+
+    def test_extreme_gates(self, dtype: torch.dtype) -> None:
+        gate_up = torch.tensor([[-1e4, -90.0, 0.0, 90.0, 1e4] + [1.0] * 5], dtype=dtype)
+        assert_close(silu_and_mul(gate_up), silu_reference.silu_and_mul(gate_up))
+
+    def test_not_a_number_stays_one(self, dtype: torch.dtype) -> None:
+        spoiled = torch.full((2, 16), float("nan"), dtype=dtype)
+        assert silu_and_mul(spoiled).isnan().all()
+        assert rms_norm(spoiled, torch.ones(16, dtype=dtype), 1e-5).isnan().all()
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
+def test_store_kv_cache(dtype: torch.dtype) -> None:
+    heads = random(11, 5, 8, dtype=dtype)
+    key, value = heads[:, 1:3], heads[:, 3:]
+    slots = torch.randperm(20, generator=torch.Generator().manual_seed(0))[:11]
+    slots[::4] = -1
+    caches = [torch.full((5, 4, 2, 8), 7.0, dtype=dtype) for _ in range(4)]
+    store_kv_cache(key, value, caches[0], caches[1], slots)
+    kv_reference.store_kv_cache(key, value, caches[2], caches[3], slots)
+    assert torch.equal(caches[0], caches[2])
+    assert torch.equal(caches[1], caches[3])
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 1, 9])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (6, 2), (8, 8), (40, 2)])
+@pytest.mark.parametrize("head_dim", [16, 128])
+def test_paged_attention(
+    head_dim: int, num_heads: int, num_kv_heads: int, window: int | None, dtype: torch.dtype
+) -> None:
+    """Decodes of many lengths beside prefill chunks; what no request owns is NaN."""
+    rows, block_size = [(1, 1), (1, 7), (1, 8), (1, 41), (5, 5), (3, 20)], 7
+    num_blocks = 6 * 6
+    table = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).view(6, 6)
+    key_cache = random(num_blocks, block_size, num_kv_heads, head_dim, dtype=dtype)
+    value_cache = random(num_blocks, block_size, num_kv_heads, head_dim, dtype=dtype)
+    for row, (_, seq_len) in enumerate(rows):
+        for position in range(seq_len, 6 * block_size):
+            block = table[row, position // block_size]
+            key_cache[block, position % block_size] = value_cache[block, position % block_size] = float("nan")
+    query_lens, seq_lens = [list(lens) for lens in zip(*rows, strict=True)]
+    num_tokens = sum(query_lens)
+    batch = PagedBatch(table, torch.zeros(num_tokens, dtype=torch.int64), query_lens, seq_lens, block_size)
+    query = random(num_tokens, num_heads + 1, head_dim, dtype=dtype)[:, 1:]
+    scale = head_dim**-0.5
+    actual = paged_attention(query, key_cache, value_cache, batch, scale=scale, window=window)
+    expected = attention_reference.paged_attention(
+        query, key_cache, value_cache, batch, scale, window, None, None, None
+    )
+    assert not actual.isnan().any()
+    rtol, atol = (1e-5, 1e-5) if dtype is torch.float32 else (2e-2, 2e-2)
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_row_has_the_same_bits_in_any_company_and_on_any_number_of_threads() -> None:
+    table = torch.arange(64).view(8, 8)
+    key_cache, value_cache = (random(64, 4, 2, 32, dtype=torch.float32) + i for i in range(2))
+    query = random(8, 6, 32, dtype=torch.float32)
+
+    def attend(rows: list[int]) -> Tensor:
+        lens = [5 + 3 * row for row in rows]
+        batch = PagedBatch(table[rows], torch.zeros(len(rows), dtype=torch.int64), [1] * len(rows), lens, 4)
+        return paged_attention(query[rows], key_cache, value_cache, batch, scale=0.1)
+
+    together = attend(list(range(8)))
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(attend(list(range(8))), together)
+    finally:
+        torch.set_num_threads(num_threads)
+    for row in range(8):
+        assert torch.equal(attend([row])[0], together[row])
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
+def test_what_was_compiled_is_kept(tmp_path: Path) -> None:
+    path = build(tmp_path)
+    written = path.stat().st_mtime_ns
+    assert build(tmp_path) == path
+    assert path.stat().st_mtime_ns == written
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+def test_without_a_compiler_that_works_the_references_run(
+    compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    with pytest.raises(BuildError, match=compiler):
+        build(tmp_path)
+    was_loaded = native.is_loaded()
+    native.unload()
+    reason = native.load(tmp_path)
+    assert reason is not None
+    assert compiler in reason
+    assert not native.is_loaded()
+    inputs = random(3, 8, dtype=torch.float32)
+    weight = torch.ones(8)
+    assert torch.equal(rms_norm(inputs, weight, 1e-5), norm_reference.rms_norm(inputs, weight, 1e-5))
+    monkeypatch.undo()
+    if was_loaded:
+        native.load()
