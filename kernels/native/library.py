@@ -12,7 +12,12 @@ from .build import BuildError, build, default_cache_folder
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-_ANY_DTYPE: dict[str, list[Any]] = {"store_rows": [_POINTER, _INT, _POINTER, _POINTER, _INT, _INT]}
+_ANY_DTYPE: dict[str, list[Any]] = {
+    "store_rows": [_POINTER, _INT, _POINTER, _POINTER, _INT, _INT],
+    "has_bfloat16_linear": [],
+    "pack_linear": [_POINTER, _POINTER, _INT, _INT],
+    "linear": [_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT],
+}
 _SIGNATURES: dict[str, list[Any]] = {
     "rms_norm": [_POINTER, _INT, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT, _FLOAT],
     "rotary": [_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT],

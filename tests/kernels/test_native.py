@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import native
+from penstock.kernels.errors import KernelInputError
 from penstock.kernels.kv_cache import reference as kv_reference
 from penstock.kernels.kv_cache import store_kv_cache
+from penstock.kernels.linear import PackedWeight, can_pack, linear
 from penstock.kernels.native.build import BuildError, build
 from penstock.kernels.paged_attention import PagedBatch, paged_attention
 from penstock.kernels.paged_attention import reference as attention_reference
@@ -30,18 +32,13 @@ ODD_SHAPES = [(1, 8), (7, 41), (63, 1000)]
 HAS_COMPILER = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
 
 
-@pytest.fixture(scope="module")
-def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("native")
-
-
 @pytest.fixture
-def compiled(cache_folder: Path) -> Iterator[None]:
-    """The library in use."""
+def compiled() -> Iterator[None]:
+    """The library in use, compiled once for all tests and engines of this machine."""
     if not HAS_COMPILER:
         pytest.skip("needs a C++ compiler")
     was_loaded = native.is_loaded()
-    assert native.load(cache_folder) is None
+    assert native.load() is None
     yield
     if not was_loaded:
         native.unload()
@@ -165,6 +162,36 @@ def test_a_row_has_the_same_bits_in_any_company_and_on_any_number_of_threads() -
         torch.set_num_threads(num_threads)
     for row in range(8):
         assert torch.equal(attend([row])[0], together[row])
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 2), (63, 10), (64, 64), (65, 130), (401, 600)])
+@pytest.mark.parametrize("num_tokens", [1, 2, 5, 6, 7, 13])
+def test_linear(num_tokens: int, num_outputs: int, num_inputs: int, has_bias: bool) -> None:
+    weight = random(num_outputs, num_inputs, dtype=torch.bfloat16)
+    if not can_pack(weight):
+        pytest.skip("the processor has no products of bfloat16")
+    bias = random(num_outputs, dtype=torch.bfloat16) if has_bias else None
+    packed = PackedWeight(weight, bias)
+    inputs = random(num_tokens, 2 * num_inputs, dtype=torch.bfloat16)[:, num_inputs:]
+    actual = linear(inputs, packed)
+    expected = torch.nn.functional.linear(inputs.double(), weight.double(), None if bias is None else bias.double())
+    torch.testing.assert_close(actual.double(), expected, rtol=2e-2, atol=2e-2)
+    for token in range(num_tokens):
+        assert torch.equal(linear(inputs[token], packed), actual[token])
+
+
+@pytest.mark.usefixtures("compiled")
+def test_what_linear_cannot_take_is_named() -> None:
+    for weight in (torch.zeros(4, 6), torch.zeros(4, 5, dtype=torch.bfloat16)):
+        assert not can_pack(weight)
+        with pytest.raises(KernelInputError, match="cannot be packed"):
+            PackedWeight(weight)
+    if can_pack(weight := torch.zeros(4, 6, dtype=torch.bfloat16)):
+        for inputs in (torch.zeros(2, 6), torch.zeros(2, 4, dtype=torch.bfloat16)):
+            with pytest.raises(KernelInputError, match="inputs must be bfloat16"):
+                linear(inputs, PackedWeight(weight))
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
