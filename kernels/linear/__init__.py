@@ -1,4 +1,4 @@
-"""Products with a weight that was laid out once for the processor."""
+"""Products with a bfloat16 weight that was laid out once for the processor."""
 
 from __future__ import annotations
 
@@ -11,28 +11,6 @@ from ..native import library
 _PANEL = 64
 
 
-class PackedWeight:
-    """A bfloat16 weight ``[N, K]``, and a bias ``[N]`` or None, laid out for ``linear`` on this processor.
-
-    Raises:
-        KernelInputError: ``can_pack`` says no.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        pack = library("pack_linear")
-        if pack is None or not can_pack(weight):
-            raise KernelInputError(f"a weight {weight.dtype} {tuple(weight.shape)} cannot be packed here")
-        self.num_outputs, self.num_inputs = weight.shape
-        num_padded = -(-self.num_outputs // _PANEL) * _PANEL
-        self.data = torch.empty(num_padded * self.num_inputs, dtype=torch.bfloat16)
-        source = weight.detach().contiguous()
-        pack(source.data_ptr(), self.data.data_ptr(), self.num_outputs, self.num_inputs)
-        self.bias: Tensor | None = None
-        if bias is not None:
-            self.bias = torch.zeros(num_padded)
-            self.bias[: self.num_outputs] = bias.detach()
-
-
 def can_pack(weight: Tensor) -> bool:
     """Whether the compiled library is there, the processor has its instruction, and the weight suits it."""
     has_linear = library("has_bfloat16_linear")
@@ -40,11 +18,37 @@ def can_pack(weight: Tensor) -> bool:
     return is_suited and has_linear is not None and bool(has_linear())
 
 
-def linear(inputs: Tensor, weight: PackedWeight) -> Tensor:
+def pack_weight(weight: Tensor) -> Tensor:
+    """Lay out a weight ``[N, K]`` in panels of 64 outputs, ``[P, K / 2, 64, 2]``; outputs beyond ``N`` are zero.
+
+    Raises:
+        KernelInputError: ``can_pack`` says no.
+    """
+    function = library("pack_linear")
+    if function is None or not can_pack(weight):
+        raise KernelInputError(f"a weight {weight.dtype} {tuple(weight.shape)} cannot be packed here")
+    num_outputs, num_inputs = weight.shape
+    source = weight.detach().contiguous()
+    packed = torch.empty((-(-num_outputs // _PANEL), num_inputs // 2, _PANEL, 2), dtype=torch.bfloat16)
+    function(source.data_ptr(), packed.data_ptr(), num_outputs, num_inputs)
+    return packed
+
+
+def pack_bias(bias: Tensor) -> Tensor:
+    """A bias ``[N]`` in float32, as long as the panels of its weight."""
+    packed = torch.zeros(-(-len(bias) // _PANEL) * _PANEL)
+    packed[: len(bias)] = bias.detach()
+    return packed
+
+
+def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
     """Return ``inputs @ weight.T + bias``, summed in float32 and rounded once.
 
     Args:
         inputs: ``[..., K]`` bfloat16.
+        weight: of ``pack_weight``.
+        bias: of ``pack_bias``.
+        num_outputs: ``N``.
 
     Returns:
         ``[..., N]`` bfloat16. A row has the same bits whatever the other rows are.
@@ -55,17 +59,15 @@ def linear(inputs: Tensor, weight: PackedWeight) -> Tensor:
     Cost: for few rows memory bound, ``N * K * 2`` bytes; else ``2 * T * N * K`` operations.
     """
     function = library("linear")
-    if inputs.dtype != torch.bfloat16 or inputs.shape[-1] != weight.num_inputs or function is None:
-        raise KernelInputError(
-            f"inputs must be bfloat16 [..., {weight.num_inputs}], got {inputs.dtype} {tuple(inputs.shape)}"
-        )
-    rows = inputs.reshape(-1, weight.num_inputs)
+    num_inputs = 2 * weight.shape[1]
+    if inputs.dtype != torch.bfloat16 or inputs.shape[-1] != num_inputs or function is None:
+        raise KernelInputError(f"inputs must be bfloat16 [..., {num_inputs}], got {inputs.dtype} {tuple(inputs.shape)}")
+    rows = inputs.reshape(-1, num_inputs)
     if rows.stride(1) != 1:
         rows = rows.contiguous()
-    out = torch.empty((*inputs.shape[:-1], weight.num_outputs), dtype=torch.bfloat16)
-    bias = None if weight.bias is None else weight.bias.data_ptr()
+    out = torch.empty((*inputs.shape[:-1], num_outputs), dtype=torch.bfloat16)
     function(
-        *(rows.data_ptr(), rows.stride(0), weight.data.data_ptr(), bias, out.data_ptr()),
-        *(rows.shape[0], weight.num_inputs, weight.num_outputs),
+        *(rows.data_ptr(), rows.stride(0), weight.data_ptr(), None if bias is None else bias.data_ptr()),
+        *(out.data_ptr(), rows.shape[0], num_inputs, num_outputs),
     )
     return out

@@ -14,7 +14,7 @@ from penstock.kernels import native
 from penstock.kernels.errors import KernelInputError
 from penstock.kernels.kv_cache import reference as kv_reference
 from penstock.kernels.kv_cache import store_kv_cache
-from penstock.kernels.linear import PackedWeight, can_pack, linear
+from penstock.kernels.linear import can_pack, linear, pack_bias, pack_weight
 from penstock.kernels.native.build import BuildError, build
 from penstock.kernels.paged_attention import PagedBatch, paged_attention
 from penstock.kernels.paged_attention import reference as attention_reference
@@ -173,13 +173,13 @@ def test_linear(num_tokens: int, num_outputs: int, num_inputs: int, has_bias: bo
     if not can_pack(weight):
         pytest.skip("the processor has no products of bfloat16")
     bias = random(num_outputs, dtype=torch.bfloat16) if has_bias else None
-    packed = PackedWeight(weight, bias)
+    packed, packed_bias = pack_weight(weight), None if bias is None else pack_bias(bias)
     inputs = random(num_tokens, 2 * num_inputs, dtype=torch.bfloat16)[:, num_inputs:]
-    actual = linear(inputs, packed)
+    actual = linear(inputs, packed, packed_bias, num_outputs)
     expected = torch.nn.functional.linear(inputs.double(), weight.double(), None if bias is None else bias.double())
     torch.testing.assert_close(actual.double(), expected, rtol=2e-2, atol=2e-2)
     for token in range(num_tokens):
-        assert torch.equal(linear(inputs[token], packed), actual[token])
+        assert torch.equal(linear(inputs[token], packed, packed_bias, num_outputs), actual[token])
 
 
 @pytest.mark.usefixtures("compiled")
@@ -187,11 +187,11 @@ def test_what_linear_cannot_take_is_named() -> None:
     for weight in (torch.zeros(4, 6), torch.zeros(4, 5, dtype=torch.bfloat16)):
         assert not can_pack(weight)
         with pytest.raises(KernelInputError, match="cannot be packed"):
-            PackedWeight(weight)
+            pack_weight(weight)
     if can_pack(weight := torch.zeros(4, 6, dtype=torch.bfloat16)):
         for inputs in (torch.zeros(2, 6), torch.zeros(2, 4, dtype=torch.bfloat16)):
             with pytest.raises(KernelInputError, match="inputs must be bfloat16"):
-                linear(inputs, PackedWeight(weight))
+                linear(inputs, pack_weight(weight), None, 4)
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")

@@ -10,7 +10,7 @@ from torch import nn
 
 from penstock.kernels import native
 from penstock.kernels.linear import can_pack
-from penstock.worker.models.packed_linear import OneDnnLinear, PackedLinear, pack_linear_layers
+from penstock.worker.models.packed_linear import OneDnnLinear, OwnPackedLinear, pack_linear_layers
 
 BFLOAT16_WEIGHT = torch.zeros(2, 2, dtype=torch.bfloat16)
 
@@ -40,7 +40,7 @@ def test_same_result_as_the_layer_it_replaces(
     packed = nn.Sequential(*plain)
     assert pack_linear_layers(packed) == 1, "the second layer is too small to gain, or has an odd number of inputs"
     is_own = has_own_kernel and dtype == torch.bfloat16
-    assert isinstance(packed[0], PackedLinear if is_own else OneDnnLinear)
+    assert isinstance(packed[0], OwnPackedLinear if is_own else OneDnnLinear)
     with torch.inference_mode():
         for num_tokens in (1, 7, 130):
             inputs = torch.randn(1, num_tokens, 1200).to(dtype)[..., ::2]
