@@ -34,6 +34,11 @@ def pack_weight(weight: Tensor) -> Tensor:
     return packed
 
 
+def unpack_weight(packed: Tensor, num_outputs: int) -> Tensor:
+    """The weight ``[N, K]`` that ``pack_weight`` was given."""
+    return packed.permute(0, 2, 1, 3).reshape(-1, 2 * packed.shape[1])[:num_outputs]
+
+
 def pack_bias(bias: Tensor) -> Tensor:
     """A bias ``[N]`` in float32, as long as the panels of its weight."""
     packed = torch.zeros(-(-len(bias) // _PANEL) * _PANEL)

@@ -14,7 +14,7 @@ from penstock.kernels import native
 from penstock.kernels.errors import KernelInputError
 from penstock.kernels.kv_cache import reference as kv_reference
 from penstock.kernels.kv_cache import store_kv_cache
-from penstock.kernels.linear import can_pack, linear, pack_bias, pack_weight
+from penstock.kernels.linear import can_pack, linear, pack_bias, pack_weight, unpack_weight
 from penstock.kernels.native.build import BuildError, build
 from penstock.kernels.paged_attention import PagedBatch, paged_attention
 from penstock.kernels.paged_attention import reference as attention_reference
@@ -174,6 +174,7 @@ def test_linear(num_tokens: int, num_outputs: int, num_inputs: int, has_bias: bo
         pytest.skip("the processor has no products of bfloat16")
     bias = random(num_outputs, dtype=torch.bfloat16) if has_bias else None
     packed, packed_bias = pack_weight(weight), None if bias is None else pack_bias(bias)
+    assert torch.equal(unpack_weight(packed, num_outputs), weight)
     inputs = random(num_tokens, 2 * num_inputs, dtype=torch.bfloat16)[:, num_inputs:]
     actual = linear(inputs, packed, packed_bias, num_outputs)
     expected = torch.nn.functional.linear(inputs.double(), weight.double(), None if bias is None else bias.double())

@@ -54,6 +54,12 @@ def _add_engine_arguments(engine: argparse._ArgumentGroup) -> None:
         help="compute every prompt anew, though it begins like one of the same tenant before it",
     )
     engine.add_argument(
+        "--no-native-kernels",
+        dest="native_kernels",
+        action="store_false",
+        help="on the CPU, compute with torch alone instead of compiling kernels for this processor at the first start",
+    )
+    engine.add_argument(
         "--structured-outputs-backend",
         choices=STRUCTURED_OUTPUTS_BACKENDS,
         default="xgrammar",
@@ -179,6 +185,7 @@ def _engine_config(arguments: argparse.Namespace, device: str, num_engines: int)
         dump_prompts=arguments.dump_prompts,
         rpc_modules=tuple(arguments.rpc_module),
         enable_prompt_embeds=arguments.enable_prompt_embeds,
+        native_kernels=arguments.native_kernels,
         **given,
     )
 

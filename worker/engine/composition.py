@@ -8,6 +8,7 @@ from pathlib import Path
 import structlog
 import torch
 
+from ...kernels import native
 from ...shared.messages import Ready
 from ...shared.params import SamplingParams
 from ..config import EngineConfig
@@ -57,6 +58,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     progress = progress or ProgressWriter()
     rpc_methods = load_rpc_methods(config)
     torch.manual_seed(config.seed)
+    _load_native_kernels(config)
     model = load_model(config, folder)
     if config.device == "cpu":
         torch.set_num_threads(choose_num_threads(config, model.num_parameters))
@@ -115,6 +117,16 @@ def choose_num_threads(config: EngineConfig, num_parameters: int) -> int:
     if num_parameters < _SMALL_MODEL_PARAMETERS:
         return 1
     return max(1, usable_cores() // config.num_engines_on_host - 1)
+
+
+def _load_native_kernels(config: EngineConfig) -> None:
+    """Have the kernels of ``kernels/native`` compiled and used, where that can be."""
+    if config.device != "cpu" or not config.native_kernels:
+        native.unload()
+        return
+    reason = native.load()
+    if reason is not None:
+        _log.info("native_kernels_missing", reason=reason)
 
 
 def _make_runner(config: EngineConfig, model: LoadedModel) -> ModelRunner:

@@ -14,6 +14,7 @@ from functools import partial
 
 import structlog
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from ...shared.errors import ModelLoadError
@@ -85,11 +86,20 @@ class _Trial:
 
 
 @torch.inference_mode()
-def choose_forward(module: PreTrainedModel, architecture: str, vocab_size: int, settings: ForwardSettings) -> Forward:
+def choose_forward(
+    module: PreTrainedModel,
+    architecture: str,
+    vocab_size: int,
+    settings: ForwardSettings,
+    prepare: Callable[[nn.Module], None] = lambda network: None,
+) -> Forward:
     """Return the first of ``CANDIDATES`` that computes what ``module``, with eager attention, does on its own.
 
     In 16 bits rounding may hide what is wrong with it. Then the more careful ones of its mode are tried too, and one
     that comes much closer is preferred.
+
+    Args:
+        prepare: is called with what computes before it is judged, to make it faster.
 
     Raises:
         ModelLoadError: none does; says why, for each.
@@ -98,7 +108,7 @@ def choose_forward(module: PreTrainedModel, architecture: str, vocab_size: int, 
         truth = Truth.of(module, vocab_size)
     except Exception as error:  # whatever the architecture's own code raises
         raise ModelLoadError(f"{architecture} cannot be served: on its own it fails with {_sentence(error)}") from error
-    trials = _try_candidates(module, truth, settings)
+    trials = _try_candidates(module, truth, settings, prepare)
     smallest = max(SURE, min(trial.error for trial in trials))
     chosen = next(trial for trial in trials if trial.error <= _MUCH_CLOSER * smallest)
     told = _told(trials)
@@ -106,10 +116,16 @@ def choose_forward(module: PreTrainedModel, architecture: str, vocab_size: int, 
         raise ModelLoadError(f"{architecture} cannot be served. {told}")
     _log.info("forward_mode", mode=chosen.candidate.name, architecture=architecture, why=told)
     # Made anew if others have changed the model's attention since.
-    return chosen.forward if chosen is trials[-1] else chosen.candidate.build(module, settings)
+    if chosen is trials[-1]:
+        return chosen.forward
+    forward = chosen.candidate.build(module, settings)
+    prepare(forward.network)
+    return forward
 
 
-def _try_candidates(module: PreTrainedModel, truth: Truth, settings: ForwardSettings) -> list[_Trial]:
+def _try_candidates(
+    module: PreTrainedModel, truth: Truth, settings: ForwardSettings, prepare: Callable[[nn.Module], None]
+) -> list[_Trial]:
     """Try them in order, until one conforms for sure, or all of the mode of the first that conforms are through."""
     trials: list[_Trial] = []
     for candidate in (candidate for candidate in CANDIDATES if candidate.suits(module)):
@@ -118,6 +134,7 @@ def _try_candidates(module: PreTrainedModel, truth: Truth, settings: ForwardSett
             break
         try:
             forward = candidate.build(module, settings)
+            prepare(forward.network)
             trials.append(_Trial(candidate, forward, check_conformance(forward, truth)))
         except Exception as error:  # whatever the architecture's own code raises
             trials.append(_Trial(candidate, reason=_sentence(error)))

@@ -79,8 +79,7 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
     vocab_size = model_config.get_text_config().vocab_size
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     settings = ForwardSettings(max_model_len, is_batch_invariant=config.deterministic)
-    forward = choose_forward(module, architecture, vocab_size, settings)
-    _pack(forward.network, device)
+    forward = choose_forward(module, architecture, vocab_size, settings, lambda network: _pack(network, device))
     return LoadedModel(
         forward=forward,
         folder=tokenizer_folder(folder, config.trust_remote_code),

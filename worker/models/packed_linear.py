@@ -2,8 +2,8 @@
 
 In bfloat16, where the compiled kernels and the instruction are there, by our own kernel; else by oneDNN. GFLOP/s of one
 core with the weight in its cache, own / oneDNN: 72 / 33 to 62 for one token, 220 / 148 to 204 for eight, 230 / 185 to
-223 for 64, which is what the instruction can do. oneDNN, all linear layers of a 135M model: 17 ms packed and 27 plain for
-one token, 18 and 33 for eight, 70 and 86 for 64; float32 gains as much.
+223 for 64, which is what the instruction can do. oneDNN, all linear layers of a 135M model: 17 ms packed and 27 plain
+for one token, 18 and 33 for eight, 70 and 86 for 64; float32 gains as much.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ...kernels.linear import can_pack, linear, pack_bias, pack_weight
+from ...kernels.linear import can_pack, linear, pack_bias, pack_weight, unpack_weight
 
 # oneDNN loses on small layers: 0.5 and 0.2 ms for all of a 1.3M model's.
 _MIN_ONEDNN_ELEMENTS = 200_000
@@ -22,6 +22,13 @@ _EXPECTED_TOKENS = 64
 class PackedLinear(nn.Module):
     """Does what another layer does, on a packed copy of its weight, which is a plain tensor of this module."""
 
+    _packed: Tensor
+
+    @property
+    def weight(self) -> Tensor:
+        """A copy in the plain layout, to the bit: the code of some models asks for the dtype, or computes with it."""
+        raise NotImplementedError
+
 
 class OwnPackedLinear(PackedLinear):
     """By our kernel."""
@@ -31,6 +38,10 @@ class OwnPackedLinear(PackedLinear):
         self._packed = pack_weight(plain.weight)
         self._bias = None if plain.bias is None else pack_bias(plain.bias)
         self._num_outputs = plain.out_features
+
+    @property
+    def weight(self) -> Tensor:
+        return unpack_weight(self._packed, self._num_outputs)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return linear(inputs, self._packed, self._bias, self._num_outputs)
@@ -46,12 +57,7 @@ class OneDnnLinear(PackedLinear):
 
     @property
     def weight(self) -> Tensor:
-        """The weight as it was before, to the bit: a copy in the plain layout."""
         return self._packed.to_dense()
-
-    @property
-    def bias(self) -> Tensor | None:
-        return self._bias
 
     def forward(self, inputs: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self._bias, "none", [], "")

@@ -22,8 +22,8 @@ from penstock.worker.engine.sampler import sample
 from penstock.worker.engine.sampling_table import SamplingRows
 from penstock.worker.models.forward import ModelInput
 from penstock.worker.models.invariance import choose_tile_sizes
+from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.loader import LoadedModel, load_model
-from penstock.worker.models.packed import PackedForward
 
 from .harness import generate, request
 
@@ -174,12 +174,12 @@ def test_tokens_of_a_model_with_experts_go_alone(load: Callable[[str], LoadedMod
 
 def add_to_logits(monkeypatch: pytest.MonkeyPatch, make_noise: Callable[[int], Tensor]) -> None:
     """Spoil every forward of ``n`` tokens by ``make_noise(n)``, added to the logits' rows."""
-    run = PackedForward.run
+    run = LeanForward.run
 
-    def spoilt(self: PackedForward, step: ModelInput) -> Tensor:
+    def spoilt(self: LeanForward, step: ModelInput) -> Tensor:
         return run(self, step) + make_noise(len(step.token_ids))[step.logit_rows, None]
 
-    monkeypatch.setattr(PackedForward, "run", spoilt)
+    monkeypatch.setattr(LeanForward, "run", spoilt)
 
 
 def test_sizes_that_give_different_bits_are_not_mixed(
