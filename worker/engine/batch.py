@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .request import Request
 from .sampling_table import SamplingTable
-from .scheduler import SchedulerOutput
+from .scheduler_output import SchedulerOutput
 
 IntArray = NDArray[np.int64]
 

@@ -15,7 +15,8 @@ from .isolation import Isolation
 from .param_checks import check_in_vocabulary, check_params
 from .prompt_embeds import check_prompt_embeds, extra_keys_of, prompt_of
 from .request import STATUS_OF_REASON, Request, RequestStatus
-from .scheduler import SampledTokens, Scheduler, SchedulerOutput
+from .scheduler import Scheduler
+from .scheduler_output import SampledTokens, SchedulerOutput
 from .step_watch import StepWatch
 from .stop import check_stop
 

@@ -16,7 +16,8 @@ import structlog
 
 if TYPE_CHECKING:
     from .request import Request
-    from .scheduler import Scheduler, SchedulerOutput
+    from .scheduler import Scheduler
+    from .scheduler_output import SchedulerOutput
 
 # A failure that repeats shall not fill a disk.
 MAX_FILES = 100

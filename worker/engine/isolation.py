@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from .request import Request
-from .scheduler import SchedulerOutput
+from .scheduler_output import SchedulerOutput
 
 
 class Isolation:

@@ -17,7 +17,7 @@ from .prompt_rows import PromptRows
 from .request import Request
 from .sampler import sample
 from .sampling_table import SamplingRows
-from .scheduler import NO_TOKEN, SampledTokens, SchedulerOutput
+from .scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
 
 LogprobsByRow = dict[int, TokenLogprobs]
 

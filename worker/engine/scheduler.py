@@ -24,7 +24,6 @@ what a preempted request leaves over may go, in the same step, to a waiting one 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from ...shared.errors import ConfigurationError
 from ...shared.messages import (
@@ -33,55 +32,15 @@ from ...shared.messages import (
     FinishReason,
     RequestError,
     SchedulerStats,
-    TokenLogprobs,
 )
 from .block_pool import BlockPool, InvariantError
 from .ordering import FirstComeFirstServed, OrderingPolicy, RequestQueue
 from .prefix_cache import NoPrefixCache, PrefixCache
 from .prompt_budget import PromptRowBudget
 from .request import STATUS_OF_REASON, Request, RequestStatus
+from .scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
 from .stop import check_stop
 from .timeline import NoTimeline, Timeline
-
-NO_TOKEN = -1
-
-
-@dataclass(slots=True)
-class SchedulerOutput:
-    """One step's work.
-
-    Args:
-        requests: who runs, ``[B]``.
-        num_new_tokens: how many tokens of each are computed, ``[B]``, each at least 1.
-        released_ids: requests that finished or lost their blocks since the last step; forget their rows first.
-    """
-
-    requests: list[Request] = field(default_factory=list)
-    num_new_tokens: list[int] = field(default_factory=list)
-    released_ids: list[str] = field(default_factory=list)
-
-    def add(self, request: Request, num_new_tokens: int) -> None:
-        self.requests.append(request)
-        self.num_new_tokens.append(num_new_tokens)
-
-    def work(self) -> Iterable[tuple[Request, int]]:
-        """Each request with the number of its tokens."""
-        return zip(self.requests, self.num_new_tokens, strict=True)
-
-
-@dataclass(slots=True)
-class SampledTokens:
-    """One step's result.
-
-    Args:
-        token_ids: ``[B]``, the new token of each request of the ``SchedulerOutput``, or ``NO_TOKEN``.
-        logprobs: by request_id, of those that asked and have a token.
-        prompt_logprobs: by request_id, of the tokens of its prompt that this step was the first to judge.
-    """
-
-    token_ids: list[int]
-    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
-    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
 
 
 class Scheduler:

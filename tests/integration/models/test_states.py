@@ -13,7 +13,7 @@ from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.model_runner import ModelRunner
 from penstock.worker.engine.prefix_cache import NoPrefixCache
-from penstock.worker.engine.scheduler import SchedulerOutput
+from penstock.worker.engine.scheduler_output import SchedulerOutput
 from penstock.worker.models.cached import CachedForward
 from penstock.worker.models.survey import trial
 

@@ -11,7 +11,8 @@ from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest, Finish
 from penstock.shared.params import LoRARequest, PoolingParams, SamplingParams
 from penstock.worker.engine.block_pool import BlockPool
 from penstock.worker.engine.core import AcceleratorError, EngineCore
-from penstock.worker.engine.scheduler import NO_TOKEN, SampledTokens, Scheduler, SchedulerOutput
+from penstock.worker.engine.scheduler import Scheduler
+from penstock.worker.engine.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
 
 VOCAB_SIZE = 50
 EOS = 2

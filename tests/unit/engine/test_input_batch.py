@@ -8,7 +8,7 @@ import pytest
 from penstock.shared.params import SamplingParams
 from penstock.worker.engine.batch import InputBatch
 from penstock.worker.engine.request import Request
-from penstock.worker.engine.scheduler import SchedulerOutput
+from penstock.worker.engine.scheduler_output import SchedulerOutput
 
 
 def make_request(request_id: str, token_ids: list[int], blocks: list[int], num_computed: int = 0) -> Request:

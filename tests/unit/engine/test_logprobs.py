@@ -15,7 +15,8 @@ from penstock.worker.engine.logprobs import RawLogprobs
 from penstock.worker.engine.request import Request
 from penstock.worker.engine.sampler import sample
 from penstock.worker.engine.sampling_table import SamplingRows, SamplingTable
-from penstock.worker.engine.scheduler import SampledTokens, Scheduler
+from penstock.worker.engine.scheduler import Scheduler
+from penstock.worker.engine.scheduler_output import SampledTokens
 
 VOCAB_SIZE = 15
 ASKED = [None, 0, 3, None, 20, 1]

@@ -16,7 +16,7 @@ from penstock.worker.engine.batch import InputBatch
 from penstock.worker.engine.request import Request
 from penstock.worker.engine.sampler import sample
 from penstock.worker.engine.sampling_table import SamplingTable
-from penstock.worker.engine.scheduler import SchedulerOutput
+from penstock.worker.engine.scheduler_output import SchedulerOutput
 
 from .test_sampler import NUM_DRAWS, assert_distributed, exact_probabilities
 

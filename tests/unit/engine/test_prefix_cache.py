@@ -21,7 +21,8 @@ from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.ordering import FirstComeFirstServed, OrderingPolicy, Priority
 from penstock.worker.engine.prefix_cache import BlockHashCache, NoPrefixCache
 from penstock.worker.engine.request import Request
-from penstock.worker.engine.scheduler import NO_TOKEN, SampledTokens, Scheduler, SchedulerOutput
+from penstock.worker.engine.scheduler import Scheduler
+from penstock.worker.engine.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
 
 MAX_MODEL_LEN = 28
 BLOCK_SIZE = 4

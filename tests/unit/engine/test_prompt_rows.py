@@ -18,7 +18,8 @@ from penstock.worker.engine.logprobs import prompt_logprobs_of
 from penstock.worker.engine.prompt_budget import PromptRowBudget
 from penstock.worker.engine.prompt_rows import PromptRows
 from penstock.worker.engine.request import Request
-from penstock.worker.engine.scheduler import NO_TOKEN, SampledTokens, Scheduler, SchedulerOutput
+from penstock.worker.engine.scheduler import Scheduler
+from penstock.worker.engine.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
 
 VOCAB_SIZE = 13
 

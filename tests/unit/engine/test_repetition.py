@@ -13,7 +13,8 @@ from penstock.shared.params import RepetitionDetectionParams, SamplingParams
 from penstock.worker.engine.block_pool import BlockPool
 from penstock.worker.engine.repetition import ends_in_repetition
 from penstock.worker.engine.request import Request, RequestStatus
-from penstock.worker.engine.scheduler import SampledTokens, Scheduler
+from penstock.worker.engine.scheduler import Scheduler
+from penstock.worker.engine.scheduler_output import SampledTokens
 from penstock.worker.engine.stop import check_stop
 
 REPETITION = (FinishReason.REPETITION, "repetition_detected")

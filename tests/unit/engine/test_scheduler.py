@@ -18,7 +18,8 @@ from penstock.worker.engine.block_pool import BlockPool, InvariantError
 from penstock.worker.engine.ordering import FirstComeFirstServed, OrderingPolicy, Priority
 from penstock.worker.engine.prefix_cache import BlockHashCache
 from penstock.worker.engine.request import Request, RequestStatus
-from penstock.worker.engine.scheduler import NO_TOKEN, SampledTokens, Scheduler, SchedulerOutput
+from penstock.worker.engine.scheduler import Scheduler
+from penstock.worker.engine.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
 from penstock.worker.engine.timeline import ClockedTimeline, Timeline
 
 MAX_MODEL_LEN = 24
