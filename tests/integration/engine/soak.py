@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, TokenLogprobs
 from penstock.shared.params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+from penstock.shared.prompt_embeds import PromptEmbeds
 
 MAX_MODEL_LEN = 128
 SCHEMA = {
@@ -194,10 +195,14 @@ def structured_case(rng: random.Random, request_id: str, decode: Callable[[list[
     return Case(_request(rng, request_id, [5, 6, 7], fields), [check])
 
 
-def known_case(rng: random.Random, request_id: str, prompt: list[int], answer: list[int]) -> Case:
-    """A question whose answer is known, from the start or where another engine left it."""
+def known_case(
+    rng: random.Random, request_id: str, prompt: list[int], answer: list[int], embeds: PromptEmbeds | None = None
+) -> Case:
+    """A question whose answer is known, from the start or where another engine left it, by tokens or ``embeds``."""
     delivered = answer[: rng.randrange(len(answer))] if rng.random() < 0.5 else []
     request = _request(rng, request_id, prompt, {"temperature": 0.0, "max_tokens": 64}, delivered)
+    if embeds is not None:
+        request.prompt_token_ids, request.prompt_embeds = None, embeds
     return Case(request, [lambda whole: delivered + whole.token_ids == answer])
 
 

@@ -9,10 +9,20 @@ import time
 import msgspec
 import psutil
 import pytest
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from penstock.ops.demo.task import TASKS, held_out_questions
-from penstock.shared.control import CheckInvariants, Invariants, ResetPrefixCache
+from penstock.producer.embeds import encode_embeds
+from penstock.shared.control import (
+    CheckInvariants,
+    Invariants,
+    ResetPrefixCache,
+    Sleep,
+    SleepState,
+    Utility,
+    WakeUp,
+)
 from penstock.shared.messages import (
     AbortRequests,
     EngineCoreOutputs,
@@ -41,6 +51,7 @@ CONFIG = EngineConfig(
     # 40 blocks of 16 tokens of 2 KiB: 16 requests would want up to 128.
     kv_cache_memory=40 * 16 * 2048,
     scheduling_policy="priority",
+    enable_prompt_embeds=True,
 )
 
 
@@ -51,6 +62,7 @@ class Soak:
         self.rng = random.Random(seed)
         self.tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
         self.stats = SchedulerStats()
+        self._embeddings = load_file(DEMO_MODEL / "model.safetensors")["model.embed_tokens.weight"]
         self.num_checked = 0
         self._core = core
         self._prefixes = [[self.rng.randrange(3, 300) for _ in range(60)] for _ in range(4)]
@@ -96,6 +108,9 @@ class Soak:
                 for request_id in left:
                     del running[request_id]
         self._check_idle(aborted)
+        if self.rng.random() < 0.1:
+            assert self._call(Sleep(level=self.rng.choice([1, 2]))).error is None
+            assert self._call(WakeUp()).answer == SleepState()
 
     def rss_bytes(self) -> int:
         return psutil.Process(self._core.process.pid).memory_info().rss
@@ -103,9 +118,11 @@ class Soak:
     def _case(self) -> Case:
         self._num_cases += 1
         request_id, kind = f"r{self._num_cases}", self.rng.random()
-        if kind < 0.3:
-            return known_case(self.rng, request_id, *self.rng.choice(self._known))
-        if kind < 0.45:
+        if kind < 0.4:
+            prompt, answer = self.rng.choice(self._known)
+            embeds = encode_embeds(self._embeddings[prompt]) if kind < 0.1 else None
+            return known_case(self.rng, request_id, prompt, answer, embeds)
+        if kind < 0.55:
             return structured_case(self.rng, request_id, self.tokenizer.decode)
         return free_case(self.rng, request_id, self._prefixes)
 
@@ -114,13 +131,18 @@ class Soak:
 
         What the core sent of ``aborted`` requests before it knew may still be on its way.
         """
-        self._send(UtilityCall(1, CheckInvariants()))
-        while not (isinstance(message := self._core.receive(), UtilityOutput) and message.call_id == 1):
-            if isinstance(message, EngineCoreOutputs):
-                assert {output.request_id for output in message.outputs} <= aborted, "an ended request spoke"
-        assert isinstance(found := message.answer, Invariants), message.error
+        told = self._call(CheckInvariants(), aborted)
+        assert isinstance(found := told.answer, Invariants), told.error
         assert found.num_free_blocks == found.num_blocks
         assert (found.num_running_reqs, found.num_waiting_reqs) == (0, 0)
+
+    def _call(self, utility: Utility, aborted: set[str] | None = None) -> UtilityOutput:
+        """The answer to a call; until it comes nobody but ``aborted`` requests has anything to say."""
+        self._send(UtilityCall(1, utility))
+        while not (isinstance(message := self._core.receive(), UtilityOutput) and message.call_id == 1):
+            if isinstance(message, EngineCoreOutputs):
+                assert {output.request_id for output in message.outputs} <= (aborted or set()), "an ended request spoke"
+        return message
 
     def _outputs(self) -> list:
         message = self._core.receive()
