@@ -81,7 +81,7 @@ def test_the_rpc_method() -> None:
     module = ModuleType("my_methods")
     vars(module).update(names)
     linear = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
-    engine = SimpleNamespace(model=SimpleNamespace(module=linear))
+    engine = SimpleNamespace(model=SimpleNamespace(network=linear))
     assert RpcMethods([module]).run(cast(RpcEngine, engine), "count_layers", ["Linear"], {}) == 2
 
 

@@ -21,9 +21,7 @@ local function end_segment(key, id, number, num_prompt_tokens, ending, count)
   redis.call('HSET', key, 'state', 'awaiting_input', 'ending', ending)
   redis.call('HINCRBY', prefix .. 'queue', 'num_awaiting', 1)
   -- It keeps its place among what its tenant may have under way, but nothing is computed for it.
-  if redis.call('HINCRBY', prefix .. 'queue', 'num_started', -1) == 0 then
-    redis.call('HSET', prefix .. 'queue', 'idle_at', now_ms())
-  end
+  stop_working(prefix)
 end
 
 for i = 2, #ARGV, 8 do

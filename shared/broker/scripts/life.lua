@@ -24,11 +24,18 @@ local function charge_computed(prefix, tenant, band, computed, charged, charged_
   return extra
 end
 
+-- One request less is under way; while none is, the time does not count as slow service.
+local function stop_working(prefix)
+  if redis.call('HINCRBY', prefix .. 'queue', 'num_started', -1) == 0 then
+    redis.call('HSET', prefix .. 'queue', 'idle_at', now_ms())
+  end
+end
+
 -- A request that was claimed has ended.
 local function settle(prefix, tenant, band, prompt, most, count, charged, charged_at)
   local extra = charge_computed(prefix, tenant, band, prompt + count, charged, charged_at)
   redis.call('HINCRBY', prefix .. 'tenant:' .. tenant, 'num_started', -1)
-  redis.call('HINCRBY', prefix .. 'queue', 'num_started', -1)
+  stop_working(prefix)
   note_served(prefix, prompt + most, count)
   local blocked = redis.call('ZSCORE', prefix .. 'blocked', tenant)
   if blocked and (blocked == 'inf' or extra < 0) then unblock(prefix, tenant) end

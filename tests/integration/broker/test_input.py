@@ -260,6 +260,18 @@ async def test_time_without_input_is_no_slow_service(broker: Broker, queue: Queu
     assert 50 < (await queue.stats()).tokens_per_s <= 100 / 0.5
 
 
+async def test_others_may_end_while_a_request_waits_for_input(broker: Broker, queue: Queue) -> None:
+    """The last one at work ends, and then the one that waits: nothing was under way in between."""
+    await open_request(broker)
+    await enqueue(broker, "b")
+    waiting, other = await take(broker, "e0", 2)
+    assert await broker.end_segments([segment(waiting, 0, 0, 7)]) == []
+    assert await broker.cancel(other.request_id) == "cancelled"
+    assert (await queue.stats()).num_running == 0
+    assert await broker.cancel("a") == "cancelled"
+    assert (await queue.stats()).num_running == 0
+
+
 async def test_a_parked_request_is_replayed_with_the_input_it_had_and_no_more(broker: Broker, commands) -> None:
     dead_letter = DeadLetter(commands, broker.keys)
     await open_request(broker)
