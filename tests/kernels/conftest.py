@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor
+
+from penstock.kernels import native
 
 # (rtol, atol) against a float64 result of the same inputs; the same for every kernel, device and shape.
 TOLERANCES = {
@@ -25,3 +27,13 @@ def assert_close() -> Callable[[Tensor, Tensor], None]:
         torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=atol)
 
     return compare
+
+
+@pytest.fixture
+def references() -> Iterator[None]:
+    """No compiled kernels, though an engine of this process may have loaded them."""
+    was_loaded = native.is_loaded()
+    native.unload()
+    yield
+    if was_loaded:
+        native.load()

@@ -1,4 +1,4 @@
-"""The operations between the products of a layer, against transformers' own modules, bit for bit."""
+"""The references of the operations between the products of a layer: transformers' own modules, bit for bit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from penstock.kernels.errors import KernelInputError
 from penstock.kernels.rms_norm import add_rms_norm, rms_norm
 from penstock.kernels.rotary import apply_rotary
 from penstock.kernels.silu_and_mul import silu_and_mul
+
+pytestmark = pytest.mark.usefixtures("references")
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ODD_SHAPES = [(1, 8), (7, 41), (63, 1000)]

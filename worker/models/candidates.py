@@ -99,7 +99,8 @@ def choose_forward(
     that comes much closer is preferred.
 
     Args:
-        prepare: is called with what computes before it is judged, to make it faster.
+        prepare: makes what computes faster. The choice is made before: with the arithmetic of the model's own layers
+            rounding hides less of what is wrong. What comes of it has to conform, too.
 
     Raises:
         ModelLoadError: none does; says why, for each.
@@ -108,7 +109,7 @@ def choose_forward(
         truth = Truth.of(module, vocab_size)
     except Exception as error:  # whatever the architecture's own code raises
         raise ModelLoadError(f"{architecture} cannot be served: on its own it fails with {_sentence(error)}") from error
-    trials = _try_candidates(module, truth, settings, prepare)
+    trials = _try_candidates(module, truth, settings)
     smallest = max(SURE, min(trial.error for trial in trials))
     chosen = next(trial for trial in trials if trial.error <= _MUCH_CLOSER * smallest)
     told = _told(trials)
@@ -116,16 +117,16 @@ def choose_forward(
         raise ModelLoadError(f"{architecture} cannot be served. {told}")
     _log.info("forward_mode", mode=chosen.candidate.name, architecture=architecture, why=told)
     # Made anew if others have changed the model's attention since.
-    if chosen is trials[-1]:
-        return chosen.forward
-    forward = chosen.candidate.build(module, settings)
+    forward = chosen.forward if chosen is trials[-1] else chosen.candidate.build(module, settings)
     prepare(forward.network)
+    try:
+        check_conformance(forward, truth)
+    except Exception as error:  # as above
+        raise ModelLoadError(f"{architecture} cannot be served with packed layers: {_sentence(error)}") from error
     return forward
 
 
-def _try_candidates(
-    module: PreTrainedModel, truth: Truth, settings: ForwardSettings, prepare: Callable[[nn.Module], None]
-) -> list[_Trial]:
+def _try_candidates(module: PreTrainedModel, truth: Truth, settings: ForwardSettings) -> list[_Trial]:
     """Try them in order, until one conforms for sure, or all of the mode of the first that conforms are through."""
     trials: list[_Trial] = []
     for candidate in (candidate for candidate in CANDIDATES if candidate.suits(module)):
@@ -134,7 +135,6 @@ def _try_candidates(
             break
         try:
             forward = candidate.build(module, settings)
-            prepare(forward.network)
             trials.append(_Trial(candidate, forward, check_conformance(forward, truth)))
         except Exception as error:  # whatever the architecture's own code raises
             trials.append(_Trial(candidate, reason=_sentence(error)))

@@ -23,6 +23,11 @@ class PackedLinear(nn.Module):
     """Does what another layer does, on a packed copy of its weight, which is a plain tensor of this module."""
 
     _packed: Tensor
+    _bias: Tensor | None
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self._bias
 
     @property
     def weight(self) -> Tensor:
@@ -36,7 +41,8 @@ class OwnPackedLinear(PackedLinear):
     def __init__(self, plain: nn.Linear) -> None:
         super().__init__()
         self._packed = pack_weight(plain.weight)
-        self._bias = None if plain.bias is None else pack_bias(plain.bias)
+        self._bias = None if plain.bias is None else plain.bias.detach()
+        self._packed_bias = None if plain.bias is None else pack_bias(plain.bias)
         self._num_outputs = plain.out_features
 
     @property
@@ -44,7 +50,7 @@ class OwnPackedLinear(PackedLinear):
         return unpack_weight(self._packed, self._num_outputs)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return linear(inputs, self._packed, self._bias, self._num_outputs)
+        return linear(inputs, self._packed, self._packed_bias, self._num_outputs)
 
 
 class OneDnnLinear(PackedLinear):
