@@ -30,6 +30,15 @@ def block(marker: str, url: str) -> str:
     return found.replace("redis://localhost:6379", url).replace("my-model", "demo")
 
 
+async def run_with_client(source: str, url: str, returns: str = "None") -> Any:
+    """Run an example whose client is called ``client``; returns the value of one of its names."""
+    lines = "\n".join(f"    {line}" for line in source.splitlines())
+    names: dict[str, Any] = {"SamplingParams": SamplingParams}
+    exec(f"async def example(client):\n{lines}\n    return {returns}", names)
+    async with Client.connect(url, model="demo") as client:
+        return await names["example"](client)
+
+
 async def test_the_web_app_streams_an_answer(deployment: LocalStack) -> None:
     names: dict[str, Any] = {}
     exec(block("FastAPI", deployment.url), names)
@@ -44,21 +53,13 @@ async def test_the_web_app_streams_an_answer(deployment: LocalStack) -> None:
 
 async def test_the_client_examples(deployment: LocalStack) -> None:
     source = block("handle = await client.submit", deployment.url)
-    lines = "\n".join(f"    {line}" for line in source.splitlines())
-    names: dict[str, Any] = {"SamplingParams": SamplingParams}
-    exec(f"async def example(client):\n{lines}\n    return output", names)
-    async with Client.connect(deployment.url, model="demo") as client:
-        output = await names["example"](client)
+    output = await run_with_client(source, deployment.url, "output")
     assert output.text == " six."
 
 
 async def test_the_structured_example(deployment: LocalStack) -> None:
     source = block("StructuredOutputsParams(json", deployment.url)
-    lines = "\n".join(f"    {line}" for line in source.splitlines())
-    names: dict[str, Any] = {"SamplingParams": SamplingParams}
-    exec(f"async def example(client):\n{lines}\n    return answer", names)
-    async with Client.connect(deployment.url, model="demo") as client:
-        answer = await names["example"](client)
+    answer = await run_with_client(source, deployment.url, "answer")
     assert sorted(answer) == ["city", "hot"]
 
 
@@ -87,11 +88,7 @@ def test_the_rpc_method() -> None:
 
 async def test_the_conversation(deployment: LocalStack, capsys: pytest.CaptureFixture[str]) -> None:
     source = block("client.converse(", deployment.url)
-    lines = "\n".join(f"    {line}" for line in source.splitlines())
-    names: dict[str, Any] = {"SamplingParams": SamplingParams}
-    exec(f"async def example(client):\n{lines}", names)
-    async with Client.connect(deployment.url, model="demo") as client:
-        await names["example"](client)
+    await run_with_client(source, deployment.url)
     assert capsys.readouterr().out == " four. four hundred seven."
 
 
@@ -101,11 +98,7 @@ async def test_the_embeddings_example(
     np.save(tmp_path / "prompt.npy", embeddings("four plus two is"))
     monkeypatch.chdir(tmp_path)
     source = block("np.load(", deployment.url)
-    lines = "\n".join(f"    {line}" for line in source.splitlines())
-    names: dict[str, Any] = {"SamplingParams": SamplingParams}
-    exec(f"async def example(client):\n{lines}\n    return output", names)
-    async with Client.connect(deployment.url, model="demo") as client:
-        output = await names["example"](client)
+    output = await run_with_client(source, deployment.url, "output")
     assert output.text == " six."
 
 

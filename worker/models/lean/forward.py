@@ -20,7 +20,7 @@ class LeanForward:
     """See ``forward.Forward``. Which window each layer has is asked of the model's own code.
 
     Raises:
-        ModelLoadError: the model is of no family that we know, or attends in another way than its kin.
+        ModelLoadError: the model attends in another way than its kin, or is of another form.
     """
 
     mode = "lean"
