@@ -118,6 +118,8 @@ class EngineStats(msgspec.Struct, omit_defaults=True):
         num_prompt_tokens, num_output_tokens, num_cached_tokens: of those requests.
         prefix_cache_queries, prefix_cache_hits: tokens looked for, and found, in the KV cache.
         num_prefill_tokens, num_decode_tokens: computed; recomputed ones count again.
+
+    The histograms of requests count each segment of a streamed input, so they may hold more than ``num_finished``.
     """
 
     num_finished: dict[str, int] = {}

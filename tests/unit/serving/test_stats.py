@@ -94,6 +94,9 @@ def test_an_engine_adds_up_its_steps_and_requests() -> None:
     counts = {name: getattr(stats, name).count for name in ("queue_time_s", "decode_time_s", "latency_s")}
     assert counts == {"queue_time_s": 1, "decode_time_s": 1, "latency_s": 1}
     assert stats.time_to_first_token_s.sum == pytest.approx(0.3)
+    meter.note_delta(Delta(token_ids=[3], segment_ends=True, stats=end))
+    assert stats.num_finished == {"stop": 1}
+    assert stats.latency_s.count == 2
 
 
 def test_stats_survive_the_merging_of_deltas() -> None:
