@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "parallel.h"
 #include "scalar.h"
 
 namespace {
@@ -83,19 +84,14 @@ void attend(const T* query, const T* key_cache, const T* value_cache, const int6
 template <typename T, int D>
 void decode(const T* query, const T* key_cache, const T* value_cache, const int64_t* tables, const int64_t* seq_lens,
             int64_t num_rows, const Shape& shape, T* out) {
-#pragma omp parallel if (num_rows * shape.num_kv_heads > 1)
-  {
-    std::vector<float> scores;
-#pragma omp for collapse(2) schedule(dynamic)
-    for (int64_t row = 0; row < num_rows; ++row) {
-      for (int64_t kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
-        const size_t wanted = 16 * seq_lens[row];
-        if (scores.size() < wanted) scores.resize(wanted);
-        attend<T, D>(query + row * shape.query_stride, key_cache, value_cache, tables + row * shape.table_stride,
-                     seq_lens[row], shape, kv_head, out + row * shape.num_heads * D, scores.data());
-      }
-    }
-  }
+  for_each(num_rows * shape.num_kv_heads, [&](int64_t item) {
+    static thread_local std::vector<float> scores;
+    const int64_t row = item / shape.num_kv_heads, kv_head = item % shape.num_kv_heads;
+    const size_t wanted = 16 * seq_lens[row];
+    if (scores.size() < wanted) scores.resize(wanted);
+    attend<T, D>(query + row * shape.query_stride, key_cache, value_cache, tables + row * shape.table_stride,
+                 seq_lens[row], shape, kv_head, out + row * shape.num_heads * D, scores.data());
+  });
 }
 
 template <typename T>

@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("layer_ops.cpp", "attention.cpp", "cache.cpp", "linear.cpp")
-_HEADERS = ("scalar.h",)
+_SOURCES = ("layer_ops.cpp", "attention.cpp", "cache.cpp", "linear.cpp", "decoder.cpp", "parallel.cpp")
+_HEADERS = ("scalar.h", "lanes.h", "parallel.h", "linear.h", "decoder.h", "decoder_attention.h")
 # NaN and infinity keep their meaning: a mask is minus infinity.
-_FLAGS = ("-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fopenmp", "-std=c++17", "-shared", "-fPIC")
+_FLAGS = ("-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fopenmp-simd", "-std=c++17", "-pthread", "-shared", "-fPIC")
 _COMPILERS = ("c++", "g++", "clang++")
 _TIMEOUT_S = 120
 

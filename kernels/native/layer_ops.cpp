@@ -1,74 +1,52 @@
-// What happens between the products of a layer. Rows are independent, so a row's result does not depend on the others.
-#include "scalar.h"
+// The operations between the products of a layer, over rows. Rows are independent, so a row's result does not depend on
+// the others.
+#include "layer_ops.h"
+
+#include <algorithm>
+
+#include "parallel.h"
 
 namespace {
 
-// out = (inputs + residual) scaled to a root mean square of one, times weight; residual becomes the sum.
-// Without a residual out is that of inputs alone. weight repeats every weight_rows rows.
+// Less is done sooner than a helper has come.
+constexpr int64_t ELEMENTS_PER_PIECE = 16384;
+
+// Runs body(row) for every row, several to a piece.
+template <typename Body>
+void for_rows(int64_t num_rows, int64_t size, const Body& body) {
+  for_ranges(num_rows, std::max<int64_t>(1, ELEMENTS_PER_PIECE / size), [&](int64_t start, int64_t end) {
+    for (int64_t row = start; row < end; ++row) body(row);
+  });
+}
+
+// Of inputs + residual, which residual becomes; without a residual of inputs alone. weight repeats every weight_rows.
 template <typename T>
 void rms_norm(const T* inputs, int64_t stride, T* residual, const T* weight, int64_t weight_rows, T* out,
               int64_t num_rows, int64_t size, float eps) {
-#pragma omp parallel for schedule(static) if (num_rows * size > 32768)
-  for (int64_t row = 0; row < num_rows; ++row) {
-    const T* in = inputs + row * stride;
-    T* to = out + row * size;
-    const T* scale = weight + (row % weight_rows) * size;
-    float sum = 0;
+  for_rows(num_rows, size, [&](int64_t row) {
+    const T* values = inputs + row * stride;
     if (residual) {
-      T* stream = residual + row * size;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = 0; i < size; ++i) {
-        T added = from_float<T>(to_float(in[i]) + to_float(stream[i]));
-        stream[i] = added;
-        sum += to_float(added) * to_float(added);
-      }
-      in = stream;
-    } else {
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = 0; i < size; ++i) sum += to_float(in[i]) * to_float(in[i]);
+      add_row(values, residual + row * size, size);
+      values = residual + row * size;
     }
-    float factor = 1.0f / std::sqrt(sum / size + eps);
-#pragma omp simd
-    for (int64_t i = 0; i < size; ++i) {
-      to[i] = from_float<T>(to_float(from_float<T>(to_float(in[i]) * factor)) * to_float(scale[i]));
-    }
-  }
+    norm_row(values, weight + row % weight_rows * size, out + row * size, size, eps);
+  });
 }
 
 template <typename T>
 void rotary(const T* heads, int64_t token_stride, int64_t head_stride, const T* cos, const T* sin, T* out,
             int64_t num_tokens, int64_t num_heads, int64_t head_dim) {
-  int64_t half = head_dim / 2;
-#pragma omp parallel for schedule(static) if (num_tokens * num_heads * head_dim > 32768)
-  for (int64_t token = 0; token < num_tokens; ++token) {
-    const T* c = cos + token * head_dim;
-    const T* s = sin + token * head_dim;
+  for_rows(num_tokens, num_heads * head_dim, [&](int64_t token) {
     for (int64_t head = 0; head < num_heads; ++head) {
-      const T* in = heads + token * token_stride + head * head_stride;
-      T* to = out + (token * num_heads + head) * head_dim;
-#pragma omp simd
-      for (int64_t i = 0; i < half; ++i) {
-        float first = to_float(in[i]), second = to_float(in[i + half]);
-        to[i] = from_float<T>(first * to_float(c[i]) - second * to_float(s[i]));
-        to[i + half] = from_float<T>(second * to_float(c[i + half]) + first * to_float(s[i + half]));
-      }
+      rotate_row(heads + token * token_stride + head * head_stride, cos + token * head_dim, sin + token * head_dim,
+                 out + (token * num_heads + head) * head_dim, head_dim);
     }
-  }
+  });
 }
 
 template <typename T>
 void silu_and_mul(const T* gate_up, T* out, int64_t num_rows, int64_t size) {
-#pragma omp parallel for schedule(static) if (num_rows * size > 16384)
-  for (int64_t row = 0; row < num_rows; ++row) {
-    const T* gate = gate_up + row * 2 * size;
-    const T* up = gate + size;
-    T* to = out + row * size;
-#pragma omp simd
-    for (int64_t i = 0; i < size; ++i) {
-      float g = to_float(gate[i]);
-      to[i] = from_float<T>(to_float(from_float<T>(g / (1.0f + fast_exp(-g)))) * to_float(up[i]));
-    }
-  }
+  for_rows(num_rows, size, [&](int64_t row) { gate_row(gate_up + row * 2 * size, out + row * size, size); });
 }
 
 }  // namespace

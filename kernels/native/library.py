@@ -13,19 +13,21 @@ from .build import BuildError, build, default_cache_folder
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _ANY_DTYPE: dict[str, list[Any]] = {
+    "set_num_threads": [_INT],
+    "get_num_threads": [],
     "store_rows": [_POINTER, _INT, _POINTER, _POINTER, _INT, _INT],
-    "has_bfloat16_linear": [],
-    "pack_linear": [_POINTER, _POINTER, _INT, _INT],
-    "linear": [_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT],
 }
 _SIGNATURES: dict[str, list[Any]] = {
     "rms_norm": [_POINTER, _INT, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT, _FLOAT],
     "rotary": [_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT],
     "silu_and_mul": [_POINTER, _POINTER, _INT, _INT],
+    "pack_linear": [_POINTER, _POINTER, _INT, _INT],
+    "linear": [_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT],
     "decode": [
         *(_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _POINTER),
         *(_INT, _INT, _INT, _INT, _INT, _FLOAT, _INT, _POINTER),
     ],
+    "run_decoder": [_POINTER, _POINTER],
 }
 
 Function = Any  # of ctypes
@@ -77,6 +79,13 @@ def unload() -> None:
 
 def is_loaded() -> bool:
     return _library is not None
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Threads that compute, the calling one included; they are the library's own, apart from torch's."""
+    function = library("set_num_threads")
+    if function is not None:
+        function(num_threads)
 
 
 def library(name: str, dtype: torch.dtype | None = None) -> Function | None:

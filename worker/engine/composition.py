@@ -13,6 +13,7 @@ from ...shared.messages import Ready
 from ...shared.params import SamplingParams
 from ..config import EngineConfig
 from ..models.invariance import choose_tile_sizes
+from ..models.lean.native import NativeForward
 from ..models.loader import LoadedModel, load_model
 from ..progress import ProgressWriter
 from .block_pool import BlockPool
@@ -61,7 +62,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     _load_native_kernels(config)
     model = load_model(config, folder)
     if config.device == "cpu":
-        torch.set_num_threads(choose_num_threads(config, model.num_parameters))
+        _set_num_threads(model, choose_num_threads(config, model.num_parameters))
     size = size_kv_cache(
         config,
         bytes_per_token=model.forward.bytes_per_token,
@@ -117,6 +118,12 @@ def choose_num_threads(config: EngineConfig, num_parameters: int) -> int:
     if num_parameters < _SMALL_MODEL_PARAMETERS:
         return 1
     return max(1, usable_cores() // config.num_engines_on_host - 1)
+
+
+def _set_num_threads(model: LoadedModel, num_threads: int) -> None:
+    """Threads that compute. Those of torch keep their cores for a while when they are done, so one kind alone has any."""
+    native.set_num_threads(num_threads)
+    torch.set_num_threads(1 if isinstance(model.forward, NativeForward) else num_threads)
 
 
 def _load_native_kernels(config: EngineConfig) -> None:

@@ -14,7 +14,6 @@ from functools import partial
 
 import structlog
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from ...shared.errors import ModelLoadError
@@ -91,7 +90,7 @@ def choose_forward(
     architecture: str,
     vocab_size: int,
     settings: ForwardSettings,
-    prepare: Callable[[nn.Module], None] = lambda network: None,
+    prepare: Callable[[Forward], Forward] = lambda forward: forward,
 ) -> Forward:
     """Return the first of ``CANDIDATES`` that computes what ``module``, with eager attention, does on its own.
 
@@ -99,7 +98,7 @@ def choose_forward(
     that comes much closer is preferred.
 
     Args:
-        prepare: makes what computes faster. The choice is made before: with the arithmetic of the model's own layers
+        prepare: makes of the chosen way one that is faster. The choice is made before: with the arithmetic of the model's own layers
             rounding hides less of what is wrong. What comes of it has to conform, too.
 
     Raises:
@@ -118,7 +117,7 @@ def choose_forward(
     _log.info("forward_mode", mode=chosen.candidate.name, architecture=architecture, why=told)
     # Made anew if others have changed the model's attention since.
     forward = chosen.forward if chosen is trials[-1] else chosen.candidate.build(module, settings)
-    prepare(forward.network)
+    forward = prepare(forward)
     try:
         check_conformance(forward, truth)
     except Exception as error:  # as above

@@ -17,6 +17,7 @@ from ..config import EngineConfig
 from .candidates import choose_forward
 from .folder import tokenizer_folder
 from .forward import Forward, ForwardSettings
+from .lean.native import make_native
 from .packed_linear import pack_linear_layers
 
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
@@ -79,7 +80,7 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
     vocab_size = model_config.get_text_config().vocab_size
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     settings = ForwardSettings(max_model_len, is_batch_invariant=config.deterministic)
-    forward = choose_forward(module, architecture, vocab_size, settings, lambda network: _pack(network, device))
+    forward = choose_forward(module, architecture, vocab_size, settings, lambda forward: _prepare(forward, device))
     return LoadedModel(
         forward=forward,
         folder=tokenizer_folder(folder, config.trust_remote_code),
@@ -110,6 +111,12 @@ def load_network(config: EngineConfig, folder: Path, forward: Forward) -> nn.Mod
     network = forward.network_of(load_module(config, folder))
     _pack(network, _device(config.device))
     return network
+
+
+def _prepare(forward: Forward, device: torch.device) -> Forward:
+    """The same computation, as fast as it goes on ``device``."""
+    _pack(forward.network, device)
+    return make_native(forward) if device.type == "cpu" else forward
 
 
 def _pack(network: nn.Module, device: torch.device) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ...kernels.decoder import LinearWeights
 from ...kernels.linear import can_pack, linear, pack_bias, pack_weight, unpack_weight
 
 # oneDNN loses on small layers: 0.5 and 0.2 ms for all of a 1.3M model's.
@@ -43,11 +44,16 @@ class OwnPackedLinear(PackedLinear):
         self._packed = pack_weight(plain.weight)
         self._bias = None if plain.bias is None else plain.bias.detach()
         self._packed_bias = None if plain.bias is None else pack_bias(plain.bias)
-        self._num_outputs = plain.out_features
+        self._num_inputs, self._num_outputs = plain.in_features, plain.out_features
 
     @property
     def weight(self) -> Tensor:
         return unpack_weight(self._packed, self._num_outputs)
+
+    @property
+    def weights(self) -> LinearWeights:
+        """As a kernel takes them."""
+        return LinearWeights(self._packed, self._packed_bias, self._num_inputs, self._num_outputs)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return linear(inputs, self._packed, self._packed_bias, self._num_outputs)

@@ -42,6 +42,11 @@ class LeanForward:
         return LeanDecoder(module)
 
     @property
+    def windows(self) -> list[int | None]:
+        """Positions a token sees in each layer; None sees all before it."""
+        return [call.window for call in self._calls]
+
+    @property
     def bytes_per_token(self) -> int:
         return sum(call.bytes_per_token for call in self._calls)
 

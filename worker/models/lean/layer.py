@@ -34,11 +34,11 @@ class HeadNorm(nn.Module):
         super().__init__()
         weights = [attention.q_norm.weight.detach()] * num_heads + [attention.k_norm.weight.detach()] * num_kv_heads
         self.weight = nn.Parameter(torch.stack(weights), requires_grad=False)
-        self._eps = attention.q_norm.variance_epsilon
+        self.eps = attention.q_norm.variance_epsilon
 
     def forward(self, heads: Tensor) -> Tensor:
         """``[T, H + KVH, D]`` to the same."""
-        return rms_norm(heads, self.weight, self._eps)
+        return rms_norm(heads, self.weight, self.eps)
 
 
 class GatedMlp(nn.Module):
@@ -78,9 +78,9 @@ class LeanLayer(nn.Module):
     def __init__(self, own: Any) -> None:
         super().__init__()
         attention = own.self_attn
-        self._head_dim = attention.head_dim
-        self.num_heads = attention.q_proj.out_features // self._head_dim
-        self.num_kv_heads = attention.k_proj.out_features // self._head_dim
+        self.head_dim = attention.head_dim
+        self.num_heads = attention.q_proj.out_features // self.head_dim
+        self.num_kv_heads = attention.k_proj.out_features // self.head_dim
         self.scale = attention.scaling
         self.input_norm = Norm(own.input_layernorm)
         self.mlp_norm = Norm(own.post_attention_layernorm)
@@ -95,7 +95,7 @@ class LeanLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Add ``hidden``, what the layer before has made, and return what attention finds, ``[T, H * D]``."""
         normed, residual = add_rms_norm(hidden, residual, self.input_norm.weight, self.input_norm.eps)
-        heads = self.qkv_proj(normed).unflatten(-1, (-1, self._head_dim))
+        heads = self.qkv_proj(normed).unflatten(-1, (-1, self.head_dim))
         query_key, value = heads.split([self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
         query_key = apply_rotary(self.head_norm(query_key), cos, sin)
         query, key = query_key.split([self.num_heads, self.num_kv_heads], dim=1)

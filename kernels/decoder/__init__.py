@@ -1,0 +1,133 @@
+"""A whole decoder step in one call of the compiled library: Llama-like models on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import KernelInputError
+from ..native import library
+from .structs import DecoderStruct, LayerStruct, StepStruct
+from .weights import DecoderWeights, LayerWeights, LinearWeights, address
+
+__all__ = ["Decoder", "DecoderBatch", "DecoderWeights", "LayerWeights", "LinearWeights", "can_decode"]
+
+LANES = 16
+_MAX_HEAD_DIM = 256
+
+
+@dataclass
+class DecoderBatch:
+    """One step's tokens, packed; those of a request lie together and in order.
+
+    Args:
+        token_ids, positions, slot_mapping: ``[T]`` int64; a negative slot is stored nowhere.
+        block_table: ``[B, MB]`` int64, of the rows ``query_lens`` and ``seq_lens``, ``[B]`` int64.
+        logit_rows: ``[R]`` int64 ascending, the tokens whose logits are wanted.
+        cos, sin: ``[P, D]`` of every position that occurs.
+        inputs_embeds: ``[T, hidden size]`` in place of the embeddings of ``token_ids``; None for those.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    block_table: Tensor
+    query_lens: Tensor
+    seq_lens: Tensor
+    logit_rows: Tensor
+    cos: Tensor
+    sin: Tensor
+    inputs_embeds: Tensor | None = None
+
+
+class _Cache(NamedTuple):
+    keys: list[Tensor]
+    values: list[Tensor]
+    block_size: int
+
+
+def can_decode(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether the compiled library is there, and has a loop for such a model."""
+    return library("run_decoder", dtype) is not None and head_dim % LANES == 0 and head_dim <= _MAX_HEAD_DIM
+
+
+class Decoder:
+    """The model with its paged KV cache. First ``allocate``, then ``run`` every step.
+
+    A token's logits have the same bits in every batch.
+
+    Raises:
+        KernelInputError: ``can_decode`` says no.
+    """
+
+    def __init__(self, weights: DecoderWeights) -> None:
+        if not can_decode(weights.embeddings.dtype, weights.head_dim):
+            raise KernelInputError(
+                f"a decoder of {weights.embeddings.dtype} with heads of {weights.head_dim} cannot be run here"
+            )
+        self.weights = weights
+        self._cache = _Cache([], [], 1)
+        self._struct = self._make_struct()
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        """Make the caches of all layers; what earlier ones held is gone. Sizes of 0 free their memory.
+
+        Blocks whose size is no multiple of 16 take as much memory as if it were.
+        """
+        weights = self.weights
+        padded = -(-block_size // LANES) * LANES
+        shape = (num_blocks, weights.num_kv_heads, padded * weights.head_dim)
+        self._cache = _Cache([], [], 1)  # first let go of what was
+        keys, values = (
+            [torch.zeros(shape, dtype=weights.embeddings.dtype) for _ in weights.layers] for _ in range(2)
+        )
+        self._cache = _Cache(keys, values, max(1, block_size))
+        self._struct = self._make_struct()
+
+    def run(self, batch: DecoderBatch) -> Tensor:
+        """Store the step's keys and values and return logits ``[R, V]``, float32, rounded to the model's dtype.
+
+        Raises:
+            KernelInputError: a tensor is not int64 or contiguous, or the library was unloaded.
+
+        Cost: for few tokens memory bound, the bytes of the weights and of the keys and values that are read.
+        """
+        function = library("run_decoder", self.weights.embeddings.dtype)
+        if function is None:
+            raise KernelInputError("the compiled library was unloaded")
+        for name in ("token_ids", "positions", "slot_mapping", "block_table", "query_lens", "seq_lens", "logit_rows"):
+            tensor: Tensor = getattr(batch, name)
+            if tensor.dtype != torch.int64 or not tensor.is_contiguous():
+                raise KernelInputError(f"{name} must be int64 and contiguous, got {tensor.dtype} {tensor.stride()}")
+        logits = torch.empty(len(batch.logit_rows), self.weights.lm_head.num_outputs)
+        step = StepStruct(
+            *(len(batch.token_ids), len(batch.query_lens), len(batch.logit_rows)),
+            *(batch.token_ids.data_ptr(), batch.positions.data_ptr(), batch.slot_mapping.data_ptr()),
+            *(address(batch.inputs_embeds), batch.cos.data_ptr(), batch.sin.data_ptr()),
+            *(batch.block_table.data_ptr(), batch.block_table.shape[1]),
+            *(batch.query_lens.data_ptr(), batch.seq_lens.data_ptr(), batch.logit_rows.data_ptr(), logits.data_ptr()),
+        )
+        function(ctypes.byref(self._struct), ctypes.byref(step))
+        return logits
+
+    def _make_struct(self) -> DecoderStruct:
+        weights, cache = self.weights, self._cache
+        layers = (LayerStruct * len(weights.layers))()
+        for index, layer in enumerate(weights.layers):
+            layers[index] = LayerStruct(
+                *map(address, (layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)),
+                *(linear.struct() for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+                *(address(tensors[index]) if tensors else None for tensors in (cache.keys, cache.values)),
+                layer.scale,
+                layer.window or 0,
+            )
+        return DecoderStruct(
+            *(layers, len(layers), weights.embeddings.shape[1]),
+            *(weights.num_heads, weights.num_kv_heads, weights.head_dim, weights.layers[0].down.num_inputs),
+            *(cache.block_size, weights.norm_eps, weights.head_norm_eps),
+            *(weights.embeddings.data_ptr(), weights.final_norm.data_ptr(), weights.lm_head.struct()),
+        )

@@ -1,0 +1,201 @@
+// A whole decoder in one call. Between two operations all threads meet; within one they take pieces (parallel.h).
+#include "decoder.h"
+
+#include <vector>
+
+#include "decoder_attention.h"
+#include "layer_ops.h"
+
+namespace {
+
+constexpr int64_t TOKENS_PER_PIECE = 8;
+// Rows (tokens by heads of a group) of a prompt that one thread attends for: several tiles, so that what was read of the
+// cache is read from near again.
+constexpr int64_t ROWS_PER_PIECE = 8 * TILE_ROWS;
+
+// Memory that is kept from step to step, cut into parts.
+class Workspace {
+ public:
+  explicit Workspace(size_t num_bytes) {
+    if (memory().size() < num_bytes) memory().resize(num_bytes);
+    next_ = memory().data();
+  }
+
+  template <typename T>
+  T* take(int64_t num) {
+    T* taken = reinterpret_cast<T*>(next_);
+    next_ += (num * sizeof(T) + VECTOR_BYTES - 1) / VECTOR_BYTES * VECTOR_BYTES;
+    return taken;
+  }
+
+ private:
+  static std::vector<char>& memory() {
+    static thread_local std::vector<char> kept;
+    return kept;
+  }
+
+  char* next_;
+};
+
+// One step of a model of dtype T.
+template <typename T>
+class Run {
+ public:
+  Run(const Decoder& decoder, const DecoderStep& step)
+      : d_(decoder),
+        s_(step),
+        qkv_size_((decoder.num_heads + 2 * decoder.num_kv_heads) * decoder.head_dim),
+        found_size_(decoder.num_heads * decoder.head_dim),
+        space_(workspace_bytes()) {
+    const int64_t tokens = step.num_tokens;
+    residual_ = space_.template take<T>(tokens * d_.hidden_size);
+    normed_ = space_.template take<T>(tokens * d_.hidden_size);
+    added_ = space_.template take<T>(tokens * d_.hidden_size);
+    qkv_ = space_.template take<T>(tokens * qkv_size_);
+    found_ = space_.template take<T>(tokens * found_size_);
+    gate_up_ = space_.template take<T>(tokens * 2 * d_.mlp_size);
+    gated_ = space_.template take<T>(tokens * d_.mlp_size);
+    cut_queries();
+  }
+
+  void all() {
+    num_rows_ = s_.num_tokens;
+    embed();
+    for (int64_t i = 0; i < d_.num_layers; ++i) {
+      const DecoderLayer& layer = d_.layers[i];
+      add_and_norm(i == 0 ? nullptr : added_, layer.input_norm);
+      multiply<T, T>(normed_, d_.hidden_size, layer.qkv, qkv_, qkv_size_, num_rows_);
+      place(layer);
+      attend(layer);
+      if (i == d_.num_layers - 1) keep_logit_rows();
+      multiply<T, T>(found_, found_size_, layer.output, added_, d_.hidden_size, num_rows_);
+      add_and_norm(added_, layer.mlp_norm);
+      multiply<T, T>(normed_, d_.hidden_size, layer.gate_up, gate_up_, 2 * d_.mlp_size, num_rows_);
+      for_ranges(num_rows_, TOKENS_PER_PIECE, [&](int64_t start, int64_t end) {
+        for (int64_t t = start; t < end; ++t) {
+          gate_row(gate_up_ + t * 2 * d_.mlp_size, gated_ + t * d_.mlp_size, d_.mlp_size);
+        }
+      });
+      multiply<T, T>(gated_, d_.mlp_size, layer.down, added_, d_.hidden_size, num_rows_);
+    }
+    add_and_norm(added_, d_.final_norm);
+    multiply<T, float>(normed_, d_.hidden_size, d_.lm_head, s_.logits, d_.lm_head.num_outputs, num_rows_);
+  }
+
+ private:
+  // Tokens of a request whose attention is one piece of work, for one head.
+  struct Queries {
+    int64_t request, first_token, num_tokens, first_position;
+  };
+
+  size_t workspace_bytes() const {
+    const int64_t per_token = 3 * d_.hidden_size + qkv_size_ + found_size_ + 3 * d_.mlp_size;
+    return s_.num_tokens * per_token * sizeof(T) + 8 * VECTOR_BYTES;
+  }
+
+  void cut_queries() {
+    const int64_t most = std::max<int64_t>(1, ROWS_PER_PIECE / (d_.num_heads / d_.num_kv_heads));
+    for (int64_t request = 0, token = 0; request < s_.num_requests; ++request) {
+      const int64_t num = s_.query_lens[request], position = s_.seq_lens[request] - num;
+      for (int64_t start = 0; start < num; start += most) {
+        queries_.push_back({request, token + start, std::min(most, num - start), position + start});
+      }
+      token += num;
+    }
+  }
+
+  void embed() {
+    const T* from = static_cast<const T*>(s_.inputs_embeds ? s_.inputs_embeds : d_.embeddings);
+    for (int64_t t = 0; t < s_.num_tokens; ++t) {
+      const int64_t row = s_.inputs_embeds ? t : s_.token_ids[t];
+      std::memcpy(residual_ + t * d_.hidden_size, from + row * d_.hidden_size, d_.hidden_size * sizeof(T));
+    }
+  }
+
+  void add_and_norm(const T* added, const void* weight) {
+    const int64_t size = d_.hidden_size;
+    for_ranges(num_rows_, TOKENS_PER_PIECE, [&](int64_t start, int64_t end) {
+      for (int64_t t = start; t < end; ++t) {
+        T* stream = residual_ + t * size;
+        if (added) add_row(added + t * size, stream, size);
+        norm_row(stream, static_cast<const T*>(weight), normed_ + t * size, size, d_.norm_eps);
+      }
+    });
+  }
+
+  // Normalises and rotates queries and keys where they lie, and stores keys and values.
+  void place(const DecoderLayer& layer) {
+    const LayerCache<T> cache = cache_of(layer);
+    const int64_t dim = d_.head_dim, first_key = d_.num_heads, first_value = d_.num_heads + d_.num_kv_heads;
+    for_ranges(s_.num_tokens, TOKENS_PER_PIECE, [&](int64_t start, int64_t end) {
+      for (int64_t t = start; t < end; ++t) {
+        T* heads = qkv_ + t * qkv_size_;
+        const T* cos = static_cast<const T*>(s_.cos) + s_.positions[t] * dim;
+        const T* sin = static_cast<const T*>(s_.sin) + s_.positions[t] * dim;
+        for (int64_t head = 0; head < first_value; ++head) {
+          T* at = heads + head * dim;
+          const void* weight = head < first_key ? layer.query_norm : layer.key_norm;
+          if (weight) norm_row(at, static_cast<const T*>(weight), at, dim, d_.head_norm_eps);
+          rotate_row(at, cos, sin, at, dim);
+        }
+        const int64_t slot = s_.slots[t];
+        if (slot < 0) continue;
+        const bool is_last = t + 1 == s_.num_tokens || s_.slots[t + 1] != slot + 1;
+        cache.put(slot, heads + first_key * dim, heads + first_value * dim, is_last);
+      }
+    });
+  }
+
+  void attend(const DecoderLayer& layer) {
+    const LayerCache<T> cache = cache_of(layer);
+    const int64_t group = d_.num_heads / d_.num_kv_heads;
+    for_each(queries_.size() * d_.num_kv_heads, [&](int64_t item) {
+      const Queries& queries = queries_[item / d_.num_kv_heads];
+      const int64_t kv_head = item % d_.num_kv_heads, offset = kv_head * group * d_.head_dim;
+      const QueryTile<T> tile{qkv_ + queries.first_token * qkv_size_ + offset,
+                              qkv_size_,
+                              group,
+                              queries.first_position,
+                              layer.window,
+                              layer.scale,
+                              s_.block_table + queries.request * s_.table_stride,
+                              kv_head,
+                              &cache,
+                              found_ + queries.first_token * found_size_ + offset,
+                              found_size_};
+      for_row_tiles<TILE_ROWS>(queries.num_tokens * group, tile);
+    });
+  }
+
+  // From here on only tokens whose logits are wanted matter; they come earlier, never later, than they were.
+  void keep_logit_rows() {
+    for (int64_t i = 0; i < s_.num_logit_rows; ++i) {
+      const int64_t row = s_.logit_rows[i];
+      std::memmove(residual_ + i * d_.hidden_size, residual_ + row * d_.hidden_size, d_.hidden_size * sizeof(T));
+      std::memmove(found_ + i * found_size_, found_ + row * found_size_, found_size_ * sizeof(T));
+    }
+    num_rows_ = s_.num_logit_rows;
+  }
+
+  LayerCache<T> cache_of(const DecoderLayer& layer) const {
+    return {static_cast<T*>(layer.keys), static_cast<T*>(layer.values), {d_.num_kv_heads, d_.head_dim, d_.block_size}};
+  }
+
+  const Decoder& d_;
+  const DecoderStep& s_;
+  const int64_t qkv_size_, found_size_;
+  Workspace space_;
+  T *residual_, *normed_, *added_, *qkv_, *found_, *gate_up_, *gated_;
+  std::vector<Queries> queries_;
+  int64_t num_rows_ = 0;
+};
+
+}  // namespace
+
+#define PENSTOCK_DECODER(T, suffix)                                                              \
+  extern "C" void run_decoder_##suffix(const Decoder* decoder, const DecoderStep* step) {        \
+    Run<T>(*decoder, *step).all();                                                               \
+  }
+
+PENSTOCK_DECODER(float, float32)
+PENSTOCK_DECODER(bfloat16, bfloat16)

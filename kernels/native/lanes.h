@@ -1,0 +1,114 @@
+// Sixteen outputs at a time. Operands are taken in groups of 4 bytes, one float or a pair of bfloat16: that is what
+// the processor's product of pairs takes, and so all layouts (weights, keys, values) are the same for every dtype:
+// for each group of inputs, 16 outputs' groups side by side, 64 bytes.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "scalar.h"
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+constexpr int LANES = 16;
+constexpr int GROUP_BYTES = 4;
+constexpr int VECTOR_BYTES = LANES * GROUP_BYTES;
+
+template <typename T>
+constexpr int GROUP = GROUP_BYTES / sizeof(T);
+
+typedef float Floats __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t Words __attribute__((vector_size(VECTOR_BYTES)));
+
+// How many sums fit into registers: rows of inputs times vectors of outputs.
+#ifdef __AVX512F__
+constexpr int TILE_ROWS = 6, TILE_VECTORS = 4;
+#else
+constexpr int TILE_ROWS = 3, TILE_VECTORS = 2;
+#endif
+
+constexpr int PREFETCHED_GROUPS = 16;
+
+inline Floats splat(float value) { return value - Floats{}; }
+
+inline Words load_words(const void* from) {
+  Words words;
+  std::memcpy(&words, from, sizeof(words));
+  return words;
+}
+
+// sum + the products of a row's group with those of 16 outputs.
+template <typename T>
+Floats add_products(Floats sum, const T* group, Words columns);
+
+template <>
+inline Floats add_products<float>(Floats sum, const float* group, Words columns) {
+  return sum + splat(*group) * (Floats)columns;
+}
+
+template <>
+inline Floats add_products<bfloat16>(Floats sum, const bfloat16* group, Words columns) {
+#ifdef __AVX512BF16__
+  int32_t both;
+  std::memcpy(&both, group, sizeof(both));
+  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(both), (__m512bh)columns);
+#else
+  sum += splat(to_float(group[0])) * (Floats)(columns << 16);
+  return sum + splat(to_float(group[1])) * (Floats)(columns & 0xffff0000u);
+#endif
+}
+
+// Adds to sums[m][v] the products of row m, num_groups groups of it, with the vectors that begin at columns[v] and
+// follow each other at group_stride bytes.
+template <typename T, int M, int V>
+inline __attribute__((always_inline)) void accumulate(Floats (&sums)[M][V], const T* rows, int64_t row_stride,
+                                                      const char* const (&columns)[V], int64_t group_stride,
+                                                      int64_t num_groups) {
+  for (int64_t group = 0; group < num_groups; ++group) {
+    Words words[V];
+    for (int v = 0; v < V; ++v) {
+      words[v] = load_words(columns[v] + group * group_stride);
+      __builtin_prefetch(columns[v] + (group + PREFETCHED_GROUPS) * group_stride);
+    }
+    for (int m = 0; m < M; ++m) {
+      const T* at = rows + m * row_stride + group * GROUP<T>;
+      for (int v = 0; v < V; ++v) sums[m][v] = add_products<T>(sums[m][v], at, words[v]);
+    }
+  }
+}
+
+// Writes the first num of 16 floats, rounded to T.
+template <typename T>
+inline void store(T* out, Floats values, int64_t num) {
+#ifdef __AVX512BF16__
+  if constexpr (sizeof(T) == 2) {
+    const __mmask16 mask = num >= LANES ? 0xffff : static_cast<__mmask16>((1 << num) - 1);
+    _mm256_mask_storeu_epi16(out, mask, (__m256i)_mm512_cvtneps_pbh((__m512)values));
+    return;
+  }
+#endif
+  for (int64_t i = 0; i < (num < LANES ? num : LANES); ++i) out[i] = from_float<T>(values[i]);
+}
+
+// The same, rounded to T and written as floats.
+template <typename T>
+inline void store_rounded(float* out, Floats values, int64_t num) {
+  T rounded[LANES];
+  store(rounded, values, LANES);
+  for (int64_t i = 0; i < (num < LANES ? num : LANES); ++i) out[i] = to_float(rounded[i]);
+}
+
+template <typename T>
+inline void store_rounded(T* out, Floats values, int64_t num) {
+  store(out, values, num);
+}
+
+// Calls body.template run<M>(first row) for tiles of rows, as tall as they can be.
+template <int M, typename Body>
+void for_row_tiles(int64_t num_rows, const Body& body, int64_t start = 0) {
+  for (; start + M <= num_rows; start += M) body.template run<M>(start);
+  if constexpr (M > 1) {
+    if (start < num_rows) for_row_tiles<M - 1>(num_rows, body, start);
+  }
+}

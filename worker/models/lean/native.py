@@ -1,0 +1,154 @@
+"""The lean path in one call of the compiled library."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ....kernels.decoder import Decoder, DecoderBatch, DecoderWeights, LayerWeights, LinearWeights, can_decode
+from ..forward import Forward, ModelInput
+from ..packed_linear import OwnPackedLinear
+from .decoder import LeanDecoder
+from .forward import LeanForward
+from .layer import GatedMlp, HeadNorm, LeanLayer
+
+_FIRST_NUM_ANGLES = 512
+
+
+class NativeForward:
+    """See ``forward.Forward``: what a lean one computes, on the same weights.
+
+    Raises:
+        KernelInputError: ``is_native`` says no.
+    """
+
+    mode = "lean"
+    keeps_state = False
+    takes_embeds = True
+    bytes_per_request = 0
+
+    def __init__(self, lean: LeanForward) -> None:
+        self._lean = lean
+        self.network = lean.network
+        self._cache_size = (0, 0)
+        self._decoder = Decoder(_weights_of(lean))
+        self._angles = self._make_angles(_FIRST_NUM_ANGLES)
+
+    def network_of(self, module: PreTrainedModel) -> LeanDecoder:
+        return self._lean.network_of(module)
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self._lean.bytes_per_token
+
+    def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
+        self._cache_size = (num_blocks, block_size)
+        self._decoder.allocate(num_blocks, block_size)
+
+    def run(self, step: ModelInput) -> Tensor:
+        if self._decoder.weights.embeddings is not self.network.embed_tokens.weight:
+            self._take_new_weights()
+        batch = step.batch
+        max_seq_len = max(batch.seq_lens)
+        if max_seq_len > len(self._angles[0]):
+            self._angles = self._make_angles(2 * max_seq_len)
+        return self._decoder.run(
+            DecoderBatch(
+                token_ids=step.token_ids,
+                positions=step.positions,
+                slot_mapping=batch.slot_mapping,
+                block_table=batch.block_table.to(torch.int64).contiguous(),
+                query_lens=torch.tensor(batch.query_lens),
+                seq_lens=torch.tensor(batch.seq_lens),
+                logit_rows=step.logit_rows,
+                cos=self._angles[0],
+                sin=self._angles[1],
+                inputs_embeds=step.inputs_embeds,
+            )
+        )
+
+    def commit(self) -> None:
+        """Keys and values of a step that is computed again are written again."""
+
+    def profile(self, num_tokens: int, num_logit_rows: int) -> None:
+        self._lean.profile(num_tokens, num_logit_rows)
+
+    def _take_new_weights(self) -> None:
+        """The model has slept, and its weights lie elsewhere now; its cache was empty, or is by now."""
+        self._decoder = Decoder(_weights_of(self._lean))
+        self._decoder.allocate(*self._cache_size)
+
+    def _make_angles(self, num_positions: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines ``[P, D]``, made by the model's own code once for every position."""
+        cos, sin = self.network.rotary_emb(self._decoder.weights.embeddings, torch.arange(num_positions)[None])
+        return cos[0].contiguous(), sin[0].contiguous()
+
+
+def make_native(forward: Forward) -> Forward:
+    """Return ``forward``, its layers packed, or what computes the same in one call, where there is such a thing."""
+    return NativeForward(forward) if isinstance(forward, LeanForward) and is_native(forward) else forward
+
+
+def is_native(lean: LeanForward) -> bool:
+    """Whether the compiled library can run the model: its layers are dense, and all its products packed by us."""
+    network = lean.network
+    layers = _layers_of(network)
+    linears = [network.lm_head, *(linear for layer in layers for linear in _linears_of(layer))]
+    num_angles = network.rotary_emb(network.embed_tokens.weight, torch.zeros(1, 1, dtype=torch.int64))[0].shape[-1]
+    return (
+        can_decode(network.embed_tokens.weight.dtype, layers[0].head_dim)
+        and all(isinstance(linear, OwnPackedLinear) for linear in linears)
+        and num_angles == layers[0].head_dim
+        and len({norm.eps for layer in layers for norm in (layer.input_norm, layer.mlp_norm)} | {network.norm.eps}) == 1
+    )
+
+
+def _layers_of(network: LeanDecoder) -> list[LeanLayer]:
+    return [layer for layer in network.layers if isinstance(layer, LeanLayer)]
+
+
+def _linears_of(layer: LeanLayer) -> list[object]:
+    mlp = layer.mlp
+    of_mlp = [mlp.gate_up_proj, mlp.down_proj] if isinstance(mlp, GatedMlp) else [None]
+    return [layer.qkv_proj, layer.o_proj, *of_mlp]
+
+
+def _weights_of(lean: LeanForward) -> DecoderWeights:
+    network = lean.network
+    layers = _layers_of(network)
+    first = layers[0]
+    windows = lean.windows
+    return DecoderWeights(
+        embeddings=network.embed_tokens.weight,
+        layers=tuple(_layer_weights(layer, window) for layer, window in zip(layers, windows, strict=True)),
+        final_norm=network.norm.weight,
+        lm_head=_linear_weights(network.lm_head),
+        num_heads=first.num_heads,
+        num_kv_heads=first.num_kv_heads,
+        head_dim=first.head_dim,
+        norm_eps=network.norm.eps,
+        head_norm_eps=first.head_norm.eps if isinstance(first.head_norm, HeadNorm) else 0.0,
+    )
+
+
+def _layer_weights(layer: LeanLayer, window: int | None) -> LayerWeights:
+    has_norm = isinstance(layer.head_norm, HeadNorm)
+    qkv, output, gate_up, down = (_linear_weights(linear) for linear in _linears_of(layer))
+    return LayerWeights(
+        input_norm=layer.input_norm.weight,
+        mlp_norm=layer.mlp_norm.weight,
+        query_norm=layer.head_norm.weight[0] if has_norm else None,
+        key_norm=layer.head_norm.weight[layer.num_heads] if has_norm else None,
+        qkv=qkv,
+        output=output,
+        gate_up=gate_up,
+        down=down,
+        scale=layer.scale,
+        window=window,
+    )
+
+
+def _linear_weights(linear: object) -> LinearWeights:
+    assert isinstance(linear, OwnPackedLinear)
+    return linear.weights
