@@ -56,7 +56,7 @@ def can_decode(dtype: torch.dtype, head_dim: int) -> bool:
 
 
 class Decoder:
-    """The model with its paged KV cache. First ``allocate``, then ``run`` every step.
+    """The model with its paged KV cache. First ``use_cache``, then ``run`` every step.
 
     A token's logits have the same bits in every batch.
 
@@ -73,19 +73,14 @@ class Decoder:
         self._cache = _Cache([], [], 1)
         self._struct = self._make_struct()
 
-    def allocate(self, num_blocks: int, block_size: int) -> None:
-        """Make the caches of all layers; what earlier ones held is gone. Sizes of 0 free their memory.
-
-        Blocks whose size is no multiple of 16 take as much memory as if it were.
-        """
-        weights = self.weights
+    def cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int]:
+        """Of a layer's keys, and of its values. Blocks whose size is no multiple of 16 are filled up."""
         padded = -(-block_size // LANES) * LANES
-        shape = (num_blocks, weights.num_kv_heads, padded * weights.head_dim)
-        self._cache = _Cache([], [], 1)  # first let go of what was
-        keys, values = (
-            [torch.zeros(shape, dtype=weights.embeddings.dtype) for _ in weights.layers] for _ in range(2)
-        )
-        self._cache = _Cache(keys, values, max(1, block_size))
+        return num_blocks, self.weights.num_kv_heads, padded * self.weights.head_dim
+
+    def use_cache(self, keys: list[Tensor], values: list[Tensor], block_size: int) -> None:
+        """From now on keep keys and values of each layer in these tensors of ``cache_shape``."""
+        self._cache = _Cache(keys, values, block_size)
         self._struct = self._make_struct()
 
     def run(self, batch: DecoderBatch) -> Tensor:

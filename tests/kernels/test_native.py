@@ -154,12 +154,12 @@ def test_a_row_has_the_same_bits_in_any_company_and_on_any_number_of_threads() -
         return paged_attention(query[rows], key_cache, value_cache, batch, scale=0.1)
 
     together = attend(list(range(8)))
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(2)
+    num_threads = 1
+    native.set_num_threads(2)
     try:
         assert torch.equal(attend(list(range(8))), together)
     finally:
-        torch.set_num_threads(num_threads)
+        native.set_num_threads(num_threads)
     for row in range(8):
         assert torch.equal(attend([row])[0], together[row])
 
@@ -167,32 +167,45 @@ def test_a_row_has_the_same_bits_in_any_company_and_on_any_number_of_threads() -
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 2), (63, 10), (64, 64), (65, 130), (401, 600)])
-@pytest.mark.parametrize("num_tokens", [1, 2, 5, 6, 7, 13])
-def test_linear(num_tokens: int, num_outputs: int, num_inputs: int, has_bias: bool) -> None:
-    weight = random(num_outputs, num_inputs, dtype=torch.bfloat16)
-    if not can_pack(weight):
-        pytest.skip("the processor has no products of bfloat16")
-    bias = random(num_outputs, dtype=torch.bfloat16) if has_bias else None
+@pytest.mark.parametrize("num_tokens", [1, 2, 5, 6, 7, 13, 200])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear(dtype: torch.dtype, num_tokens: int, num_outputs: int, num_inputs: int, has_bias: bool) -> None:
+    weight = random(num_outputs, num_inputs, dtype=dtype)
+    bias = random(num_outputs, dtype=dtype) if has_bias else None
     packed, packed_bias = pack_weight(weight), None if bias is None else pack_bias(bias)
     assert torch.equal(unpack_weight(packed, num_outputs), weight)
-    inputs = random(num_tokens, 2 * num_inputs, dtype=torch.bfloat16)[:, num_inputs:]
+    inputs = random(num_tokens, 2 * num_inputs, dtype=dtype)[:, num_inputs:]
     actual = linear(inputs, packed, packed_bias, num_outputs)
     expected = torch.nn.functional.linear(inputs.double(), weight.double(), None if bias is None else bias.double())
-    torch.testing.assert_close(actual.double(), expected, rtol=2e-2, atol=2e-2)
-    for token in range(num_tokens):
+    rtol, atol = (1e-5, 1e-4) if dtype is torch.float32 else (2e-2, 2e-2)
+    torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=atol)
+    for token in range(min(num_tokens, 13)):
         assert torch.equal(linear(inputs[token], packed, packed_bias, num_outputs), actual[token])
 
 
 @pytest.mark.usefixtures("compiled")
 def test_what_linear_cannot_take_is_named() -> None:
-    for weight in (torch.zeros(4, 6), torch.zeros(4, 5, dtype=torch.bfloat16)):
+    for weight in (torch.zeros(4, 6, dtype=torch.float16), torch.zeros(4, 5, dtype=torch.bfloat16)):
         assert not can_pack(weight)
         with pytest.raises(KernelInputError, match="cannot be packed"):
             pack_weight(weight)
-    if can_pack(weight := torch.zeros(4, 6, dtype=torch.bfloat16)):
-        for inputs in (torch.zeros(2, 6), torch.zeros(2, 4, dtype=torch.bfloat16)):
-            with pytest.raises(KernelInputError, match="inputs must be bfloat16"):
-                linear(inputs, pack_weight(weight), None, 4)
+    packed = pack_weight(torch.zeros(4, 6, dtype=torch.bfloat16))
+    for inputs in (torch.zeros(2, 6), torch.zeros(2, 4, dtype=torch.bfloat16)):
+        with pytest.raises(KernelInputError, match=r"inputs must be torch\.bfloat16"):
+            linear(inputs, packed, None, 4)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_any_number_of_threads_computes_the_same() -> None:
+    packed, inputs = pack_weight(random(700, 600, dtype=torch.float32)), random(100, 600, dtype=torch.float32)
+    expected = linear(inputs, packed, None, 700)
+    try:
+        for num_threads in (2, 5, 1, 3):
+            native.set_num_threads(num_threads)
+            for _ in range(50):
+                assert torch.equal(linear(inputs, packed, None, 700), expected)
+    finally:
+        native.set_num_threads(1)
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")

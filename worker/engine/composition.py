@@ -121,7 +121,7 @@ def choose_num_threads(config: EngineConfig, num_parameters: int) -> int:
 
 
 def _set_num_threads(model: LoadedModel, num_threads: int) -> None:
-    """Threads that compute. Those of torch keep their cores for a while when they are done, so one kind alone has any."""
+    """Threads that compute: the library's or torch's. Torch's keep their cores for a while when they are done."""
     native.set_num_threads(num_threads)
     torch.set_num_threads(1 if isinstance(model.forward, NativeForward) else num_threads)
 

@@ -98,8 +98,8 @@ def choose_forward(
     that comes much closer is preferred.
 
     Args:
-        prepare: makes of the chosen way one that is faster. The choice is made before: with the arithmetic of the model's own layers
-            rounding hides less of what is wrong. What comes of it has to conform, too.
+        prepare: makes of the chosen way one that is faster. The choice is made before: with the arithmetic of the
+            model's own layers rounding hides less of what is wrong. What comes of it has to conform, too.
 
     Raises:
         ModelLoadError: none does; says why, for each.

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from ....kernels.decoder import Decoder, DecoderBatch, DecoderWeights, LayerWeights, LinearWeights, can_decode
 from ..forward import Forward, ModelInput
 from ..packed_linear import OwnPackedLinear
+from ..paged_tensor import zeros
 from .decoder import LeanDecoder
 from .forward import LeanForward
 from .layer import GatedMlp, HeadNorm, LeanLayer
@@ -31,7 +32,7 @@ class NativeForward:
     def __init__(self, lean: LeanForward) -> None:
         self._lean = lean
         self.network = lean.network
-        self._cache_size = (0, 0)
+        self._cache: tuple[list[Tensor], list[Tensor], int] = [], [], 1
         self._decoder = Decoder(_weights_of(lean))
         self._angles = self._make_angles(_FIRST_NUM_ANGLES)
 
@@ -43,8 +44,11 @@ class NativeForward:
         return self._lean.bytes_per_token
 
     def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
-        self._cache_size = (num_blocks, block_size)
-        self._decoder.allocate(num_blocks, block_size)
+        self._decoder.use_cache([], [], 1)  # first let go of what was
+        shape, dtype = self._decoder.cache_shape(num_blocks, block_size), self.network.embed_tokens.weight.dtype
+        keys, values = ([zeros(shape, dtype, device) for _ in self.network.layers] for _ in range(2))
+        self._cache = keys, values, max(1, block_size)
+        self._decoder.use_cache(*self._cache)
 
     def run(self, step: ModelInput) -> Tensor:
         if self._decoder.weights.embeddings is not self.network.embed_tokens.weight:
@@ -68,6 +72,12 @@ class NativeForward:
             )
         )
 
+    @property
+    def caches(self) -> list[Tensor]:
+        """Keys and values of all layers, as the library lays them out."""
+        keys, values, _ = self._cache
+        return keys + values
+
     def commit(self) -> None:
         """Keys and values of a step that is computed again are written again."""
 
@@ -75,9 +85,9 @@ class NativeForward:
         self._lean.profile(num_tokens, num_logit_rows)
 
     def _take_new_weights(self) -> None:
-        """The model has slept, and its weights lie elsewhere now; its cache was empty, or is by now."""
+        """The model has slept, and its weights lie elsewhere now."""
         self._decoder = Decoder(_weights_of(self._lean))
-        self._decoder.allocate(*self._cache_size)
+        self._decoder.use_cache(*self._cache)
 
     def _make_angles(self, num_positions: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines ``[P, D]``, made by the model's own code once for every position."""

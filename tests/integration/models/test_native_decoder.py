@@ -1,0 +1,144 @@
+"""A decoder in one compiled call gives what the general way gives, and a token the same bits in any company."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.kernels import native
+from penstock.kernels.paged_attention import PagedBatch
+from penstock.worker.models.forward import ModelInput
+from penstock.worker.models.lean.forward import LeanForward
+from penstock.worker.models.lean.native import NativeForward, make_native
+from penstock.worker.models.packed import PackedForward
+from penstock.worker.models.packed_linear import pack_linear_layers
+
+from .lean_models import BLOCK_SIZE, NUM_BLOCKS, SETTINGS, VARIANTS, logits_of, make_model, steps
+
+DTYPES = [torch.float32, torch.bfloat16]
+DENSE = [name for name in VARIANTS if "moe" not in name and name != "mixtral"]
+HAS_COMPILER = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
+
+pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def compiled() -> Iterator[None]:
+    """The library in use on two threads, compiled once for all tests and engines of this machine."""
+    was_loaded = native.is_loaded()
+    assert native.load() is None
+    native.set_num_threads(2)
+    yield
+    native.set_num_threads(1)
+    if not was_loaded:
+        native.unload()
+
+
+def native_forward(variant: str, dtype: torch.dtype) -> NativeForward:
+    lean = LeanForward(make_model(variant, dtype), SETTINGS)
+    pack_linear_layers(lean.network)
+    forward = make_native(lean)
+    assert isinstance(forward, NativeForward)
+    return forward
+
+
+@pytest.mark.parametrize("variant", DENSE)
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_logits_are_those_of_the_general_way(variant: str, dtype: torch.dtype) -> None:
+    expected = logits_of(PackedForward(make_model(variant, torch.float32), SETTINGS))
+    theirs = logits_of(PackedForward(make_model(variant, dtype), SETTINGS))
+    actual = logits_of(native_forward(variant, dtype))
+    for truth, other, ours in zip(expected, theirs, actual, strict=True):
+        assert ours.dtype is torch.float32
+        if dtype is torch.float32:
+            torch.testing.assert_close(ours, truth, rtol=1e-4, atol=1e-4)
+        # Of two ways in bfloat16 ours may be the better one; it is not to be much worse.
+        assert (ours - truth).norm() <= 1.5 * (other - truth).norm() + 1e-5 * truth.norm()
+
+
+@pytest.mark.parametrize("variant", ["mixtral", "qwen3 moe, with a dense layer"])
+def test_experts_stay_with_the_layers_in_python(variant: str) -> None:
+    lean = LeanForward(make_model(variant, torch.float32), SETTINGS)
+    pack_linear_layers(lean.network)
+    assert make_native(lean) is lean
+
+
+def test_without_the_library_the_layers_in_python_stay() -> None:
+    lean = LeanForward(make_model("llama", torch.float32), SETTINGS)
+    pack_linear_layers(lean.network)
+    native.unload()
+    assert make_native(lean) is lean
+
+
+def poison(forward: NativeForward) -> None:
+    for cache in forward.caches:
+        cache.fill_(float("nan"))
+
+
+@pytest.mark.parametrize("variant", ["llama", "mistral, with a window"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [4, 7, 16, 48])
+@torch.inference_mode()
+def test_what_no_token_was_stored_in_never_counts(variant: str, dtype: torch.dtype, block_size: int) -> None:
+    forward = native_forward(variant, dtype)
+    expected = logits_of(forward, block_size)
+    if dtype is torch.float32:
+        torch.testing.assert_close(expected, logits_of(forward, 8), rtol=1e-4, atol=1e-4)
+    forward.allocate(NUM_BLOCKS, block_size, 3, torch.device("cpu"))
+    poison(forward)
+    for step, before in zip(steps(block_size), expected, strict=True):
+        assert torch.equal(forward.run(step), before)
+
+
+def alone(step: ModelInput, request: int, start: int, end: int) -> ModelInput:
+    """Tokens ``start .. end`` of one request of ``step``."""
+    first = sum(step.batch.query_lens[:request])
+    chosen = slice(first + start, first + end)
+    batch = PagedBatch(
+        step.batch.block_table[request : request + 1],
+        step.batch.slot_mapping[chosen],
+        [end - start],
+        [step.batch.seq_lens[request] - step.batch.query_lens[request] + end],
+        BLOCK_SIZE,
+    )
+    tokens = step.token_ids[chosen]
+    return replace(
+        step, token_ids=tokens, positions=step.positions[chosen], logit_rows=torch.arange(len(tokens)), batch=batch
+    )
+
+
+@pytest.mark.parametrize("variant", ["llama", "mistral, with a window"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_threads", [1, 3])
+@torch.inference_mode()
+def test_a_token_has_the_same_bits_in_any_company(variant: str, dtype: torch.dtype, num_threads: int) -> None:
+    forward = native_forward(variant, dtype)
+    forward.allocate(NUM_BLOCKS, BLOCK_SIZE, 3, torch.device("cpu"))
+    together = [forward.run(replace(step, logit_rows=torch.arange(len(step.token_ids)))) for step in steps()]
+    native.set_num_threads(num_threads)
+    forward.allocate(NUM_BLOCKS, BLOCK_SIZE, 3, torch.device("cpu"))
+    for step, logits in zip(steps(), together, strict=True):
+        parts: list[Tensor] = []
+        for request, num_tokens in enumerate(step.batch.query_lens):
+            cuts = sorted({0, num_tokens // 3, num_tokens})
+            parts += [forward.run(alone(step, request, a, b)) for a, b in pairwise(cuts)]
+        assert torch.equal(torch.cat(parts), logits)
+
+
+@torch.inference_mode()
+def test_embeddings_can_come_from_outside() -> None:
+    forward = native_forward("qwen2", torch.float32)
+    expected = logits_of(forward)
+    forward.allocate(NUM_BLOCKS, BLOCK_SIZE, 3, torch.device("cpu"))
+    for step, before in zip(steps(), expected, strict=True):
+        given = replace(
+            step, token_ids=torch.zeros_like(step.token_ids), inputs_embeds=forward.network.embed_tokens(step.token_ids)
+        )
+        assert torch.equal(forward.run(given), before)
