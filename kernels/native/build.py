@@ -15,7 +15,7 @@ from pathlib import Path
 _FOLDER = Path(__file__).parent
 _SOURCES = ("layer_ops.cpp", "attention.cpp", "cache.cpp", "linear.cpp", "decoder.cpp", "parallel.cpp")
 _HEADERS = ("scalar.h", "lanes.h", "parallel.h", "linear.h", "decoder.h", "decoder_attention.h")
-# Products and sums may be fused, but no sum is rearranged: a row shall have the same bits in every loop that computes it.
+# Products and sums may be fused, but no sum is rearranged: a row has the same bits in every loop that computes it.
 _FLAGS = (
     *("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"),
     *("-fopenmp-simd", "-std=c++17", "-pthread", "-fPIC"),

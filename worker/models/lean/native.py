@@ -143,13 +143,13 @@ def _weights_of(lean: LeanForward) -> DecoderWeights:
 
 
 def _layer_weights(layer: LeanLayer, window: int | None) -> LayerWeights:
-    has_norm = isinstance(layer.head_norm, HeadNorm)
+    norm = layer.head_norm.weight if isinstance(layer.head_norm, HeadNorm) else None
     qkv, output, gate_up, down = (_linear_weights(linear) for linear in _linears_of(layer))
     return LayerWeights(
         input_norm=layer.input_norm.weight,
         mlp_norm=layer.mlp_norm.weight,
-        query_norm=layer.head_norm.weight[0] if has_norm else None,
-        key_norm=layer.head_norm.weight[layer.num_heads] if has_norm else None,
+        query_norm=None if norm is None else norm[0],
+        key_norm=None if norm is None else norm[layer.num_heads],
         qkv=qkv,
         output=output,
         gate_up=gate_up,
