@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from ..native import library
 from .structs import DecoderStruct, LayerStruct, StepStruct
 from .weights import DecoderWeights, LayerWeights, LinearWeights, address
 
-__all__ = ["Decoder", "DecoderBatch", "DecoderWeights", "LayerWeights", "LinearWeights", "can_decode"]
+__all__ = ["Decoder", "DecoderBatch", "DecoderWeights", "LayerWeights", "LinearWeights", "can_cache", "can_decode"]
 
 LANES = 16
 _MAX_HEAD_DIM = 256
@@ -44,44 +43,56 @@ class DecoderBatch:
     inputs_embeds: Tensor | None = None
 
 
-class _Cache(NamedTuple):
-    keys: list[Tensor]
-    values: list[Tensor]
-    block_size: int
-
-
 def can_decode(dtype: torch.dtype, head_dim: int) -> bool:
     """Whether the compiled library is there, and has a loop for such a model."""
     return library("run_decoder", dtype) is not None and head_dim % LANES == 0 and head_dim <= _MAX_HEAD_DIM
 
 
+def can_cache(block_size: int) -> bool:
+    """Whether a block can have so many tokens: the processor takes some of them in pairs."""
+    return block_size % 2 == 0
+
+
 class Decoder:
     """The model with its paged KV cache. First ``use_cache``, then ``run`` every step.
 
-    A token's logits have the same bits in every batch.
+    A token's logits have the same bits in every batch. It knows where its weights lie and does not keep them alive:
+    whoever lets go of one makes another decoder.
 
     Raises:
         KernelInputError: ``can_decode`` says no.
     """
 
     def __init__(self, weights: DecoderWeights) -> None:
-        if not can_decode(weights.embeddings.dtype, weights.head_dim):
-            raise KernelInputError(
-                f"a decoder of {weights.embeddings.dtype} with heads of {weights.head_dim} cannot be run here"
-            )
-        self.weights = weights
-        self._cache = _Cache([], [], 1)
-        self._struct = self._make_struct()
+        self._dtype = weights.embeddings.dtype
+        if not can_decode(self._dtype, weights.head_dim):
+            raise KernelInputError(f"a decoder of {self._dtype} with heads of {weights.head_dim} cannot be run here")
+        self._layers = _layer_structs(weights.layers)
+        self._struct = DecoderStruct(
+            *(self._layers, len(self._layers), weights.embeddings.shape[1]),
+            *(weights.num_heads, weights.num_kv_heads, weights.head_dim, weights.layers[0].down.num_inputs),
+            *(1, weights.norm_eps, weights.head_norm_eps),
+            *(weights.embeddings.data_ptr(), weights.final_norm.data_ptr(), weights.lm_head.struct()),
+        )
+        self._caches: list[Tensor] = []
 
     def cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int]:
         """Of a layer's keys, and of its values. Blocks whose size is no multiple of 16 are filled up."""
         padded = -(-block_size // LANES) * LANES
-        return num_blocks, self.weights.num_kv_heads, padded * self.weights.head_dim
+        return num_blocks, self._struct.num_kv_heads, padded * self._struct.head_dim
 
     def use_cache(self, keys: list[Tensor], values: list[Tensor], block_size: int) -> None:
-        """From now on keep keys and values of each layer in these tensors of ``cache_shape``."""
-        self._cache = _Cache(keys, values, block_size)
-        self._struct = self._make_struct()
+        """From now on keep keys and values of each layer in these tensors of ``cache_shape``.
+
+        Raises:
+            KernelInputError: ``block_size`` is odd.
+        """
+        if not can_cache(block_size):
+            raise KernelInputError(f"a block must have an even number of tokens, got {block_size}")
+        for layer, key, value in zip(self._layers, keys, values, strict=True):
+            layer.keys, layer.values = key.data_ptr(), value.data_ptr()
+        self._struct.block_size = max(1, block_size)
+        self._caches = [*keys, *values]
 
     def run(self, batch: DecoderBatch) -> Tensor:
         """Store the step's keys and values and return logits ``[R, V]``, float32, rounded to the model's dtype.
@@ -91,14 +102,14 @@ class Decoder:
 
         Cost: for few tokens memory bound, the bytes of the weights and of the keys and values that are read.
         """
-        function = library("run_decoder", self.weights.embeddings.dtype)
+        function = library("run_decoder", self._dtype)
         if function is None:
             raise KernelInputError("the compiled library was unloaded")
         for name in ("token_ids", "positions", "slot_mapping", "block_table", "query_lens", "seq_lens", "logit_rows"):
             tensor: Tensor = getattr(batch, name)
             if tensor.dtype != torch.int64 or not tensor.is_contiguous():
                 raise KernelInputError(f"{name} must be int64 and contiguous, got {tensor.dtype} {tensor.stride()}")
-        logits = torch.empty(len(batch.logit_rows), self.weights.lm_head.num_outputs)
+        logits = torch.empty(len(batch.logit_rows), self._struct.lm_head.num_outputs)
         step = StepStruct(
             *(len(batch.token_ids), len(batch.query_lens), len(batch.logit_rows)),
             *(batch.token_ids.data_ptr(), batch.positions.data_ptr(), batch.slot_mapping.data_ptr()),
@@ -106,23 +117,17 @@ class Decoder:
             *(batch.block_table.data_ptr(), batch.block_table.shape[1]),
             *(batch.query_lens.data_ptr(), batch.seq_lens.data_ptr(), batch.logit_rows.data_ptr(), logits.data_ptr()),
         )
-        function(ctypes.byref(self._struct), ctypes.byref(step))
+        with torch.profiler.record_function("penstock::decoder"):
+            function(ctypes.byref(self._struct), ctypes.byref(step))
         return logits
 
-    def _make_struct(self) -> DecoderStruct:
-        weights, cache = self.weights, self._cache
-        layers = (LayerStruct * len(weights.layers))()
-        for index, layer in enumerate(weights.layers):
-            layers[index] = LayerStruct(
-                *map(address, (layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)),
-                *(linear.struct() for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)),
-                *(address(tensors[index]) if tensors else None for tensors in (cache.keys, cache.values)),
-                layer.scale,
-                layer.window or 0,
-            )
-        return DecoderStruct(
-            *(layers, len(layers), weights.embeddings.shape[1]),
-            *(weights.num_heads, weights.num_kv_heads, weights.head_dim, weights.layers[0].down.num_inputs),
-            *(cache.block_size, weights.norm_eps, weights.head_norm_eps),
-            *(weights.embeddings.data_ptr(), weights.final_norm.data_ptr(), weights.lm_head.struct()),
+
+def _layer_structs(layers: tuple[LayerWeights, ...]) -> ctypes.Array[LayerStruct]:
+    structs = (LayerStruct * len(layers))()
+    for index, layer in enumerate(layers):
+        structs[index] = LayerStruct(
+            *map(address, (layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)),
+            *(linear.struct() for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+            *(None, None, layer.scale, layer.window or 0),
         )
+    return structs

@@ -2,8 +2,8 @@
 // query with 16 keys, and the weighted sum of 16 dimensions of the values, are products of a row with vectors.
 //
 // Keys: per block and head, for each 16 tokens of the block, the groups of their dimensions, 16 tokens side by side.
-// Values: per block and head, the groups of its tokens, all dimensions side by side. Blocks whose size is no multiple of
-// 16 are filled up. What no token was stored in is never part of a result.
+// Values: per block and head, the groups of its tokens, all dimensions side by side. A block has whole groups; if it has no
+// whole vectors, it is filled up. What no token was stored in is never part of a result.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -75,75 +75,79 @@ struct QueryTile {
       std::memcpy(rows + m * shape.head_dim, queries + row / group * token_stride + row % group * shape.head_dim,
                   shape.head_dim * sizeof(T));
     }
-    const int64_t first_seen = window > 0 ? std::max<int64_t>(0, positions[0] - window + 1) : 0;
-    const int64_t first_block = first_seen / shape.block_size;
+    const int64_t first_block = first_seen(positions[0]) / shape.block_size;
     const int64_t num_blocks = positions[M - 1] / shape.block_size + 1 - first_block;
-    const int64_t width = num_blocks * vectors * LANES;
+    // Scores lie in the order of positions. Where a position stands among 16 does not depend on the size of blocks.
+    const int64_t start = first_block * shape.block_size / LANES * LANES;
+    const int64_t width = (positions[M - 1] - start) / LANES * LANES + LANES;
+    // A row has room for vectors that reach beyond the last position.
+    const Scores at{start, width, width + vectors * LANES};
     static thread_local std::vector<float> scores;
     static thread_local std::vector<T> weights;
-    if (static_cast<int64_t>(scores.size()) < M * width) scores.resize(M * width), weights.resize(M * width);
-    score<M>(rows, first_block, num_blocks * vectors, width, scores.data());
+    const size_t wanted = M * at.stride;
+    if (scores.size() < wanted) scores.resize(wanted), weights.resize(wanted);
+    int64_t vector = 0;
+    for (; vector + TILE_VECTORS <= num_blocks * vectors; vector += TILE_VECTORS) {
+      score<M, TILE_VECTORS>(rows, first_block, vector, at, scores.data());
+    }
+    for (; vector < num_blocks * vectors; ++vector) score<M, 1>(rows, first_block, vector, at, scores.data());
     float totals[M];
     for (int m = 0; m < M; ++m) {
-      totals[m] = soften(scores.data() + m * width, weights.data() + m * width, width, positions[m], first_block);
+      totals[m] = soften(scores.data() + m * at.stride, weights.data() + m * at.stride, at, positions[m]);
     }
-    sum_values<M>(first_row, weights.data(), width, first_block, positions[M - 1], totals);
+    int64_t d = 0;
+    for (; d + TILE_VECTORS * LANES <= shape.head_dim; d += TILE_VECTORS * LANES) {
+      sum_values<M, TILE_VECTORS>(first_row, weights.data(), at, first_block, positions[M - 1], totals, d);
+    }
+    for (; d < shape.head_dim; d += LANES) {
+      sum_values<M, 1>(first_row, weights.data(), at, first_block, positions[M - 1], totals, d);
+    }
   }
 
   static constexpr int MAX_HEAD_DIM = 256;
   static constexpr float LOWEST_EXPONENT = -87.0f;
 
  private:
-  const char* key_vector(int64_t first_block, int64_t vector) const {
-    const int64_t vectors = cache->shape.vectors_per_block();
-    const T* head = cache->head_of(cache->keys, blocks[first_block + vector / vectors], kv_head);
-    return reinterpret_cast<const char*>(head + vector % vectors * LANES * cache->shape.head_dim);
-  }
+  // A row of scores begins at position start, matters for width positions, and lies stride behind the one before.
+  struct Scores {
+    int64_t start, width, stride;
+  };
 
-  template <int M>
-  void score(const T* rows, int64_t first_block, int64_t num_vectors, int64_t width, float* scores) const {
-    int64_t vector = 0;
-    for (; vector + TILE_VECTORS <= num_vectors; vector += TILE_VECTORS) {
-      score_vectors<M, TILE_VECTORS>(rows, first_block, vector, width, scores);
-    }
-    for (; vector < num_vectors; ++vector) score_vectors<M, 1>(rows, first_block, vector, width, scores);
-  }
+  int64_t first_seen(int64_t position) const { return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0; }
 
+  // Of V times 16 keys, or fewer where a block has no whole vectors; the next block's overwrite what is too much.
   template <int M, int V>
-  void score_vectors(const T* rows, int64_t first_block, int64_t vector, int64_t width, float* scores) const {
-    const int64_t dim = cache->shape.head_dim;
+  void score(const T* rows, int64_t first_block, int64_t vector, const Scores& at, float* scores) const {
+    const CacheShape& shape = cache->shape;
+    const int64_t vectors = shape.vectors_per_block();
     Floats sums[M][V] = {};
     const char* columns[V];
-    for (int v = 0; v < V; ++v) columns[v] = key_vector(first_block, vector + v);
-    accumulate<T, M, V>(sums, rows, dim, columns, VECTOR_BYTES, dim / GROUP<T>);
-    for (int m = 0; m < M; ++m) {
-      for (int v = 0; v < V; ++v) {
+    for (int v = 0; v < V; ++v) {
+      const T* head = cache->head_of(cache->keys, blocks[first_block + (vector + v) / vectors], kv_head);
+      columns[v] = reinterpret_cast<const char*>(head + (vector + v) % vectors * LANES * shape.head_dim);
+    }
+    accumulate<T, M, V>(sums, rows, shape.head_dim, columns, VECTOR_BYTES, shape.head_dim / GROUP<T>);
+    for (int v = 0; v < V; ++v) {
+      const int64_t block = first_block + (vector + v) / vectors;
+      const int64_t index = block * shape.block_size + (vector + v) % vectors * LANES - at.start;
+      for (int m = 0; m < M; ++m) {
         const Floats scaled = sums[m][v] * splat(scale);
-        std::memcpy(scores + m * width + (vector + v) * LANES, &scaled, sizeof(scaled));
+        std::memcpy(scores + m * at.stride + index, &scaled, sizeof(scaled));
       }
     }
   }
 
   // Scores to weights, relative to the largest, 0 where the token at position does not see; returns their sum.
-  float soften(float* scores, T* weights, int64_t width, int64_t position, int64_t first_block) const {
-    const int64_t block_size = cache->shape.block_size;
-    const int64_t padded = cache->shape.vectors_per_block() * LANES;
-    const int64_t first_seen = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
-    const auto index_of = [&](int64_t at) { return (at / block_size - first_block) * padded + at % block_size; };
-    const int64_t begin = index_of(first_seen), end = index_of(position) + 1;
+  float soften(float* scores, T* weights, const Scores& at, int64_t position) const {
+    const int64_t begin = first_seen(position) - at.start, end = position + 1 - at.start;
     std::fill(scores, scores + begin, -INFINITY);
-    std::fill(scores + end, scores + width, -INFINITY);
-    if (padded != block_size) {
-      for (int64_t block = 0; block < width; block += padded) {
-        std::fill(scores + block + block_size, scores + block + padded, -INFINITY);
-      }
-    }
+    std::fill(scores + end, scores + at.width, -INFINITY);
     float highest = -INFINITY;
 #pragma omp simd reduction(max : highest)
     for (int64_t i = begin; i < end; ++i) highest = std::max(highest, scores[i]);
     // Lane by lane, so that the order of the sum does not depend on what is masked around it.
     Floats totals = {};
-    for (int64_t i = 0; i < width; i += LANES) {
+    for (int64_t i = 0; i < at.width; i += LANES) {
       float exponentials[LANES];
 #pragma omp simd
       for (int lane = 0; lane < LANES; ++lane) {
@@ -160,32 +164,19 @@ struct QueryTile {
     return total;
   }
 
-  template <int M>
-  void sum_values(int64_t first_row, const T* weights, int64_t width, int64_t first_block, int64_t last_position,
-                  const float* totals) const {
-    const int64_t dim = cache->shape.head_dim;
-    int64_t d = 0;
-    for (; d + TILE_VECTORS * LANES <= dim; d += TILE_VECTORS * LANES) {
-      sum_vectors<M, TILE_VECTORS>(first_row, weights, width, first_block, last_position, totals, d);
-    }
-    for (; d < dim; d += LANES) {
-      sum_vectors<M, 1>(first_row, weights, width, first_block, last_position, totals, d);
-    }
-  }
-
+  // V times 16 dimensions of the result, from d on.
   template <int M, int V>
-  void sum_vectors(int64_t first_row, const T* weights, int64_t width, int64_t first_block, int64_t last_position,
-                   const float* totals, int64_t d) const {
+  void sum_values(int64_t first_row, const T* weights, const Scores& at, int64_t first_block, int64_t last_position,
+                  const float* totals, int64_t d) const {
     const CacheShape& shape = cache->shape;
-    const int64_t padded = shape.vectors_per_block() * LANES;
     Floats sums[M][V] = {};
-    for (int64_t block = 0; (first_block + block) * shape.block_size <= last_position; ++block) {
-      const int64_t num = std::min(shape.block_size, last_position + 1 - (first_block + block) * shape.block_size);
-      const char* head =
-          reinterpret_cast<const char*>(cache->head_of(cache->values, blocks[first_block + block], kv_head));
+    for (int64_t block = first_block; block * shape.block_size <= last_position; ++block) {
+      const int64_t position = block * shape.block_size;
+      const int64_t num = std::min(shape.block_size, last_position + 1 - position);
+      const char* head = reinterpret_cast<const char*>(cache->head_of(cache->values, blocks[block], kv_head));
       const char* columns[V];
       for (int v = 0; v < V; ++v) columns[v] = head + (d + v * LANES) * GROUP_BYTES;
-      accumulate<T, M, V>(sums, weights + block * padded, width, columns, shape.head_dim * GROUP_BYTES,
+      accumulate<T, M, V>(sums, weights + position - at.start, at.stride, columns, shape.head_dim * GROUP_BYTES,
                           (num + GROUP<T> - 1) / GROUP<T>);
     }
     for (int m = 0; m < M; ++m) {

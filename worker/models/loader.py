@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,9 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
     vocab_size = model_config.get_text_config().vocab_size
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     settings = ForwardSettings(max_model_len, is_batch_invariant=config.deterministic)
-    forward = choose_forward(module, architecture, vocab_size, settings, lambda forward: _prepare(forward, device))
+    forward = choose_forward(
+        module, architecture, vocab_size, settings, partial(_prepare, device=device, block_size=config.block_size)
+    )
     return LoadedModel(
         forward=forward,
         folder=tokenizer_folder(folder, config.trust_remote_code),
@@ -113,10 +116,10 @@ def load_network(config: EngineConfig, folder: Path, forward: Forward) -> nn.Mod
     return network
 
 
-def _prepare(forward: Forward, device: torch.device) -> Forward:
+def _prepare(forward: Forward, device: torch.device, block_size: int) -> Forward:
     """The same computation, as fast as it goes on ``device``."""
     _pack(forward.network, device)
-    return make_native(forward) if device.type == "cpu" else forward
+    return make_native(forward, block_size) if device.type == "cpu" else forward
 
 
 def _pack(network: nn.Module, device: torch.device) -> None:

@@ -1,9 +1,9 @@
 """Linear layers whose weights are laid out once for the processor.
 
-In float32 and bfloat16, where the compiled kernels are, by our own kernel; else by oneDNN. GFLOP/s of one core with the
-weight in its cache, own / oneDNN, in bfloat16: 72 / 33 to 62 for one token, 220 / 148 to 204 for eight, 230 / 185 to 223
-for 64, which is what the instruction can do. oneDNN, all linear layers of a 135M model: 17 ms packed and 27 plain for one
-token, 18 and 33 for eight, 70 and 86 for 64; float32 gains as much.
+In float32 and bfloat16, where the compiled kernels are, by our own kernel; else by oneDNN. GFLOP/s of one core with
+the weight in its cache, own / oneDNN, in bfloat16: 72 / 33 to 62 for one token, 220 / 148 to 204 for eight, 230 / 185
+to 223 for 64, which is what the instruction can do. oneDNN, all linear layers of a 135M model: 17 ms packed and 27
+plain for one token, 18 and 33 for eight, 70 and 86 for 64; float32 gains as much.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from penstock.worker.engine.sampler import sample
 from penstock.worker.engine.sampling_table import SamplingRows
 from penstock.worker.models.forward import ModelInput
 from penstock.worker.models.invariance import choose_tile_sizes
-from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.loader import LoadedModel, load_model
 
 from .harness import generate, request
@@ -153,7 +152,8 @@ def test_same_logits_of_the_demo_model(prompts: list[list[int]], seen: SampledLo
 def test_the_ordinary_runner_does_not_promise_that(
     make_core: Callable[..., EngineCore], prompts: list[list[int]], seen: SampledLogits
 ) -> None:
-    for _ in disturbed(make_core("llama", **UNCACHED), make_core("llama", **CRAMPED, **UNCACHED), prompts, every=4):
+    # A model that runs in one compiled call keeps its bits anyway.
+    for _ in disturbed(make_core("gemma2", **UNCACHED), make_core("gemma2", **CRAMPED, **UNCACHED), prompts, every=4):
         pass
     assert seen.num_different > len(prompts)
 
@@ -172,14 +172,14 @@ def test_tokens_of_a_model_with_experts_go_alone(load: Callable[[str], LoadedMod
     assert choose_tile_sizes(load("gpt_oss")) == (1,)
 
 
-def add_to_logits(monkeypatch: pytest.MonkeyPatch, make_noise: Callable[[int], Tensor]) -> None:
+def add_to_logits(monkeypatch: pytest.MonkeyPatch, model: LoadedModel, make_noise: Callable[[int], Tensor]) -> None:
     """Spoil every forward of ``n`` tokens by ``make_noise(n)``, added to the logits' rows."""
-    run = LeanForward.run
+    run = model.forward.run
 
-    def spoilt(self: LeanForward, step: ModelInput) -> Tensor:
-        return run(self, step) + make_noise(len(step.token_ids))[step.logit_rows, None]
+    def spoilt(step: ModelInput) -> Tensor:
+        return run(step) + make_noise(len(step.token_ids))[step.logit_rows, None]
 
-    monkeypatch.setattr(LeanForward, "run", spoilt)
+    monkeypatch.setattr(model.forward, "run", spoilt)
 
 
 def test_sizes_that_give_different_bits_are_not_mixed(
@@ -187,14 +187,14 @@ def test_sizes_that_give_different_bits_are_not_mixed(
 ) -> None:
     model = load("llama")
     with monkeypatch.context() as patch:
-        add_to_logits(patch, lambda num_tokens: torch.full((num_tokens,), num_tokens * 1e-4))
+        add_to_logits(patch, model, lambda num_tokens: torch.full((num_tokens,), num_tokens * 1e-4))
         assert choose_tile_sizes(model) == (32,)
     with monkeypatch.context() as patch:
         # From row 20 on a row's place matters.
-        add_to_logits(patch, lambda num_tokens: torch.arange(num_tokens).ge(20) * 1e-4)
+        add_to_logits(patch, model, lambda num_tokens: torch.arange(num_tokens).ge(20) * 1e-4)
         assert choose_tile_sizes(model) == (8,)
     with monkeypatch.context() as patch:
-        add_to_logits(patch, lambda num_tokens: torch.arange(num_tokens) * 1e-4)
+        add_to_logits(patch, model, lambda num_tokens: torch.arange(num_tokens) * 1e-4)
         assert choose_tile_sizes(model) == (1,)
 
 
@@ -203,6 +203,6 @@ def test_a_model_that_cannot_is_refused_by_name(
 ) -> None:
     generator = np.random.default_rng(0)
     model = load("llama")
-    add_to_logits(monkeypatch, lambda num_tokens: torch.from_numpy(generator.normal(size=num_tokens)).float())
+    add_to_logits(monkeypatch, model, lambda num_tokens: torch.from_numpy(generator.normal(size=num_tokens)).float())
     with pytest.raises(ConfigurationError, match=r"--deterministic cannot be kept.*LlamaForCausalLM.*start without"):
         choose_tile_sizes(model)

@@ -6,24 +6,25 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor
 
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.model_runner import ModelRunner
+from penstock.worker.models.forward import Forward, ModelInput
 
 from .harness import VOCAB_SIZE, generate, request
 
 
-def raise_at(model: torch.nn.Module, token_id: int) -> RemovableHandle:
-    """Let ``model`` raise when it computes ``token_id``."""
+def raise_at(monkeypatch: pytest.MonkeyPatch, forward: Forward, token_id: int) -> None:
+    """Let ``forward`` raise when it computes ``token_id``."""
+    run_step = forward.run
 
-    def check(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
-        if (arguments[0] == token_id).any():
+    def check(step: ModelInput) -> Tensor:
+        if (step.token_ids == token_id).any():
             raise RuntimeError("no such token")
+        return run_step(step)
 
-    embeddings = next(part for part in model.modules() if isinstance(part, torch.nn.Embedding))
-    return embeddings.register_forward_pre_hook(check)
+    monkeypatch.setattr(forward, "run", check)
 
 
 def run(core: EngineCore, requests: list[Any], late: list[Any]) -> tuple[dict[str, list[int]], dict[str, str]]:
@@ -48,7 +49,7 @@ def run(core: EngineCore, requests: list[Any], late: list[Any]) -> tuple[dict[st
 
 @pytest.mark.parametrize("num_blocks", [100, 22])
 def test_neighbours_of_a_request_that_raises_are_not_disturbed(
-    make_core: Callable[..., EngineCore], prompts: list[list[int]], num_blocks: int
+    make_core: Callable[..., EngineCore], prompts: list[list[int]], num_blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = make_core(
         "llama", num_blocks=num_blocks, block_size=4, max_model_len=80, max_num_seqs=8, max_num_batched_tokens=24
@@ -60,10 +61,10 @@ def test_neighbours_of_a_request_that_raises_are_not_disturbed(
     poison_id = next(token_id for token_id in range(VOCAB_SIZE) if token_id not in used)
     runner = core._executor
     assert isinstance(runner, ModelRunner)
-    hook = raise_at(runner._model.network, poison_id)
     poison = [request("long", [7] * 30 + [poison_id]), request("short", [poison_id])]
-    tokens, errors = run(core, innocents, poison)
-    hook.remove()
+    with monkeypatch.context() as patch:
+        raise_at(patch, runner._model.forward, poison_id)
+        tokens, errors = run(core, innocents, poison)
     assert (core.scheduler.stats().num_preemptions > 0) == (num_blocks == 22)
     assert set(errors) == {"long", "short"}
     assert all("RuntimeError" in message for message in errors.values())

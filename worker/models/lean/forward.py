@@ -42,6 +42,10 @@ class LeanForward:
         return LeanDecoder(module)
 
     @property
+    def max_model_len(self) -> int:
+        return self._settings.max_model_len
+
+    @property
     def windows(self) -> list[int | None]:
         """Positions a token sees in each layer; None sees all before it."""
         return [call.window for call in self._calls]

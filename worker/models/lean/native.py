@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ....kernels.decoder import Decoder, DecoderBatch, DecoderWeights, LayerWeights, LinearWeights, can_decode
+from ....kernels.decoder import (
+    Decoder,
+    DecoderBatch,
+    DecoderWeights,
+    LayerWeights,
+    LinearWeights,
+    can_cache,
+    can_decode,
+)
 from ..forward import Forward, ModelInput
 from ..packed_linear import OwnPackedLinear
 from ..paged_tensor import zeros
@@ -32,9 +42,9 @@ class NativeForward:
     def __init__(self, lean: LeanForward) -> None:
         self._lean = lean
         self.network = lean.network
-        self._cache: tuple[list[Tensor], list[Tensor], int] = [], [], 1
-        self._decoder = Decoder(_weights_of(lean))
-        self._angles = self._make_angles(_FIRST_NUM_ANGLES)
+        self._cache: tuple[list[Tensor], list[Tensor], int] = _no_cache(lean)
+        self._take_weights()
+        self._angles = self._make_angles(min(_FIRST_NUM_ANGLES, lean.max_model_len))
 
     def network_of(self, module: PreTrainedModel) -> LeanDecoder:
         return self._lean.network_of(module)
@@ -44,19 +54,20 @@ class NativeForward:
         return self._lean.bytes_per_token
 
     def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
-        self._decoder.use_cache([], [], 1)  # first let go of what was
+        self._cache = _no_cache(self._lean)  # first let go of what was
+        self._decoder.use_cache(*self._cache)
         shape, dtype = self._decoder.cache_shape(num_blocks, block_size), self.network.embed_tokens.weight.dtype
         keys, values = ([zeros(shape, dtype, device) for _ in self.network.layers] for _ in range(2))
-        self._cache = keys, values, max(1, block_size)
+        self._cache = keys, values, block_size
         self._decoder.use_cache(*self._cache)
 
     def run(self, step: ModelInput) -> Tensor:
-        if self._decoder.weights.embeddings is not self.network.embed_tokens.weight:
-            self._take_new_weights()
+        if self._weights_seen() is not self.network.embed_tokens.weight:
+            self._take_weights()
         batch = step.batch
         max_seq_len = max(batch.seq_lens)
         if max_seq_len > len(self._angles[0]):
-            self._angles = self._make_angles(2 * max_seq_len)
+            self._angles = self._make_angles(max(max_seq_len, min(2 * max_seq_len, self._lean.max_model_len)))
         return self._decoder.run(
             DecoderBatch(
                 token_ids=step.token_ids,
@@ -84,20 +95,31 @@ class NativeForward:
     def profile(self, num_tokens: int, num_logit_rows: int) -> None:
         self._lean.profile(num_tokens, num_logit_rows)
 
-    def _take_new_weights(self) -> None:
-        """The model has slept, and its weights lie elsewhere now."""
+    def _take_weights(self) -> None:
+        """At the start, and after the model has slept: then its weights lie elsewhere."""
         self._decoder = Decoder(_weights_of(self._lean))
         self._decoder.use_cache(*self._cache)
+        self._weights_seen = weakref.ref(self.network.embed_tokens.weight)
 
     def _make_angles(self, num_positions: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines ``[P, D]``, made by the model's own code once for every position."""
-        cos, sin = self.network.rotary_emb(self._decoder.weights.embeddings, torch.arange(num_positions)[None])
+        """Cosines and sines ``[P, D]``, made by the model's own code once for every position.
+
+        Not beyond ``max_model_len``: some RoPE changes all angles once a position is beyond what it was made for.
+        """
+        positions = torch.arange(num_positions)[None]
+        cos, sin = self.network.rotary_emb(self.network.embed_tokens.weight, positions)
         return cos[0].contiguous(), sin[0].contiguous()
 
 
-def make_native(forward: Forward) -> Forward:
+def _no_cache(lean: LeanForward) -> tuple[list[Tensor], list[Tensor], int]:
+    nothing = [torch.empty(0) for _ in lean.network.layers]
+    return nothing, nothing, 0
+
+
+def make_native(forward: Forward, block_size: int) -> Forward:
     """Return ``forward``, its layers packed, or what computes the same in one call, where there is such a thing."""
-    return NativeForward(forward) if isinstance(forward, LeanForward) and is_native(forward) else forward
+    can_be = isinstance(forward, LeanForward) and can_cache(block_size) and is_native(forward)
+    return NativeForward(forward) if can_be else forward
 
 
 def is_native(lean: LeanForward) -> bool:
