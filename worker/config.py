@@ -9,6 +9,7 @@ from ..shared.errors import ConfigurationError
 DEVICES = ("cpu", "cuda")
 DEFAULT_TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("int8",)
 SCHEDULING_POLICIES = ("fcfs", "priority")
 STRUCTURED_OUTPUTS_BACKENDS = ("xgrammar", "llguidance")
 # How often a worker process tells its supervisor what it does, so that its silence means something.
@@ -34,6 +35,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         enable_prefix_caching: a request does not compute again what the beginning of another request of its tenant (and
             cache salt) has left in the KV cache. A model that keeps states besides keys and values does without.
         native_kernels: on the CPU, compile kernels in C++ at the first start, if there is a compiler, and use them.
+        quantization: "int8" to keep the weights of linear layers in bytes, and compute with bytes: on the CPU, with
+            native kernels; half the memory and up to twice the speed, for logits that differ by some percent.
         enable_prompt_embeds: requests may give their prompts as embeddings. Off by default: they are input of another
             kind, from whoever may enqueue, that no tokenizer has limited to what the model was trained on.
         structured_outputs_backend: the library that constrains output to grammars, "xgrammar" or "llguidance"; loaded
@@ -77,6 +80,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     rpc_modules: tuple[str, ...] = ()
     enable_prompt_embeds: bool = False
     native_kernels: bool = True
+    quantization: str | None = None
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -92,6 +96,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
                 f"structured_outputs_backend must be one of {', '.join(STRUCTURED_OUTPUTS_BACKENDS)}, "
                 f"got {self.structured_outputs_backend!r}"
             )
+        self._check_quantization()
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_engines_on_host"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -103,6 +108,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): every running request needs one token a step"
             )
+
+    def _check_quantization(self) -> None:
+        if self.quantization is None:
+            return
+        if self.quantization not in QUANTIZATIONS:
+            raise ConfigurationError(
+                f"quantization must be one of {', '.join(QUANTIZATIONS)}, got {self.quantization!r}"
+            )
+        if self.device != "cpu" or not self.native_kernels:
+            raise ConfigurationError(f"quantization {self.quantization!r} needs device 'cpu' and native kernels")
 
     @property
     def model_name(self) -> str:

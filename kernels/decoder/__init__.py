@@ -11,9 +11,9 @@ from torch import Tensor
 from ..errors import KernelInputError
 from ..native import library
 from .structs import DecoderStruct, LayerStruct, StepStruct
-from .weights import DecoderWeights, LayerWeights, LinearWeights, address
+from .weights import DecoderWeights, LayerWeights, address
 
-__all__ = ["Decoder", "DecoderBatch", "DecoderWeights", "LayerWeights", "LinearWeights", "can_cache", "can_decode"]
+__all__ = ["Decoder", "DecoderBatch", "DecoderWeights", "LayerWeights", "can_cache", "can_decode"]
 
 LANES = 16
 _MAX_HEAD_DIM = 256

@@ -1,14 +1,12 @@
-"""What ``kernels/native/decoder.h`` and ``linear.h`` declare, field by field."""
+"""What ``kernels/native/decoder.h`` declares, field by field."""
 
 from __future__ import annotations
 
 import ctypes
 
+from ..linear import LinearStruct
+
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-
-
-class LinearStruct(ctypes.Structure):
-    _fields_ = (("packed", _POINTER), ("bias", _POINTER), ("num_inputs", _INT), ("num_outputs", _INT))
 
 
 class LayerStruct(ctypes.Structure):

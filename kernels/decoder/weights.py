@@ -6,20 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .structs import LinearStruct
-
-
-@dataclass(frozen=True)
-class LinearWeights:
-    """A weight ``[N, K]`` and perhaps a bias ``[N]``, packed as ``kernels.linear`` does."""
-
-    packed: Tensor
-    bias: Tensor | None
-    num_inputs: int
-    num_outputs: int
-
-    def struct(self) -> LinearStruct:
-        return LinearStruct(self.packed.data_ptr(), address(self.bias), self.num_inputs, self.num_outputs)
+from ..linear import PackedWeight
 
 
 @dataclass(frozen=True)
@@ -38,10 +25,10 @@ class LayerWeights:
     mlp_norm: Tensor
     query_norm: Tensor | None
     key_norm: Tensor | None
-    qkv: LinearWeights
-    output: LinearWeights
-    gate_up: LinearWeights
-    down: LinearWeights
+    qkv: PackedWeight
+    output: PackedWeight
+    gate_up: PackedWeight
+    down: PackedWeight
     scale: float
     window: int | None
 
@@ -58,7 +45,7 @@ class DecoderWeights:
     embeddings: Tensor
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
-    lm_head: LinearWeights
+    lm_head: PackedWeight
     num_heads: int
     num_kv_heads: int
     head_dim: int

@@ -1,6 +1,9 @@
-"""Products with a weight, float32 or bfloat16, that was laid out once for the processor."""
+"""Products with a weight that was laid out once for the processor: as it is, or in bytes."""
 
 from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,16 +15,54 @@ _PANEL = 64
 _GROUP_BYTES = 4
 
 
+class LinearStruct(ctypes.Structure):
+    """What ``kernels/native/linear.h`` declares, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("packed", "bias", "scales", "offsets")),
+        ("num_inputs", ctypes.c_int64),
+        ("num_outputs", ctypes.c_int64),
+    )
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A weight ``[N, K]`` in panels of 64 outputs, ``[P, K / G, 64, G]`` with ``G`` inputs in 4 bytes.
+
+    Outputs beyond ``N`` are zero. What belongs to outputs is as long as the panels.
+
+    Args:
+        packed: of the weight's dtype, or int8.
+        bias: float32, or None.
+        scales: float32, the step of each output's bytes; None where the weight is not in bytes.
+        offsets: int32, what each output's sum is too large, since inputs are counted from 128; None likewise.
+    """
+
+    packed: Tensor
+    bias: Tensor | None
+    num_inputs: int
+    num_outputs: int
+    scales: Tensor | None = None
+    offsets: Tensor | None = None
+
+    def struct(self) -> LinearStruct:
+        parts = (self.packed, self.bias, self.scales, self.offsets)
+        addresses = (None if part is None else part.data_ptr() for part in parts)
+        return LinearStruct(*addresses, self.num_inputs, self.num_outputs)
+
+
 def can_pack(weight: Tensor) -> bool:
     """Whether the compiled library is there and the weight suits it."""
-    is_known = weight.device.type == "cpu" and library("linear", weight.dtype) is not None
-    return is_known and weight.shape[1] % _group(weight.dtype) == 0
+    return _is_known(weight) and weight.shape[1] % (_GROUP_BYTES // weight.dtype.itemsize) == 0
 
 
-def pack_weight(weight: Tensor) -> Tensor:
-    """Lay out a weight ``[N, K]`` in panels of 64 outputs, ``[P, K / G, 64, G]`` with ``G`` inputs in 4 bytes.
+def can_quantize(weight: Tensor) -> bool:
+    """Whether it can be packed in bytes."""
+    return _is_known(weight) and weight.shape[1] % _GROUP_BYTES == 0
 
-    Outputs beyond ``N`` are zero.
+
+def pack_weight(weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
+    """Lay out a weight ``[N, K]`` and a bias ``[N]``.
 
     Raises:
         KernelInputError: ``can_pack`` says no.
@@ -30,59 +71,83 @@ def pack_weight(weight: Tensor) -> Tensor:
     if function is None or not can_pack(weight):
         raise KernelInputError(f"a weight {weight.dtype} {tuple(weight.shape)} cannot be packed here")
     num_outputs, num_inputs = weight.shape
-    group = _group(weight.dtype)
     source = weight.detach().contiguous()
-    packed = torch.empty((-(-num_outputs // _PANEL), num_inputs // group, _PANEL, group), dtype=weight.dtype)
+    packed = _empty_panels(num_outputs, num_inputs, weight.dtype)
     function(source.data_ptr(), packed.data_ptr(), num_outputs, num_inputs)
-    return packed
+    return PackedWeight(packed, _pack_bias(bias), num_inputs, num_outputs)
 
 
-def unpack_weight(packed: Tensor, num_outputs: int) -> Tensor:
-    """The weight ``[N, K]`` that ``pack_weight`` was given."""
-    return packed.permute(0, 2, 1, 3).reshape(-1, packed.shape[1] * packed.shape[3])[:num_outputs]
+def quantize_weight(weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
+    """Lay out a weight ``[N, K]`` in bytes, -127 to 127 steps of a size of each output's own; the bias stays.
+
+    Raises:
+        KernelInputError: ``can_quantize`` says no.
+    """
+    function = library("quantize_linear", weight.dtype)
+    if function is None or not can_quantize(weight):
+        raise KernelInputError(f"a weight {weight.dtype} {tuple(weight.shape)} cannot be packed in bytes here")
+    num_outputs, num_inputs = weight.shape
+    source = weight.detach().contiguous()
+    packed = _empty_panels(num_outputs, num_inputs, torch.int8)
+    scales, offsets = torch.zeros(_padded(num_outputs)), torch.zeros(_padded(num_outputs), dtype=torch.int32)
+    pointers = (tensor.data_ptr() for tensor in (source, packed, scales, offsets))
+    function(*pointers, num_outputs, num_inputs)
+    return PackedWeight(packed, _pack_bias(bias), num_inputs, num_outputs, scales, offsets)
 
 
-def pack_bias(bias: Tensor) -> Tensor:
-    """A bias ``[N]`` in float32, as long as the panels of its weight."""
-    packed = torch.zeros(-(-len(bias) // _PANEL) * _PANEL)
-    packed[: len(bias)] = bias.detach()
-    return packed
+def unpack_weight(weight: PackedWeight) -> Tensor:
+    """The weight ``[N, K]`` that ``pack_weight`` was given; of bytes, float32 near to it."""
+    plain = weight.packed.permute(0, 2, 1, 3).reshape(-1, weight.num_inputs)[: weight.num_outputs]
+    return plain if weight.scales is None else plain * weight.scales[: weight.num_outputs, None]
 
 
-def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
+def linear(inputs: Tensor, weight: PackedWeight) -> Tensor:
     """Return ``inputs @ weight.T + bias``, summed in float32 and rounded once.
 
+    With a weight in bytes the inputs become bytes too, in steps of a size of each row's own.
+
     Args:
-        inputs: ``[..., K]``, of the weight's dtype.
-        weight: of ``pack_weight``.
-        bias: of ``pack_bias``.
-        num_outputs: ``N``.
+        inputs: ``[..., K]``, of the dtype that the weight had.
 
     Returns:
-        ``[..., N]``. A row has the same bits whatever the other rows are.
+        ``[..., N]``, of the dtype of ``inputs``. A row has the same bits whatever the other rows are.
 
     Raises:
         KernelInputError: a shape or dtype above does not hold, or the library was unloaded.
 
     Cost: for few rows memory bound, the bytes of the weight; else ``2 * T * N * K`` operations.
     """
-    function = library("linear", weight.dtype)
-    num_inputs = weight.shape[1] * weight.shape[3]
-    if inputs.dtype != weight.dtype or inputs.shape[-1] != num_inputs or function is None:
+    function = library("linear", inputs.dtype)
+    has_dtype = weight.scales is not None or inputs.dtype == weight.packed.dtype
+    if not has_dtype or inputs.shape[-1] != weight.num_inputs or function is None:
+        dtype = weight.packed.dtype if weight.scales is None else "float"
         raise KernelInputError(
-            f"inputs must be {weight.dtype} [..., {num_inputs}], got {inputs.dtype} {tuple(inputs.shape)}"
+            f"inputs must be {dtype} [..., {weight.num_inputs}], got {inputs.dtype} {tuple(inputs.shape)}"
         )
-    rows = inputs.reshape(-1, num_inputs)
+    rows = inputs.reshape(-1, weight.num_inputs)
     if rows.stride(1) != 1:
         rows = rows.contiguous()
-    out = torch.empty((*inputs.shape[:-1], num_outputs), dtype=weight.dtype)
-    function(
-        *(rows.data_ptr(), rows.stride(0), weight.data_ptr(), None if bias is None else bias.data_ptr()),
-        *(out.data_ptr(), rows.shape[0], num_inputs, num_outputs),
-    )
+    out = torch.empty((*inputs.shape[:-1], weight.num_outputs), dtype=inputs.dtype)
+    function(rows.data_ptr(), rows.stride(0), ctypes.byref(weight.struct()), out.data_ptr(), rows.shape[0])
     return out
 
 
-def _group(dtype: torch.dtype) -> int:
-    """Inputs that the processor takes at once."""
-    return _GROUP_BYTES // dtype.itemsize
+def _is_known(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and library("linear", weight.dtype) is not None
+
+
+def _padded(num_outputs: int) -> int:
+    return -(-num_outputs // _PANEL) * _PANEL
+
+
+def _empty_panels(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> Tensor:
+    group = _GROUP_BYTES // dtype.itemsize
+    return torch.empty((-(-num_outputs // _PANEL), num_inputs // group, _PANEL, group), dtype=dtype)
+
+
+def _pack_bias(bias: Tensor | None) -> Tensor | None:
+    if bias is None:
+        return None
+    packed = torch.zeros(_padded(len(bias)))
+    packed[: len(bias)] = bias.detach()
+    return packed

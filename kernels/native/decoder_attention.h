@@ -126,7 +126,7 @@ struct QueryTile {
       const T* head = cache->head_of(cache->keys, blocks[first_block + (vector + v) / vectors], kv_head);
       columns[v] = reinterpret_cast<const char*>(head + (vector + v) % vectors * LANES * shape.head_dim);
     }
-    accumulate<T, M, V>(sums, rows, shape.head_dim, columns, VECTOR_BYTES, shape.head_dim / GROUP<T>);
+    accumulate<M, V>(sums, rows, shape.head_dim, columns, VECTOR_BYTES, shape.head_dim / GROUP<T>);
     for (int v = 0; v < V; ++v) {
       const int64_t block = first_block + (vector + v) / vectors;
       const int64_t index = block * shape.block_size + (vector + v) % vectors * LANES - at.start;
@@ -176,7 +176,7 @@ struct QueryTile {
       const char* head = reinterpret_cast<const char*>(cache->head_of(cache->values, blocks[block], kv_head));
       const char* columns[V];
       for (int v = 0; v < V; ++v) columns[v] = head + (d + v * LANES) * GROUP_BYTES;
-      accumulate<T, M, V>(sums, weights + position - at.start, at.stride, columns, shape.head_dim * GROUP_BYTES,
+      accumulate<M, V>(sums, weights + position - at.start, at.stride, columns, shape.head_dim * GROUP_BYTES,
                           (num + GROUP<T> - 1) / GROUP<T>);
     }
     for (int m = 0; m < M; ++m) {

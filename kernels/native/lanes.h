@@ -1,5 +1,5 @@
-// Sixteen outputs at a time. Operands are taken in groups of 4 bytes, one float or a pair of bfloat16: that is what
-// the processor's product of pairs takes, and so all layouts (weights, keys, values) are the same for every dtype:
+// Sixteen outputs at a time. Operands are taken in groups of 4 bytes, one float, a pair of bfloat16 or four bytes: that
+// is what the processor's products of pairs and of fours take, and so all layouts (weights, keys, values) are the same for every dtype:
 // for each group of inputs, 16 outputs' groups side by side, 64 bytes.
 #pragma once
 #include <cstdint>
@@ -19,6 +19,7 @@ template <typename T>
 constexpr int GROUP = GROUP_BYTES / sizeof(T);
 
 typedef float Floats __attribute__((vector_size(VECTOR_BYTES)));
+typedef int32_t Ints __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t Words __attribute__((vector_size(VECTOR_BYTES)));
 
 // How many sums fit into registers: rows of inputs times vectors of outputs.
@@ -39,16 +40,11 @@ inline Words load_words(const void* from) {
 }
 
 // sum + the products of a row's group with those of 16 outputs.
-template <typename T>
-Floats add_products(Floats sum, const T* group, Words columns);
-
-template <>
-inline Floats add_products<float>(Floats sum, const float* group, Words columns) {
+inline Floats add_products(Floats sum, const float* group, Words columns) {
   return sum + splat(*group) * (Floats)columns;
 }
 
-template <>
-inline Floats add_products<bfloat16>(Floats sum, const bfloat16* group, Words columns) {
+inline Floats add_products(Floats sum, const bfloat16* group, Words columns) {
 #ifdef __AVX512BF16__
   int32_t both;
   std::memcpy(&both, group, sizeof(both));
@@ -59,10 +55,22 @@ inline Floats add_products<bfloat16>(Floats sum, const bfloat16* group, Words co
 #endif
 }
 
+// Of a row without signs and outputs with signs.
+inline Ints add_products(Ints sum, const uint8_t* group, Words columns) {
+#ifdef __AVX512VNNI__
+  int32_t four;
+  std::memcpy(&four, group, sizeof(four));
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(four), (__m512i)columns);
+#else
+  for (int i = 0; i < GROUP_BYTES; ++i) sum += group[i] * ((Ints)(columns << (24 - 8 * i)) >> 24);
+  return sum;
+#endif
+}
+
 // Adds to sums[m][v] the products of row m, num_groups groups of it, with the vectors that begin at columns[v] and
 // follow each other at group_stride bytes.
-template <typename T, int M, int V>
-inline __attribute__((always_inline)) void accumulate(Floats (&sums)[M][V], const T* rows, int64_t row_stride,
+template <int M, int V, typename Sum, typename T>
+inline __attribute__((always_inline)) void accumulate(Sum (&sums)[M][V], const T* rows, int64_t row_stride,
                                                       const char* const (&columns)[V], int64_t group_stride,
                                                       int64_t num_groups) {
   for (int64_t group = 0; group < num_groups; ++group) {
@@ -73,7 +81,7 @@ inline __attribute__((always_inline)) void accumulate(Floats (&sums)[M][V], cons
     }
     for (int m = 0; m < M; ++m) {
       const T* at = rows + m * row_stride + group * GROUP<T>;
-      for (int v = 0; v < V; ++v) sums[m][v] = add_products<T>(sums[m][v], at, words[v]);
+      for (int v = 0; v < V; ++v) sums[m][v] = add_products(sums[m][v], at, words[v]);
     }
   }
 }

@@ -22,7 +22,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "rotary": [_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT],
     "silu_and_mul": [_POINTER, _POINTER, _INT, _INT],
     "pack_linear": [_POINTER, _POINTER, _INT, _INT],
-    "linear": [_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT],
+    "quantize_linear": [_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT],
+    "linear": [_POINTER, _INT, _POINTER, _POINTER, _INT],
     "decode": [
         *(_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _POINTER),
         *(_INT, _INT, _INT, _INT, _INT, _FLOAT, _INT, _POINTER),

@@ -14,7 +14,7 @@ from penstock.kernels import native
 from penstock.kernels.errors import KernelInputError
 from penstock.kernels.kv_cache import reference as kv_reference
 from penstock.kernels.kv_cache import store_kv_cache
-from penstock.kernels.linear import can_pack, linear, pack_bias, pack_weight, unpack_weight
+from penstock.kernels.linear import can_pack, can_quantize, linear, pack_weight, quantize_weight, unpack_weight
 from penstock.kernels.native.build import BuildError, build
 from penstock.kernels.paged_attention import PagedBatch, paged_attention
 from penstock.kernels.paged_attention import reference as attention_reference
@@ -172,15 +172,52 @@ def test_a_row_has_the_same_bits_in_any_company_and_on_any_number_of_threads() -
 def test_linear(dtype: torch.dtype, num_tokens: int, num_outputs: int, num_inputs: int, has_bias: bool) -> None:
     weight = random(num_outputs, num_inputs, dtype=dtype)
     bias = random(num_outputs, dtype=dtype) if has_bias else None
-    packed, packed_bias = pack_weight(weight), None if bias is None else pack_bias(bias)
-    assert torch.equal(unpack_weight(packed, num_outputs), weight)
+    packed = pack_weight(weight, bias)
+    assert torch.equal(unpack_weight(packed), weight)
     inputs = random(num_tokens, 2 * num_inputs, dtype=dtype)[:, num_inputs:]
-    actual = linear(inputs, packed, packed_bias, num_outputs)
+    actual = linear(inputs, packed)
     expected = torch.nn.functional.linear(inputs.double(), weight.double(), None if bias is None else bias.double())
     rtol, atol = (1e-5, 1e-4) if dtype is torch.float32 else (2e-2, 2e-2)
     torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=atol)
     for token in range(min(num_tokens, 13)):
-        assert torch.equal(linear(inputs[token], packed, packed_bias, num_outputs), actual[token])
+        assert torch.equal(linear(inputs[token], packed), actual[token])
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 4), (63, 12), (65, 132), (401, 600)])
+@pytest.mark.parametrize("num_tokens", [1, 5, 7, 200])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_in_bytes(
+    dtype: torch.dtype, num_tokens: int, num_outputs: int, num_inputs: int, has_bias: bool
+) -> None:
+    weight, inputs = random(num_outputs, num_inputs, dtype=dtype), random(num_tokens, num_inputs, dtype=dtype)
+    bias = random(num_outputs, dtype=dtype) if has_bias else None
+    packed = quantize_weight(weight, bias)
+    steps = weight.float().abs().amax(1, keepdim=True) / 127
+    assert (unpack_weight(packed) - weight.float()).abs().le(steps * 0.501).all()
+    # The reference has the same bytes and no rounding after them.
+    input_steps = inputs.float().abs().amax(1, keepdim=True) / 127
+    rounded = (inputs.float() / input_steps).round().double() * input_steps.double()
+    expected = rounded @ unpack_weight(packed).double().T + (0 if bias is None else bias.double())
+    rtol, atol = (1e-5, 1e-4) if dtype is torch.float32 else (2e-2, 2e-2)
+    actual = linear(inputs, packed)
+    assert actual.dtype is dtype
+    # A value in the middle between two steps may have gone either way.
+    is_far = (actual.double() - expected).abs() > atol + rtol * expected.abs()
+    assert is_far.float().mean() < 0.02
+    assert (actual.double() - expected).norm() < 0.01 * expected.norm()
+    for token in range(min(num_tokens, 7)):
+        assert torch.equal(linear(inputs[token], packed), actual[token])
+
+
+@pytest.mark.usefixtures("compiled")
+def test_zeros_in_bytes_are_zeros() -> None:
+    packed = quantize_weight(torch.zeros(3, 8))
+    assert torch.equal(linear(torch.zeros(2, 8), packed), torch.zeros(2, 3))
+    assert not can_quantize(torch.zeros(3, 6))
+    with pytest.raises(KernelInputError, match="in bytes here"):
+        quantize_weight(torch.zeros(3, 6))
 
 
 @pytest.mark.usefixtures("compiled")
@@ -192,18 +229,18 @@ def test_what_linear_cannot_take_is_named() -> None:
     packed = pack_weight(torch.zeros(4, 6, dtype=torch.bfloat16))
     for inputs in (torch.zeros(2, 6), torch.zeros(2, 4, dtype=torch.bfloat16)):
         with pytest.raises(KernelInputError, match=r"inputs must be torch\.bfloat16"):
-            linear(inputs, packed, None, 4)
+            linear(inputs, packed)
 
 
 @pytest.mark.usefixtures("compiled")
 def test_any_number_of_threads_computes_the_same() -> None:
     packed, inputs = pack_weight(random(700, 600, dtype=torch.float32)), random(100, 600, dtype=torch.float32)
-    expected = linear(inputs, packed, None, 700)
+    expected = linear(inputs, packed)
     try:
         for num_threads in (2, 5, 1, 3):
             native.set_num_threads(num_threads)
             for _ in range(50):
-                assert torch.equal(linear(inputs, packed, None, 700), expected)
+                assert torch.equal(linear(inputs, packed), expected)
     finally:
         native.set_num_threads(1)
 

@@ -16,7 +16,15 @@ from ...shared.embedded import resolve_redis_url
 from ...shared.errors import ConfigurationError
 from ...shared.keys import check_name
 from ...shared.log import FORMATS, LEVELS, configure_logging
-from ..config import DEVICES, DTYPES, SCHEDULING_POLICIES, STRUCTURED_OUTPUTS_BACKENDS, EngineConfig, WorkerConfig
+from ..config import (
+    DEVICES,
+    DTYPES,
+    QUANTIZATIONS,
+    SCHEDULING_POLICIES,
+    STRUCTURED_OUTPUTS_BACKENDS,
+    EngineConfig,
+    WorkerConfig,
+)
 
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?)b?|b)?", re.IGNORECASE)
 
@@ -58,6 +66,11 @@ def _add_engine_arguments(engine: argparse._ArgumentGroup) -> None:
         dest="native_kernels",
         action="store_false",
         help="on the CPU, compute with torch alone instead of compiling kernels for this processor at the first start",
+    )
+    engine.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        help="on the CPU, hold the weights of linear layers in bytes: faster, for logits that differ by some percent",
     )
     engine.add_argument(
         "--structured-outputs-backend",
@@ -186,6 +199,7 @@ def _engine_config(arguments: argparse.Namespace, device: str, num_engines: int)
         rpc_modules=tuple(arguments.rpc_module),
         enable_prompt_embeds=arguments.enable_prompt_embeds,
         native_kernels=arguments.native_kernels,
+        quantization=arguments.quantization,
         **given,
     )
 

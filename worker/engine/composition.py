@@ -9,6 +9,7 @@ import structlog
 import torch
 
 from ...kernels import native
+from ...shared.errors import ConfigurationError
 from ...shared.messages import Ready
 from ...shared.params import SamplingParams
 from ..config import EngineConfig
@@ -127,11 +128,17 @@ def _set_num_threads(model: LoadedModel, num_threads: int) -> None:
 
 
 def _load_native_kernels(config: EngineConfig) -> None:
-    """Have the kernels of ``kernels/native`` compiled and used, where that can be."""
+    """Have the kernels of ``kernels/native`` compiled and used, where that can be.
+
+    Raises:
+        ConfigurationError: they cannot, and ``quantization`` needs them.
+    """
     if config.device != "cpu" or not config.native_kernels:
         native.unload()
         return
     reason = native.load()
+    if reason is not None and config.quantization is not None:
+        raise ConfigurationError(f"quantization {config.quantization!r} needs the compiled kernels, and {reason}")
     if reason is not None:
         _log.info("native_kernels_missing", reason=reason)
 

@@ -22,7 +22,7 @@ from ...shared.errors import PenstockError
 from ...shared.log import configure_logging
 from ...shared.messages import EngineCoreRequest
 from ...shared.params import SamplingParams
-from ..config import DEVICES, DTYPES, SCHEDULING_POLICIES, EngineConfig
+from ..config import DEVICES, DTYPES, QUANTIZATIONS, SCHEDULING_POLICIES, EngineConfig
 from ..models.folder import resolve_model_folder
 from .core import EngineCore
 
@@ -141,6 +141,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=DTYPES, default="auto")
     parser.add_argument("--scheduling-policy", choices=SCHEDULING_POLICIES, default="fcfs")
     parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 chooses")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="as that of worker start")
     parser.add_argument("--deterministic", action="store_true", help="as that of worker start")
     parser.add_argument(
         "--no-enable-prefix-caching",
@@ -167,6 +168,7 @@ def main() -> int:
             scheduling_policy=arguments.scheduling_policy,
             num_threads=arguments.threads,
             deterministic=arguments.deterministic,
+            quantization=arguments.quantization,
             enable_prefix_caching=arguments.enable_prefix_caching,
             **options,
         )

@@ -91,6 +91,7 @@ def choose_forward(
     vocab_size: int,
     settings: ForwardSettings,
     prepare: Callable[[Forward], Forward] = lambda forward: forward,
+    prepared_tolerance: float | None = None,
 ) -> Forward:
     """Return the first of ``CANDIDATES`` that computes what ``module``, with eager attention, does on its own.
 
@@ -100,6 +101,7 @@ def choose_forward(
     Args:
         prepare: makes of the chosen way one that is faster. The choice is made before: with the arithmetic of the
             model's own layers rounding hides less of what is wrong. What comes of it has to conform, too.
+        prepared_tolerance: what it may differ by; None as much as any.
 
     Raises:
         ModelLoadError: none does; says why, for each.
@@ -119,7 +121,7 @@ def choose_forward(
     forward = chosen.forward if chosen is trials[-1] else chosen.candidate.build(module, settings)
     forward = prepare(forward)
     try:
-        check_conformance(forward, truth)
+        check_conformance(forward, truth, prepared_tolerance)
     except Exception as error:  # as above
         raise ModelLoadError(f"{architecture} cannot be served with packed layers: {_sentence(error)}") from error
     return forward

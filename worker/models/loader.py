@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from ...shared.errors import ConfigurationError, ModelLoadError
 from ..config import EngineConfig
 from .candidates import choose_forward
+from .conformance import QUANTIZED_TOLERANCE
 from .folder import tokenizer_folder
 from .forward import Forward, ForwardSettings
 from .lean.native import make_native
@@ -82,7 +83,12 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     settings = ForwardSettings(max_model_len, is_batch_invariant=config.deterministic)
     forward = choose_forward(
-        module, architecture, vocab_size, settings, partial(_prepare, device=device, block_size=config.block_size)
+        module,
+        architecture,
+        vocab_size,
+        settings,
+        partial(_prepare, config=config, device=device),
+        QUANTIZED_TOLERANCE if config.quantization else None,
     )
     return LoadedModel(
         forward=forward,
@@ -112,19 +118,19 @@ def load_network(config: EngineConfig, folder: Path, forward: Forward) -> nn.Mod
     Raises: as ``load_model``.
     """
     network = forward.network_of(load_module(config, folder))
-    _pack(network, _device(config.device))
+    _pack(network, config, _device(config.device))
     return network
 
 
-def _prepare(forward: Forward, device: torch.device, block_size: int) -> Forward:
+def _prepare(forward: Forward, config: EngineConfig, device: torch.device) -> Forward:
     """The same computation, as fast as it goes on ``device``."""
-    _pack(forward.network, device)
-    return make_native(forward, block_size) if device.type == "cpu" else forward
+    _pack(forward.network, config, device)
+    return make_native(forward, config.block_size) if device.type == "cpu" else forward
 
 
-def _pack(network: nn.Module, device: torch.device) -> None:
+def _pack(network: nn.Module, config: EngineConfig, device: torch.device) -> None:
     if device.type == "cpu":
-        _log.debug("linear_layers_packed", count=pack_linear_layers(network))
+        _log.debug("linear_layers_packed", count=pack_linear_layers(network, config.quantization))
 
 
 def _device(name: str) -> torch.device:

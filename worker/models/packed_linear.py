@@ -8,11 +8,12 @@ plain for one token, 18 and 33 for eight, 70 and 86 for 64; float32 gains as muc
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
-from ...kernels.decoder import LinearWeights
-from ...kernels.linear import can_pack, linear, pack_bias, pack_weight, unpack_weight
+from ...kernels.linear import PackedWeight, can_pack, can_quantize, linear, pack_weight, quantize_weight, unpack_weight
 
 # oneDNN loses on small layers: 0.5 and 0.2 ms for all of a 1.3M model's.
 _MIN_ONEDNN_ELEMENTS = 200_000
@@ -32,31 +33,35 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """A copy in the plain layout, to the bit: the code of some models asks for the dtype, or computes with it."""
+        """A copy in the plain layout, to the bit unless in bytes: the code of some models computes with it."""
         raise NotImplementedError
 
 
 class OwnPackedLinear(PackedLinear):
-    """By our kernel."""
+    """By our kernel. Its tensors lie in the module itself, where those look for them who put weights to sleep."""
 
-    def __init__(self, plain: nn.Linear) -> None:
+    def __init__(self, plain: nn.Linear, pack: Callable[[Tensor, Tensor | None], PackedWeight] = pack_weight) -> None:
         super().__init__()
-        self._packed = pack_weight(plain.weight)
+        made = pack(plain.weight, plain.bias)
+        self._packed, self._packed_bias = made.packed, made.bias
+        self._scales, self._offsets = made.scales, made.offsets
         self._bias = None if plain.bias is None else plain.bias.detach()
-        self._packed_bias = None if plain.bias is None else pack_bias(plain.bias)
+        self._dtype = plain.weight.dtype
         self._num_inputs, self._num_outputs = plain.in_features, plain.out_features
 
     @property
     def weight(self) -> Tensor:
-        return unpack_weight(self._packed, self._num_outputs)
+        return unpack_weight(self.packed_weight).to(self._dtype)
 
     @property
-    def weights(self) -> LinearWeights:
-        """As a kernel takes them."""
-        return LinearWeights(self._packed, self._packed_bias, self._num_inputs, self._num_outputs)
+    def packed_weight(self) -> PackedWeight:
+        """As kernels take it."""
+        return PackedWeight(
+            *(self._packed, self._packed_bias, self._num_inputs, self._num_outputs, self._scales, self._offsets)
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return linear(inputs, self._packed, self._packed_bias, self._num_outputs)
+        return linear(inputs, self.packed_weight)
 
 
 class OneDnnLinear(PackedLinear):
@@ -75,19 +80,25 @@ class OneDnnLinear(PackedLinear):
         return torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self._bias, "none", [], "")
 
 
-def pack_linear_layers(model: nn.Module) -> int:
-    """Replace the linear layers of ``model``, on the CPU, by packed ones where that is faster; returns how many."""
+def pack_linear_layers(model: nn.Module, quantization: str | None = None) -> int:
+    """Replace the linear layers of ``model``, on the CPU, by packed ones where that is faster; returns how many.
+
+    Args:
+        quantization: "int8" to have them in bytes, where they can be.
+    """
     num_packed = 0
     for module in list(model.modules()):
         for name, child in module.named_children():
-            packed = _pack(child) if type(child) is nn.Linear else None
+            packed = _pack(child, quantization) if type(child) is nn.Linear else None
             if packed is not None:
                 setattr(module, name, packed)
                 num_packed += 1
     return num_packed
 
 
-def _pack(plain: nn.Linear) -> PackedLinear | None:
+def _pack(plain: nn.Linear, quantization: str | None) -> PackedLinear | None:
+    if quantization == "int8" and can_quantize(plain.weight):
+        return OwnPackedLinear(plain, quantize_weight)
     if can_pack(plain.weight):
         return OwnPackedLinear(plain)
     return OneDnnLinear(plain) if _suits_onednn(plain.weight) else None

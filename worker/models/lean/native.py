@@ -8,15 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ....kernels.decoder import (
-    Decoder,
-    DecoderBatch,
-    DecoderWeights,
-    LayerWeights,
-    LinearWeights,
-    can_cache,
-    can_decode,
-)
+from ....kernels.decoder import Decoder, DecoderBatch, DecoderWeights, LayerWeights, can_cache, can_decode
+from ....kernels.linear import PackedWeight
 from ..forward import Forward, ModelInput
 from ..packed_linear import OwnPackedLinear
 from ..paged_tensor import zeros
@@ -118,8 +111,9 @@ def _no_cache(lean: LeanForward) -> tuple[list[Tensor], list[Tensor], int]:
 
 def make_native(forward: Forward, block_size: int) -> Forward:
     """Return ``forward``, its layers packed, or what computes the same in one call, where there is such a thing."""
-    can_be = isinstance(forward, LeanForward) and can_cache(block_size) and is_native(forward)
-    return NativeForward(forward) if can_be else forward
+    if isinstance(forward, LeanForward) and can_cache(block_size) and is_native(forward):
+        return NativeForward(forward)
+    return forward
 
 
 def is_native(lean: LeanForward) -> bool:
@@ -155,7 +149,7 @@ def _weights_of(lean: LeanForward) -> DecoderWeights:
         embeddings=network.embed_tokens.weight,
         layers=tuple(_layer_weights(layer, window) for layer, window in zip(layers, windows, strict=True)),
         final_norm=network.norm.weight,
-        lm_head=_linear_weights(network.lm_head),
+        lm_head=_packed_weight(network.lm_head),
         num_heads=first.num_heads,
         num_kv_heads=first.num_kv_heads,
         head_dim=first.head_dim,
@@ -166,7 +160,7 @@ def _weights_of(lean: LeanForward) -> DecoderWeights:
 
 def _layer_weights(layer: LeanLayer, window: int | None) -> LayerWeights:
     norm = layer.head_norm.weight if isinstance(layer.head_norm, HeadNorm) else None
-    qkv, output, gate_up, down = (_linear_weights(linear) for linear in _linears_of(layer))
+    qkv, output, gate_up, down = (_packed_weight(linear) for linear in _linears_of(layer))
     return LayerWeights(
         input_norm=layer.input_norm.weight,
         mlp_norm=layer.mlp_norm.weight,
@@ -181,6 +175,6 @@ def _layer_weights(layer: LeanLayer, window: int | None) -> LayerWeights:
     )
 
 
-def _linear_weights(linear: object) -> LinearWeights:
+def _packed_weight(linear: object) -> PackedWeight:
     assert isinstance(linear, OwnPackedLinear)
-    return linear.weights
+    return linear.packed_weight
