@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("layer_ops.cpp", "attention.cpp", "cache.cpp", "linear.cpp")
+_SOURCES = ("layer_ops.cpp", "attention.cpp", "cache.cpp", "linear.cpp", "sampling.cpp")
 _HEADERS = ("scalar.h",)
 # NaN and infinity keep their meaning: a mask is minus infinity.
 _FLAGS = ("-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fopenmp", "-std=c++17", "-shared", "-fPIC")

@@ -22,6 +22,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "rms_norm": [_POINTER, _INT, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT, _FLOAT],
     "rotary": [_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT],
     "silu_and_mul": [_POINTER, _POINTER, _INT, _INT],
+    "sample": [_POINTER, _INT, *(_POINTER,) * 6, _INT, _INT],
     "decode": [
         *(_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _POINTER),
         *(_INT, _INT, _INT, _INT, _INT, _FLOAT, _INT, _POINTER),

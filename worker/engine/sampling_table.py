@@ -47,7 +47,8 @@ class SamplingRows:
     """What the sampler needs to know of the ``R`` requests that get a token.
 
     Args:
-        temperature, top_k, top_p, min_p: ``[R]``; a ``top_k`` of 0 keeps all.
+        temperature: ``[R]``, 0 for a row that takes its most probable token.
+        top_k, top_p, min_p: ``[R]``; a ``top_k`` of 0 keeps all.
         seeds: ``[R]``.
         positions: ``[R]``, place of the new token among the output tokens.
         changes: to the logits, in this order, before anything else.
@@ -63,11 +64,6 @@ class SamplingRows:
     positions: NDArray[np.int64]
     changes: list[LogitsChange] = field(default_factory=list)
     num_logprobs: NDArray[np.int64] | None = None
-
-    @property
-    def greedy(self) -> NDArray[np.bool_]:
-        """``[R]``, whether the row takes its most probable token."""
-        return self.temperature < GREEDY_TEMPERATURE
 
     def take(self, rows: NDArray[np.int64]) -> SamplingRows:
         """The random part of some rows; ``changes`` have been applied before."""
@@ -105,7 +101,8 @@ class SamplingTable:
         self.forget_row(row)
         params = request.params
         self._num_prompt_tokens[row] = request.num_prompt_tokens
-        self._rows.temperature[row] = params.temperature
+        is_greedy = params.temperature < GREEDY_TEMPERATURE
+        self._rows.temperature[row] = 0.0 if is_greedy else params.temperature
         self._rows.top_k[row] = max(params.top_k, 0)
         self._rows.top_p[row] = params.top_p
         self._rows.min_p[row] = params.min_p
