@@ -80,7 +80,7 @@ def _draw_from_top(logits: Tensor, draws: Draws, width: int) -> tuple[Tensor, Te
     """Draw from the ``width`` most probable tokens.
 
     Returns:
-        The tokens ``[R]``, and ``[R]``, on the CPU, whether the row's prefix ends within ``width``, so that its token is valid.
+        The tokens ``[R]``, and on the CPU ``[R]`` whether a row's prefix ends within ``width``: else its token is void.
     """
     values, ids = logits.topk(width, dim=-1)
     weights = torch.exp(values - values[:, :1])

@@ -25,6 +25,7 @@ from ...shared.params import SamplingParams
 from ..config import DEVICES, DTYPES, SCHEDULING_POLICIES, EngineConfig
 from ..models.folder import resolve_model_folder
 from .core import EngineCore
+from .garbage import freeze_loaded_objects
 
 _INTEGER_OPTIONS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory")
 
@@ -176,6 +177,7 @@ def main() -> int:
         from .composition import build_engine
 
         core = build_engine(config, folder).core
+        freeze_loaded_objects()
         result = run_workload(core, workload.requests, load_s=time.perf_counter() - started)
     except (PenstockError, OSError, msgspec.DecodeError) as error:
         sys.stderr.write(f"{error}\n")

@@ -37,6 +37,7 @@ from ..ipc import CoreChannel, Undecodable
 from ..models.folder import resolve_model_folder
 from ..progress import Phase, ProgressWriter
 from .core import refusal
+from .garbage import freeze_loaded_objects
 
 if TYPE_CHECKING:
     from .composition import Engine
@@ -172,6 +173,7 @@ def _start(channel: CoreChannel, first: Any, progress: ProgressWriter) -> Engine
     except Exception as error:
         channel.send(StartupFailed("core_startup_failed", f"{type(error).__name__}: {error}", traceback.format_exc()))
         return None
+    freeze_loaded_objects()
     engine.ready.load_time_s = time.monotonic() - started
     # Before the news: from then on a core that does not move is hung.
     progress.take_message(num_unfinished_reqs=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -91,6 +91,9 @@ class SamplingTable:
             positions=np.zeros(num_rows, np.int64),
         )
         self._num_logprobs = np.full(num_rows, NO_LOGPROBS)
+        # What the last step took: the batch gives the same array again while its requests are the same.
+        self._taken_rows: NDArray[np.int64] | None = None
+        self._taken = self._rows
         # In the order in which they are applied.
         self._changes: tuple[ChangeTable, ...] = (TokenRuleTable(), PenaltyTable(), ThinkingTable(), GrammarTable())
         self.prompt_rows = PromptRowTable()
@@ -99,6 +102,7 @@ class SamplingTable:
     def set_row(self, row: int, request: Request) -> None:
         """Write the parameters of ``request`` into ``row``."""
         self.forget_row(row)
+        self._taken_rows = None
         params = request.params
         self._num_prompt_tokens[row] = request.num_prompt_tokens
         is_greedy = params.temperature < GREEDY_TEMPERATURE
@@ -127,10 +131,15 @@ class SamplingTable:
 
     def take(self, rows: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> SamplingRows:
         """The parameters of ``rows``, whose requests have ``num_tokens`` tokens, both ``[R]``."""
+        if rows is not self._taken_rows:
+            self._taken_rows, self._taken = rows, self._constants(rows)
+        positions = num_tokens - self._num_prompt_tokens[rows]
+        changes = [change for table in self._changes if (change := table.take(rows, positions)) is not None]
+        return replace(self._taken, positions=positions, changes=changes)
+
+    def _constants(self, rows: NDArray[np.int64]) -> SamplingRows:
+        """What stays as it is while the requests of ``rows`` are the same."""
         taken = self._rows.take(rows)
-        taken.positions = num_tokens - self._num_prompt_tokens[rows]
-        changes = (table.take(rows, taken.positions) for table in self._changes)
-        taken.changes = [change for change in changes if change is not None]
         num_logprobs = self._num_logprobs[rows]
         if num_logprobs.max(initial=NO_LOGPROBS) != NO_LOGPROBS:
             taken.num_logprobs = num_logprobs

@@ -111,14 +111,16 @@ class Scheduler:
         output = SchedulerOutput()
         budget = self.max_num_batched_tokens
         prompt_rows = PromptRowBudget()
-        index = 0
-        while index < len(self._running):
-            request = self._running[index]
-            index += 1
-            # One token stays reserved for each running request behind this one: a long prefill delays no decode.
-            num_new_tokens = min(request.num_uncomputed_tokens, budget - (len(self._running) - index))
-            num_new_tokens = prompt_rows.limit(request, num_new_tokens)
-            if not self._grow_block_table(request, num_new_tokens):
+        block_size = self.block_pool.block_size
+        for index, request in enumerate(self._running):  # which may lose requests from behind
+            num_tokens, num_new_tokens = len(request.token_ids), 1
+            if num_tokens > request.num_computed_tokens + 1:
+                # One token stays reserved for each running request behind this one: a long prefill delays no decode.
+                num_new_tokens = min(request.num_uncomputed_tokens, budget - (len(self._running) - index - 1))
+                num_new_tokens = prompt_rows.limit(request, num_new_tokens)
+                num_tokens = request.num_computed_tokens + num_new_tokens
+            has_blocks = num_tokens <= len(request.block_table) * block_size
+            if not has_blocks and not self._grow_block_table(request, num_tokens):
                 break
             output.add(request, num_new_tokens)
             budget -= num_new_tokens
@@ -141,6 +143,7 @@ class Scheduler:
         self._num_steps += 1
         outputs: list[EngineCoreOutput] = []
         finished = False
+        block_size = self.block_pool.block_size
         rows = zip(output.requests, output.num_new_tokens, sampled.token_ids, strict=True)
         for request, num_new_tokens, token_id in rows:
             if request.is_finished:
@@ -148,7 +151,8 @@ class Scheduler:
             request.num_computed_tokens += num_new_tokens
             if request.prompt_logprobs is not None:
                 request.prompt_logprobs += sampled.prompt_logprobs.get(request.request_id, ())
-            self._prefix_cache.note_computed(request, num_new_tokens)
+            if request.num_computed_tokens % block_size < num_new_tokens:
+                self._prefix_cache.note_computed(request, num_new_tokens)
             if token_id == NO_TOKEN:
                 continue
             if request.constraint is not None and (error := request.constraint.accept(token_id)) is not None:
@@ -158,7 +162,8 @@ class Scheduler:
                 continue
             request.token_ids.append(token_id)
             self._num_generation_tokens += 1
-            new_output = EngineCoreOutput(request.request_id, [token_id], num_cached_tokens=request.num_cached_tokens)
+            new_output = EngineCoreOutput(request.request_id, [token_id])
+            new_output.num_cached_tokens = request.num_cached_tokens
             if request.events:
                 new_output.events = request.take_events()
             stop = check_stop(request)
@@ -252,9 +257,8 @@ class Scheduler:
         self._timeline.note(request, EngineCoreEventType.SCHEDULED)
         return True
 
-    def _grow_block_table(self, request: Request, num_new_tokens: int) -> bool:
-        """Give ``request`` blocks for ``num_new_tokens`` more, preempting from behind; False if it had to go itself."""
-        num_tokens = request.num_computed_tokens + num_new_tokens
+    def _grow_block_table(self, request: Request, num_tokens: int) -> bool:
+        """Give ``request`` blocks for ``num_tokens`` in all, preempting from behind; False if it had to go itself."""
         num_blocks = self.block_pool.blocks_for(num_tokens) - len(request.block_table)
         while num_blocks > self.block_pool.num_free:
             last = self._running.pop(-1)
