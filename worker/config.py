@@ -34,6 +34,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         enable_prefix_caching: a request does not compute again what the beginning of another request of its tenant (and
             cache salt) has left in the KV cache. A model that keeps states besides keys and values does without.
         native_kernels: on the CPU, compile kernels in C++ at the first start, if there is a compiler, and use them.
+        async_scheduling: schedule the next batch while one is computed. The tokens are the same; a request that comes
+            meanwhile joins a step later.
         enable_prompt_embeds: requests may give their prompts as embeddings. Off by default: they are input of another
             kind, from whoever may enqueue, that no tokenizer has limited to what the model was trained on.
         structured_outputs_backend: the library that constrains output to grammars, "xgrammar" or "llguidance"; loaded
@@ -77,6 +79,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     rpc_modules: tuple[str, ...] = ()
     enable_prompt_embeds: bool = False
     native_kernels: bool = True
+    async_scheduling: bool = False
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:

@@ -60,6 +60,12 @@ def _add_engine_arguments(engine: argparse._ArgumentGroup) -> None:
         help="on the CPU, compute with torch alone instead of compiling kernels for this processor at the first start",
     )
     engine.add_argument(
+        "--async-scheduling",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="schedule the next batch while one is computed (no)",
+    )
+    engine.add_argument(
         "--structured-outputs-backend",
         choices=STRUCTURED_OUTPUTS_BACKENDS,
         default="xgrammar",
@@ -186,6 +192,7 @@ def _engine_config(arguments: argparse.Namespace, device: str, num_engines: int)
         rpc_modules=tuple(arguments.rpc_module),
         enable_prompt_embeds=arguments.enable_prompt_embeds,
         native_kernels=arguments.native_kernels,
+        async_scheduling=arguments.async_scheduling,
         **given,
     )
 

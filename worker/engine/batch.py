@@ -70,7 +70,7 @@ class InputBatch:
         """Bring the rows up to date and pack the step's tokens."""
         self.release(output.released_ids)
         rows = self._rows_of(output.requests)
-        computed = np.array([request.num_computed_tokens for request in output.requests], np.int64)
+        computed = np.array([r.num_computed_tokens + r.num_in_flight_tokens for r in output.requests], np.int64)
         if len(rows) == sum(output.num_new_tokens):
             return self._pack_decodes(rows, computed)
         query_lens = np.array(output.num_new_tokens, np.int64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
@@ -20,6 +22,23 @@ from .sampling_table import SamplingRows
 from .scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
 
 LogprobsByRow = dict[int, TokenLogprobs]
+
+
+@dataclass(slots=True)
+class BegunStep:
+    """A step whose inputs are ready; ``requests`` in the scheduler's order."""
+
+    requests: list[Request]
+    step: StepInput
+    prompt_rows: PromptRows | None
+
+
+@dataclass(slots=True)
+class ComputedStep:
+    """What the forward of a step gave: logits ``[R, V]`` and, by request_id, what they tell of prompts."""
+
+    logits: torch.Tensor
+    prompt_logprobs: dict[str, list[TokenLogprobs]]
 
 
 class ModelRunner:
@@ -41,14 +60,36 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> SampledTokens:
         """See ``core.Executor``."""
+        begun = self.begin(output)
+        return self.finish(begun, self.compute(begun))
+
+    def begin(self, output: SchedulerOutput) -> BegunStep:
+        """The first of three parts of ``execute``, which are for who calls them in inference mode: the inputs."""
         step = self._batch.prepare(output)
-        prompt_rows = self._batch.sampling.prompt_rows.take(step)
+        return BegunStep(output.requests, step, self._batch.sampling.prompt_rows.take(step))
+
+    def compute(self, begun: BegunStep) -> ComputedStep:
+        """The second: the forward. It may run in another thread, since until ``finish`` nobody changes what it reads.
+
+        Raises:
+            AcceleratorError: see ``core.Executor``.
+        """
         try:
-            if prompt_rows is None:
-                logits, prompt_logprobs = self._forward(step, step.logit_rows), {}
-            else:
-                logits, prompt_logprobs = self._forward_with_prompt(step, prompt_rows)
-            sampled_ids, logprobs = self._sample_step(logits, step)
+            if begun.prompt_rows is None:
+                return ComputedStep(self._forward(begun.step, begun.step.logit_rows), {})
+            return ComputedStep(*self._forward_with_prompt(begun.step, begun.prompt_rows))
+        except torch.AcceleratorError as error:
+            raise AcceleratorError(str(error)) from error
+
+    def finish(self, begun: BegunStep, computed: ComputedStep) -> SampledTokens:
+        """The third: the tokens.
+
+        Raises:
+            AcceleratorError: see ``core.Executor``.
+        """
+        step = begun.step
+        try:
+            sampled_ids, logprobs = self._sample_step(computed.logits, step)
         except torch.AcceleratorError as error:
             raise AcceleratorError(str(error)) from error
         token_ids = np.full(len(step.rows), NO_TOKEN)
@@ -56,8 +97,8 @@ class ModelRunner:
         token_ids[places] = sampled_ids
         self._batch.append_tokens(step.sampled_rows, sampled_ids)
         self._model.forward.commit()
-        by_request = {output.requests[places[row]].request_id: told for row, told in logprobs.items()}
-        return SampledTokens(token_ids.tolist(), by_request, prompt_logprobs)
+        by_request = {begun.requests[places[row]].request_id: told for row, told in logprobs.items()}
+        return SampledTokens(token_ids.tolist(), by_request, computed.prompt_logprobs)
 
     def warm_up(self, request: Request) -> None:
         """Prefill and decode ``request`` once in block 0, so that the first real one does not pay for it."""

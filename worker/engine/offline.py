@@ -83,7 +83,7 @@ def run_workload(core: EngineCore, requests: list[OfflineRequest], load_s: float
         if not core.has_work:
             time.sleep(requests[pending[-1]].arrival_s - now)
             continue
-        step_outputs = core.step()
+        step_outputs = core.step_fn()
         now = time.perf_counter() - start
         for output in step_outputs:
             if output.error is not None:
@@ -149,6 +149,7 @@ def _parse_arguments() -> argparse.Namespace:
         action="store_false",
         help="as that of worker start",
     )
+    parser.add_argument("--async-scheduling", action=argparse.BooleanOptionalAction, default=False, help="as there")
     for name in _INTEGER_OPTIONS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     return parser.parse_args()
@@ -169,6 +170,7 @@ def main() -> int:
             num_threads=arguments.threads,
             deterministic=arguments.deterministic,
             enable_prefix_caching=arguments.enable_prefix_caching,
+            async_scheduling=arguments.async_scheduling,
             **options,
         )
         workload = msgspec.json.decode(arguments.workload.read_bytes(), type=Workload)

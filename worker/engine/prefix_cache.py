@@ -107,7 +107,7 @@ class BlockHashCache:
         wanted = request.block_hashes[last : last + 1]
         for other, num_new_tokens in work:
             first = other.num_computed_tokens // self._block_size
-            end = (other.num_computed_tokens + num_new_tokens) // self._block_size
+            end = (other.num_computed_tokens + other.num_in_flight_tokens + num_new_tokens) // self._block_size
             if first <= last < end and other.block_hashes[last : last + 1] == wanted:
                 return True
         return False

@@ -86,7 +86,7 @@ class EngineCoreProcess:
 
     def _step(self) -> None:
         self._progress.enter(Phase.STEPPING)
-        outputs = self._core.step()
+        outputs = self._core.step_fn()
         self._progress.end_step(self._core.num_unfinished_requests)
         self._send(outputs)
 
@@ -106,6 +106,8 @@ class EngineCoreProcess:
         elif isinstance(message, AbortRequests):
             self._core.abort_requests(message.request_ids)
         elif isinstance(message, UtilityCall):
+            if outputs := self._core.settle():
+                self._send(outputs)
             self._channel.send(self._control.answer(message))
         elif isinstance(message, Shutdown):
             self._is_stopping = True

@@ -113,12 +113,17 @@ class Scheduler:
         prompt_rows = PromptRowBudget()
         block_size = self.block_pool.block_size
         for index, request in enumerate(self._running):  # which may lose requests from behind
-            num_tokens, num_new_tokens = len(request.token_ids), 1
-            if num_tokens > request.num_computed_tokens + 1:
+            num_computed_tokens = request.num_computed_tokens
+            num_new_tokens = len(request.token_ids) - num_computed_tokens
+            if request.num_in_flight_tokens:
+                num_computed_tokens, num_new_tokens = request.after_flight()
+                if num_new_tokens == 0:
+                    continue  # its last token is on its way
+            if num_new_tokens > 1:
                 # One token stays reserved for each running request behind this one: a long prefill delays no decode.
-                num_new_tokens = min(request.num_uncomputed_tokens, budget - (len(self._running) - index - 1))
+                num_new_tokens = min(num_new_tokens, budget - (len(self._running) - index - 1))
                 num_new_tokens = prompt_rows.limit(request, num_new_tokens)
-                num_tokens = request.num_computed_tokens + num_new_tokens
+            num_tokens = num_computed_tokens + num_new_tokens
             has_blocks = num_tokens <= len(request.block_table) * block_size
             if not has_blocks and not self._grow_block_table(request, num_tokens):
                 break
@@ -135,6 +140,10 @@ class Scheduler:
         output.released_ids, self._released_ids = self._released_ids, []
         return output
 
+    def take_back(self, output: SchedulerOutput) -> None:
+        """Forget that ``output``, the last that was scheduled, is to be executed: what it lacks is still lacking."""
+        self._released_ids = output.released_ids + self._released_ids
+
     def update_from_output(self, output: SchedulerOutput, sampled: SampledTokens) -> list[EngineCoreOutput]:
         """Take in a step's result.
 
@@ -143,21 +152,22 @@ class Scheduler:
         self._num_steps += 1
         outputs: list[EngineCoreOutput] = []
         finished = False
-        block_size = self.block_pool.block_size
+        block_size, running = self.block_pool.block_size, RequestStatus.RUNNING
         rows = zip(output.requests, output.num_new_tokens, sampled.token_ids, strict=True)
         for request, num_new_tokens, token_id in rows:
             if request.is_finished:
                 continue
-            request.num_computed_tokens += num_new_tokens
+            if request.status is running:  # else it has lost its blocks meanwhile; its token is as good
+                request.num_computed_tokens += num_new_tokens
+                if request.num_computed_tokens % block_size < num_new_tokens:
+                    self._prefix_cache.note_computed(request, num_new_tokens)
             if request.prompt_logprobs is not None:
                 request.prompt_logprobs += sampled.prompt_logprobs.get(request.request_id, ())
-            if request.num_computed_tokens % block_size < num_new_tokens:
-                self._prefix_cache.note_computed(request, num_new_tokens)
             if token_id == NO_TOKEN:
                 continue
             if request.constraint is not None and (error := request.constraint.accept(token_id)) is not None:
                 outputs.append(EngineCoreOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error))
-                self._finish(request, RequestStatus.FINISHED_ERROR)
+                self._finish_in_step(request, RequestStatus.FINISHED_ERROR)
                 finished = True
                 continue
             request.token_ids.append(token_id)
@@ -169,7 +179,7 @@ class Scheduler:
             stop = check_stop(request)
             if stop is not None:
                 new_output.finish_reason, new_output.stop_reason = stop
-                self._finish(request, STATUS_OF_REASON[stop[0]])
+                self._finish_in_step(request, STATUS_OF_REASON[stop[0]])
                 finished = True
             if request.prompt_logprobs is not None:
                 new_output.new_prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
@@ -240,8 +250,11 @@ class Scheduler:
     def _admit(self, request: Request, budget: int, output: SchedulerOutput) -> bool:
         """Give a waiting request blocks for all its known tokens, cached ones among them.
 
-        False if too few are free, or if ``output`` computes for another all that ``budget`` lets it compute now.
+        False if too few are free, if ``output`` computes for another all that ``budget`` lets it compute now, or if a
+        token of it is on its way: it was preempted just now.
         """
+        if request.num_in_flight_tokens:
+            return False
         cached = self._prefix_cache.find(request)
         num_cached_tokens = len(cached) * self.block_pool.block_size
         num_blocks = self.block_pool.blocks_for(request.num_tokens) - len(cached)
@@ -273,6 +286,12 @@ class Scheduler:
         if num_blocks > 0:
             request.block_table += self.block_pool.allocate(num_blocks)
         return True
+
+    def _finish_in_step(self, request: Request, status: RequestStatus) -> None:
+        """``_finish`` for a request that may be anywhere; those that run leave their queue together, later."""
+        if request.status is RequestStatus.PREEMPTED:
+            self._waiting.remove(request)
+        self._finish(request, status)
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
         request.move_to(status)
