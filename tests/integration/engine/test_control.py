@@ -138,8 +138,11 @@ def test_a_dummy_batch_touches_no_request(make_engine: MakeEngine) -> None:
         assert got == alone
 
 
-def test_a_profile_is_a_trace_of_the_steps_between(make_engine: MakeEngine, tmp_path: Path) -> None:
-    engine = make_engine()
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_profile_is_a_trace_of_the_steps_between(
+    make_engine: MakeEngine, tmp_path: Path, async_scheduling: bool
+) -> None:
+    engine = make_engine(async_scheduling=async_scheduling)
     assert ask(engine, StartProfile()) == ProfileStarted(str(tmp_path / "profiles"))
     assert "recorded already" in refusal(engine, StartProfile()).message
     tokens(engine, max_tokens=2)
