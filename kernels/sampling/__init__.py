@@ -60,7 +60,8 @@ def sample(logits: Tensor, draws: Draws) -> Tensor:
     for name, dtype in _DTYPES.items():
         given = getattr(draws, name)
         if given.shape != logits.shape[:1] or given.dtype != dtype or given.is_cuda or not given.is_contiguous():
-            raise KernelInputError(f"{name} must be contiguous [{len(logits)}] {dtype} on the CPU, got {given}")
+            found = f"{tuple(given.shape)} {given.dtype} on {given.device}"
+            raise KernelInputError(f"{name} must be contiguous [{len(logits)}] {dtype} on the CPU, got {found}")
     return select(_SAMPLE, logits.device)(logits, draws)
 
 
