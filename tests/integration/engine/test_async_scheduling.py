@@ -32,14 +32,14 @@ KINDS: list[dict[str, Any]] = [
 
 
 def config(**options: Any) -> EngineConfig:
-    """Too little cache for all: 16 requests would want 64 blocks, and long prompts come in chunks."""
+    """Too little cache for all: 16 requests would want up to 100 blocks, and long prompts come in chunks."""
     return EngineConfig(
         model=str(DEMO_MODEL),
         num_threads=1,
         max_model_len=128,
         max_num_seqs=16,
         max_num_batched_tokens=48,
-        kv_cache_memory=36 * 16 * 2048,
+        kv_cache_memory=16 * 16 * 2048,
         **options,
     )
 
