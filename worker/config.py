@@ -37,6 +37,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         native_kernels: on the CPU, compile kernels in C++ at the first start, if there is a compiler, and use them.
         quantization: "int8" to keep the weights of linear layers in bytes, and compute with bytes: on the CPU, with
             native kernels; half the memory and up to twice the speed, for logits that differ by some percent.
+        async_scheduling: schedule the next batch while one is computed. The tokens are the same; a request that comes
+            meanwhile joins a step later.
         enable_prompt_embeds: requests may give their prompts as embeddings. Off by default: they are input of another
             kind, from whoever may enqueue, that no tokenizer has limited to what the model was trained on.
         structured_outputs_backend: the library that constrains output to grammars, "xgrammar" or "llguidance"; loaded
@@ -81,6 +83,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     enable_prompt_embeds: bool = False
     native_kernels: bool = True
     quantization: str | None = None
+    async_scheduling: bool = False
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("layer_ops.cpp", "attention.cpp", "cache.cpp", "linear.cpp", "decoder.cpp", "parallel.cpp")
+_SOURCES = ("layer_ops.cpp", "attention.cpp", "cache.cpp", "linear.cpp", "decoder.cpp", "parallel.cpp", "sampling.cpp")
 _HEADERS = ("scalar.h", "lanes.h", "parallel.h", "linear.h", "decoder.h", "decoder_attention.h")
 # Products and sums may be fused, but no sum is rearranged: a row has the same bits in every loop that computes it.
 _FLAGS = (

@@ -24,6 +24,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "pack_linear": [_POINTER, _POINTER, _INT, _INT],
     "quantize_linear": [_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT],
     "linear": [_POINTER, _INT, _POINTER, _POINTER, _INT],
+    "sample": [_POINTER, _INT, *(_POINTER,) * 6, _INT, _INT],
     "decode": [
         *(_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _POINTER),
         *(_INT, _INT, _INT, _INT, _INT, _FLOAT, _INT, _POINTER),

@@ -73,6 +73,12 @@ def _add_engine_arguments(engine: argparse._ArgumentGroup) -> None:
         help="on the CPU, hold the weights of linear layers in bytes: faster, for logits that differ by some percent",
     )
     engine.add_argument(
+        "--async-scheduling",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="schedule the next batch while one is computed (no)",
+    )
+    engine.add_argument(
         "--structured-outputs-backend",
         choices=STRUCTURED_OUTPUTS_BACKENDS,
         default="xgrammar",
@@ -200,6 +206,7 @@ def _engine_config(arguments: argparse.Namespace, device: str, num_engines: int)
         enable_prompt_embeds=arguments.enable_prompt_embeds,
         native_kernels=arguments.native_kernels,
         quantization=arguments.quantization,
+        async_scheduling=arguments.async_scheduling,
         **given,
     )
 

@@ -17,6 +17,7 @@ from ..models.invariance import choose_tile_sizes
 from ..models.lean.native import NativeForward
 from ..models.loader import LoadedModel, load_model
 from ..progress import ProgressWriter
+from .batch_queue import BatchQueue
 from .block_pool import BlockPool
 from .control import EngineControl
 from .control_composition import compose_control, load_rpc_methods
@@ -28,6 +29,7 @@ from .input_embeds import embeds_hidden_size
 from .kv_cache import size_kv_cache
 from .model_runner import ModelRunner
 from .ordering import FirstComeFirstServed, OrderingPolicy, Priority
+from .overlap import OverlappingRunner
 from .prefix_cache import BlockHashCache, NoPrefixCache, PrefixCache
 from .prompt_budget import MAX_PROMPT_ROWS
 from .request import Request
@@ -102,6 +104,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         grammars=_grammar_admission(config, model),
         dump=StepDump(config.dump_dir, shows_prompts=config.dump_prompts),
         embeds_hidden_size=hidden_size,
+        batch_queue=BatchQueue(OverlappingRunner(runner)) if config.async_scheduling else None,
     )
     control = compose_control(config, folder, model, core, runner, allocate_cache, rpc_methods, progress)
     return Engine(core, control, _ready(config, model, size.num_blocks))

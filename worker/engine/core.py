@@ -10,6 +10,7 @@ import structlog
 from ...shared.errors import EngineDeadError, PromptTooLongError, UnsupportedParameterError, ValidationError
 from ...shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestError
 from ...shared.stats import StepStats
+from .batch_queue import BatchQueue
 from .dump import StepDump
 from .isolation import Isolation
 from .param_checks import check_in_vocabulary, check_params
@@ -56,9 +57,11 @@ class Executor(Protocol):
 class EngineCore:
     """One model's scheduler and executor.
 
-    ``step`` computes one batch from beginning to end. An executor that can hold several batches would get a second
-    form of it beside this one, with a queue between ``schedule`` and ``update_from_output``; the scheduler already
-    passes over requests that end in between.
+    ``step`` computes one batch from beginning to end. With a ``batch_queue`` there is ``step_with_batch_queue``, which
+    makes the same tokens of the same requests.
+
+    Attributes:
+        step_fn: the form of ``step`` that this core is made for.
     """
 
     def __init__(
@@ -71,10 +74,13 @@ class EngineCore:
         grammars: GrammarAdmission | None = None,
         dump: StepDump | None = None,
         embeds_hidden_size: int | None = None,
+        batch_queue: BatchQueue | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._dump = dump or StepDump()
         self._executor = executor
+        self._batch_queue = batch_queue
+        self.step_fn = self.step if batch_queue is None else self.step_with_batch_queue
         self._grammars = grammars
         self._embeds_hidden_size = embeds_hidden_size
         self._vocab_size = vocab_size
@@ -85,7 +91,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_unfinished_requests or self.num_waiting_for_grammar > 0
+        has_batch = self._batch_queue is not None and self._batch_queue.batch is not None
+        return has_batch or self.scheduler.has_unfinished_requests or self.num_waiting_for_grammar > 0
 
     @property
     def num_unfinished_requests(self) -> int:
@@ -151,6 +158,56 @@ class EngineCore:
         self._step_stats = watch.updated()
         return outputs
 
+    def step_with_batch_queue(self) -> list[EngineCoreOutput]:
+        """As ``step``, one batch ahead: schedule the next while one is computed, launch it, then update.
+
+        The next batch is scheduled as if no token of this one ended its request; where one does, what the next computes
+        for that request is passed over. If this one raises, the next is not launched, and ``step`` does the isolation.
+
+        Raises:
+            EngineDeadError: as ``step``.
+        """
+        queue = self._batch_queue
+        assert queue is not None
+        if queue.batch is None and self._isolation.is_active:
+            return self.step()
+        ended = self._take_ready_grammars() if self._grammars else []
+        if queue.batch is None:
+            if self.scheduler.has_unfinished_requests:
+                queue.launch(self.scheduler.schedule())
+            return ended
+        watch = StepWatch()
+        batch, upcoming = queue.batch, self.scheduler.schedule()
+        watch.scheduled(batch)
+        try:
+            sampled = queue.collect()
+        except Exception as error:
+            self._land(upcoming)
+            return ended + self._handle_failure(batch, error)
+        if upcoming.requests:
+            queue.launch(upcoming)
+        else:
+            self._land(upcoming)
+        watch.executed()
+        self._num_accelerator_failures = 0
+        outputs = ended + self.scheduler.update_from_output(batch, sampled)
+        self._step_stats = watch.updated()
+        return outputs
+
+    def settle(self) -> list[EngineCoreOutput]:
+        """Have nothing in flight: wait for the batch that is, and return its outputs. Before anything but a step."""
+        queue = self._batch_queue
+        if queue is None or queue.batch is None:
+            return []
+        batch = queue.batch
+        try:
+            sampled = queue.collect()
+        except Exception as error:
+            return self._handle_failure(batch, error)
+        finally:
+            queue.land()
+        return self.scheduler.update_from_output(batch, sampled)
+
     def take_step_stats(self) -> StepStats | None:
         """Return what the last step did; None if it failed, or was asked for before."""
         stats, self._step_stats = self._step_stats, None
@@ -163,6 +220,12 @@ class EngineCore:
     def check_invariants(self) -> None:
         """Verify the engine's bookkeeping; called whenever there is nothing else to do."""
         self.scheduler.check_invariants()
+
+    def _land(self, upcoming: SchedulerOutput) -> None:
+        """Do without ``upcoming``: no batch is in flight then."""
+        assert self._batch_queue is not None
+        self._batch_queue.land()
+        self.scheduler.take_back(upcoming)
 
     def _make_request(self, message: EngineCoreRequest) -> Request:
         params, prompt = message.sampling_params, prompt_of(message)

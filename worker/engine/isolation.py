@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from .request import Request
+from .request import Request, RequestStatus
 from .scheduler_output import SchedulerOutput
 
 
@@ -20,16 +20,21 @@ class Isolation:
         self._suspects: deque[tuple[Request, int]] = deque()
         self._released_ids: list[str] = []
 
+    @property
+    def is_active(self) -> bool:
+        """Whether there is anybody to try."""
+        return bool(self._suspects)
+
     def isolate(self, batch: SchedulerOutput) -> None:
         """Take apart a batch that failed."""
         self._suspects.extend(zip(batch.requests, batch.num_new_tokens, strict=True))
         self._released_ids = batch.released_ids
 
     def next_batch(self) -> SchedulerOutput | None:
-        """The next request alone; None when all are through. Those that were aborted meanwhile are passed over."""
+        """The next request alone; None when all are through. Those that do not run any more are passed over."""
         while self._suspects:
             request, num_new_tokens = self._suspects.popleft()
-            if not request.is_finished:
+            if request.status is RequestStatus.RUNNING:
                 released_ids, self._released_ids = self._released_ids, []
                 return SchedulerOutput([request], [num_new_tokens], released_ids)
         return None

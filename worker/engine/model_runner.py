@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
@@ -22,6 +24,23 @@ from .scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
 LogprobsByRow = dict[int, TokenLogprobs]
 
 
+@dataclass(slots=True)
+class BegunStep:
+    """A step whose inputs are ready; ``requests`` in the scheduler's order."""
+
+    requests: list[Request]
+    step: StepInput
+    prompt_rows: PromptRows | None
+
+
+@dataclass(slots=True)
+class ComputedStep:
+    """What the forward of a step gave: logits ``[R, V]`` and, by request_id, what they tell of prompts."""
+
+    logits: torch.Tensor
+    prompt_logprobs: dict[str, list[TokenLogprobs]]
+
+
 class ModelRunner:
     """The executor that computes in this process, on one device."""
 
@@ -29,6 +48,7 @@ class ModelRunner:
 
     def __init__(self, model: LoadedModel, *, max_num_seqs: int, block_size: int) -> None:
         self._model = model
+        self._is_on_cpu = model.device.type == "cpu"
         self._batch = InputBatch(max_num_seqs, model.max_model_len, block_size)
 
     @property
@@ -40,23 +60,45 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> SampledTokens:
         """See ``core.Executor``."""
+        begun = self.begin(output)
+        return self.finish(begun, self.compute(begun))
+
+    def begin(self, output: SchedulerOutput) -> BegunStep:
+        """The first of three parts of ``execute``, which are for who calls them in inference mode: the inputs."""
         step = self._batch.prepare(output)
-        prompt_rows = self._batch.sampling.prompt_rows.take(step)
+        return BegunStep(output.requests, step, self._batch.sampling.prompt_rows.take(step))
+
+    def compute(self, begun: BegunStep) -> ComputedStep:
+        """The second: the forward. It may run in another thread, since until ``finish`` nobody changes what it reads.
+
+        Raises:
+            AcceleratorError: see ``core.Executor``.
+        """
         try:
-            if prompt_rows is None:
-                logits, prompt_logprobs = self._forward(step, step.logit_rows), {}
-            else:
-                logits, prompt_logprobs = self._forward_with_prompt(step, prompt_rows)
-            sampled_ids, logprobs = self._sample_step(logits, step)
+            if begun.prompt_rows is None:
+                return ComputedStep(self._forward(begun.step, begun.step.logit_rows), {})
+            return ComputedStep(*self._forward_with_prompt(begun.step, begun.prompt_rows))
+        except torch.AcceleratorError as error:
+            raise AcceleratorError(str(error)) from error
+
+    def finish(self, begun: BegunStep, computed: ComputedStep) -> SampledTokens:
+        """The third: the tokens.
+
+        Raises:
+            AcceleratorError: see ``core.Executor``.
+        """
+        step = begun.step
+        try:
+            sampled_ids, logprobs = self._sample_step(computed.logits, step)
         except torch.AcceleratorError as error:
             raise AcceleratorError(str(error)) from error
         token_ids = np.full(len(step.rows), NO_TOKEN)
         places = step.order[step.sampled]
         token_ids[places] = sampled_ids
-        self._batch.append_tokens(step.rows[step.sampled], sampled_ids)
+        self._batch.append_tokens(step.sampled_rows, sampled_ids)
         self._model.forward.commit()
-        by_request = {output.requests[places[row]].request_id: told for row, told in logprobs.items()}
-        return SampledTokens(token_ids.tolist(), by_request, prompt_logprobs)
+        by_request = {begun.requests[places[row]].request_id: told for row, told in logprobs.items()}
+        return SampledTokens(token_ids.tolist(), by_request, computed.prompt_logprobs)
 
     def warm_up(self, request: Request) -> None:
         """Prefill and decode ``request`` once in block 0, so that the first real one does not pay for it."""
@@ -124,7 +166,7 @@ class ModelRunner:
         """Token ids of ``step.sampled``, ``[R]``, from logits ``[R, V]``; log probabilities of its rows that ask."""
         if len(step.sampled) == 0:
             return np.zeros(0, np.int64), {}
-        return self._sample(logits, self._batch.sampling.take(step.rows[step.sampled], step.seq_lens[step.sampled]))
+        return self._sample(logits, self._batch.sampling.take(step.sampled_rows, step.seq_lens[step.sampled]))
 
     def _sample(self, logits: torch.Tensor, rows: SamplingRows) -> tuple[IntArray, LogprobsByRow]:
         """As ``_sample_step``; ``logits`` may be changed."""
@@ -133,4 +175,6 @@ class ModelRunner:
         return token_ids.cpu().numpy(), {} if raw is None else raw.at(token_ids)
 
     def _to_device(self, array: IntArray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._model.device, non_blocking=True)
+        tensor = torch.from_numpy(array)
+        # Asking whether there is anything to do takes twice as long as the rest.
+        return tensor if self._is_on_cpu else tensor.to(self._model.device, non_blocking=True)

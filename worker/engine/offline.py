@@ -25,6 +25,7 @@ from ...shared.params import SamplingParams
 from ..config import DEVICES, DTYPES, QUANTIZATIONS, SCHEDULING_POLICIES, EngineConfig
 from ..models.folder import resolve_model_folder
 from .core import EngineCore
+from .garbage import freeze_loaded_objects
 
 _INTEGER_OPTIONS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory")
 
@@ -82,7 +83,7 @@ def run_workload(core: EngineCore, requests: list[OfflineRequest], load_s: float
         if not core.has_work:
             time.sleep(requests[pending[-1]].arrival_s - now)
             continue
-        step_outputs = core.step()
+        step_outputs = core.step_fn()
         now = time.perf_counter() - start
         for output in step_outputs:
             if output.error is not None:
@@ -149,6 +150,7 @@ def _parse_arguments() -> argparse.Namespace:
         action="store_false",
         help="as that of worker start",
     )
+    parser.add_argument("--async-scheduling", action=argparse.BooleanOptionalAction, default=False, help="as there")
     for name in _INTEGER_OPTIONS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     return parser.parse_args()
@@ -170,6 +172,7 @@ def main() -> int:
             deterministic=arguments.deterministic,
             quantization=arguments.quantization,
             enable_prefix_caching=arguments.enable_prefix_caching,
+            async_scheduling=arguments.async_scheduling,
             **options,
         )
         workload = msgspec.json.decode(arguments.workload.read_bytes(), type=Workload)
@@ -178,6 +181,7 @@ def main() -> int:
         from .composition import build_engine
 
         core = build_engine(config, folder).core
+        freeze_loaded_objects()
         result = run_workload(core, workload.requests, load_s=time.perf_counter() - started)
     except (PenstockError, OSError, msgspec.DecodeError) as error:
         sys.stderr.write(f"{error}\n")

@@ -47,7 +47,9 @@ class PrefixCache(Protocol):
         ...
 
     def note_computed(self, request: Request, num_new_tokens: int) -> None:
-        """Let others find the blocks that the last ``num_new_tokens`` computed tokens of ``request`` have filled."""
+        """Let others find the blocks that the last ``num_new_tokens`` computed tokens of ``request`` have filled; to be
+        called if there are any.
+        """
         ...
 
     def check_invariants(self, running: Iterable[Request]) -> None:
@@ -105,7 +107,7 @@ class BlockHashCache:
         wanted = request.block_hashes[last : last + 1]
         for other, num_new_tokens in work:
             first = other.num_computed_tokens // self._block_size
-            end = (other.num_computed_tokens + num_new_tokens) // self._block_size
+            end = (other.num_computed_tokens + other.num_in_flight_tokens + num_new_tokens) // self._block_size
             if first <= last < end and other.block_hashes[last : last + 1] == wanted:
                 return True
         return False
@@ -119,9 +121,6 @@ class BlockHashCache:
             request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
 
     def note_computed(self, request: Request, num_new_tokens: int) -> None:
-        num_in_last_block = request.num_computed_tokens % self._block_size
-        if num_in_last_block >= num_new_tokens:
-            return
         first = (request.num_computed_tokens - num_new_tokens) // self._block_size
         end = request.num_computed_tokens // self._block_size
         self._hash_blocks(request, end)

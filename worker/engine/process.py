@@ -37,6 +37,7 @@ from ..ipc import CoreChannel, Undecodable
 from ..models.folder import resolve_model_folder
 from ..progress import Phase, ProgressWriter
 from .core import refusal
+from .garbage import freeze_loaded_objects
 
 if TYPE_CHECKING:
     from .composition import Engine
@@ -85,7 +86,7 @@ class EngineCoreProcess:
 
     def _step(self) -> None:
         self._progress.enter(Phase.STEPPING)
-        outputs = self._core.step()
+        outputs = self._core.step_fn()
         self._progress.end_step(self._core.num_unfinished_requests)
         self._send(outputs)
 
@@ -105,6 +106,8 @@ class EngineCoreProcess:
         elif isinstance(message, AbortRequests):
             self._core.abort_requests(message.request_ids)
         elif isinstance(message, UtilityCall):
+            if outputs := self._core.settle():
+                self._send(outputs)
             self._channel.send(self._control.answer(message))
         elif isinstance(message, Shutdown):
             self._is_stopping = True
@@ -172,6 +175,7 @@ def _start(channel: CoreChannel, first: Any, progress: ProgressWriter) -> Engine
     except Exception as error:
         channel.send(StartupFailed("core_startup_failed", f"{type(error).__name__}: {error}", traceback.format_exc()))
         return None
+    freeze_loaded_objects()
     engine.ready.load_time_s = time.monotonic() - started
     # Before the news: from then on a core that does not move is hung.
     progress.take_message(num_unfinished_reqs=0)

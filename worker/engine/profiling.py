@@ -37,6 +37,7 @@ class StepProfiler:
             EngineStateError: a recording runs already, or the folder cannot be written to.
         """
         import torch.profiler
+        from torch._C._profiler import _ExperimentalConfig
 
         if self._profile is not None:
             raise EngineStateError("a profile is being recorded already; stop it first")
@@ -49,7 +50,9 @@ class StepProfiler:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        recording = torch.profiler.profile(activities=activities)
+        # Forwards may have a thread of their own.
+        all_threads = _ExperimentalConfig(profile_all_threads=True)
+        recording = torch.profiler.profile(activities=activities, experimental_config=all_threads)
         recording.start()
         self._profile = recording
         return self._folder

@@ -66,6 +66,7 @@ class Request:
         events: what has happened to it since its last output.
         constraint: what its ``structured_outputs`` allow; None without, and while the grammar is compiled.
         num_cached_tokens: prompt tokens that were in the KV cache when it was first admitted.
+        num_in_flight_tokens: those that a batch computes whose result is still to come (``batch_queue.py``).
         prompt_logprobs: those known of the prompt's second token and on; None if not wanted, or given out.
     """
 
@@ -81,6 +82,7 @@ class Request:
         "max_output_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_in_flight_tokens",
         "num_prompt_tokens",
         "params",
         "priority",
@@ -112,6 +114,7 @@ class Request:
         self.num_prompt_tokens = len(prompt_token_ids)
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
+        self.num_in_flight_tokens = 0
         self.block_table: list[int] = []
         self.block_hashes: list[bytes] = []
         self.extra_keys = extra_keys
@@ -156,6 +159,17 @@ class Request:
     def num_uncomputed_tokens(self) -> int:
         """Known tokens that are not in the KV cache yet."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    def after_flight(self) -> tuple[int, int]:
+        """How many tokens will be in the KV cache, and how many known ones will not, once the batch in flight is done.
+
+        It is taken for granted that a token on its way does not end the request, unless it is the last one allowed.
+        """
+        num_computed_tokens = self.num_computed_tokens + self.num_in_flight_tokens
+        num_uncomputed_tokens = len(self.token_ids) - num_computed_tokens
+        if num_uncomputed_tokens == 0 and self.num_output_tokens + 1 < self.max_output_tokens:
+            num_uncomputed_tokens = 1
+        return num_computed_tokens, num_uncomputed_tokens
 
     @property
     def reads_prefix_cache(self) -> bool:

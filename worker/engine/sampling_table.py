@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -47,7 +47,8 @@ class SamplingRows:
     """What the sampler needs to know of the ``R`` requests that get a token.
 
     Args:
-        temperature, top_k, top_p, min_p: ``[R]``; a ``top_k`` of 0 keeps all.
+        temperature: ``[R]``, 0 for a row that takes its most probable token.
+        top_k, top_p, min_p: ``[R]``; a ``top_k`` of 0 keeps all.
         seeds: ``[R]``.
         positions: ``[R]``, place of the new token among the output tokens.
         changes: to the logits, in this order, before anything else.
@@ -63,11 +64,6 @@ class SamplingRows:
     positions: NDArray[np.int64]
     changes: list[LogitsChange] = field(default_factory=list)
     num_logprobs: NDArray[np.int64] | None = None
-
-    @property
-    def greedy(self) -> NDArray[np.bool_]:
-        """``[R]``, whether the row takes its most probable token."""
-        return self.temperature < GREEDY_TEMPERATURE
 
     def take(self, rows: NDArray[np.int64]) -> SamplingRows:
         """The random part of some rows; ``changes`` have been applied before."""
@@ -95,6 +91,9 @@ class SamplingTable:
             positions=np.zeros(num_rows, np.int64),
         )
         self._num_logprobs = np.full(num_rows, NO_LOGPROBS)
+        # What the last step took: the batch gives the same array again while its requests are the same.
+        self._taken_rows: NDArray[np.int64] | None = None
+        self._taken = self._rows
         # In the order in which they are applied.
         self._changes: tuple[ChangeTable, ...] = (TokenRuleTable(), PenaltyTable(), ThinkingTable(), GrammarTable())
         self.prompt_rows = PromptRowTable()
@@ -103,9 +102,11 @@ class SamplingTable:
     def set_row(self, row: int, request: Request) -> None:
         """Write the parameters of ``request`` into ``row``."""
         self.forget_row(row)
+        self._taken_rows = None
         params = request.params
         self._num_prompt_tokens[row] = request.num_prompt_tokens
-        self._rows.temperature[row] = params.temperature
+        is_greedy = params.temperature < GREEDY_TEMPERATURE
+        self._rows.temperature[row] = 0.0 if is_greedy else params.temperature
         self._rows.top_k[row] = max(params.top_k, 0)
         self._rows.top_p[row] = params.top_p
         self._rows.min_p[row] = params.min_p
@@ -130,10 +131,15 @@ class SamplingTable:
 
     def take(self, rows: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> SamplingRows:
         """The parameters of ``rows``, whose requests have ``num_tokens`` tokens, both ``[R]``."""
+        if rows is not self._taken_rows:
+            self._taken_rows, self._taken = rows, self._constants(rows)
+        positions = num_tokens - self._num_prompt_tokens[rows]
+        changes = [change for table in self._changes if (change := table.take(rows, positions)) is not None]
+        return replace(self._taken, positions=positions, changes=changes)
+
+    def _constants(self, rows: NDArray[np.int64]) -> SamplingRows:
+        """What stays as it is while the requests of ``rows`` are the same."""
         taken = self._rows.take(rows)
-        taken.positions = num_tokens - self._num_prompt_tokens[rows]
-        changes = (table.take(rows, taken.positions) for table in self._changes)
-        taken.changes = [change for change in changes if change is not None]
         num_logprobs = self._num_logprobs[rows]
         if num_logprobs.max(initial=NO_LOGPROBS) != NO_LOGPROBS:
             taken.num_logprobs = num_logprobs

@@ -111,14 +111,21 @@ class Scheduler:
         output = SchedulerOutput()
         budget = self.max_num_batched_tokens
         prompt_rows = PromptRowBudget()
-        index = 0
-        while index < len(self._running):
-            request = self._running[index]
-            index += 1
-            # One token stays reserved for each running request behind this one: a long prefill delays no decode.
-            num_new_tokens = min(request.num_uncomputed_tokens, budget - (len(self._running) - index))
-            num_new_tokens = prompt_rows.limit(request, num_new_tokens)
-            if not self._grow_block_table(request, num_new_tokens):
+        block_size = self.block_pool.block_size
+        for index, request in enumerate(self._running):  # which may lose requests from behind
+            num_computed_tokens = request.num_computed_tokens
+            num_new_tokens = len(request.token_ids) - num_computed_tokens
+            if request.num_in_flight_tokens:
+                num_computed_tokens, num_new_tokens = request.after_flight()
+                if num_new_tokens == 0:
+                    continue  # its last token is on its way
+            if num_new_tokens > 1:
+                # One token stays reserved for each running request behind this one: a long prefill delays no decode.
+                num_new_tokens = min(num_new_tokens, budget - (len(self._running) - index - 1))
+                num_new_tokens = prompt_rows.limit(request, num_new_tokens)
+            num_tokens = num_computed_tokens + num_new_tokens
+            has_blocks = num_tokens <= len(request.block_table) * block_size
+            if not has_blocks and not self._grow_block_table(request, num_tokens):
                 break
             output.add(request, num_new_tokens)
             budget -= num_new_tokens
@@ -133,6 +140,10 @@ class Scheduler:
         output.released_ids, self._released_ids = self._released_ids, []
         return output
 
+    def take_back(self, output: SchedulerOutput) -> None:
+        """Forget that ``output``, the last that was scheduled, is to be executed: what it lacks is still lacking."""
+        self._released_ids = output.released_ids + self._released_ids
+
     def update_from_output(self, output: SchedulerOutput, sampled: SampledTokens) -> list[EngineCoreOutput]:
         """Take in a step's result.
 
@@ -141,30 +152,34 @@ class Scheduler:
         self._num_steps += 1
         outputs: list[EngineCoreOutput] = []
         finished = False
+        block_size, running = self.block_pool.block_size, RequestStatus.RUNNING
         rows = zip(output.requests, output.num_new_tokens, sampled.token_ids, strict=True)
         for request, num_new_tokens, token_id in rows:
             if request.is_finished:
                 continue
-            request.num_computed_tokens += num_new_tokens
+            if request.status is running:  # else it has lost its blocks meanwhile; its token is as good
+                request.num_computed_tokens += num_new_tokens
+                if request.num_computed_tokens % block_size < num_new_tokens:
+                    self._prefix_cache.note_computed(request, num_new_tokens)
             if request.prompt_logprobs is not None:
                 request.prompt_logprobs += sampled.prompt_logprobs.get(request.request_id, ())
-            self._prefix_cache.note_computed(request, num_new_tokens)
             if token_id == NO_TOKEN:
                 continue
             if request.constraint is not None and (error := request.constraint.accept(token_id)) is not None:
                 outputs.append(EngineCoreOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error))
-                self._finish(request, RequestStatus.FINISHED_ERROR)
+                self._finish_in_step(request, RequestStatus.FINISHED_ERROR)
                 finished = True
                 continue
             request.token_ids.append(token_id)
             self._num_generation_tokens += 1
-            new_output = EngineCoreOutput(request.request_id, [token_id], num_cached_tokens=request.num_cached_tokens)
+            new_output = EngineCoreOutput(request.request_id, [token_id])
+            new_output.num_cached_tokens = request.num_cached_tokens
             if request.events:
                 new_output.events = request.take_events()
             stop = check_stop(request)
             if stop is not None:
                 new_output.finish_reason, new_output.stop_reason = stop
-                self._finish(request, STATUS_OF_REASON[stop[0]])
+                self._finish_in_step(request, STATUS_OF_REASON[stop[0]])
                 finished = True
             if request.prompt_logprobs is not None:
                 new_output.new_prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
@@ -235,8 +250,11 @@ class Scheduler:
     def _admit(self, request: Request, budget: int, output: SchedulerOutput) -> bool:
         """Give a waiting request blocks for all its known tokens, cached ones among them.
 
-        False if too few are free, or if ``output`` computes for another all that ``budget`` lets it compute now.
+        False if too few are free, if ``output`` computes for another all that ``budget`` lets it compute now, or if a
+        token of it is on its way: it was preempted just now.
         """
+        if request.num_in_flight_tokens:
+            return False
         cached = self._prefix_cache.find(request)
         num_cached_tokens = len(cached) * self.block_pool.block_size
         num_blocks = self.block_pool.blocks_for(request.num_tokens) - len(cached)
@@ -252,9 +270,8 @@ class Scheduler:
         self._timeline.note(request, EngineCoreEventType.SCHEDULED)
         return True
 
-    def _grow_block_table(self, request: Request, num_new_tokens: int) -> bool:
-        """Give ``request`` blocks for ``num_new_tokens`` more, preempting from behind; False if it had to go itself."""
-        num_tokens = request.num_computed_tokens + num_new_tokens
+    def _grow_block_table(self, request: Request, num_tokens: int) -> bool:
+        """Give ``request`` blocks for ``num_tokens`` in all, preempting from behind; False if it had to go itself."""
         num_blocks = self.block_pool.blocks_for(num_tokens) - len(request.block_table)
         while num_blocks > self.block_pool.num_free:
             last = self._running.pop(-1)
@@ -269,6 +286,12 @@ class Scheduler:
         if num_blocks > 0:
             request.block_table += self.block_pool.allocate(num_blocks)
         return True
+
+    def _finish_in_step(self, request: Request, status: RequestStatus) -> None:
+        """``_finish`` for a request that may be anywhere; those that run leave their queue together, later."""
+        if request.status is RequestStatus.PREEMPTED:
+            self._waiting.remove(request)
+        self._finish(request, status)
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
         request.move_to(status)

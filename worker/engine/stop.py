@@ -16,10 +16,12 @@ def check_stop(request: Request) -> tuple[FinishReason, int | str | None] | None
     Neither counts before ``min_tokens``, nor does a repetition; the limits on length always do, and so does the end of
     a grammar.
     """
-    num_output_tokens = request.num_output_tokens
+    num_output_tokens = len(request.token_ids) - request.num_prompt_tokens
     if num_output_tokens == 0:
         return None
-    if num_output_tokens >= request.params.min_tokens:
+    params = request.params
+    has_min_tokens = num_output_tokens >= params.min_tokens
+    if has_min_tokens:
         token_id = request.token_ids[-1]
         if token_id in request.eos_token_ids:
             return FinishReason.STOP, None
@@ -29,13 +31,7 @@ def check_stop(request: Request) -> tuple[FinishReason, int | str | None] | None
         return FinishReason.STOP, None
     if num_output_tokens >= request.max_output_tokens:
         return FinishReason.LENGTH, None
-    if _repeats_itself(request):
+    sought = params.repetition_detection if has_min_tokens else None
+    if sought is not None and ends_in_repetition(request.token_ids, request.num_prompt_tokens, sought):
         return FinishReason.REPETITION, REPETITION_DETECTED
     return None
-
-
-def _repeats_itself(request: Request) -> bool:
-    sought = request.params.repetition_detection
-    if sought is None or request.num_output_tokens < request.params.min_tokens:
-        return False
-    return ends_in_repetition(request.token_ids, request.num_prompt_tokens, sought)

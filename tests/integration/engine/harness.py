@@ -77,7 +77,7 @@ def generate(core: EngineCore, requests: list[EngineCoreRequest]) -> dict[str, l
     for r in requests:
         assert core.add_request(r) is None
     while core.has_work:
-        for output in core.step():
+        for output in core.step_fn():
             assert output.error is None
             tokens[output.request_id] += output.new_token_ids
         core.check_invariants()
@@ -148,7 +148,7 @@ def run(core: EngineCore, requests: list[EngineCoreRequest]) -> dict[str, Engine
     for r in requests:
         assert core.add_request(r) is None
     while core.has_work:
-        for output in core.step():
+        for output in core.step_fn():
             assert output.error is None
             whole = wholes[output.request_id]
             whole.new_token_ids = whole.new_token_ids + output.new_token_ids

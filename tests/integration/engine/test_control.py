@@ -93,7 +93,7 @@ def test_what_is_in_the_cache_is_forgotten(make_engine: MakeEngine) -> None:
 def test_what_cannot_be_done_now_is_refused_by_name(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.core.add_request(request("r", LONG_PROMPT))
-    engine.core.step()
+    engine.core.step_fn()
     assert refusal(engine, Sleep()) == CallError("engine_state", "the engine cannot sleep while it holds requests (1)")
     engine.core.abort_requests(["r"])
     ask(engine, Sleep())
@@ -133,13 +133,16 @@ def test_a_dummy_batch_touches_no_request(make_engine: MakeEngine) -> None:
             answer = ask(engine, ExecuteDummyBatch())
             assert isinstance(answer, DummyBatchDone)
             assert answer.time_s > 0
-            got += [token_id for output in engine.core.step() for token_id in output.new_token_ids]
+            got += [token_id for output in engine.core.step_fn() for token_id in output.new_token_ids]
             engine.core.check_invariants()
         assert got == alone
 
 
-def test_a_profile_is_a_trace_of_the_steps_between(make_engine: MakeEngine, tmp_path: Path) -> None:
-    engine = make_engine()
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_profile_is_a_trace_of_the_steps_between(
+    make_engine: MakeEngine, tmp_path: Path, async_scheduling: bool
+) -> None:
+    engine = make_engine(async_scheduling=async_scheduling)
     assert ask(engine, StartProfile()) == ProfileStarted(str(tmp_path / "profiles"))
     assert "recorded already" in refusal(engine, StartProfile()).message
     tokens(engine, max_tokens=2)

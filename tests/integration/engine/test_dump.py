@@ -54,7 +54,7 @@ def test_a_step_that_raises_leaves_a_file(faulty_model: Path, tmp_path: Path, sh
         core.add_request(request(request_id, prompt, max_tokens=2))
     ends: dict[str, FinishReason | None] = {}
     while core.has_work:
-        ends |= {output.request_id: output.finish_reason for output in core.step() if output.finished}
+        ends |= {output.request_id: output.finish_reason for output in core.step_fn() if output.finished}
     assert ends == {"good": FinishReason.LENGTH, "bad": FinishReason.ERROR}
     # The batch first, then the one of it that raises alone.
     together, alone = [json.loads(path.read_text()) for path in sorted((tmp_path / "dumps").iterdir())]

@@ -39,7 +39,7 @@ def run(core: EngineCore, requests: list[Any], late: list[Any]) -> tuple[dict[st
         if num_steps == 5:
             for r in late:
                 core.add_request(r)
-        for output in core.step():
+        for output in core.step_fn():
             tokens[output.request_id] += output.new_token_ids
             if output.error is not None:
                 errors[output.request_id] = output.error.message

@@ -47,7 +47,7 @@ def num_cached_tokens(core: EngineCore, message: EngineCoreRequest) -> int:
 
 def steps(core: EngineCore) -> Iterator[list[Any]]:
     while core.has_work:
-        yield core.step()
+        yield core.step_fn()
 
 
 def whose(message: EngineCoreRequest, **fields: Any) -> EngineCoreRequest:

@@ -31,7 +31,7 @@ def test_requests_run_in_the_order_of_the_policy(make_core: Callable[..., Engine
         core.add_request(with_priority(request(request_id, [5, 6, 7], max_tokens=3), priority))
     finished = []
     while core.has_work:
-        finished += [output.request_id for output in core.step() if output.finished]
+        finished += [output.request_id for output in core.step_fn() if output.finished]
         core.check_invariants()
     assert finished == ORDERS[policy]
 
@@ -52,14 +52,14 @@ def test_preemption_by_priority_changes_no_token(
 def test_a_workload_may_have_priorities(make_core: Callable[..., EngineCore], monkeypatch: pytest.MonkeyPatch) -> None:
     core = make_core("llama", max_num_seqs=1, scheduling_policy="priority")
     finished: list[str] = []
-    step = core.step
+    step = core.step_fn
 
     def watched_step() -> list[EngineCoreOutput]:
         outputs = step()
         finished.extend(output.request_id for output in outputs if output.finished)
         return outputs
 
-    monkeypatch.setattr(core, "step", watched_step)
+    monkeypatch.setattr(core, "step_fn", watched_step)
     params = {"temperature": 0.0, "max_tokens": 3, "ignore_eos": True}
     run_workload(core, [OfflineRequest([5], params, priority=priority) for priority in PRIORITIES.values()], load_s=0.0)
     assert finished == ["3", "1", "2", "0"]

@@ -38,7 +38,7 @@ def run(
     for r in requests:
         assert core.add_request(r) is None
     while core.has_work:
-        for output in core.step():
+        for output in core.step_fn():
             assert output.error is None
             if output.new_prompt_logprobs:
                 assert not tokens[output.request_id], "it comes with the first token"

@@ -19,7 +19,7 @@ from transformers import (
 
 from penstock.worker.engine.sampler import sample
 
-from .test_sampler import exact_probabilities, rows_of
+from .test_sampler import exact_probabilities, implementation, rows_of  # noqa: F401  # a fixture of every test
 
 VOCAB_SIZE = 61
 FILTERS = [

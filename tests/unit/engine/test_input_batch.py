@@ -67,3 +67,33 @@ def test_a_request_whose_parameters_do_not_fit_takes_no_row() -> None:
             batch.prepare(SchedulerOutput([misfit], [2]))
     step = batch.prepare(SchedulerOutput([make_request("next", [6, 7], [1])], [2]))
     assert step.token_ids.tolist() == [6, 7]
+
+
+def test_a_block_table_that_grows_or_changes_is_followed_while_the_requests_stay_the_same() -> None:
+    batch = InputBatch(max_num_seqs=2, max_model_len=12, block_size=4)
+    requests = [make_request("a", [1, 2, 3, 4], [2]), make_request("b", [5, 6, 7, 8], [1])]
+    step = batch.prepare(SchedulerOutput(requests, [4, 4]))
+    for request in requests:
+        request.token_ids.append(9)
+        request.num_computed_tokens = 4
+        request.block_table.append(3 if request.request_id == "b" else 5)
+    batch.append_tokens(step.rows, np.array([9, 9]))
+    step = batch.prepare(SchedulerOutput(requests, [1, 1]))
+    assert step.slot_mapping.tolist() == [5 * 4, 3 * 4]
+    batch.append_tokens(step.rows, np.array([9, 9]))
+    # "b" has lost its blocks and got others in the same step, as many as it had before.
+    requests[1].token_ids.append(9)
+    requests[1].block_table, requests[1].num_computed_tokens = [4, 0], 0
+    requests[0].token_ids.append(9)
+    requests[0].num_computed_tokens = 5
+    step = batch.prepare(SchedulerOutput(requests, [1, 6], released_ids=["b"]))
+    assert step.slot_mapping.tolist() == [5 * 4 + 1, 16, 17, 18, 19, 0, 1]
+
+
+def test_a_step_of_single_tokens_samples_only_where_they_are_the_last() -> None:
+    batch = InputBatch(max_num_seqs=2, max_model_len=12, block_size=4)
+    requests = [make_request("chunk", [1, 2, 3], [2]), make_request("last", [4], [1])]
+    step = batch.prepare(SchedulerOutput(requests, [1, 1]))
+    assert step.token_ids.tolist() == [1, 4]
+    assert (step.sampled.tolist(), step.logit_rows.tolist()) == ([1], [1])
+    assert step.sampled_rows.tolist() == [step.rows[1]]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
+from penstock.kernels.sampling import reference
 from penstock.shared.params import SamplingParams
-from penstock.worker.engine import sampler
 from penstock.worker.engine.batch import InputBatch
 from penstock.worker.engine.request import Request
 from penstock.worker.engine.sampler import sample
@@ -182,5 +182,5 @@ def test_a_penalised_token_does_not_depend_on_the_rest_of_the_batch(
     order = np.random.default_rng(0).permutation(num_rows)
     assert torch.equal(torch.cat([draw(np.array([i])) for i in range(num_rows)]), together)
     assert torch.equal(draw(order), together[torch.from_numpy(order)])
-    monkeypatch.setattr(sampler, "_CPU_PIECE_ELEMENTS", 10 * VOCAB_SIZE)
+    monkeypatch.setattr(reference, "_CPU_PIECE_ELEMENTS", 10 * VOCAB_SIZE)
     assert torch.equal(draw(np.arange(num_rows)), together)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from penstock.kernels import native
+from penstock.kernels.sampling import reference
 from penstock.shared.params import SamplingParams
-from penstock.worker.engine import sampler
 from penstock.worker.engine.randomness import uniforms
 from penstock.worker.engine.request import Request
 from penstock.worker.engine.sampler import sample
@@ -20,6 +22,20 @@ NUM_DRAWS = 1500
 MIN_DRAWS_PER_BIN = 8
 # Chi-square at the 1e-6 level is near dof + 7 * sqrt(dof) here; the seeds are fixed, so the outcome is too.
 CHI_SQUARE_SIGMAS = 7.0
+
+
+@pytest.fixture(autouse=True, params=["reference", "compiled"])
+def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test runs on both."""
+    was_loaded = native.is_loaded()
+    native.unload()
+    if request.param == "compiled" and (reason := native.load()) is not None:
+        pytest.skip(reason)
+    yield
+    if was_loaded:
+        native.load()
+    else:
+        native.unload()
 
 
 def rows_of(num_rows: int, seed: int = 7, **params: Any) -> SamplingRows:
@@ -121,7 +137,7 @@ def test_a_token_does_not_depend_on_the_rest_of_the_batch(dtype: torch.dtype, mo
     alone = torch.cat([sample(logits[i : i + 1].clone(), rows.take(np.array([i]))) for i in range(num_rows)])
     order = np.random.default_rng(0).permutation(num_rows)
     shuffled = sample(logits[torch.from_numpy(order)].clone(), rows.take(order))
-    monkeypatch.setattr(sampler, "_CPU_PIECE_ELEMENTS", 4000)
+    monkeypatch.setattr(reference, "_CPU_PIECE_ELEMENTS", 4000)
     in_pieces = sample(logits.clone(), rows)
     assert torch.equal(together, alone)
     assert torch.equal(together[torch.from_numpy(order)], shuffled)
@@ -159,7 +175,7 @@ def test_a_draw_never_falls_on_a_token_of_weight_zero() -> None:
     cumulative[:, 3:] = 0.7
     # Rounding may put the target of a number just below 1 at the total itself.
     target = torch.tensor([[0.0], [0.7]], dtype=torch.float64)
-    assert sampler._inverse_cdf(cumulative, target)[:, 0].tolist() == [3, 3]
+    assert reference._inverse_cdf(cumulative, target)[:, 0].tolist() == [3, 3]
 
 
 @pytest.mark.parametrize(("num_output_tokens", "expected"), [(0, 4), (2, 4), (3, 5)])

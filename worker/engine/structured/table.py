@@ -115,7 +115,8 @@ class GrammarTable:
         filled: list[int] = []
         contested: list[tuple[int, Constraint]] = []
         for index, position, constraint, excludes, min_tokens in found:
-            if constraint.fill(bitmask, len(filled)):
+            # One that has ended may still be in a batch that was scheduled before.
+            if not constraint.is_terminated and constraint.fill(bitmask, len(filled)):
                 filled.append(index)
                 if excludes or position < min_tokens:
                     contested.append((index, constraint))

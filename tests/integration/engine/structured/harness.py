@@ -36,6 +36,6 @@ def run(core: EngineCore, requests: list[EngineCoreRequest]) -> dict[str, Engine
                 output.stop_reason,
                 output.error,
             )
-        outputs = core.step() if core.has_work else []
+        outputs = core.step_fn() if core.has_work else []
     core.check_invariants()
     return wholes

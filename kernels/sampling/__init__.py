@@ -1,0 +1,70 @@
+"""Choosing tokens from logits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..dispatch import REFERENCE, select
+from ..errors import KernelInputError
+from . import native, reference
+from .draws import Draws
+
+__all__ = ["Draws", "argmax", "sample"]
+
+_ARGMAX = {REFERENCE: reference.argmax, "cpu": native.argmax}
+_SAMPLE = {REFERENCE: reference.sample, "cpu": native.sample}
+_DTYPES = {
+    "temperature": torch.float32,
+    "top_k": torch.int64,
+    "top_p": torch.float32,
+    "min_p": torch.float32,
+    "uniforms": torch.float64,
+}
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """Return the most probable token of each row, of equally probable ones the first.
+
+    Args:
+        logits: ``[R, V]`` of any float dtype.
+
+    Returns:
+        ``[R]`` int64.
+
+    Raises:
+        KernelInputError: the shape above does not hold.
+
+    Cost: memory bound, ``R * V * itemsize`` bytes.
+    """
+    _check_logits(logits)
+    return select(_ARGMAX, logits.device)(logits)
+
+
+def sample(logits: Tensor, draws: Draws) -> Tensor:
+    """Return one token per row, drawn as ``draws`` says; a row's token does not depend on the other rows.
+
+    Args:
+        logits: ``[R, V]`` of any float dtype. **May be mutated.** A token at minus infinity is never drawn, unless the
+            whole row is.
+
+    Returns:
+        ``[R]`` int64.
+
+    Raises:
+        KernelInputError: a shape or dtype above, or of ``draws``, does not hold.
+
+    Cost: one or two passes over the logits; where ``top_p`` keeps more than 64 tokens, about 15 over the probabilities.
+    """
+    _check_logits(logits)
+    for name, dtype in _DTYPES.items():
+        given = getattr(draws, name)
+        if given.shape != logits.shape[:1] or given.dtype != dtype or given.is_cuda or not given.is_contiguous():
+            found = f"{tuple(given.shape)} {given.dtype} on {given.device}"
+            raise KernelInputError(f"{name} must be contiguous [{len(logits)}] {dtype} on the CPU, got {found}")
+    return select(_SAMPLE, logits.device)(logits, draws)
+
+
+def _check_logits(logits: Tensor) -> None:
+    if logits.ndim != 2 or logits.shape[1] < 1 or not logits.is_floating_point():
+        raise KernelInputError(f"logits must be [R, V] of a float dtype, got {tuple(logits.shape)} {logits.dtype}")

@@ -1,0 +1,42 @@
+"""In C++, for the CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..native import library
+from . import reference
+from .draws import Draws
+
+# As many most probable tokens are looked at; what a larger top_k leaves is the reference's.
+_WIDTH = 64
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """See ``sampling.argmax``."""
+    function = library("sample", logits.dtype)
+    if function is None or logits.stride(1) != 1:
+        return reference.argmax(logits)
+    num_rows, vocab_size = logits.shape
+    tokens = torch.empty(num_rows, dtype=torch.int64)
+    nothing = (None,) * 5
+    function(logits.data_ptr(), logits.stride(0), *nothing, tokens.data_ptr(), num_rows, vocab_size)
+    return tokens
+
+
+def sample(logits: Tensor, draws: Draws) -> Tensor:
+    """See ``sampling.sample``."""
+    function = library("sample", logits.dtype)
+    num_rows, vocab_size = logits.shape
+    if function is None or logits.stride(1) != 1:
+        return reference.sample(logits, draws)
+    is_wide = (draws.top_k > _WIDTH) & (draws.top_k < vocab_size)
+    has_wide = bool(is_wide.any())
+    temperature = draws.temperature.masked_fill(is_wide, 0.0) if has_wide else draws.temperature
+    tokens = torch.empty(num_rows, dtype=torch.int64)
+    parameters = (temperature, draws.top_k, draws.top_p, draws.min_p, draws.uniforms, tokens)
+    function(logits.data_ptr(), logits.stride(0), *(p.data_ptr() for p in parameters), num_rows, vocab_size)
+    if has_wide:
+        tokens[is_wide] = reference.sample(logits[is_wide], draws.take(is_wide))
+    return tokens
