@@ -26,9 +26,12 @@ def generation() -> Generation:
 
 
 def test_cached_tokens_are_told_with_the_end(generation: Generation) -> None:
-    first, _ = generation.absorb(EngineCoreOutput("r", [5], num_cached_tokens=16))
+    generation.absorb(EngineCoreOutput("r", [5], num_cached_tokens=16))
+    first = generation.take()
+    assert first is not None
     assert first.usage is None
     last, _ = generation.absorb(EngineCoreOutput("r", [6], FinishReason.LENGTH, num_cached_tokens=16))
+    assert last is not None
     assert last.usage == Usage(num_prompt_tokens=20, num_output_tokens=2, num_cached_tokens=16)
 
 
@@ -36,6 +39,7 @@ def test_an_end_without_tokens_forgets_none(generation: Generation) -> None:
     generation.absorb(EngineCoreOutput("r", [5], num_cached_tokens=16))
     error = RequestError("engine_step_failed", "boom", True)
     failed, _ = generation.absorb(EngineCoreOutput("r", finish_reason=FinishReason.ERROR, error=error))
+    assert failed is not None
     assert failed.usage == Usage(20, 1, 16)
 
 
