@@ -18,7 +18,7 @@ from .enqueuer import Enqueuer
 from .health import Health
 from .lease import ClientLease, InteractiveRequest
 from .outgoing import Outgoing
-from .reader import DeltaReader, checked, without_error
+from .reader import DeltaReader, without_error
 
 
 class InteractiveDeltas:
@@ -120,8 +120,8 @@ class SingleRequests:
             await reader.subscribe()
             reader.catch_up()
             with self._health.watching(model):
-                async for delta in checked(reader):
-                    yield delta
+                async for delta in reader:
+                    yield without_error(delta)
         finally:
             reader.close()
 

@@ -174,7 +174,9 @@ class Subscriber:
             return  # PONG
         kind, channel, data = reply
         if kind == b"message":
-            for subscription in tuple(self._subscriptions.get(channel, ())):
+            subscriptions = self._subscriptions.get(channel, ())
+            # A callback may end its own subscription, or begin others.
+            for subscription in subscriptions if len(subscriptions) == 1 else tuple(subscriptions):
                 self._deliver(subscription, data)
         elif kind == b"subscribe":
             self._confirm(channel)

@@ -105,7 +105,8 @@ class Publisher:
     def _add(self, request_id: str, epoch: int, delta: Delta) -> None:
         before = self._waiting.get(request_id)
         if before is not None and before.epoch == epoch:
-            delta = before.delta.followed_by(delta)
+            before.delta.extend(delta)
+            delta = before.delta
         self._waiting[request_id] = _kind(delta)(request_id, epoch, delta)
 
     def _take_gathered(self) -> None:
