@@ -90,13 +90,17 @@ class SingleRequests:
 
     @asynccontextmanager
     async def interactive(self, outgoing: Outgoing) -> AsyncGenerator[InteractiveDeltas]:
-        """Enqueue an interactive request; the block reads its deltas, and leaving it early cancels the request."""
+        """Enqueue an interactive request; the block reads its deltas, and leaving it early cancels the request.
+
+        Subscription and request are under way together, on two connections. Whichever came first: the log, read when
+        both are confirmed, has what was published before anybody listened.
+        """
         request = outgoing.request
         broker = self.broker(request.model)
         reader = DeltaReader(broker, self._subscriber, request.request_id)
         interactive: InteractiveRequest | None = None
+        subscribing = asyncio.create_task(reader.subscribe())
         try:
-            await reader.subscribe()
             enqueueing = asyncio.create_task(self._enqueue(outgoing))
             interactive = InteractiveRequest(broker, request.request_id, enqueueing)
             self._lease.hold(interactive)
@@ -104,9 +108,11 @@ class SingleRequests:
                 is_ours = await interactive.is_ours()
                 if not is_ours:
                     self._lease.let_go(interactive)
-                    reader.catch_up()
+                await subscribing
+                reader.catch_up()
                 yield InteractiveDeltas(reader, self._health, request.model, is_ours=is_ours)
         finally:
+            subscribing.cancel()
             reader.close()
             if interactive is not None:
                 if not reader.ended and self.is_open:

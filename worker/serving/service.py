@@ -140,7 +140,8 @@ class WorkerService:
                 self._live.remove(generation.request_id)
             if generation.finished or was_on_probation:
                 self._claiming.wake()
-        self._meter.note_token_intervals(intervals_s)
+        if intervals_s:
+            self._meter.note_token_intervals(intervals_s)
 
     async def _renew_forever(self) -> None:
         interval_s = self._config.lease_ttl_s / LEASE_RENEWALS_PER_TTL
