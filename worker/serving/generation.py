@@ -129,7 +129,7 @@ class Generation:
         return delta
 
     def _num_signs(self, output: EngineCoreOutput) -> int:
-        """How many of its last tokens are no text: what ended it (end of sequence, or one of stop_token_ids) is a sign."""
+        """How many of its last tokens are no text: an end of sequence, or one of ``stop_token_ids``, is a sign."""
         is_sign = output.finish_reason == FinishReason.STOP and not self._include_stop
         return 1 if is_sign and output.new_token_ids else 0
 
