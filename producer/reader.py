@@ -50,6 +50,7 @@ class DeltaReader:
         self._ended = False
         self._failure: BaseException | None = None
         self._look_at_log = False
+        self._is_new = False
         self._waiters: list[asyncio.Future[None]] = []
         self._subscription: Subscription | None = None
 
@@ -59,8 +60,13 @@ class DeltaReader:
             self._broker.keys.output(self._request_id), self._on_message, self.catch_up
         )
 
-    def catch_up(self) -> None:
-        """Read the log before the next delta: something may have been published while nobody listened."""
+    def catch_up(self, *, is_new: bool = False) -> None:
+        """Read the log before the next delta: something may have been published while nobody listened.
+
+        An empty log says nothing of a request that is known to have been made just now, ``is_new``; else it is asked
+        for.
+        """
+        self._is_new = is_new
         self._look_at_log = True
         self._wake()
 
@@ -186,7 +192,8 @@ class DeltaReader:
             num_chars += len(delta.text)
         if not known and records and self._next_index >= records[-1].next_index:
             self._num_records, self._last = len(records), (records[-1].index, records[-1].next_index)
-        if not known and not records and not self._ended and await self._broker.state(self._request_id) is None:
+        is_missing = not known and not records and not self._ended and not self._is_new
+        if is_missing and await self._broker.state(self._request_id) is None:
             raise RequestNotFoundError(
                 f"request {self._request_id!r} is unknown, or its result is past its time to live"
             )

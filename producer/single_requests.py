@@ -109,7 +109,7 @@ class SingleRequests:
                 if not is_ours:
                     self._lease.let_go(interactive)
                 await subscribing
-                reader.catch_up()
+                reader.catch_up(is_new=is_ours)
                 yield InteractiveDeltas(reader, self._health, request.model, is_ours=is_ours)
         finally:
             subscribing.cancel()

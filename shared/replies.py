@@ -57,6 +57,7 @@ class _ReplyProtocol(asyncio.Protocol):
     """
 
     def __init__(self, streams: Any, on_reply: Callable[[Any], None]) -> None:
+        assert hiredis is not None
         self._streams = streams
         self._on_reply = on_reply
         self._reader = hiredis.Reader(replyError=DefaultParser.parse_error, notEnoughData=_NOT_ENOUGH)

@@ -170,7 +170,7 @@ class SegmentGeneration(Generation):
         """As that of the class; the end of the segment is no ``finish_reason`` of the delta, but a segment end."""
         delta, stop_core = super().absorb(output)
         reason = None if delta is None else delta.finish_reason
-        if delta is not None and reason in _SEGMENT_REASONS:
+        if delta is not None and reason is not None and reason in _SEGMENT_REASONS:
             end = SegmentEnd(self._number, delta.next_index, reason, delta.stop_reason)
             delta.segment_ends = [end]
             delta.finish_reason = delta.stop_reason = None

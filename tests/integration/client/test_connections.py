@@ -64,11 +64,13 @@ async def relayed(redis_url: str, context: ssl.SSLContext | None) -> AsyncIterat
         writer.close()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        relays.add(current := asyncio.current_task())  # type: ignore[arg-type]  # a connection has a task
+        current = asyncio.current_task()
+        assert current is not None
+        relays.add(current)
         to_redis = await asyncio.open_unix_connection(urlsplit(redis_url).path)
         writers.extend((writer, to_redis[1]))
         await asyncio.gather(copy(reader, to_redis[1]), copy(to_redis[0], writer))
-        relays.discard(current)  # type: ignore[arg-type]
+        relays.discard(current)
 
     server = await asyncio.start_server(relay, "127.0.0.1", 0, ssl=context)
     try:

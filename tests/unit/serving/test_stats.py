@@ -13,6 +13,7 @@ from penstock.shared.messages import (
     EngineCoreEventType,
     EngineCoreOutput,
     FinishReason,
+    SegmentEnd,
     Usage,
 )
 from penstock.shared.stats import Histogram, RequestStats, StepStats
@@ -94,7 +95,7 @@ def test_an_engine_adds_up_its_steps_and_requests() -> None:
     counts = {name: getattr(stats, name).count for name in ("queue_time_s", "decode_time_s", "latency_s")}
     assert counts == {"queue_time_s": 1, "decode_time_s": 1, "latency_s": 1}
     assert stats.time_to_first_token_s.sum == pytest.approx(0.3)
-    meter.note_delta(Delta(token_ids=[3], segment_ends=True, stats=end))
+    meter.note_delta(Delta(token_ids=[3], segment_ends=[SegmentEnd(0, 3, FinishReason.STOP)], stats=end))
     assert stats.num_finished == {"stop": 1}
     assert stats.latency_s.count == 2
 
