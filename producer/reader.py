@@ -25,6 +25,9 @@ from ..shared.messages import Delta
 from ..shared.params import RequestOutputKind
 from .outputs import RequestOutput, final_output
 
+# Longer than it takes to enqueue, so that only requests that wait pay for it.
+FIRST_LOOK_AFTER_S = 0.05
+
 _decoder = msgspec.msgpack.Decoder(Delta)
 
 
@@ -50,7 +53,7 @@ class DeltaReader:
         self._ended = False
         self._failure: BaseException | None = None
         self._look_at_log = False
-        self._is_new = False
+        self._first_look: asyncio.TimerHandle | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._subscription: Subscription | None = None
 
@@ -60,15 +63,21 @@ class DeltaReader:
             self._broker.keys.output(self._request_id), self._on_message, self.catch_up
         )
 
-    def catch_up(self, *, is_new: bool = False) -> None:
-        """Read the log before the next delta: something may have been published while nobody listened.
-
-        An empty log says nothing of a request that is known to have been made just now, ``is_new``; else it is asked
-        for.
-        """
-        self._is_new = is_new
+    def catch_up(self) -> None:
+        """Read the log before the next delta: something may have been published while nobody listened."""
         self._look_at_log = True
         self._wake()
+
+    def expect_first(self) -> None:
+        """Catch up in a moment if nothing has come by then: the request may have been there before the subscription.
+
+        Whatever comes is the first record or proves a gap. So a quick first token waits for no look at the log.
+        """
+        self._first_look = asyncio.get_running_loop().call_later(FIRST_LOOK_AFTER_S, self._look_if_nothing_came)
+
+    def _look_if_nothing_came(self) -> None:
+        if not self._num_records:
+            self.catch_up()
 
     def fail(self, error: BaseException) -> None:
         """Raise ``error`` to the caller instead of the next delta."""
@@ -77,6 +86,8 @@ class DeltaReader:
 
     def close(self) -> None:
         """Stop following; doing it twice does nothing."""
+        if self._first_look is not None:
+            self._first_look.cancel()
         if self._subscription is not None:
             self._subscriber.unsubscribe(self._subscription)
 
@@ -192,8 +203,7 @@ class DeltaReader:
             num_chars += len(delta.text)
         if not known and records and self._next_index >= records[-1].next_index:
             self._num_records, self._last = len(records), (records[-1].index, records[-1].next_index)
-        is_missing = not known and not records and not self._ended and not self._is_new
-        if is_missing and await self._broker.state(self._request_id) is None:
+        if not known and not records and not self._ended and await self._broker.state(self._request_id) is None:
             raise RequestNotFoundError(
                 f"request {self._request_id!r} is unknown, or its result is past its time to live"
             )

@@ -92,8 +92,8 @@ class SingleRequests:
     async def interactive(self, outgoing: Outgoing) -> AsyncGenerator[InteractiveDeltas]:
         """Enqueue an interactive request; the block reads its deltas, and leaving it early cancels the request.
 
-        Subscription and request are under way together, on two connections. Whichever came first: the log, read when
-        both are confirmed, has what was published before anybody listened.
+        Subscription and request are under way together, on two connections. Should the request have come first, and its
+        first token before the subscription, the log has it: see ``DeltaReader.expect_first``.
         """
         request = outgoing.request
         broker = self.broker(request.model)
@@ -106,10 +106,12 @@ class SingleRequests:
             self._lease.hold(interactive)
             with self._health.watching(request.model), ended_when_due(broker, outgoing.due_in_s):
                 is_ours = await interactive.is_ours()
-                if not is_ours:
-                    self._lease.let_go(interactive)
                 await subscribing
-                reader.catch_up(is_new=is_ours)
+                if is_ours:
+                    reader.expect_first()
+                else:
+                    self._lease.let_go(interactive)
+                    reader.catch_up()
                 yield InteractiveDeltas(reader, self._health, request.model, is_ours=is_ours)
         finally:
             subscribing.cancel()
