@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -81,7 +82,7 @@ def build_request(
     params.check_supported(n=params.n)
     if params.seed is None:
         # Not by msgspec.structs.replace, which would check all of it again: half the cost of a request.
-        params = params.__copy__()
+        params = copy.copy(params)
         msgspec.structs.force_setattr(params, "seed", int.from_bytes(os.urandom(8)) >> 1)
     if (fail_fast := options.get("fail_fast")) is not None:
         check_flag("fail_fast", fail_fast)
