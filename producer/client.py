@@ -143,7 +143,7 @@ class Client(QueueControl, EngineControl, EngineView):
     ) -> AsyncGenerator[Delta]:
         """Generate from ``prompt`` and iterate over the output as it is produced.
 
-        The subscription is confirmed before the request enters the stream, so no token can be missed.
+        Subscription and request are under way together; the log has what comes too early, so no token can be missed.
 
         Delivery: ``delta.index`` counts output tokens from 0 and rises without gaps or repeats, whatever was lost
         or redelivered underneath; the last delta carries ``finish_reason``.

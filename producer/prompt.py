@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import secrets
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
@@ -83,7 +83,7 @@ def build_request(
     if params.seed is None:
         # Not by msgspec.structs.replace, which would check all of it again: half the cost of a request.
         params = copy.copy(params)
-        msgspec.structs.force_setattr(params, "seed", secrets.randbits(63))
+        msgspec.structs.force_setattr(params, "seed", int.from_bytes(os.urandom(8)) >> 1)
     if (fail_fast := options.get("fail_fast")) is not None:
         check_flag("fail_fast", fail_fast)
     request_id, priority = options.get("request_id"), options.get("priority", 0)
@@ -91,14 +91,14 @@ def build_request(
     if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
         raise ValidationError(f"priority must be a 32-bit integer, got {priority!r}")
     request = EngineCoreRequest(
-        request_id=secrets.token_hex(16) if request_id is None else check_name("request_id", request_id),
+        request_id=os.urandom(16).hex() if request_id is None else check_name("request_id", request_id),
         sampling_params=params,
         arrival_time=time.time(),
         model=card.model,
         tenant=check_name("tenant", tenant if own_tenant is None else own_tenant),
         priority=priority,
         cache_salt=_cache_salt(options),
-        deadline=wanted_until(options),
+        deadline=wanted_until(options) if options else None,
         band="" if band is None else check_name("band", band),
     )
     _set_prompt(request, prompt, card, options.get("chat_template_kwargs"))

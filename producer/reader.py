@@ -25,6 +25,9 @@ from ..shared.messages import Delta
 from ..shared.params import RequestOutputKind
 from .outputs import RequestOutput, final_output
 
+# Longer than it takes to enqueue, so that only requests that wait pay for it.
+FIRST_LOOK_AFTER_S = 0.05
+
 _decoder = msgspec.msgpack.Decoder(Delta)
 
 
@@ -50,7 +53,8 @@ class DeltaReader:
         self._ended = False
         self._failure: BaseException | None = None
         self._look_at_log = False
-        self._wake = asyncio.Event()
+        self._first_look: asyncio.TimerHandle | None = None
+        self._waiters: list[asyncio.Future[None]] = []
         self._subscription: Subscription | None = None
 
     async def subscribe(self) -> None:
@@ -62,15 +66,28 @@ class DeltaReader:
     def catch_up(self) -> None:
         """Read the log before the next delta: something may have been published while nobody listened."""
         self._look_at_log = True
-        self._wake.set()
+        self._wake()
+
+    def expect_first(self) -> None:
+        """Catch up in a moment if nothing has come by then: the request may have been there before the subscription.
+
+        Whatever comes is the first record or proves a gap. So a quick first token waits for no look at the log.
+        """
+        self._first_look = asyncio.get_running_loop().call_later(FIRST_LOOK_AFTER_S, self._look_if_nothing_came)
+
+    def _look_if_nothing_came(self) -> None:
+        if not self._num_records:
+            self.catch_up()
 
     def fail(self, error: BaseException) -> None:
         """Raise ``error`` to the caller instead of the next delta."""
         self._failure = error
-        self._wake.set()
+        self._wake()
 
     def close(self) -> None:
         """Stop following; doing it twice does nothing."""
+        if self._first_look is not None:
+            self._first_look.cancel()
         if self._subscription is not None:
             self._subscriber.unsubscribe(self._subscription)
 
@@ -97,9 +114,18 @@ class DeltaReader:
                 return self._pending.popleft()
             if self._ended:
                 raise StopAsyncIteration
-            self._wake.clear()
             if not self._look_at_log:
-                await self._wake.wait()
+                # An Event costs several times as much.
+                waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._waiters.append(waiter)
+                await waiter
+
+    def _wake(self) -> None:
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
 
     def _on_message(self, record: bytes) -> None:
         """Take a record from the channel; what is wrong with it is this reader's caller's to hear, in its own turn."""
@@ -109,11 +135,11 @@ class DeltaReader:
             self._failure = error
         except msgspec.MsgspecError as error:
             self._failure = BrokerError(f"request {self._request_id!r}: unreadable record on its channel: {error}")
-        self._wake.set()
+        self._wake()
 
     def _offer(self, delta: Delta) -> None:
         """Take a record of the channel if it is the next one; have the log read if it neither is nor was seen."""
-        if self._ended or self._has_seen_end(delta):
+        if self._ended or (delta.segment_ends and self._has_seen_end(delta)):
             return
         if delta.index == self._next_index:
             self._take(delta)
@@ -123,26 +149,35 @@ class DeltaReader:
     def _take(self, delta: Delta) -> None:
         self._num_records += 1
         self._num_chars += len(delta.text)
-        self._last = (delta.index, delta.next_index)
-        self._next_index = delta.next_index
-        self._ended = delta.finished
+        next_index = delta.next_index
+        self._last = (delta.index, next_index)
+        self._next_index = next_index
+        self._ended = delta.finish_reason is not None
         if delta.segment_ends:
             self._num_segments = delta.segment_ends[-1].number + 1
-        if self._next_index <= self._skip_until and delta.token_ids:
-            if not delta.finished:
-                return
-            # The caller has its tokens; the end is told all the same, so that every stream has one.
-            delta = msgspec.structs.replace(
-                delta, index=self._next_index, token_ids=[], text="", logprobs=[], prompt_logprobs=[]
-            )
-        if delta.index < self._skip_until < delta.next_index:
+        beyond = delta if delta.index >= self._skip_until else self._unskipped(delta)
+        if beyond is None:
+            return
+        if self._pending and not self._pending[-1].segment_ends:
+            self._pending[-1].extend(beyond)
+        else:
+            self._pending.append(beyond)
+
+    def _unskipped(self, delta: Delta) -> Delta | None:
+        """Return what is to be told of a delta that begins before what the caller wants; None if nothing is."""
+        if delta.next_index > self._skip_until:
             raise ValidationError(
                 f"after={self._skip_until - 1} is inside the delta of tokens {delta.index} to {delta.next_index - 1}; "
                 "pass next_index - 1 of a delta you have received"
             )
-        if self._pending and not self._pending[-1].segment_ends:
-            delta = self._pending.pop().followed_by(delta)
-        self._pending.append(delta)
+        if not delta.token_ids:
+            return delta
+        if not delta.finished:
+            return None
+        # The caller has its tokens; the end is told all the same, so that every stream has one.
+        return msgspec.structs.replace(
+            delta, index=delta.next_index, token_ids=[], text="", logprobs=[], prompt_logprobs=[]
+        )
 
     def _has_seen_end(self, delta: Delta) -> bool:
         """Whether it tells the end of a segment that is known to have ended."""
@@ -194,12 +229,6 @@ class DeltaReader:
         self._take(delta)
 
 
-async def checked(reader: DeltaReader) -> AsyncIterator[Delta]:
-    """Raise the error that a last delta carries, after what came before it."""
-    async for delta in reader:
-        yield without_error(delta)
-
-
 def without_error(delta: Delta) -> Delta:
     """Return ``delta``, or raise the error that it carries."""
     if delta.error is not None:
@@ -207,14 +236,15 @@ def without_error(delta: Delta) -> Delta:
     return delta
 
 
-async def in_kind(deltas: AsyncGenerator[Delta], kind: RequestOutputKind) -> AsyncGenerator[Delta]:
+def in_kind(deltas: AsyncGenerator[Delta], kind: RequestOutputKind) -> AsyncGenerator[Delta]:
     """Give the stream of one answer the shape that ``SamplingParams.output_kind`` asks for; closes it at the end."""
+    return deltas if kind == RequestOutputKind.DELTA else _wholes(deltas, kind)
+
+
+async def _wholes(deltas: AsyncGenerator[Delta], kind: RequestOutputKind) -> AsyncGenerator[Delta]:
     whole: Delta | None = None
     async with aclosing(deltas):
         async for delta in deltas:
-            if kind == RequestOutputKind.DELTA:
-                yield delta
-                continue
             whole = delta if whole is None else whole.followed_by(delta)
             if kind == RequestOutputKind.CUMULATIVE or whole.finished:
                 yield whole
@@ -227,7 +257,10 @@ async def collect(
     wholes: dict[int, Delta] = {}
     async for delta in deltas:
         whole = wholes.get(delta.child)
-        wholes[delta.child] = delta if whole is None else whole.followed_by(delta)
+        if whole is None:
+            wholes[delta.child] = delta
+        else:
+            whole.extend(delta)
     if len(wholes) < n:
         raise ClientClosedError(f"request {request_id!r} was left without an end")
     return final_output(request_id, model, prompt, [wholes[child] for child in range(n)])

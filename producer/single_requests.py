@@ -18,7 +18,7 @@ from .enqueuer import Enqueuer
 from .health import Health
 from .lease import ClientLease, InteractiveRequest
 from .outgoing import Outgoing
-from .reader import DeltaReader, checked, without_error
+from .reader import DeltaReader, without_error
 
 
 class InteractiveDeltas:
@@ -90,23 +90,31 @@ class SingleRequests:
 
     @asynccontextmanager
     async def interactive(self, outgoing: Outgoing) -> AsyncGenerator[InteractiveDeltas]:
-        """Enqueue an interactive request; the block reads its deltas, and leaving it early cancels the request."""
+        """Enqueue an interactive request; the block reads its deltas, and leaving it early cancels the request.
+
+        Subscription and request are under way together, on two connections. Should the request have come first, and its
+        first token before the subscription, the log has it: see ``DeltaReader.expect_first``.
+        """
         request = outgoing.request
         broker = self.broker(request.model)
         reader = DeltaReader(broker, self._subscriber, request.request_id)
         interactive: InteractiveRequest | None = None
+        subscribing = asyncio.create_task(reader.subscribe())
         try:
-            await reader.subscribe()
             enqueueing = asyncio.create_task(self._enqueue(outgoing))
             interactive = InteractiveRequest(broker, request.request_id, enqueueing)
             self._lease.hold(interactive)
             with self._health.watching(request.model), ended_when_due(broker, outgoing.due_in_s):
                 is_ours = await interactive.is_ours()
-                if not is_ours:
+                await subscribing
+                if is_ours:
+                    reader.expect_first()
+                else:
                     self._lease.let_go(interactive)
                     reader.catch_up()
                 yield InteractiveDeltas(reader, self._health, request.model, is_ours=is_ours)
         finally:
+            subscribing.cancel()
             reader.close()
             if interactive is not None:
                 if not reader.ended and self.is_open:
@@ -120,8 +128,8 @@ class SingleRequests:
             await reader.subscribe()
             reader.catch_up()
             with self._health.watching(model):
-                async for delta in checked(reader):
-                    yield delta
+                async for delta in reader:
+                    yield without_error(delta)
         finally:
             reader.close()
 

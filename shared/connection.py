@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
@@ -29,6 +30,7 @@ from .redis_link import (
     refuses_for_now,
 )
 from .redis_url import mask_url
+from .replies import deliver_replies
 from .subscriber import Subscriber, Subscription
 
 __all__ = ["RETRY_FOR_S", "CommandConnection", "Subscriber", "Subscription"]
@@ -173,26 +175,25 @@ class CommandConnection:
             self._drop(error, connection)
 
     async def _read(self, connection: AbstractConnection) -> None:
-        waiting = self._waiting
         try:
-            while True:
-                try:
-                    reply = await connection.read_response(disconnect_on_error=False)
-                except ResponseError as error:
-                    reply = error
-                self._num_silent_looks = 0
-                future = waiting.popleft()
-                if self._outage.is_on and not (isinstance(reply, Exception) and refuses_for_now(reply)):
-                    self._outage.over()
-                if future.cancelled():
-                    continue
-                if isinstance(reply, Exception):
-                    future.set_exception(reply)
-                else:
-                    future.set_result(reply)
+            await deliver_replies(connection, partial(self._take, self._waiting))
         except Exception as error:
             # Whatever it is, a reply that nobody reads would be waited for in vain.
             self._drop(error, connection)
+
+    def _take(self, waiting: deque[asyncio.Future[Any]], reply: Any) -> None:
+        """Give a reply to the command that has waited longest on its connection."""
+        self._num_silent_looks = 0
+        future = waiting.popleft()
+        is_error = isinstance(reply, Exception)
+        if self._outage.is_on and not (is_error and refuses_for_now(reply)):
+            self._outage.over()
+        if future.cancelled():
+            return
+        if is_error:
+            future.set_exception(reply)
+        else:
+            future.set_result(reply)
 
     def _look(self) -> None:
         """Drop a connection that died without a word; TCP alone would wait for many minutes."""

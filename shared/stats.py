@@ -95,9 +95,9 @@ class Histogram(msgspec.Struct, omit_defaults=True):
     def count(self) -> int:
         return sum(self.counts)
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
 
     def quantile(self, share: float) -> float:
         """An upper bound of that share of the values, as fine as the buckets; 0 without any, ``inf`` past the last."""

@@ -13,6 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from .errors import BrokerError, RedisUnavailableError
 from .redis_link import LOST, RETRY_PAUSE_S, Outage, close_connection, make_pool, open_connection
 from .redis_url import mask_url
+from .replies import deliver_replies
 
 PING_INTERVAL_S = 5.0
 
@@ -162,20 +163,25 @@ class Subscriber:
                 raise RedisConnectionError("no answer to PING")
 
     async def _read(self, connection: AbstractConnection) -> None:
-        while True:
-            reply = await connection.read_response(disconnect_on_error=False)
-            self._heard = True
-            self._outage.over()
-            if not isinstance(reply, list) or len(reply) != 3:
-                continue  # PONG
-            kind, channel, data = reply
-            if kind == b"message":
-                for subscription in tuple(self._subscriptions.get(channel, ())):
-                    self._deliver(subscription, data)
-            elif kind == b"subscribe":
-                self._confirm(channel)
-            elif kind != b"unsubscribe":
-                raise BrokerError(f"unexpected message in a subscription: {kind!r}")
+        await deliver_replies(connection, self._take)
+
+    def _take(self, reply: Any) -> None:
+        self._heard = True
+        self._outage.over()
+        if isinstance(reply, Exception):
+            raise reply
+        if not isinstance(reply, list) or len(reply) != 3:
+            return  # PONG
+        kind, channel, data = reply
+        if kind == b"message":
+            subscriptions = self._subscriptions.get(channel, ())
+            # A callback may end its own subscription, or begin others.
+            for subscription in subscriptions if len(subscriptions) == 1 else tuple(subscriptions):
+                self._deliver(subscription, data)
+        elif kind == b"subscribe":
+            self._confirm(channel)
+        elif kind != b"unsubscribe":
+            raise BrokerError(f"unexpected message in a subscription: {kind!r}")
 
     def _deliver(self, subscription: Subscription, data: bytes) -> None:
         """Run one callback; its failure must not end the reading for all the others."""

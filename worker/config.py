@@ -14,6 +14,9 @@ SCHEDULING_POLICIES = ("fcfs", "priority")
 STRUCTURED_OUTPUTS_BACKENDS = ("xgrammar", "llguidance")
 # How often a worker process tells its supervisor what it does, so that its silence means something.
 STATUS_INTERVAL_S = 1.0
+# Readers take a stream that says nothing for longer for one that hangs.
+MAX_STREAM_INTERVAL_MS = 10_000.0
+STREAM_INTERVAL_MS = 50.0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -165,6 +168,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         stall_timeout_s: an engine that has made no step, or a worker process that has said nothing, for so long is
             taken for hung and killed.
         num_restarts: how often this engine was started again.
+        stream_interval_ms: the longest that output waits, under load, to be written together with what follows it; 0
+            writes as fast as Redis answers. First tokens and ends never wait.
     """
 
     worker_id: str
@@ -183,12 +188,18 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     num_restarts: int = 0
     log_level: str = "info"
     log_format: str = "auto"
+    stream_interval_ms: float = STREAM_INTERVAL_MS
 
     def __post_init__(self) -> None:
         for name in ("lease_ttl_s", "stall_timeout_s"):
             # Written so that NaN, which no comparison holds for, is refused as well.
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigurationError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        if not 0 <= self.stream_interval_ms <= MAX_STREAM_INTERVAL_MS:
+            raise ConfigurationError(
+                f"stream_interval_ms must be in [0, {MAX_STREAM_INTERVAL_MS:.0f}], got {self.stream_interval_ms}; "
+                "0 turns it off"
+            )
         if self.max_deliveries < 1:
             raise ConfigurationError(f"max_deliveries must be at least 1, got {self.max_deliveries}")
 

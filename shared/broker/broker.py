@@ -211,8 +211,10 @@ class Broker:
     async def append(self, records: list[Record]) -> list[str]:
         """Log and publish one delta for each of many requests; returns the ids whose claim is stale."""
         args: list[Any] = [self.keys.prefix]
+        encode = _encoder.encode
         for record in records:
-            args += _record_args(record)
+            delta = record.delta
+            args += (record.request_id, record.epoch, delta.index, delta.next_index, encode(delta))
         return _refused(records, await self._run("append", [self.keys.leases], args))
 
     async def finish(self, records: list[FinalRecord]) -> list[str]:

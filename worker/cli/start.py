@@ -21,6 +21,7 @@ from ..config import (
     DTYPES,
     QUANTIZATIONS,
     SCHEDULING_POLICIES,
+    STREAM_INTERVAL_MS,
     STRUCTURED_OUTPUTS_BACKENDS,
     EngineConfig,
     WorkerConfig,
@@ -129,6 +130,13 @@ def _add_process_arguments(process: argparse._ArgumentGroup) -> None:
     process.add_argument(
         "--lease-ttl", type=float, default=3.0, metavar="S", help="an engine unheard of for so long counts as dead (3)"
     )
+    process.add_argument(
+        "--stream-interval-ms",
+        type=float,
+        default=STREAM_INTERVAL_MS,
+        metavar="MS",
+        help="under load, the longest that output waits for more of its request, to be sent with it; 0: never (50)",
+    )
     process.add_argument("--log-level", choices=LEVELS, default="info")
     process.add_argument("--log-format", choices=FORMATS, default="auto", help="auto: pretty on a terminal, else JSON")
 
@@ -165,6 +173,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 stall_timeout_s=arguments.stall_timeout,
                 log_level=arguments.log_level,
                 log_format=arguments.log_format,
+                stream_interval_ms=arguments.stream_interval_ms,
             )
             for index, placement in enumerate(placements)
         ]

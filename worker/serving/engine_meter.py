@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from ...shared.messages import Delta, SchedulerStats
 from ...shared.stats import EngineStats, StepStats
 
@@ -29,9 +31,10 @@ class EngineMeter:
         stats.update_time_s += step.update_time_s
         stats.step_time_s.observe(step.step_time_s)
 
-    def note_token_interval(self, seconds: float) -> None:
-        """Count the time between two tokens of a request."""
-        self.stats.inter_token_latency_s.observe(seconds)
+    def note_token_intervals(self, seconds: list[float]) -> None:
+        """Count the times between two tokens of a request that a step ended: mostly one and the same."""
+        for interval_s, count in Counter(seconds).items():
+            self.stats.inter_token_latency_s.observe(interval_s, count)
 
     def note_delta(self, delta: Delta) -> None:
         """Count what goes out to a caller: a first token, or an end."""

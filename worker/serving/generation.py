@@ -1,4 +1,8 @@
-"""One request on its way through this worker: from engine outputs to deltas for the log."""
+"""One request on its way through this worker: from engine outputs to deltas for the log.
+
+What a step gives is gathered; text is made of it when a delta is taken, of all tokens at once. Only a request with stop
+strings has its text made step by step, since the engine must hear of one as soon as it is there.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +42,9 @@ class Generation:
         self._reckoned_kv_tokens = claim.num_kv_tokens
         self._next_index = segment.num_former_tokens
         self._num_cached_tokens = 0
+        self._gathered: Delta | None = None
+        self._num_read = 0  # of the gathered tokens, those of which text was made
+        self._may_wait = False
         self._detokenizer = None
         if params.detokenize:
             self._detokenizer = codec.detokenizer(
@@ -45,6 +52,7 @@ class Generation:
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
             )
         self._stop = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
+        self._has_stop_strings = bool(params.stop_strings)
         self._include_stop = params.include_stop_str_in_output
         self.finished = False
         for delta in segment.logged:
@@ -61,37 +69,77 @@ class Generation:
         """Whether the engine shall hold no other request yet."""
         return not self.finished and self._next_index < self._alone_until
 
-    def absorb(self, output: EngineCoreOutput) -> tuple[Delta, bool]:
-        """Return the delta that ``output`` adds, and whether the engine must be told to stop: a stop string came."""
-        delta = Delta(
-            index=self._next_index,
-            token_ids=output.new_token_ids,
-            finish_reason=output.finish_reason,
-            stop_reason=output.stop_reason,
-            error=output.error,
-            logprobs=output.new_logprobs,
-            prompt_logprobs=output.new_prompt_logprobs,
-        )
-        # The token that ended it (end of sequence, or one of stop_token_ids) is a sign, not text.
-        is_sign = output.finish_reason == FinishReason.STOP and not self._include_stop
-        delta.text, stopped_at = self._text_of(output.new_token_ids[:-1] if is_sign else output.new_token_ids)
+    def absorb(self, output: EngineCoreOutput) -> tuple[Delta | None, bool]:
+        """Take in what a step gave, and return what is to be written at once, and whether the engine must be told to
+        stop: a stop string came.
+
+        A first token and an end, with all that was gathered before, are to be written at once; None says that what came
+        may wait for ``take``.
+        """
+        delta = self._gather(output)
+        if self._may_wait and output.finish_reason is None:
+            return None, False
+        stopped_at = self._read(delta, num_signs=self._num_signs(output))
         if stopped_at is not None:
             delta.finish_reason, delta.stop_reason = FinishReason.STOP, stopped_at
-        elif delta.finish_reason is not None:
+        elif output.finish_reason is not None:
+            delta.finish_reason, delta.stop_reason = output.finish_reason, output.stop_reason
             delta.text += self._flush()
-        self._next_index = delta.next_index
-        # An output without tokens (an error) does not say it.
-        self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
         delta.stats = self.timing.first_token()
+        self._may_wait = self.timing.has_told_first_token and not self._has_stop_strings
         if delta.finish_reason is not None:
             self._end(delta)
-        return delta, stopped_at is not None and not output.finished
+        elif delta.stats is None:
+            return None, False
+        return self.take(), stopped_at is not None and not output.finished
+
+    def take(self) -> Delta | None:
+        """Return what was gathered since the last delta as one; None if that is nothing."""
+        delta = self._gathered
+        if delta is not None:
+            if not self.finished:
+                self._read(delta)
+            self._gathered, self._num_read = None, 0
+        return delta
 
     def cut_off(self, reason: FinishReason) -> Delta:
         """Return the last delta of a request that ends before its engine says so, with the text that was held back."""
-        delta = Delta(index=self._next_index, text=self._flush(), finish_reason=reason)
+        delta = self.take() or Delta(index=self._next_index)
+        delta.text += self._flush()
+        delta.finish_reason = reason
         self._end(delta)
         return delta
+
+    def _gather(self, output: EngineCoreOutput) -> Delta:
+        """Add what ``output`` brings to the delta that waits."""
+        token_ids, delta = output.new_token_ids, self._gathered
+        if delta is None:
+            delta = self._gathered = Delta(index=self._next_index, token_ids=token_ids)
+        else:
+            delta.token_ids += token_ids
+        self._next_index += len(token_ids)
+        if output.new_logprobs:
+            delta.logprobs += output.new_logprobs
+        if output.new_prompt_logprobs:
+            delta.prompt_logprobs += output.new_prompt_logprobs
+        if output.error is not None:
+            delta.error = output.error
+        if output.num_cached_tokens > self._num_cached_tokens:  # an output without tokens (an error) does not say it
+            self._num_cached_tokens = output.num_cached_tokens
+        return delta
+
+    def _num_signs(self, output: EngineCoreOutput) -> int:
+        """How many of its last tokens are no text: an end of sequence, or one of ``stop_token_ids``, is a sign."""
+        is_sign = output.finish_reason == FinishReason.STOP and not self._include_stop
+        return 1 if is_sign and output.new_token_ids else 0
+
+    def _read(self, delta: Delta, num_signs: int = 0) -> str | None:
+        """Make text of what of the delta that waits was not read, but its last ``num_signs``; returns a stop string."""
+        end = len(delta.token_ids) - num_signs
+        text, stopped_at = self._text_of(delta.token_ids[self._num_read : end])
+        self._num_read = end
+        delta.text += text
+        return stopped_at
 
     def _end(self, delta: Delta) -> None:
         self.finished = True
@@ -118,11 +166,11 @@ class SegmentGeneration(Generation):
         super().__init__(segment, codec, claim)
         self._number = segment.number
 
-    def absorb(self, output: EngineCoreOutput) -> tuple[Delta, bool]:
+    def absorb(self, output: EngineCoreOutput) -> tuple[Delta | None, bool]:
         """As that of the class; the end of the segment is no ``finish_reason`` of the delta, but a segment end."""
         delta, stop_core = super().absorb(output)
-        reason = delta.finish_reason
-        if reason is not None and reason in _SEGMENT_REASONS:
+        reason = None if delta is None else delta.finish_reason
+        if delta is not None and reason is not None and reason in _SEGMENT_REASONS:
             end = SegmentEnd(self._number, delta.next_index, reason, delta.stop_reason)
             delta.segment_ends = [end]
             delta.finish_reason = delta.stop_reason = None

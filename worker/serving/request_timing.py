@@ -43,6 +43,10 @@ class RequestTiming:
         last, self._token_at_s = self._token_at_s, timestamp
         return None if last is None else timestamp - last
 
+    @property
+    def has_told_first_token(self) -> bool:
+        return self._first is not None
+
     def first_token(self) -> RequestStats | None:
         """What to say with the first token, once; None if it came before."""
         if self._first is not None or self._token_at_s is None:

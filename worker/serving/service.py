@@ -55,7 +55,7 @@ class WorkerService:
         self._meter = EngineMeter()
         heartbeat.engine_stats = self._meter.stats
         self._live = LiveGenerations()
-        self._publisher = Publisher(broker, self._on_stale, self._meter)
+        self._publisher = Publisher(broker, self._on_stale, self._meter, config.stream_interval_ms / 1000)
         self._claiming = ClaimLoop(config, broker, core, self._live, self._publisher)
         sleep = SleepControl(config.engine_id, broker, core, self._live, self._publisher, self._claiming, heartbeat)
         self._control = ControlCalls(config.engine_id, calls, core, sleep)
@@ -119,23 +119,29 @@ class WorkerService:
             self._meter.note_scheduler(outputs.scheduler_stats)
         if outputs.step_stats is not None:
             self._meter.note_step(outputs.step_stats)
+        intervals_s = []
         for output in outputs.outputs:
             generation = self._live.by_core_id(output.request_id)
             if generation is None:
                 continue
-            was_on_probation = generation.is_on_probation
             interval_s = generation.timing.note_output(output, outputs.timestamp)
             if interval_s is not None:
-                self._meter.note_token_interval(interval_s)
+                intervals_s.append(interval_s)
+            self._heartbeat.num_tokens += len(output.new_token_ids)
+            was_on_probation = generation.is_on_probation
             delta, stop_core = generation.absorb(output)
-            self._heartbeat.num_tokens += len(delta.token_ids)
+            if delta is None:
+                self._publisher.gather(generation)
+            else:
+                self._publisher.publish(generation.request_id, generation.epoch, delta)
             if stop_core:
                 self._core.abort_requests([output.request_id])
-            self._publisher.publish(generation.request_id, generation.epoch, delta)
             if generation.finished:
                 self._live.remove(generation.request_id)
             if generation.finished or was_on_probation:
                 self._claiming.wake()
+        if intervals_s:
+            self._meter.note_token_intervals(intervals_s)
 
     async def _renew_forever(self) -> None:
         interval_s = self._config.lease_ttl_s / LEASE_RENEWALS_PER_TTL
@@ -181,6 +187,7 @@ class WorkerService:
     def _drop(self, generation: Generation | None) -> None:
         if generation is None:
             return
+        self._publisher.forget(generation.request_id)
         core_id = self._live.remove(generation.request_id)
         if core_id is not None:
             self._core.abort_requests([core_id])

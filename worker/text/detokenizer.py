@@ -68,9 +68,21 @@ class IncrementalDetokenizer:
         self._num_chars = 0
 
     def add(self, token_ids: list[int]) -> str:
-        """Return the text that ``token_ids`` complete."""
+        """Return the text that ``token_ids`` complete.
+
+        Several at once cost little more than one; if the last is within a character, their text comes with the next.
+        """
         token_ids = [token_id for token_id in token_ids if token_id not in self._skipped_ids]
         self._token_ids += token_ids
+        if not token_ids:
+            return ""
+        if self._joined or self._byte_run or not self._byte_ids.isdisjoint(token_ids):
+            return self._add_one_by_one(token_ids)
+        piece = self._stream.step(self._tokenizer, token_ids) or ""
+        self._num_chars += len(piece)
+        return piece
+
+    def _add_one_by_one(self, token_ids: list[int]) -> str:
         text = ""
         for token_id in token_ids:
             if token_id in self._byte_ids:

@@ -1,0 +1,34 @@
+"""Two deltas as one."""
+
+from __future__ import annotations
+
+import copy
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.shared.messages import Delta, FinishReason, RequestError, SegmentEnd, TokenLogprobs, Usage
+from penstock.shared.stats import RequestStats
+
+logprobs = st.lists(st.builds(TokenLogprobs, st.integers(0, 9), st.just(-1.0), st.just(1), st.just([])), max_size=2)
+deltas = st.builds(
+    Delta,
+    token_ids=st.lists(st.integers(0, 9), max_size=3),
+    text=st.text("ab", max_size=3),
+    finish_reason=st.sampled_from([None, FinishReason.STOP]),
+    stop_reason=st.sampled_from([None, 7]),
+    error=st.sampled_from([None, RequestError("c", "m")]),
+    usage=st.sampled_from([None, Usage(1, 2)]),
+    logprobs=logprobs,
+    prompt_logprobs=logprobs,
+    stats=st.sampled_from([None, RequestStats(queue_time_s=1)]),
+    segment_ends=st.lists(st.just(SegmentEnd(0, 1, FinishReason.STOP)), max_size=1),
+)
+
+
+@given(deltas, deltas)
+def test_extending_a_delta_says_what_a_new_one_of_both_says(delta: Delta, later: Delta) -> None:
+    both, before = delta.followed_by(later), copy.deepcopy(later)
+    delta.extend(later)
+    assert delta == both
+    assert later == before
