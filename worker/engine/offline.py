@@ -57,8 +57,8 @@ class Workload(msgspec.Struct):
 
 
 class OfflineResult(msgspec.Struct, kw_only=True):
-    """The output file. TTFT counts from a request's arrival, or from when there was room for it; ITL is the time between
-    two tokens of a request.
+    """The output file. TTFT counts from a request's arrival, or from when there was room for it. ITL is the time
+    between two tokens of a request.
 
     Args:
         token_times_s: of each request, when its tokens came, and ``sent_s``, when it entered; since the start.
@@ -178,9 +178,7 @@ def run_phases(core: EngineCore, phases: list[Phase], *, keeps_steps: bool = Fal
     ready_s = time.time() - process.create_time()
     results = []
     for phase in phases:
-        result = run_workload(
-            core, phase.requests, ready_s, concurrency=phase.concurrency, keeps_steps=keeps_steps
-        )
+        result = run_workload(core, phase.requests, ready_s, concurrency=phase.concurrency, keeps_steps=keeps_steps)
         results.append(msgspec.structs.replace(result, name=phase.name))
     peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return PhasesResult(ready_s=ready_s, rss_bytes=_rss_bytes(), peak_rss_bytes=peak_rss_bytes, phases=results)

@@ -11,8 +11,6 @@ import ctypes
 import os
 from collections import deque
 from importlib import metadata
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import llama_cpp
@@ -25,18 +23,16 @@ SLOT_TOKENS = 512
 
 
 class LlamaBatch:
-    """The converted model, mapped into memory. The conversion is not part of getting ready: it is done once."""
+    """The converted model, mapped into memory. The first start converts it: that of the check, which is not timed."""
 
     def __init__(self, arguments: Arguments, workload: dict[str, Any]) -> None:
         del workload
         self.versions = {name: metadata.version(name) for name in ("llama-cpp-python", "gguf")}
         self._threads = arguments.threads
         self._dtype = arguments.dtype
-        path = arguments.model / f"{arguments.dtype}.gguf"
+        path = arguments.workload.parent / f"{arguments.model.name}-{arguments.dtype}.gguf"
         if not path.exists():
-            with TemporaryDirectory(dir=arguments.model) as folder:
-                write_gguf(arguments.model, Path(folder) / path.name, arguments.dtype)
-                (Path(folder) / path.name).rename(path)
+            write_gguf(arguments.model, path, arguments.dtype)
         llama_cpp.llama_backend_init()
         self._log = llama_cpp.llama_log_callback(lambda level, text, user_data: None)
         llama_cpp.llama_log_set(self._log, ctypes.c_void_p(0))
@@ -82,11 +78,9 @@ class LlamaBatch:
 
 
 class _Batching:
-    """Continuous batching of one phase: each batch has a token of every running sequence, then prompts while they fit."""
+    """One phase: each batch has a token of every running sequence, then whole prompts while they fit."""
 
-    def __init__(
-        self, peer: LlamaBatch, context: Any, batch: Any, requests: list[Request], concurrency: int
-    ) -> None:
+    def __init__(self, peer: LlamaBatch, context: Any, batch: Any, requests: list[Request], concurrency: int) -> None:
         self._peer, self._context, self._batch = peer, context, batch
         self._arrivals = Arrivals(requests, concurrency)
         self._prompts: deque[int] = deque()

@@ -127,9 +127,9 @@ def largest(workload: dict[str, Any]) -> tuple[int, int]:
 
 
 def tree_memory(pids: list[int]) -> tuple[int, int]:
-    """Resident bytes of the processes and all below them, now and at each one's highest; shared pages count for each."""
+    """Resident bytes of the processes and all below them, now and each at its highest; shared pages count for each."""
     now = highest = 0
-    for pid in [*pids]:
+    for pid in pids:
         for member in _family(pid):
             fields = dict(
                 line.split(":", 1) for line in Path(f"/proc/{member}/status").read_text().splitlines() if ":" in line
