@@ -1,4 +1,4 @@
-"""What more requests cost the engine: time in the scheduler and in a step, memory of one that waits and of one that runs.
+"""What more requests cost the engine: time in the scheduler and in a step, memory of one that waits and one that runs.
 
 The engine core alone, in a process of its own, which tells how long the parts of each step took. Only steps count in
 which exactly so many requests ran and none had prompt left to compute.
@@ -26,7 +26,7 @@ OUTPUT_TOKENS = 96
 
 
 class Size(msgspec.Struct, kw_only=True):
-    """Medians over the steps with so many running requests; the scheduler's time is that before and after the model's."""
+    """Medians over the steps with so many running requests. The scheduler's time is all but the model's."""
 
     num_running: int
     num_steps: int

@@ -2,8 +2,8 @@
 # (gguf and numpy are installed beside llama.cpp, in an environment of its own.)
 """A model folder of transformers' as a GGUF file, its matrices in bfloat16 or float32.
 
-Llama and Qwen3 shapes, which differ in how rotation pairs the dimensions of a head: llama.cpp's "llama" pairs neighbours
-where transformers pairs halves, so the rows of its query and key projections are put in that order.
+Llama and Qwen3 shapes, which differ in how rotation pairs the dimensions of a head: llama.cpp's "llama" pairs
+neighbours where transformers pairs halves, so the rows of its query and key projections are put in that order.
 """
 
 from __future__ import annotations
