@@ -1,0 +1,92 @@
+"""A rival's script and ours on one workload, for real, and the reference that judges them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from penstock.ops.bench.judge import Claim, ask_truth, judge, wrong_lengths
+from penstock.ops.bench.rows import PEERS, chosen_peers
+from penstock.ops.bench.sides import EngineAlone, PeerScript, choose_sides
+from penstock.ops.bench.workload import CHECK, Item, Phase
+from penstock.shared.command_line import UsageError
+from penstock.shared.errors import ConfigurationError
+
+# The second waits for the first's end.
+PHASES = [Phase(CHECK, [Item([5, 6, 7, 8, 9], 4), Item([10, 11], 6)], 1)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    vocabulary = {f"<{i}>": i for i in range(config.vocab_size)}
+    tokenizer = {"version": "1.0", "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<0>"}}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+def test_a_rival_and_ours_are_judged_alike(model: Path, tmp_path: Path) -> None:
+    rival = PeerScript("rival", "transformers_static.py", Path(sys.executable), options=("--threads", "1"))
+    ours = EngineAlone(["--threads", "1"])
+    runs = {side.name: side.run(model, PHASES, "float32", tmp_path) for side in (rival, ours)}
+    items = PHASES[0].items
+    for run in runs.values():
+        phase = run.phase(CHECK)
+        assert wrong_lengths(items, phase.output_token_ids) == ""
+        assert [len(times) for times in phase.token_times_s] == [4, 6]
+        assert phase.sent_s[0] <= phase.token_times_s[0][-1] <= phase.sent_s[1] <= phase.token_times_s[1][0]
+        assert phase.token_times_s[1][-1] <= phase.wall_s
+        assert run.ready_s > 0
+        assert run.peak_rss_bytes >= run.rss_bytes > 1 << 20
+    assert runs["rival"].versions.keys() == {"torch", "transformers"}
+
+    claims = {
+        name: [Claim(i, t) for i, t in enumerate(run.phase(CHECK).output_token_ids)] for name, run in runs.items()
+    }
+    claims["liar"] = [Claim(0, [1, 2, 3, 4])]
+    truth = ask_truth(model, items, claims, tmp_path, generates=True)
+    for name in runs:
+        verdict = judge(claims[name], truth.gaps[name], truth.tokens, "float32")
+        assert (verdict.wrong, verdict.num_identical) == ("", 2)
+    assert judge(claims["liar"], truth.gaps["liar"], truth.tokens, "float32").wrong
+
+
+def test_a_side_that_fails_says_why(tmp_path: Path) -> None:
+    side = PeerScript("rival", "transformers_static.py", Path(sys.executable))
+    with pytest.raises(ConfigurationError, match="no-such-model"):
+        side.run(tmp_path / "no-such-model", PHASES, "float32", tmp_path)
+
+
+def test_a_rival_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+    missing = {side.name: side.why_missing for side in choose_sides(frozenset(PEERS), tmp_path, [])}
+    assert [name for name, why in missing.items() if why] == [
+        "vLLM offline",
+        "vLLM in-process async",
+        "vLLM HTTP server",
+        "llama.cpp",
+    ]
+
+
+def test_rivals_are_chosen_by_name() -> None:
+    assert chosen_peers("") == set(PEERS)
+    assert chosen_peers("none") == set()
+    assert chosen_peers("llama, vllm") == {"llama", "vllm"}
+    with pytest.raises(UsageError, match="got 'sglang'"):
+        chosen_peers("vllm,sglang")
