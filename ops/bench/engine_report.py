@@ -36,7 +36,12 @@ def _outputs(row: EngineRow) -> Table:
             table.add_row(side.name, "wrong", escape(side.wrong[:_MAX_WORDS]))
         else:
             table.add_row(side.name, *_verdicts(side))
+    table.caption = "; ".join(_versions(side) for side in row.sides if side.versions)
     return table
+
+
+def _versions(side: SideRow) -> str:
+    return f"{side.name}: " + ", ".join(f"{name} {version}" for name, version in side.versions.items())
 
 
 def _verdicts(side: SideRow) -> list[str]:

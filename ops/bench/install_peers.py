@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from .rows import DEFAULT_PEERS_FOLDER
-from .sides import vllm_libraries
+from .sides import INSTALLED_MARK, vllm_libraries
 
 _PINS = Path(__file__).parent / "peers"
 _MAX_REASON_CHARS = 400
@@ -46,12 +46,14 @@ def install(rival: Rival, folder: Path) -> str:
     if rival.unwanted:
         steps.append([python, "-m", "pip", "uninstall", "-q", "-y", *rival.unwanted])
     steps.append([python, "-c", f"import {rival.modules}"])
+    (folder / INSTALLED_MARK).unlink(missing_ok=True)
     if not Path(python).exists():
         venv.create(folder, with_pip=True)
     for command in steps:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             return done.stderr.strip()[-_MAX_REASON_CHARS:]
+    (folder / INSTALLED_MARK).touch()
     return ""
 
 

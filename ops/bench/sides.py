@@ -27,6 +27,8 @@ VLLM_OFFLINE, VLLM_ASYNC, VLLM_HTTP = "vLLM offline", "vLLM in-process async", "
 STATIC, CONTINUOUS = "transformers static", "transformers continuous"
 LLAMA = "llama.cpp"
 RUN_TIMEOUT_S = 1800.0
+# In a rival's folder once all of it is there and could be imported.
+INSTALLED_MARK = ".installed"
 _SCRIPTS = Path(__file__).parent / "peers"
 _MAX_WORDS_CHARS = 1500
 
@@ -87,7 +89,7 @@ class PeerScript:
     """A script of ``peers`` in a rival's environment.
 
     Args:
-        python: that environment's interpreter.
+        folder: where ``install_peers`` has put it; None if it is part of our own environment.
         environment: variables beside our own.
         options: of the script.
     """
@@ -96,22 +98,24 @@ class PeerScript:
         self,
         name: str,
         script: str,
-        python: Path,
+        folder: Path | None = None,
         environment: Callable[[], Mapping[str, str]] = dict,
         options: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self._script = _SCRIPTS / script
-        self._python = python
+        self._folder = folder
         self._environment = environment
         self._options = options
 
     @property
     def why_missing(self) -> str:
-        return "" if self._python.exists() else "not installed"
+        is_here = self._folder is None or (self._folder / INSTALLED_MARK).exists()
+        return "" if is_here else "not installed"
 
     def run(self, model: Path, phases: list[Phase], dtype: str, scratch: Path) -> SideRun:
-        command = [str(self._python), str(self._script), "--model", str(model), "--dtype", dtype]
+        python = sys.executable if self._folder is None else str(self._folder / "bin" / "python")
+        command = [python, str(self._script), "--model", str(model), "--dtype", dtype]
         command += ["--spawned-at", repr(time.monotonic()), *self._options]
         return run_script(command, phases, scratch, self._environment())
 
@@ -123,19 +127,14 @@ def choose_sides(peers: frozenset[str], peers_folder: Path, engine_options: list
     """
     sides: list[Side] = [EngineAlone(engine_options), ThroughRedis(engine_options)]
     if "vllm" in peers:
-        python = peers_folder / "vllm" / "bin" / "python"
-        for name, script in (
-            (VLLM_OFFLINE, "vllm_offline.py"),
-            (VLLM_ASYNC, "vllm_async.py"),
-            (VLLM_HTTP, "vllm_http.py"),
-        ):
-            sides.append(PeerScript(name, script, python, lambda: vllm_environment(peers_folder / "vllm")))
+        folder = peers_folder / "vllm"
+        scripts = {VLLM_OFFLINE: "vllm_offline.py", VLLM_ASYNC: "vllm_async.py", VLLM_HTTP: "vllm_http.py"}
+        sides += [PeerScript(name, file, folder, lambda: vllm_environment(folder)) for name, file in scripts.items()]
     if "transformers" in peers:
-        python = Path(sys.executable)
-        sides.append(PeerScript(STATIC, "transformers_static.py", python))
-        sides.append(PeerScript(CONTINUOUS, "transformers_continuous.py", python))
+        sides.append(PeerScript(STATIC, "transformers_static.py"))
+        sides.append(PeerScript(CONTINUOUS, "transformers_continuous.py"))
     if "llama" in peers:
-        sides.append(PeerScript(LLAMA, "llama_batch.py", peers_folder / "llama" / "bin" / "python"))
+        sides.append(PeerScript(LLAMA, "llama_batch.py", peers_folder / "llama"))
     return sides
 
 

