@@ -74,7 +74,7 @@ def main() -> int:
             continue
         print(f"{rival.name}: installed in {arguments.folder / rival.name}")
         if rival.name == "vllm":
-            for library, path in vllm_libraries(arguments.folder / rival.name).items():
+            for library, path in vllm_libraries((arguments.folder / rival.name).absolute()).items():
                 print(f"vllm: {library} is {'loaded from ' + path if path else 'not found; it will run without'}")
     print("transformers: the one that Penstock itself is installed with")
     return 0

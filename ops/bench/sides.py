@@ -125,6 +125,7 @@ def choose_sides(peers: frozenset[str], peers_folder: Path, engine_options: list
 
     transformers is the one that we run with ourselves.
     """
+    peers_folder = peers_folder.absolute()
     sides: list[Side] = [EngineAlone(engine_options), ThroughRedis(engine_options)]
     if "vllm" in peers:
         folder = peers_folder / "vllm"

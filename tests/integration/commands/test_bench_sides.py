@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import LlamaConfig
 
 from penstock.ops.bench.judge import Claim, ask_truth, judge, wrong_lengths
 from penstock.ops.bench.rows import PEERS, chosen_peers
@@ -15,6 +13,7 @@ from penstock.ops.bench.sides import EngineAlone, PeerScript, choose_sides
 from penstock.ops.bench.workload import CHECK, Item, Phase
 from penstock.shared.command_line import UsageError
 from penstock.shared.errors import ConfigurationError
+from penstock.worker.models import random_model
 
 # The second waits for the first's end.
 PHASES = [Phase(CHECK, [Item([5, 6, 7, 8, 9], 4), Item([10, 11], 6)], 1)]
@@ -22,23 +21,26 @@ PHASES = [Phase(CHECK, [Item([5, 6, 7, 8, 9], 4), Item([10, 11], 6)], 1)]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shape of the benchmark's kind, made small."""
     folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(random_model.SHAPES, "small", small_llama)
+        random_model.write_random_model("small", folder)
+    return folder
+
+
+def small_llama() -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=96,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        tie_word_embeddings=True,
         eos_token_id=None,
         bos_token_id=None,
     )
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    vocabulary = {f"<{i}>": i for i in range(config.vocab_size)}
-    tokenizer = {"version": "1.0", "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<0>"}}
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return folder
 
 
 def test_a_rival_and_ours_are_judged_alike(model: Path, tmp_path: Path) -> None:
@@ -61,6 +63,8 @@ def test_a_rival_and_ours_are_judged_alike(model: Path, tmp_path: Path) -> None:
     }
     claims["liar"] = [Claim(0, [1, 2, 3, 4])]
     truth = ask_truth(model, items, claims, tmp_path, generates=True)
+    # A model that says one token for ever would prove nothing of an engine.
+    assert all(len(set(token_ids)) > 1 for token_ids in truth.tokens)
     for name in runs:
         verdict = judge(claims[name], truth.gaps[name], truth.tokens, "float32")
         assert (verdict.wrong, verdict.num_identical) == ("", 2)
