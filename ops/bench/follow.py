@@ -8,9 +8,10 @@ since on a small machine appender, Redis and client share the cores.
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 import redis.asyncio
@@ -68,9 +69,8 @@ def measure_follow(num_streams: int = NUM_STREAMS, deltas_per_stream: int = DELT
 async def _unheard(url: str, num_streams: int, deltas_per_stream: int) -> float:
     async with Client.connect(url, model=MODEL, wait_for_model=True) as client:
         await _submit(client, num_streams, deltas_per_stream)
-        appender = _start_appender(url, num_streams, deltas_per_stream)
-        started = time.perf_counter()
-        await _until_ended(appender)
+        async with _appender(url, num_streams, deltas_per_stream):
+            started = time.perf_counter()
         return time.perf_counter() - started
 
 
@@ -79,12 +79,10 @@ async def _heard(url: str, num_streams: int, deltas_per_stream: int) -> tuple[fl
         handles = await _submit(client, num_streams, deltas_per_stream)
         streams = [asyncio.create_task(_count(handle)) for handle in handles]
         await _until_subscribed(url, num_streams)
-        appender = _start_appender(url, num_streams, deltas_per_stream)
-        started, cpu_started = time.perf_counter(), time.process_time()
-        async with asyncio.timeout(TIMEOUT_S):
+        async with _appender(url, num_streams, deltas_per_stream), asyncio.timeout(TIMEOUT_S):
+            started, cpu_started = time.perf_counter(), time.process_time()
             counts = await asyncio.gather(*streams)
-        wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
-        await _until_ended(appender)
+            wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
     if set(counts) != {deltas_per_stream}:
         raise BrokerError(f"streams had {min(counts)} to {max(counts)} tokens, not {deltas_per_stream}")
     return wall_s, cpu_s
@@ -111,21 +109,22 @@ async def _until_subscribed(url: str, num_streams: int) -> None:
         await server.aclose()
 
 
-def _start_appender(url: str, num_streams: int, deltas_per_stream: int) -> subprocess.Popen[str]:
-    """Return it once it has claimed all requests, about to append."""
-    command = [sys.executable, "-m", "penstock.ops.bench.follow", url, str(num_streams), str(deltas_per_stream)]
-    appender = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert appender.stdout is not None
-    if appender.stdout.readline() != "ready\n":
-        raise BrokerError(f"the appender ended with {appender.wait()}")
-    return appender
-
-
-async def _until_ended(appender: subprocess.Popen[str]) -> None:
-    if await asyncio.to_thread(appender.wait) != 0:
-        raise BrokerError(f"the appender ended with {appender.returncode}")
-    assert appender.stdout is not None
-    appender.stdout.close()
+@asynccontextmanager
+async def _appender(url: str, num_streams: int, deltas_per_stream: int) -> AsyncIterator[None]:
+    """Begins once it has claimed all requests and is about to append, ends with it."""
+    module = ("-m", "penstock.ops.bench.follow", url, str(num_streams), str(deltas_per_stream))
+    process = await asyncio.create_subprocess_exec(sys.executable, *module, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        if await process.stdout.readline() != b"ready\n":
+            raise BrokerError("the appender ended before it had appended anything")
+        yield
+        if await process.wait() != 0:
+            raise BrokerError(f"the appender ended with {process.returncode}")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def _append_all(url: str, num_streams: int, deltas_per_stream: int) -> None:

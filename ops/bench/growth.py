@@ -64,7 +64,9 @@ def measure_growth(
     engine_options: list[str],
     scratch: Path,
     seed: int = 0,
+    *,
     sizes: tuple[int, ...] = NUM_RUNNING,
+    num_queued: int = NUM_QUEUED,
 ) -> GrowthRow:
     """Run batches of ``sizes`` requests, then many more than fit into one.
 
@@ -81,13 +83,13 @@ def measure_growth(
     command = ["--model", str(model), "--max-num-seqs", str(max(sizes)), *engine_options]
     by_name = {phase.name: phase for phase in _run(command, scratch, [batch(size, OUTPUT_TOKENS) for size in sizes])}
     # In another process: this one has memory to spare by now, which would pass for none taken.
-    (queued,) = _run(command, scratch, [batch(NUM_QUEUED, 1)])
+    (queued,) = _run(command, scratch, [batch(num_queued, 1)])
     largest = by_name[str(max(sizes))]
     return GrowthRow(
         model=name,
         sizes=[_size(num_running, by_name[str(num_running)].steps) for num_running in sizes],
-        num_queued=NUM_QUEUED,
-        kib_per_queued=(queued.rss_queued_bytes - queued.rss_before_bytes) / NUM_QUEUED / 1024,
+        num_queued=num_queued,
+        kib_per_queued=(queued.rss_queued_bytes - queued.rss_before_bytes) / num_queued / 1024,
         kib_per_running=(largest.rss_bytes - largest.rss_before_bytes) / max(sizes) / 1024,
         tokens_per_running=PROMPT_TOKENS + OUTPUT_TOKENS,
     )

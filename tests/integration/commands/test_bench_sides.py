@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
+from penstock.ops.bench.follow import measure_follow
+from penstock.ops.bench.growth import measure_growth
 from penstock.ops.bench.judge import Claim, ask_truth, judge, wrong_lengths
+from penstock.ops.bench.result import SideRun
 from penstock.ops.bench.rows import PEERS, chosen_peers
 from penstock.ops.bench.sides import EngineAlone, PeerScript, choose_sides
 from penstock.ops.bench.workload import CHECK, Item, Phase
@@ -43,32 +46,46 @@ def small_llama() -> LlamaConfig:
     )
 
 
-def test_a_rival_and_ours_are_judged_alike(model: Path, tmp_path: Path) -> None:
+def test_a_rival_runs_the_workload_and_is_judged(model: Path, tmp_path: Path) -> None:
     rival = PeerScript("rival", "transformers_static.py", options=("--threads", "1"))
-    ours = EngineAlone(["--threads", "1"])
-    runs = {side.name: side.run(model, PHASES, "float32", tmp_path) for side in (rival, ours)}
-    items = PHASES[0].items
-    for run in runs.values():
-        phase = run.phase(CHECK)
-        assert wrong_lengths(items, phase.output_token_ids) == ""
-        assert [len(times) for times in phase.token_times_s] == [4, 6]
-        assert phase.sent_s[0] <= phase.token_times_s[0][-1] <= phase.sent_s[1] <= phase.token_times_s[1][0]
-        assert phase.token_times_s[1][-1] <= phase.wall_s
-        assert run.ready_s > 0
-        assert run.peak_rss_bytes >= run.rss_bytes > 1 << 20
-    assert runs["rival"].versions.keys() == {"torch", "transformers"}
+    run = rival.run(model, PHASES, "float32", tmp_path)
+    assert_is_whole(run)
+    assert run.versions.keys() == {"torch", "transformers"}
 
-    claims = {
-        name: [Claim(i, t) for i, t in enumerate(run.phase(CHECK).output_token_ids)] for name, run in runs.items()
-    }
-    claims["liar"] = [Claim(0, [1, 2, 3, 4])]
+    items, outputs = PHASES[0].items, run.phase(CHECK).output_token_ids
+    claims = {"rival": [Claim(i, token_ids) for i, token_ids in enumerate(outputs)], "liar": [Claim(0, [1, 2, 3, 4])]}
     truth = ask_truth(model, items, claims, tmp_path, generates=True)
     # A model that says one token for ever would prove nothing of an engine.
     assert all(len(set(token_ids)) > 1 for token_ids in truth.tokens)
-    for name in runs:
-        verdict = judge(claims[name], truth.gaps[name], truth.tokens, "float32")
-        assert (verdict.wrong, verdict.num_identical) == ("", 2)
+    verdict = judge(claims["rival"], truth.gaps["rival"], truth.tokens, "float32")
+    assert (verdict.wrong, verdict.num_identical) == ("", 2)
     assert judge(claims["liar"], truth.gaps["liar"], truth.tokens, "float32").wrong
+
+
+def test_ours_runs_the_same_workload(model: Path, tmp_path: Path) -> None:
+    assert_is_whole(EngineAlone(["--threads", "1"]).run(model, PHASES, "float32", tmp_path))
+
+
+def assert_is_whole(run: SideRun) -> None:
+    phase = run.phase(CHECK)
+    assert wrong_lengths(PHASES[0].items, phase.output_token_ids) == ""
+    assert [len(times) for times in phase.token_times_s] == [4, 6]
+    assert phase.sent_s[0] <= phase.token_times_s[0][-1] <= phase.sent_s[1] <= phase.token_times_s[1][0]
+    assert phase.token_times_s[1][-1] <= phase.wall_s
+    assert run.ready_s > 0
+    assert run.peak_rss_bytes >= run.rss_bytes > 1 << 20
+
+
+def test_growth(model: Path, tmp_path: Path) -> None:
+    row = measure_growth("small", model, ["--threads", "1"], tmp_path, sizes=(1, 4), num_queued=8)
+    assert [size.num_running for size in row.sizes] == [1, 4]
+    assert all(size.num_steps > 0 and size.scheduler_us_per_request > 0 for size in row.sizes)
+
+
+def test_one_client_follows_many_streams() -> None:
+    row = measure_follow(num_streams=20, deltas_per_stream=5)
+    assert row.num_deltas == 100
+    assert row.deltas_per_s > 0
 
 
 def test_a_side_that_fails_says_why(tmp_path: Path) -> None:
