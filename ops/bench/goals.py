@@ -10,6 +10,7 @@ import msgspec
 from .engine_row import EngineRow
 from .follow import FollowRow
 from .growth import GrowthRow
+from .queue_enqueue import EnqueueRow
 from .sides import ALONE, LLAMA, SERVED, VLLM_ASYNC, VLLM_HTTP, VLLM_OFFLINE
 
 MIN_THROUGHPUT_OVER_VLLM = {"tiny": 2.0, "smol135": 1.2, "qwen06": 1.2}
@@ -20,6 +21,8 @@ MAX_ITL_P99_OVER_VLLM = {"smol135": 0.3}
 MAX_ADDED_TTFT_MS = 2.0
 MAX_READY_OVER_VLLM = 0.1
 MAX_RSS_OVER_VLLM = 0.4
+# By the rows of queue_enqueue, in order: one at a time, many tasks, in bulk.
+MIN_ENQUEUE_OVER_RIVAL = (None, 2.0, 0.5)
 MIN_FOLLOWED_DELTAS_PER_S = 50_000
 # "Flat": a request of a batch of 512 costs the scheduler at most so much more than one of the cheapest batch.
 MAX_GROWTH = 1.5
@@ -118,3 +121,11 @@ def follow_goals(row: FollowRow) -> Iterator[Goal]:
         value=row.deltas_per_s,
         at_least=MIN_FOLLOWED_DELTAS_PER_S,
     )
+
+
+def enqueue_goals(row: EnqueueRow) -> Iterator[Goal]:
+    """How fast requests are put in line."""
+    for pairing, limit in zip(row.pairings, MIN_ENQUEUE_OVER_RIVAL, strict=True):
+        if limit is not None:
+            what = f"requests/s, {pairing.way} over {pairing.rival}"
+            yield Goal(model="none", what=what, value=pairing.ratio, at_least=limit)

@@ -18,7 +18,7 @@ from .durability import DurabilityCost
 from .engine_report import engine_tables, follow_table, goals_table, growth_table
 from .engine_row import EngineRow
 from .follow import FollowRow
-from .goals import Goal, engine_goals, follow_goals, growth_goals
+from .goals import Goal, engine_goals, enqueue_goals, follow_goals, growth_goals
 from .growth import GrowthRow
 from .queue_report import QueueRows, queue_tables
 from .recovery import Recovery
@@ -84,12 +84,14 @@ def print_report(console: Console, report: BenchReport) -> None:
 
 
 def all_goals(report: BenchReport) -> list[Goal]:
-    """Of the rows that were chosen. Those of the queue stand in its own tables."""
+    """Of the rows that were chosen; further ones of the queue stand in its own tables."""
     goals = [goal for row in report.engines for goal in engine_goals(row)]
     if report.growth is not None:
         goals += growth_goals(report.growth)
     if report.follow is not None:
         goals += follow_goals(report.follow)
+    if report.queue.enqueue is not None:
+        goals += enqueue_goals(report.queue.enqueue)
     return goals
 
 

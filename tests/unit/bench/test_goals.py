@@ -9,9 +9,10 @@ from rich.console import Console
 
 from penstock.ops.bench.engine_report import engine_tables, goals_table
 from penstock.ops.bench.engine_row import EngineRow, SideRow
-from penstock.ops.bench.goals import Goal, State, engine_goals, growth_goals
+from penstock.ops.bench.goals import Goal, State, engine_goals, enqueue_goals, growth_goals
 from penstock.ops.bench.growth import GrowthRow, Size
 from penstock.ops.bench.judge import Verdict
+from penstock.ops.bench.queue_enqueue import EnqueueRow, Pairing
 from penstock.ops.bench.result import Figures, PhaseResult, SideRun
 from penstock.ops.bench.roofline import Bandwidth
 from penstock.ops.bench.sides import ALONE, SERVED, VLLM_OFFLINE
@@ -109,6 +110,15 @@ def test_growth_is_flat_if_the_largest_batch_costs_no_more_than_the_cheapest() -
 
     assert growth(40.0, 8.0, 4.0, 4.4) is State.MET
     assert growth(40.0, 8.0, 4.0, 9.0) is State.NOT_MET
+
+
+def test_a_rival_queue_that_is_not_installed_leaves_its_goal_open() -> None:
+    def pairing(rival: str, ratio: float | None) -> Pairing:
+        return Pairing(way="way", rival=rival, num_requests=1, per_s=1.0, ratio=ratio)
+
+    rivals = [pairing("arq", None), pairing("arq", None), pairing("XADD", 0.4)]
+    found = list(enqueue_goals(EnqueueRow(rounds=1, payload_bytes=1, pairings=rivals)))
+    assert [goal.state for goal in found] == [State.NOT_MEASURED, State.NOT_MET]
 
 
 def test_figures_of_a_run() -> None:
