@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import psutil
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ..latency import percentile
@@ -29,7 +30,10 @@ LIBRARIES = ("penstock", "torch", "transformers", "redis", "hiredis", "msgspec",
 
 
 class BenchReport(msgspec.Struct, kw_only=True):
-    """All rows that were chosen, and where they come from. The versions of rivals are with their sides."""
+    """All rows that were chosen, and where they come from. The versions of rivals are with their sides.
+
+    ``failures`` says what ended a row before it had been measured.
+    """
 
     machine: dict[str, str]
     versions: dict[str, str]
@@ -37,6 +41,7 @@ class BenchReport(msgspec.Struct, kw_only=True):
     command: list[str]
     bandwidth: Bandwidth | None = None
     engines: list[EngineRow] = []
+    failures: dict[str, str] = {}
     growth: GrowthRow | None = None
     follow: FollowRow | None = None
     durability: DurabilityCost | None = None
@@ -81,6 +86,8 @@ def print_report(console: Console, report: BenchReport) -> None:
         console.print(table)
     if goals := all_goals(report):
         console.print(goals_table(goals))
+    for row, reason in report.failures.items():
+        console.print(f"not measured: {row}: {escape(reason)}", style="red")
 
 
 def all_goals(report: BenchReport) -> list[Goal]:

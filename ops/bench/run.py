@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from ...shared.errors import ConfigurationError
+from ...shared.errors import ConfigurationError, PenstockError
 from ..demo.run import MODEL as DEMO_MODEL
 from .durability import durability_cost
 from .engine_row import EngineWork, measure_model
@@ -62,19 +62,25 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_bench(options: BenchOptions) -> int:
-    """Measure the chosen rows, print the tables, write the JSON; 1 if the tokens of a side were wrong."""
+    """Measure the chosen rows, print the tables, write the JSON; 1 if a side's tokens were wrong or a row failed."""
     console = Console()
     report = BenchReport(machine=machine(), versions=versions(), seed=options.seed, command=sys.argv[1:])
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         for row, say, measure in _measures(options, report, Path(folder), console):
-            if row in options.rows:
-                console.print(say)
+            if row not in options.rows:
+                continue
+            console.print(say)
+            try:
                 measure()
+            except PenstockError as error:
+                # What the other rows took an hour to find is not lost with this one.
+                report.failures[row] = str(error)
     print_report(console, report)
     options.json_path.parent.mkdir(parents=True, exist_ok=True)
     options.json_path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
     console.print(f"written to {options.json_path}")
-    return 1 if any(side.wrong for row in report.engines for side in row.sides) else 0
+    is_wrong = any(side.wrong for row in report.engines for side in row.sides)
+    return 1 if is_wrong or report.failures else 0
 
 
 def _measures(
