@@ -35,6 +35,7 @@ from .roofline import measure_bandwidth
 from .sides import choose_sides
 
 GROWTH_MODEL = "tiny"
+WIDTH = 160
 
 
 class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +64,8 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_bench(options: BenchOptions) -> int:
     """Measure the chosen rows, print the tables, write the JSON; 1 if a side's tokens were wrong or a row failed."""
-    console = Console()
+    # Into a file as well the tables keep their columns whole.
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     report = BenchReport(machine=machine(), versions=versions(), seed=options.seed, command=sys.argv[1:])
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         for row, say, measure in _measures(options, report, Path(folder), console):

@@ -134,8 +134,9 @@ def tree_memory(pids: list[int]) -> tuple[int, int]:
             fields = dict(
                 line.split(":", 1) for line in Path(f"/proc/{member}/status").read_text().splitlines() if ":" in line
             )
-            now += _kib(fields.get("VmRSS"))
-            highest += _kib(fields.get("VmHWM"))
+            resident = _kib(fields.get("VmRSS"))
+            now += resident
+            highest += max(resident, _kib(fields.get("VmHWM")))  # the kernel counts it a little behind
     return now * 1024, highest * 1024
 
 
