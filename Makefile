@@ -3,10 +3,11 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+PEERS ?= .bench-peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check format bench chaos models install clean
+.PHONY: demo test check format bench bench-peers chaos models install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
@@ -26,7 +27,11 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.installed-bench
-	$(BIN)/penstock bench
+	$(BIN)/penstock bench --peers-folder $(PEERS)
+
+# The rivals of `make bench`, each in an environment of its own; one that cannot be installed here is told and left out.
+bench-peers: $(VENV)/.installed
+	$(BIN)/python -m penstock.ops.bench.install_peers --folder $(PEERS)
 
 chaos: $(VENV)/.installed
 	$(BIN)/penstock chaos

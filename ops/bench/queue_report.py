@@ -7,13 +7,12 @@ from collections.abc import Iterator
 import msgspec
 from rich.table import Table
 
+from .goals import MIN_ENQUEUE_OVER_RIVAL
 from .queue_enqueue import EnqueueRow
 from .queue_fairness import FairnessRow, Feel
 from .queue_idle import IdleRow
 from .queue_scale import ScaleRow
 
-GOAL_TASKS_OVER_ARQ = 2.0
-GOAL_BULK_OVER_XADD = 0.5
 GOAL_FULL_OVER_EMPTY = 2.0
 GOAL_FLOODED_OVER_ALONE = 2.0
 GOAL_CALLS_PER_S = 5.0
@@ -44,8 +43,7 @@ def queue_tables(rows: QueueRows) -> Iterator[Table]:
 def _rates(row: EnqueueRow) -> Table:
     title = f"enqueue, requests/s, {row.payload_bytes} bytes each, nobody consuming"
     table = _table(title, "way", "requests/s", "rival", "requests/s", "ratio", "goal")
-    goals = (None, GOAL_TASKS_OVER_ARQ, GOAL_BULK_OVER_XADD)
-    for pairing, goal in zip(row.pairings, goals, strict=True):
+    for pairing, goal in zip(row.pairings, MIN_ENQUEUE_OVER_RIVAL, strict=True):
         is_measured = pairing.ratio is not None
         table.add_row(
             pairing.way,

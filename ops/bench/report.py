@@ -11,42 +11,39 @@ from pathlib import Path
 import msgspec
 import psutil
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ..latency import percentile
 from .durability import DurabilityCost
+from .engine_report import engine_tables, follow_table, goals_table, growth_table
+from .engine_row import EngineRow
+from .follow import FollowRow
+from .goals import Goal, engine_goals, enqueue_goals, follow_goals, growth_goals
+from .growth import GrowthRow
 from .queue_report import QueueRows, queue_tables
 from .recovery import Recovery
-from .result import RunResult
+from .roofline import Bandwidth
+from .sides import SERVED
 
-LIBRARIES = ("penstock", "torch", "transformers", "redis", "hiredis", "msgspec", "arq")
-GOAL_SERVED_OVER_ALONE = 0.85
-
-
-class EngineRow(msgspec.Struct, kw_only=True):
-    """One model on both sides. Rates are medians over the rounds, the ratio is the median of the rounds' ratios."""
-
-    model: str
-    num_requests: int
-    same_work: bool
-    identical_share: float
-    alone_tokens_per_s: float
-    served_tokens_per_s: float
-    served_over_alone: float
-    alone: list[RunResult]
-    served: list[RunResult]
-    one_at_a_time: RunResult
-    ready_time_s: float
-    rss_bytes: dict[str, int]
+LIBRARIES = ("penstock", "torch", "transformers", "redis", "hiredis", "msgspec", "uvloop", "arq")
 
 
 class BenchReport(msgspec.Struct, kw_only=True):
-    """All rows that were chosen, and where they come from."""
+    """All rows that were chosen, and where they come from. The versions of rivals are with their sides.
+
+    ``failures`` says what ended a row before it had been measured.
+    """
 
     machine: dict[str, str]
     versions: dict[str, str]
     seed: int
+    command: list[str]
+    bandwidth: Bandwidth | None = None
     engines: list[EngineRow] = []
+    failures: dict[str, str] = {}
+    growth: GrowthRow | None = None
+    follow: FollowRow | None = None
     durability: DurabilityCost | None = None
     recoveries: list[Recovery] = []
     queue: QueueRows = msgspec.field(default_factory=QueueRows)
@@ -73,27 +70,49 @@ def versions() -> dict[str, str]:
 
 
 def print_report(console: Console, report: BenchReport) -> None:
-    """Print the tables of what was measured; a row whose sides did different work prints no speed."""
-    if report.engines:
-        console.print(_throughput(report))
-        console.print(_latency(report))
-        console.print(_sizes(report))
+    """Print the tables of what was measured, and last the goals."""
+    for row in report.engines:
+        for table in engine_tables(row, report.bandwidth):
+            console.print(table)
+    if report.growth is not None:
+        console.print(growth_table(report.growth))
+    if report.follow is not None:
+        console.print(follow_table(report.follow))
     if report.durability is not None:
         console.print(_durability(report, report.durability))
     if report.recoveries:
         console.print(_recovery(report))
     for table in queue_tables(report.queue):
         console.print(table)
+    if goals := all_goals(report):
+        console.print(goals_table(goals))
+    for row, reason in report.failures.items():
+        console.print(f"not measured: {row}: {escape(reason)}", style="red")
+
+
+def all_goals(report: BenchReport) -> list[Goal]:
+    """Of the rows that were chosen; further ones of the queue stand in its own tables."""
+    goals = [goal for row in report.engines for goal in engine_goals(row)]
+    if report.growth is not None:
+        goals += growth_goals(report.growth)
+    if report.follow is not None:
+        goals += follow_goals(report.follow)
+    if report.queue.enqueue is not None:
+        goals += enqueue_goals(report.queue.enqueue)
+    return goals
 
 
 def _durability(report: BenchReport, cost: DurabilityCost) -> Table:
     table = Table(title=f"durability, ms per step of {cost.batch_size} requests")
-    for column in ("append: log, fence, publish", "publish only"):
-        table.add_column(column, justify="right")
+    figures = {"append: log, fence, publish": f"{cost.append_ms:.2f}", "publish only": f"{cost.publish_ms:.2f}"}
     for row in report.engines:
-        table.add_column(f"share of served tokens/s, {row.model}", justify="right")
-    shares = [f"{cost.share_of(row.served_tokens_per_s):.2%}" for row in report.engines]
-    table.add_row(f"{cost.append_ms:.2f}", f"{cost.publish_ms:.2f}", *shares)
+        served = row.side(SERVED)
+        tokens_per_s = None if served is None else served.median("tokens_per_s")
+        if tokens_per_s is not None:
+            figures[f"share of served tokens/s, {row.model}"] = f"{cost.share_of(tokens_per_s):.2%}"
+    for column in figures:
+        table.add_column(column, justify="right")
+    table.add_row(*figures.values())
     return table
 
 
@@ -105,50 +124,6 @@ def _recovery(report: BenchReport) -> Table:
         shares = [percentile(row.seconds, share) for share in (0.5, 0.99, 1.0)]
         times = [f"{seconds:.2f}" for seconds in (*shares, row.ready_time_s)]
         table.add_row(str(row.num_engines), str(len(row.seconds)), *times)
-    return table
-
-
-def _throughput(report: BenchReport) -> Table:
-    table = Table(title="output tokens/s, all requests at once")
-    for column in ("model", "requests", "engine alone", "through Redis", "ratio", "goal", "identical outputs"):
-        table.add_column(column, justify="right")
-    for row in report.engines:
-        if not row.same_work:
-            table.add_row(row.model, str(row.num_requests), "the sides", "differ", "-", "-", "-")
-            continue
-        table.add_row(
-            row.model,
-            str(row.num_requests),
-            f"{row.alone_tokens_per_s:,.0f}",
-            f"{row.served_tokens_per_s:,.0f}",
-            f"{row.served_over_alone:.2f}",
-            f"≥ {GOAL_SERVED_OVER_ALONE}",
-            f"{row.identical_share:.0%}",
-        )
-    return table
-
-
-def _latency(report: BenchReport) -> Table:
-    table = Table(title="latency, ms, p50 / p99")
-    for column in ("model", "at once", "side", "TTFT", "ITL"):
-        table.add_column(column, justify="right")
-    for row in report.engines:
-        sides = [(1, "through Redis", row.one_at_a_time)]
-        sides += [(row.num_requests, "engine alone", row.alone[-1])]
-        sides += [(row.num_requests, "through Redis", row.served[-1])]
-        for at_once, side, result in sides:
-            ttft = f"{result.ttft_p50_ms:,.1f} / {result.ttft_p99_ms:,.1f}"
-            table.add_row(row.model, str(at_once), side, ttft, f"{result.itl_p50_ms:,.1f} / {result.itl_p99_ms:,.1f}")
-    return table
-
-
-def _sizes(report: BenchReport) -> Table:
-    table = Table(title="start and memory")
-    for column in ("model", "ready, s", "RSS, MiB"):
-        table.add_column(column, justify="right")
-    for row in report.engines:
-        rss = ", ".join(f"{role} {size / 2**20:,.0f}" for role, size in row.rss_bytes.items())
-        table.add_row(row.model, f"{row.ready_time_s:.1f}", rss)
     return table
 
 

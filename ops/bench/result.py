@@ -1,38 +1,105 @@
-"""What a run of the workload measured."""
+"""What a run of the workload gave on one side, and the figures made of it."""
 
 from __future__ import annotations
 
+import statistics
+from itertools import groupby
+
 import msgspec
 
-from ..latency import StreamTimes, percentile
+from ..latency import percentile
+from .workload import ALL_AT_ONCE, IDLE, ONE_AT_A_TIME
 
 
-class RunResult(msgspec.Struct, kw_only=True):
-    """Rates and latencies of one run; milliseconds."""
+class PhaseResult(msgspec.Struct, kw_only=True):
+    """The tokens of each request of a phase and when they came, in seconds after its start.
 
-    output_tokens: int
+    ``sent_s`` is when a request came to the engine: at its arrival, or once fewer ran than may at once.
+    """
+
+    name: str
     wall_s: float
+    output_token_ids: list[list[int]]
+    token_times_s: list[list[float]]
+    sent_s: list[float]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(map(len, self.output_token_ids)) / self.wall_s
+
+    @property
+    def ttft_ms(self) -> list[float]:
+        """Of each request."""
+        pairs = zip(self.token_times_s, self.sent_s, strict=True)
+        return [1000 * (times[0] - sent) for times, sent in pairs if times]
+
+    @property
+    def itl_ms(self) -> list[float]:
+        """All gaps. Tokens that came together share the time since those before them."""
+        return [gap for times in self.token_times_s for gap in _gaps_ms(times)]
+
+    @property
+    def ms_per_token(self) -> float:
+        """From a request's first token to its last, per token after the first; the median of the requests."""
+        pairs = [1000 * (times[-1] - times[0]) / (len(times) - 1) for times in self.token_times_s if len(times) > 1]
+        return statistics.median(pairs)
+
+
+class SideRun(msgspec.Struct, kw_only=True):
+    """One life of a side: ``ready_s`` from the start of its process, memory of all its processes at the end."""
+
+    ready_s: float
+    rss_bytes: int
+    peak_rss_bytes: int
+    phases: list[PhaseResult]
+    versions: dict[str, str] = {}
+
+    def phase(self, name: str) -> PhaseResult:
+        return next(phase for phase in self.phases if phase.name == name)
+
+
+class Figures(msgspec.Struct, kw_only=True):
+    """What is reported of one round of one side."""
+
+    tokens_per_s: float
     ttft_p50_ms: float
     ttft_p99_ms: float
     itl_p50_ms: float
     itl_p99_ms: float
-    output_token_ids: list[list[int]] = []
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.output_tokens / self.wall_s
+    single_ms_per_token: float
+    single_ttft_ms: float
+    idle_ttft_ms: float
+    ready_s: float
+    rss_bytes: int
+    peak_rss_bytes: int
 
     @classmethod
-    def of(cls, wall_s: float, outputs: list[list[int]], times: list[StreamTimes]) -> RunResult:
-        """Reduce the clocks of a run."""
-        ttft = [clock.ttft_s * 1000 for clock in times if clock.ttft_s is not None]
-        itl = [gap * 1000 for clock in times for gap in clock.itl_s]
+    def of(cls, run: SideRun) -> Figures:
+        """Reduce a run of ``timed_phases``."""
+        everything, single = run.phase(ALL_AT_ONCE), run.phase(ONE_AT_A_TIME)
         return cls(
-            output_tokens=sum(map(len, outputs)),
-            wall_s=wall_s,
-            ttft_p50_ms=percentile(ttft, 0.5),
-            ttft_p99_ms=percentile(ttft, 0.99),
-            itl_p50_ms=percentile(itl, 0.5),
-            itl_p99_ms=percentile(itl, 0.99),
-            output_token_ids=outputs,
+            tokens_per_s=everything.tokens_per_s,
+            ttft_p50_ms=percentile(everything.ttft_ms, 0.5),
+            ttft_p99_ms=percentile(everything.ttft_ms, 0.99),
+            itl_p50_ms=percentile(everything.itl_ms, 0.5),
+            itl_p99_ms=percentile(everything.itl_ms, 0.99),
+            single_ms_per_token=single.ms_per_token,
+            single_ttft_ms=percentile(single.ttft_ms, 0.5),
+            idle_ttft_ms=percentile(run.phase(IDLE).ttft_ms, 0.5),
+            ready_s=run.ready_s,
+            rss_bytes=run.rss_bytes,
+            peak_rss_bytes=run.peak_rss_bytes,
         )
+
+
+def _gaps_ms(times_s: list[float]) -> list[float]:
+    gaps: list[float] = []
+    before: float | None = None
+    for time_s, group in groupby(times_s):
+        count = len(list(group))
+        if before is None:
+            gaps += [0.0] * (count - 1)
+        else:
+            gaps += [1000 * (time_s - before) / count] * count
+        before = time_s
+    return gaps

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...shared.command_line import UsageError
 
-QUEUE_ROWS = ("enqueue", "scale", "fairness", "idle")
-ROWS = ("engine", "recovery", *QUEUE_ROWS)
+QUEUE_ROWS = ("enqueue", "scale", "fairness", "idle", "follow")
+ROWS = ("engine", "growth", "durability", "recovery", *QUEUE_ROWS)
+PEERS = ("vllm", "transformers", "llama")
+NO_PEERS = "none"
+DEFAULT_PEERS_FOLDER = ".bench-peers"
 
 
 def chosen_rows(only: str) -> frozenset[str]:
@@ -15,7 +20,7 @@ def chosen_rows(only: str) -> frozenset[str]:
         UsageError: no row has such a name.
     """
     chosen: set[str] = set()
-    for name in filter(None, (part.strip() for part in only.split(","))):
+    for name in _names(only):
         if name == "queue":
             chosen |= set(QUEUE_ROWS)
         elif name in ROWS:
@@ -23,3 +28,22 @@ def chosen_rows(only: str) -> frozenset[str]:
         else:
             raise UsageError(f"--only must name rows of {', '.join(ROWS)}, or queue, got {name!r}")
     return frozenset(chosen or ROWS)
+
+
+def chosen_peers(peers: str) -> frozenset[str]:
+    """The rivals that ``--peers`` names, comma-separated; all where it is empty, none where it is "none".
+
+    Raises:
+        UsageError: no rival has such a name.
+    """
+    names: Sequence[str] = _names(peers) or PEERS
+    if list(names) == [NO_PEERS]:
+        return frozenset()
+    for name in names:
+        if name not in PEERS:
+            raise UsageError(f"--peers must name rivals of {', '.join(PEERS)}, or {NO_PEERS}, got {name!r}")
+    return frozenset(names)
+
+
+def _names(words: str) -> list[str]:
+    return list(filter(None, (part.strip() for part in words.split(","))))

@@ -1,95 +1,154 @@
-"""`penstock bench`: runs both sides in turn and reports ratios.
+"""`penstock bench`: measures the chosen rows, prints tables and goals, writes the JSON.
 
-The rows are chosen with ``--only``; those about the queue are in ``queue_*.py``. Each round of an engine's row runs the
-engine alone, then the same workload through Redis, so that a machine whose speed drifts drifts for both; the ratio is
-taken per round and its median reported. A run whose sides did not generate the same number of tokens for each request
-prints no speed; how many outputs were identical is printed too (in bfloat16 a near-tie may fall either way when the
-batch is composed differently).
+The rows are chosen with ``--only``. Those about the queue are in ``queue_*.py`` and ``follow.py``; that about engines
+and rivals in ``engine_row.py``: one workload, run by every side in turn, from the start of its process to its end, in
+alternating rounds, so that a machine whose speed drifts drifts for all; ratios are taken per round and their median is
+reported. A side whose tokens are wrong (``judge.py``) has no speed, and the exit status is 1.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 
-from ...shared.errors import ConfigurationError
+from ...shared.errors import ConfigurationError, PenstockError
 from ..demo.run import MODEL as DEMO_MODEL
-from ..local_stack import LocalStack
 from .durability import durability_cost
+from .engine_row import EngineWork, measure_model
+from .follow import measure_follow
+from .growth import measure_growth
+from .private_redis import private_redis
 from .queue_enqueue import measure_enqueue
 from .queue_fairness import measure_fairness
 from .queue_idle import measure_idle
-from .queue_report import QueueRows
 from .queue_scale import measure_scale
 from .recovery import measure_recovery
-from .report import BenchReport, EngineRow, machine, print_report, versions
-from .result import RunResult
-from .served import run_served
-from .workload import Item, make_workload, write_workload
+from .report import BenchReport, machine, print_report, versions
+from .roofline import measure_bandwidth
+from .sides import choose_sides
 
-WARMUP_REQUESTS = 4
-SINGLE_REQUESTS = 8
+GROWTH_MODEL = "tiny"
+WIDTH = 160
 
 
 class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure; see ``penstock bench --help``."""
+    """What to measure; see ``penstock bench --help``. ``threads`` 0 leaves them to the engine."""
 
     rows: frozenset[str]
     models: list[str]
+    peers: frozenset[str]
+    peers_folder: Path
     num_requests: int
+    num_single: int
+    requests_per_s: float
     rounds: int
     seed: int
     threads: int
+    engine_options: list[str]
     queue_depth: int
     json_path: Path
 
+    def options_of_engines(self) -> list[str]:
+        """Options of ``worker start``, which are those of the engine alone as well."""
+        # The served engine would find the warm-up's prompts, and no rival keeps what it has computed.
+        options = ["--no-enable-prefix-caching", *self.engine_options]
+        return [*options, "--threads", str(self.threads)] if self.threads else options
+
 
 def run_bench(options: BenchOptions) -> int:
-    """Measure the chosen rows, print the tables, write the JSON; 1 if the sides did not do the same work."""
-    console = Console()
-    report = BenchReport(machine=machine(), versions=versions(), seed=options.seed)
-    if "engine" in options.rows:
-        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-            for name in options.models:
-                model = model_folder(name, Path(folder))
-                console.print(f"measuring {name} …")
-                report.engines.append(measure(name, model, options, Path(folder), report))
-    if "recovery" in options.rows:
-        console.print("killing engine cores …")
-        report.recoveries = [measure_recovery(num_engines) for num_engines in (2, 1)]
-    _measure_queue(console, options, report.queue)
+    """Measure the chosen rows, print the tables, write the JSON; 1 if a side's tokens were wrong or a row failed."""
+    # Into a file as well the tables keep their columns whole.
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    report = BenchReport(machine=machine(), versions=versions(), seed=options.seed, command=sys.argv[1:])
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        for row, say, measure in _measures(options, report, Path(folder), console):
+            if row not in options.rows:
+                continue
+            console.print(say)
+            try:
+                measure()
+            except PenstockError as error:
+                # What the other rows took an hour to find is not lost with this one.
+                report.failures[row] = str(error)
     print_report(console, report)
     options.json_path.parent.mkdir(parents=True, exist_ok=True)
     options.json_path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
     console.print(f"written to {options.json_path}")
-    return 0 if all(row.same_work for row in report.engines) else 1
+    is_wrong = any(side.wrong for row in report.engines for side in row.sides)
+    return 1 if is_wrong or report.failures else 0
 
 
-def _measure_queue(console: Console, options: BenchOptions, found: QueueRows) -> None:
-    if "enqueue" in options.rows:
-        console.print("putting requests in line …")
-        found.enqueue = measure_enqueue()
-    if "scale" in options.rows:
-        console.print(f"filling a queue with {options.queue_depth:,} requests …")
-        found.scale = measure_scale(options.queue_depth, options.seed)
-    if "fairness" in options.rows:
-        console.print("flooding …")
-        found.fairness = measure_fairness(options.rounds, options.seed)
-    if "idle" in options.rows:
-        console.print("watching an idle worker …")
-        found.idle = measure_idle()
+def _measures(
+    options: BenchOptions, report: BenchReport, scratch: Path, console: Console
+) -> list[tuple[str, str, Callable[[], None]]]:
+    """Each row's name, what is said before it, and what fills it into ``report``."""
+
+    def engines() -> None:
+        report.bandwidth = measure_bandwidth()
+        _measure_engines(options, report, scratch, console)
+
+    def growth() -> None:
+        model = model_folder(GROWTH_MODEL, scratch)
+        report.growth = measure_growth(GROWTH_MODEL, model, options.options_of_engines(), scratch, options.seed)
+
+    def durability() -> None:
+        with private_redis(append_only=True) as url:
+            report.durability = asyncio.run(durability_cost(url, options.num_requests))
+
+    def recovery() -> None:
+        report.recoveries = [measure_recovery(num_engines) for num_engines in (2, 1)]
+
+    def enqueue() -> None:
+        report.queue.enqueue = measure_enqueue()
+
+    def scale() -> None:
+        report.queue.scale = measure_scale(options.queue_depth, options.seed)
+
+    def fairness() -> None:
+        report.queue.fairness = measure_fairness(options.rounds, options.seed)
+
+    def idle() -> None:
+        report.queue.idle = measure_idle()
+
+    def follow() -> None:
+        report.follow = measure_follow()
+
+    return [
+        ("engine", "measuring the bandwidth of memory …", engines),
+        ("growth", "running ever larger batches …", growth),
+        ("durability", "appending …", durability),
+        ("recovery", "killing engine cores …", recovery),
+        ("enqueue", "putting requests in line …", enqueue),
+        ("scale", f"filling a queue with {options.queue_depth:,} requests …", scale),
+        ("fairness", "flooding …", fairness),
+        ("idle", "watching an idle worker …", idle),
+        ("follow", "following streams …", follow),
+    ]
+
+
+def _measure_engines(options: BenchOptions, report: BenchReport, scratch: Path, console: Console) -> None:
+    sides = choose_sides(options.peers, options.peers_folder, options.options_of_engines())
+    for name in options.models:
+        work = EngineWork(
+            num_requests=options.num_requests or (16 if name == "qwen06" else 64),
+            num_single=options.num_single,
+            rounds=options.rounds,
+            seed=options.seed,
+            requests_per_s=options.requests_per_s,
+            dtype="float32" if name == "demo" else "bfloat16",
+        )
+        report.engines.append(measure_model(name, model_folder(name, scratch), sides, work, scratch, console.print))
 
 
 def model_folder(name: str, scratch: Path) -> Path:
-    """The demo model, or a random-weights model of a named shape, written into ``scratch``.
+    """The demo model, or a random-weights model of a named shape, written into ``scratch`` unless it is there.
 
     Raises:
         ConfigurationError: no shape of that name.
@@ -97,75 +156,10 @@ def model_folder(name: str, scratch: Path) -> Path:
     if name == "demo":
         return DEMO_MODEL
     folder = scratch / name
+    if folder.exists():
+        return folder
     command = [sys.executable, "-m", "penstock.worker.models.random_model", "--shape", name, "--out", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ConfigurationError(f"model {name!r} cannot be made: {done.stderr.strip()}")
     return folder
-
-
-def measure(name: str, model: Path, options: BenchOptions, scratch: Path, report: BenchReport) -> EngineRow:
-    """Both sides on one model: throughput in alternating rounds, latency at 1 and at all, sizes."""
-    vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
-    items = make_workload(options.num_requests, vocab_size, options.seed)
-    single = make_workload(SINGLE_REQUESTS, vocab_size, options.seed + 1)
-    engine_options = ["--device", "cpu", "--max-num-seqs", str(max(options.num_requests, 1))]
-    # The served engine lives from round to round and would find the last round's prompts; the other is new each time.
-    engine_options.append("--no-enable-prefix-caching")
-    if options.threads:
-        engine_options += ["--threads", str(options.threads)]
-    alone: list[RunResult] = []
-    served: list[RunResult] = []
-    with LocalStack(model, [*engine_options, "--log-level", "warning"]) as stack:
-        asyncio.run(run_served(stack.url, items[:WARMUP_REQUESTS], WARMUP_REQUESTS))
-        for _ in range(options.rounds):
-            alone.append(run_alone(model, items, engine_options, scratch))
-            served.append(asyncio.run(run_served(stack.url, items, len(items))))
-        rss = {role: process.memory_info().rss for role, process in stack.processes().items()}
-        one_at_a_time = asyncio.run(run_served(stack.url, single, 1))
-        if report.durability is None:
-            report.durability = asyncio.run(durability_cost(stack.url, options.num_requests))
-        return EngineRow(
-            model=name,
-            num_requests=len(items),
-            same_work=all(_lengths(a) == _lengths(s) for a, s in zip(alone, served, strict=True)),
-            identical_share=statistics.mean(
-                a_ids == s_ids
-                for a, s in zip(alone, served, strict=True)
-                for a_ids, s_ids in zip(a.output_token_ids, s.output_token_ids, strict=True)
-            ),
-            alone_tokens_per_s=statistics.median(r.tokens_per_s for r in alone),
-            served_tokens_per_s=statistics.median(r.tokens_per_s for r in served),
-            served_over_alone=statistics.median(
-                s.tokens_per_s / a.tokens_per_s for a, s in zip(alone, served, strict=True)
-            ),
-            alone=_without_tokens(alone),
-            served=_without_tokens(served),
-            one_at_a_time=_without_tokens([one_at_a_time])[0],
-            ready_time_s=stack.ready_time_s,
-            rss_bytes=rss,
-        )
-
-
-def run_alone(model: Path, items: list[Item], engine_options: list[str], scratch: Path) -> RunResult:
-    """The same work in an engine core of its own, without Redis.
-
-    Raises:
-        ConfigurationError: the engine failed; the message has its words.
-    """
-    workload, output = scratch / "workload.json", scratch / "output.json"
-    write_workload(items, workload)
-    command = [sys.executable, "-m", "penstock.worker.engine.offline", "--model", str(model)]
-    command += ["--workload", str(workload), "--output", str(output), *engine_options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ConfigurationError(f"the engine alone failed: {done.stderr.strip()}")
-    return msgspec.json.decode(output.read_bytes(), type=RunResult)
-
-
-def _lengths(result: RunResult) -> list[int]:
-    return [len(token_ids) for token_ids in result.output_token_ids]
-
-
-def _without_tokens(results: list[RunResult]) -> list[RunResult]:
-    return [msgspec.structs.replace(result, output_token_ids=[]) for result in results]

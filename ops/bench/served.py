@@ -6,28 +6,36 @@ import asyncio
 import time
 
 from ...producer import Client, SamplingParams
-from ..latency import StreamTimes
-from .result import RunResult
-from .workload import Item
+from .result import PhaseResult
+from .workload import Item, Phase
 
 
-async def run_served(url: str, items: list[Item], concurrency: int) -> RunResult:
-    """Stream every item, ``concurrency`` at once, and return rates, latencies and the tokens."""
-    room = asyncio.Semaphore(concurrency)
-    outputs: list[list[int]] = [[] for _ in items]
-    times: list[StreamTimes] = []
-
+async def run_served(url: str, phases: list[Phase]) -> list[PhaseResult]:
+    """Stream every item of each phase in turn, from one client."""
     async with Client.connect(url) as client:
+        return [await _run_phase(client, phase) for phase in phases]
 
-        async def one(position: int, item: Item) -> None:
-            async with room:
-                clock = StreamTimes()
-                times.append(clock)
-                async for delta in client.stream(item.prompt_token_ids, SamplingParams(**item.sampling())):
-                    clock.saw(len(delta.token_ids))
-                    outputs[position] += delta.token_ids
 
-        started = time.perf_counter()
-        await asyncio.gather(*(one(i, item) for i, item in enumerate(items)))
-        wall_s = time.perf_counter() - started
-    return RunResult.of(wall_s, outputs, times)
+async def _run_phase(client: Client, phase: Phase) -> PhaseResult:
+    room = asyncio.Semaphore(phase.concurrency)
+    outputs: list[list[int]] = [[] for _ in phase.items]
+    token_times_s: list[list[float]] = [[] for _ in phase.items]
+    sent_s = [0.0] * len(phase.items)
+    started = time.perf_counter()
+
+    async def one(index: int, item: Item) -> None:
+        await asyncio.sleep(max(0.0, item.arrival_s - (time.perf_counter() - started)))
+        async with room:
+            sent_s[index] = max(item.arrival_s, time.perf_counter() - started)
+            async for delta in client.stream(item.prompt_token_ids, SamplingParams(**item.sampling())):
+                token_times_s[index] += [time.perf_counter() - started] * len(delta.token_ids)
+                outputs[index] += delta.token_ids
+
+    await asyncio.gather(*(one(i, item) for i, item in enumerate(phase.items)))
+    return PhaseResult(
+        name=phase.name,
+        wall_s=time.perf_counter() - started,
+        output_token_ids=outputs,
+        token_times_s=token_times_s,
+        sent_s=sent_s,
+    )

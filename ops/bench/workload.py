@@ -1,8 +1,7 @@
-"""The work both sides do: seeded random prompts and output lengths, written once, read by all."""
+"""The work all sides do: seeded random prompts, output lengths and arrivals, written once, read by all."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,6 +10,15 @@ import msgspec
 
 PROMPT_TOKENS = (32, 256)
 OUTPUT_TOKENS = (64, 128)
+SINGLE_PROMPT_TOKENS = 128
+SINGLE_OUTPUT_TOKENS = 64
+IDLE_PROMPT_TOKENS = 8
+IDLE_OUTPUT_TOKENS = 2
+NUM_IDLE = 40
+NUM_CHECKED = 4
+CHECKED_OUTPUT_TOKENS = 32
+
+WARM_UP, ALL_AT_ONCE, ONE_AT_A_TIME, IDLE, CHECK = "warm-up", "all at once", "one at a time", "idle", "check"
 
 
 class Item(msgspec.Struct):
@@ -18,10 +26,19 @@ class Item(msgspec.Struct):
 
     prompt_token_ids: list[int]
     max_tokens: int
+    arrival_s: float = 0.0
 
     def sampling(self) -> dict[str, Any]:
         """Arguments of ``SamplingParams``."""
         return {"temperature": 0.0, "max_tokens": self.max_tokens, "ignore_eos": True, "detokenize": True}
+
+
+class Phase(msgspec.Struct):
+    """A part of the workload with an end of its own; at most ``concurrency`` requests are out at once."""
+
+    name: str
+    items: list[Item]
+    concurrency: int
 
 
 def make_workload(
@@ -31,18 +48,66 @@ def make_workload(
     *,
     prompt_tokens: tuple[int, int] = PROMPT_TOKENS,
     output_tokens: tuple[int, int] = OUTPUT_TOKENS,
+    requests_per_s: float = 0.0,
 ) -> list[Item]:
-    """Lengths and ids drawn uniformly; the first ids of a vocabulary are left out, as they are often special."""
+    """Lengths and ids drawn uniformly; the first ids of a vocabulary are left out, as they are often special.
+
+    Arrivals are a Poisson process of ``requests_per_s``; all come at the start where that is 0.
+    """
     random = Random(seed)
     items = []
+    arrival_s = 0.0
     for _ in range(num_requests):
         num_prompt_tokens = random.randint(*prompt_tokens)
         token_ids = [random.randrange(8, vocab_size) for _ in range(num_prompt_tokens)]
-        items.append(Item(token_ids, random.randint(*output_tokens)))
+        items.append(Item(token_ids, random.randint(*output_tokens), arrival_s))
+        if requests_per_s:
+            arrival_s += random.expovariate(requests_per_s)
     return items
 
 
-def write_workload(items: list[Item], path: Path) -> None:
-    """Write the file that ``penstock.worker.engine.offline`` reads."""
-    requests = [{"prompt_token_ids": item.prompt_token_ids, "sampling_params": item.sampling()} for item in items]
-    path.write_text(json.dumps({"requests": requests}))
+def timed_phases(
+    num_requests: int, num_single: int, vocab_size: int, seed: int, requests_per_s: float = 0.0
+) -> list[Phase]:
+    """What is timed: all at once, one at a time, and one short request at a time; and a warm-up before."""
+
+    def fixed(count: int, seed: int, num_prompt_tokens: int, num_output_tokens: int) -> list[Item]:
+        lengths = (num_prompt_tokens, num_prompt_tokens), (num_output_tokens, num_output_tokens)
+        return make_workload(count, vocab_size, seed, prompt_tokens=lengths[0], output_tokens=lengths[1])
+
+    everything = make_workload(num_requests, vocab_size, seed, requests_per_s=requests_per_s)
+    single = fixed(num_single, seed + 1, SINGLE_PROMPT_TOKENS, SINGLE_OUTPUT_TOKENS)
+    idle = fixed(NUM_IDLE, seed + 2, IDLE_PROMPT_TOKENS, IDLE_OUTPUT_TOKENS)
+    return [
+        Phase(WARM_UP, fixed(4, seed + 3, SINGLE_PROMPT_TOKENS, 4), 4),
+        Phase(ALL_AT_ONCE, everything, num_requests),
+        Phase(ONE_AT_A_TIME, single, 1),
+        Phase(IDLE, idle, 1),
+    ]
+
+
+def check_phases(vocab_size: int, seed: int) -> list[Phase]:
+    """What is compared with the truth before anything is timed: a few requests of the workload, shortened."""
+    items = make_workload(NUM_CHECKED, vocab_size, seed)
+    shortened = [msgspec.structs.replace(item, max_tokens=CHECKED_OUTPUT_TOKENS) for item in items]
+    return [Phase(CHECK, shortened, NUM_CHECKED)]
+
+
+def write_workload(phases: list[Phase], path: Path) -> None:
+    """Write the file that ``penstock.worker.engine.offline`` and the scripts in ``peers`` read."""
+    written = [
+        {
+            "name": phase.name,
+            "concurrency": phase.concurrency,
+            "requests": [
+                {
+                    "prompt_token_ids": item.prompt_token_ids,
+                    "sampling_params": item.sampling(),
+                    "arrival_s": item.arrival_s,
+                }
+                for item in phase.items
+            ],
+        }
+        for phase in phases
+    ]
+    path.write_bytes(msgspec.json.encode({"phases": written}))

