@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 
 
@@ -14,3 +15,5 @@ def freeze_loaded_objects() -> None:
     # First, or what loading has left behind, weights perhaps, would stay for good.
     gc.collect()
     gc.freeze()
+    # Else the libraries that count their objects at the end of the process find these and report them as leaked.
+    atexit.register(gc.unfreeze)
