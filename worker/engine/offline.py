@@ -13,6 +13,7 @@ import math
 import resource
 import sys
 import time
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import psutil
 
 from ...shared.errors import PenstockError
 from ...shared.log import configure_logging
-from ...shared.messages import EngineCoreRequest
+from ...shared.messages import EngineCoreOutput, EngineCoreRequest, SchedulerStats
 from ...shared.params import SamplingParams
 from ...shared.stats import StepStats
 from ..config import DEVICES, DTYPES, QUANTIZATIONS, SCHEDULING_POLICIES, EngineConfig
@@ -99,6 +100,61 @@ class PhasesResult(msgspec.Struct, kw_only=True):
     phases: list[OfflineResult]
 
 
+@dataclass
+class _Record:
+    """What a run notes of its requests, by their index, and of its steps."""
+
+    outputs: list[list[int]]
+    token_times_s: list[list[float]]
+    sent_s: list[float]
+    rss_before_bytes: int
+    rss_queued_bytes: int
+    steps: list[StepStats] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, num_requests: int) -> _Record:
+        rss_bytes = _rss_bytes()
+        requests = range(num_requests)
+        return cls([[] for _ in requests], [[] for _ in requests], [0.0] * num_requests, rss_bytes, rss_bytes)
+
+    def note(self, outputs: list[EngineCoreOutput], now_s: float) -> None:
+        """Take in what a step gave out; raises ``PenstockError`` if that is a failure."""
+        for output in outputs:
+            if output.error is not None:
+                raise PenstockError(f"request {output.request_id}: {output.error.message}")
+            self.outputs[int(output.request_id)] += output.new_token_ids
+            self.token_times_s[int(output.request_id)] += [now_s] * len(output.new_token_ids)
+
+    def result(self, stats: SchedulerStats, wall_s: float, load_s: float) -> OfflineResult:
+        """Reduce it to figures."""
+        ttft_ms = [
+            1e3 * (times[0] - sent) for times, sent in zip(self.token_times_s, self.sent_s, strict=True) if times
+        ]
+        itl_ms = [1e3 * (b - a) for times in self.token_times_s for a, b in pairwise(times)]
+        num_tokens = sum(map(len, self.outputs))
+        return OfflineResult(
+            output_token_ids=self.outputs,
+            output_tokens=num_tokens,
+            wall_s=wall_s,
+            output_tokens_per_s=num_tokens / wall_s,
+            ttft_p50_ms=_percentile(ttft_ms, 0.5),
+            ttft_p99_ms=_percentile(ttft_ms, 0.99),
+            itl_p50_ms=_percentile(itl_ms, 0.5),
+            itl_p99_ms=_percentile(itl_ms, 0.99),
+            load_s=load_s,
+            rss_bytes=_rss_bytes(),
+            num_steps=stats.step_counter,
+            num_preemptions=stats.num_preemptions,
+            prefix_cache_queries=stats.prefix_cache_queries,
+            prefix_cache_hits=stats.prefix_cache_hits,
+            token_times_s=self.token_times_s,
+            sent_s=self.sent_s,
+            rss_before_bytes=self.rss_before_bytes,
+            rss_queued_bytes=self.rss_queued_bytes,
+            steps=self.steps,
+        )
+
+
 def run_workload(
     core: EngineCore,
     requests: list[OfflineRequest],
@@ -112,12 +168,8 @@ def run_workload(
     Raises:
         PenstockError: the engine refused or failed a request.
     """
-    outputs: list[list[int]] = [[] for _ in requests]
-    token_times_s: list[list[float]] = [[] for _ in requests]
-    sent_s = [0.0] * len(requests)
-    steps: list[StepStats] = []
+    record = _Record.of(len(requests))
     room = concurrency or len(requests)
-    rss_before_bytes = rss_queued_bytes = _rss_bytes()
     # Taken from the end; those that arrive together enter in the file's order.
     pending = sorted(range(len(requests)), key=lambda index: (-requests[index].arrival_s, -index))
     start = time.perf_counter()
@@ -125,49 +177,19 @@ def run_workload(
         now = time.perf_counter() - start
         while pending and requests[pending[-1]].arrival_s <= now and core.num_unfinished_requests < room:
             index = pending.pop()
-            sent_s[index] = max(requests[index].arrival_s, now if concurrency else 0.0)
+            record.sent_s[index] = max(requests[index].arrival_s, now if concurrency else 0.0)
             _add(core, index, requests[index])
-        if keeps_steps and not steps:
-            rss_queued_bytes = _rss_bytes()
+        if keeps_steps and not record.steps:
+            record.rss_queued_bytes = _rss_bytes()
         if not core.has_work:
             time.sleep(requests[pending[-1]].arrival_s - now)
             continue
-        step_outputs = core.step_fn()
-        now = time.perf_counter() - start
+        outputs = core.step_fn()
+        record.note(outputs, time.perf_counter() - start)
         step_stats = core.take_step_stats()
         if keeps_steps and step_stats is not None:
-            steps.append(step_stats)
-        for output in step_outputs:
-            if output.error is not None:
-                raise PenstockError(f"request {output.request_id}: {output.error.message}")
-            outputs[int(output.request_id)] += output.new_token_ids
-            token_times_s[int(output.request_id)] += [now] * len(output.new_token_ids)
-    wall_s = time.perf_counter() - start
-    ttft_ms = [1e3 * (times[0] - sent) for times, sent in zip(token_times_s, sent_s, strict=True) if times]
-    itl_ms = [1e3 * (b - a) for times in token_times_s for a, b in pairwise(times)]
-    num_tokens = sum(map(len, outputs))
-    stats = core.scheduler.stats()
-    return OfflineResult(
-        output_token_ids=outputs,
-        output_tokens=num_tokens,
-        wall_s=wall_s,
-        output_tokens_per_s=num_tokens / wall_s,
-        ttft_p50_ms=_percentile(ttft_ms, 0.5),
-        ttft_p99_ms=_percentile(ttft_ms, 0.99),
-        itl_p50_ms=_percentile(itl_ms, 0.5),
-        itl_p99_ms=_percentile(itl_ms, 0.99),
-        load_s=load_s,
-        rss_bytes=_rss_bytes(),
-        num_steps=stats.step_counter,
-        num_preemptions=stats.num_preemptions,
-        prefix_cache_queries=stats.prefix_cache_queries,
-        prefix_cache_hits=stats.prefix_cache_hits,
-        token_times_s=token_times_s,
-        sent_s=sent_s,
-        rss_before_bytes=rss_before_bytes,
-        rss_queued_bytes=rss_queued_bytes,
-        steps=steps,
-    )
+            record.steps.append(step_stats)
+    return record.result(core.scheduler.stats(), time.perf_counter() - start, load_s)
 
 
 def run_phases(core: EngineCore, phases: list[Phase], *, keeps_steps: bool = False) -> PhasesResult:
