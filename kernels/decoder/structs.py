@@ -23,12 +23,8 @@ class LayerStruct(ctypes.Structure):
 class DecoderStruct(ctypes.Structure):
     _fields_ = (
         ("layers", ctypes.POINTER(LayerStruct)),
-        *(
-            (name, _INT)
-            for name in (
-                *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "mlp_size", "block_size"),
-            )
-        ),
+        *((name, _INT) for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim")),
+        *((name, _INT) for name in ("mlp_size", "block_size")),
         ("norm_eps", _FLOAT),
         ("head_norm_eps", _FLOAT),
         ("embeddings", _POINTER),

@@ -142,7 +142,7 @@ def _padded(num_outputs: int) -> int:
 
 def _empty_panels(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> Tensor:
     group = _GROUP_BYTES // dtype.itemsize
-    return torch.empty((-(-num_outputs // _PANEL), num_inputs // group, _PANEL, group), dtype=dtype)
+    return torch.empty((_padded(num_outputs) // _PANEL, num_inputs // group, _PANEL, group), dtype=dtype)
 
 
 def _pack_bias(bias: Tensor | None) -> Tensor | None:

@@ -13,6 +13,7 @@ from .goals import Goal, State
 from .growth import GrowthRow
 from .roofline import Bandwidth
 from .sides import ALONE
+from .tables import figure_table
 
 _MIB = 2**20
 _MAX_WORDS = 300
@@ -26,7 +27,7 @@ def engine_tables(row: EngineRow, bandwidth: Bandwidth | None) -> Iterator[Table
 
 
 def _outputs(row: EngineRow) -> Table:
-    table = _table(
+    table = figure_table(
         f"{row.model}: greedy tokens against transformers in float32", "side", "float32", f"as timed, {row.dtype}"
     )
     for side in row.sides:
@@ -55,7 +56,7 @@ def _verdicts(side: SideRow) -> list[str]:
 
 
 def _all_at_once(row: EngineRow) -> Table:
-    table = _table(
+    table = figure_table(
         f"{row.model}, {row.dtype}: {row.num_requests} requests at once",
         "side",
         "tokens/s",
@@ -80,7 +81,7 @@ def _all_at_once(row: EngineRow) -> Table:
 
 
 def _one_at_a_time(row: EngineRow, bandwidth: Bandwidth | None) -> Table:
-    table = _table(
+    table = figure_table(
         f"{row.model}, {row.dtype}: one request at a time",
         "side",
         "ms/token",
@@ -115,7 +116,8 @@ def _one_at_a_time(row: EngineRow, bandwidth: Bandwidth | None) -> Table:
 
 def growth_table(row: GrowthRow) -> Table:
     """What more requests cost."""
-    table = _table(f"growth, {row.model}, engine alone", "running requests", "scheduler, µs per request", "step, ms")
+    title = f"growth, {row.model}, engine alone"
+    table = figure_table(title, "running requests", "scheduler, µs per request", "step, ms")
     for size in row.sizes:
         table.add_row(f"{size.num_running:,}", f"{size.scheduler_us_per_request:.1f}", f"{size.step_ms:.2f}")
     table.caption = (
@@ -127,7 +129,7 @@ def growth_table(row: GrowthRow) -> Table:
 
 def follow_table(row: FollowRow) -> Table:
     """What one client takes in."""
-    table = _table(
+    table = figure_table(
         f"one client follows {row.num_streams:,} streams",
         "deltas",
         "deltas/s",
@@ -141,7 +143,7 @@ def follow_table(row: FollowRow) -> Table:
 
 def goals_table(goals: Iterable[Goal]) -> Table:
     """All goals that the chosen rows can tell about."""
-    table = _table("goals", "model", "what", "goal", "measured", "state")
+    table = figure_table("goals", "model", "what", "goal", "measured", "state")
     for goal in goals:
         value = "-" if goal.value is None else f"{goal.value:,.3g}" if goal.value < 1000 else f"{goal.value:,.0f}"
         style = {State.MET: "green", State.NOT_MET: "red", State.NOT_MEASURED: ""}[goal.state]
@@ -155,11 +157,3 @@ def _cells(side: SideRow, form: str, *figures: str, scale: float = 1.0) -> list[
         return ["wrong" if side.wrong else side.missing or "-"]
     medians = [side.median(figure) for figure in figures]
     return [form.format(*(median * scale for median in medians if median is not None)).replace("nan", "-")]
-
-
-def _table(title: str, first: str, *columns: str) -> Table:
-    table = Table(title=title)
-    table.add_column(first)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table

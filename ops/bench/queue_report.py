@@ -12,6 +12,7 @@ from .queue_enqueue import EnqueueRow
 from .queue_fairness import FairnessRow, Feel
 from .queue_idle import IdleRow
 from .queue_scale import ScaleRow
+from .tables import figure_table
 
 GOAL_FULL_OVER_EMPTY = 2.0
 GOAL_FLOODED_OVER_ALONE = 2.0
@@ -42,7 +43,7 @@ def queue_tables(rows: QueueRows) -> Iterator[Table]:
 
 def _rates(row: EnqueueRow) -> Table:
     title = f"enqueue, requests/s, {row.payload_bytes} bytes each, nobody consuming"
-    table = _table(title, "way", "requests/s", "rival", "requests/s", "ratio", "goal")
+    table = figure_table(title, "way", "requests/s", "rival", "requests/s", "ratio", "goal")
     for pairing, goal in zip(row.pairings, MIN_ENQUEUE_OVER_RIVAL, strict=True):
         is_measured = pairing.ratio is not None
         table.add_row(
@@ -58,11 +59,11 @@ def _rates(row: EnqueueRow) -> Table:
 
 def _scale(row: ScaleRow) -> Table:
     if row.skipped:
-        table = _table("deep queue", "not measured")
+        table = figure_table("deep queue", "not measured")
         table.add_row(row.skipped)
         return table
     title = f"caller / server, ms: {row.num_requests:,} requests of {row.num_tenants:,} tenants wait, or none"
-    table = _table(title, "operation", "none, p50", "deep, p50", "none, p99", "deep, p99", "p50 ratio")
+    table = figure_table(title, "operation", "none, p50", "deep, p50", "none, p99", "deep, p99", "p50 ratio")
     for cost in row.operations:
         table.add_row(
             cost.operation,
@@ -80,7 +81,7 @@ def _scale(row: ScaleRow) -> Table:
 
 
 def _fairness(row: FairnessRow) -> Table:
-    table = _table(
+    table = figure_table(
         f"a tenant beside one that floods {row.flood_factor}:1, ms, p50 / p99",
         "beside it",
         "TTFT",
@@ -108,7 +109,8 @@ def _feel(feel: Feel) -> list[str]:
 
 
 def _idle(row: IdleRow) -> Table:
-    table = _table("an idle worker start, one engine", "calls/s", "goal", "wake p50 / p99 / max, ms", "goal of p50")
+    title = "an idle worker start, one engine"
+    table = figure_table(title, "calls/s", "goal", "wake p50 / p99 / max, ms", "goal of p50")
     table.add_row(
         f"{row.calls_per_s:.1f}",
         f"< {GOAL_CALLS_PER_S:g}",
@@ -116,12 +118,4 @@ def _idle(row: IdleRow) -> Table:
         f"< {GOAL_WAKE_MS:g}",
     )
     table.caption = f"calls in {row.watch_s:g} s: " + ", ".join(f"{name} {count}" for name, count in row.calls.items())
-    return table
-
-
-def _table(title: str, first: str, *columns: str) -> Table:
-    table = Table(title=title)
-    table.add_column(first)
-    for column in columns:
-        table.add_column(column, justify="right")
     return table

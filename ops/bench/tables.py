@@ -1,0 +1,14 @@
+"""A table of figures as the reports have them: names on the left, numbers on the right."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+
+def figure_table(title: str, first: str, *columns: str) -> Table:
+    """An empty table whose first column holds names."""
+    table = Table(title=title)
+    table.add_column(first)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
