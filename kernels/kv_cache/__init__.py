@@ -34,7 +34,7 @@ def store_kv_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: T
     _check_pair("value", value, value_cache)
     if not slot_mapping.shape == key.shape[:1] == value.shape[:1]:
         raise KernelInputError(f"slot_mapping must be [{key.shape[0]}], got {tuple(slot_mapping.shape)}")
-    select(_IMPLEMENTATIONS, key.device)(key, value, key_cache, value_cache, slot_mapping)
+    select(_IMPLEMENTATIONS, key.device, key.dtype)(key, value, key_cache, value_cache, slot_mapping)
 
 
 def _check_pair(name: str, new: Tensor, cache: Tensor) -> None:

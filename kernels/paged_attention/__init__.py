@@ -60,7 +60,7 @@ def paged_attention(
     """
     _check_inputs(query, key_cache, value_cache, batch)
     implementations = _INVARIANT_IMPLEMENTATIONS if is_batch_invariant else _IMPLEMENTATIONS
-    return select(implementations, query.device)(
+    return select(implementations, query.device, query.dtype)(
         query, key_cache, value_cache, batch, scale, window, softcap, sinks, mask_rule
     )
 

@@ -29,7 +29,7 @@ def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
     Source: Zhang and Sennrich 2019 (arXiv:1910.07467).
     """
     _check(inputs, weight)
-    return select(_IMPLEMENTATIONS, inputs.device)(inputs, weight, eps)
+    return select(_IMPLEMENTATIONS, inputs.device, inputs.dtype)(inputs, weight, eps)
 
 
 def add_rms_norm(inputs: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -50,7 +50,7 @@ def add_rms_norm(inputs: Tensor, residual: Tensor, weight: Tensor, eps: float) -
         raise KernelInputError(
             f"residual must be {inputs.dtype} {tuple(inputs.shape)}, got {residual.dtype} {tuple(residual.shape)}"
         )
-    return select(_ADD_IMPLEMENTATIONS, inputs.device)(inputs, residual, weight, eps)
+    return select(_ADD_IMPLEMENTATIONS, inputs.device, inputs.dtype)(inputs, residual, weight, eps)
 
 
 def _check(inputs: Tensor, weight: Tensor) -> None:

@@ -33,4 +33,4 @@ def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     for name, angles in (("cos", cos), ("sin", sin)):
         if angles.shape != wanted or angles.dtype != heads.dtype:
             raise KernelInputError(f"{name} must be {heads.dtype} {wanted}, got {angles.dtype} {tuple(angles.shape)}")
-    return select(_IMPLEMENTATIONS, heads.device)(heads, cos, sin)
+    return select(_IMPLEMENTATIONS, heads.device, heads.dtype)(heads, cos, sin)

@@ -38,7 +38,7 @@ def argmax(logits: Tensor) -> Tensor:
     Cost: memory bound, ``R * V * itemsize`` bytes.
     """
     _check_logits(logits)
-    return select(_ARGMAX, logits.device)(logits)
+    return select(_ARGMAX, logits.device, logits.dtype)(logits)
 
 
 def sample(logits: Tensor, draws: Draws) -> Tensor:
@@ -62,7 +62,7 @@ def sample(logits: Tensor, draws: Draws) -> Tensor:
         if given.shape != logits.shape[:1] or given.dtype != dtype or given.is_cuda or not given.is_contiguous():
             found = f"{tuple(given.shape)} {given.dtype} on {given.device}"
             raise KernelInputError(f"{name} must be contiguous [{len(logits)}] {dtype} on the CPU, got {found}")
-    return select(_SAMPLE, logits.device)(logits, draws)
+    return select(_SAMPLE, logits.device, logits.dtype)(logits, draws)
 
 
 def _check_logits(logits: Tensor) -> None:

@@ -28,4 +28,4 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     """
     if gate_up.ndim != 2 or gate_up.shape[1] % 2:
         raise KernelInputError(f"gate_up must be [T, 2 * I], got {tuple(gate_up.shape)}")
-    return select(_IMPLEMENTATIONS, gate_up.device)(gate_up)
+    return select(_IMPLEMENTATIONS, gate_up.device, gate_up.dtype)(gate_up)

@@ -1,0 +1,41 @@
+"""Which implementation of a kernel runs."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from penstock.kernels.dispatch import REFERENCE, OnGpu, select
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def reference() -> None:
+    """Runs everywhere."""
+
+
+def test_a_device_without_one_of_its_own_has_the_reference() -> None:
+    assert select({REFERENCE: reference}, GPU, torch.float32) is reference
+    assert select({REFERENCE: reference, "cpu": min}, CPU, torch.float32) is min
+
+
+def test_a_gpu_has_what_its_module_holds() -> None:
+    assert select({REFERENCE: reference, "cuda": OnGpu("math", "gcd")}, GPU, torch.bfloat16).__name__ == "gcd"
+
+
+@pytest.mark.parametrize(
+    ("implementation", "why"),
+    [
+        (OnGpu("math", "gcd", dtypes=(torch.float16,)), "math.gcd does not take torch.bfloat16"),
+        (OnGpu("math.nowhere", "gcd"), "math.nowhere cannot be imported"),
+    ],
+)
+def test_where_it_cannot_run_the_reference_does_and_says_so_once(
+    implementation: OnGpu, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert select({REFERENCE: reference, "cuda": implementation}, GPU, torch.bfloat16) is reference
+    assert [record.message.startswith(why) for record in caplog.records] == [True]
