@@ -18,6 +18,11 @@ from blockbuster import BlockBuster
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.embedded import find_redis_server
 
+HAS_GPU = os.path.exists("/dev/nvidia0")
+if not HAS_GPU:
+    # Read when Triton is first imported, its own library of functions included; on a CPU nothing of ours uses it else.
+    os.environ["TRITON_INTERPRET"] = "1"
+
 DEMO_MODEL = Path(__file__).parent.parent / "ops" / "demo" / "model"
 
 
@@ -94,7 +99,7 @@ def demo_model() -> Path:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked gpu are skipped, and printed as such, where no NVIDIA device exists."""
-    if os.path.exists("/dev/nvidia0"):
+    if HAS_GPU:
         return
     for item in items:
         if item.get_closest_marker("gpu"):

@@ -29,6 +29,12 @@ def assert_close() -> Callable[[Tensor, Tensor], None]:
     return compare
 
 
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where Triton kernels run: on the GPU, or where none is on the CPU, by Triton's interpreter."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 @pytest.fixture
 def references() -> Iterator[None]:
     """No compiled kernels, though an engine of this process may have loaded them."""
