@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 import socket
 import subprocess
 import sys
@@ -51,7 +50,7 @@ class VllmHttp:
         return [self._server.pid]
 
     def close(self) -> None:
-        self._server.send_signal(signal.SIGINT)
+        self._server.terminate()
         try:
             self._server.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -329,11 +329,21 @@ def test_interrupted_wait_leaves_it_paused(model: Model) -> None:
     model.enqueue("a")
     model.claim(1)
     command = [sys.executable, "-m", "penstock.ops.cli", "queue", "pause", "m", "--wait", *model.redis_arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A suite that was started in a shell's background ignores Ctrl-C, and so would what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as program:
         assert program.stdout is not None
         assert "1 still running" in program.stdout.readline()
         program.send_signal(signal.SIGINT)
-        out, err = program.communicate(timeout=30)
+        try:
+            out, err = program.communicate(timeout=30)
+        finally:
+            program.kill()
     assert (program.returncode, out, err) == (EXIT_INTERRUPTED, "it stays paused\n", "")
     assert model.is_paused()
 
