@@ -89,7 +89,8 @@ def measure_model(
                 runs[side.name].append(side.run(model, phases, work.dtype, scratch))
             except ConfigurationError as error:
                 rows[side.name].wrong = str(error)
-    _judge_timed(model, phases, runs, rows, work, scratch)
+    precisions = {side.name: side.precision or work.dtype for side in present}
+    _judge_timed(model, phases, runs, rows, precisions, scratch)
     for side_name, of_side in runs.items():
         if not rows[side_name].wrong:
             rows[side_name].rounds = [Figures.of(run) for run in of_side]
@@ -130,8 +131,9 @@ def check(
         if not rows[name].wrong
     }
     truth = ask_truth(model, items, claims, scratch, generates=True)
+    precisions = {side.name: side.precision or "float32" for side in sides}
     for name, of_side in claims.items():
-        verdict = judge(of_side, truth.gaps[name], truth.tokens, "float32")
+        verdict = judge(of_side, truth.gaps[name], truth.tokens, precisions[name])
         rows[name].checked, rows[name].wrong = verdict, verdict.wrong
 
 
@@ -140,7 +142,7 @@ def _judge_timed(
     phases: list[Phase],
     runs: dict[str, list[SideRun]],
     rows: dict[str, SideRow],
-    work: EngineWork,
+    precisions: dict[str, str],
     scratch: Path,
 ) -> None:
     """Every request of every round has its exact length, and a few of each round, others each time, their tokens."""
@@ -160,5 +162,5 @@ def _judge_timed(
             ]
     truth = ask_truth(model, items, claims, scratch, generates=False)
     for name, of_side in claims.items():
-        verdict = judge(of_side, truth.gaps[name], truth.tokens, work.dtype)
+        verdict = judge(of_side, truth.gaps[name], truth.tokens, precisions[name])
         rows[name].timed, rows[name].wrong = verdict, verdict.wrong

@@ -20,7 +20,7 @@ from ...shared.errors import ConfigurationError
 from .workload import Item
 
 # What float32 leaves between two orders of summing, and what bfloat16 does over thirty layers (measured: 0.04).
-TOLERANCE = {"float32": 0.001, "bfloat16": 0.25}
+TOLERANCE = {"float32": 0.001, "bfloat16": 0.25, "int8": 0.5}
 _TRUTH = Path(__file__).parent / "peers" / "truth.py"
 
 
@@ -40,9 +40,9 @@ class Truth(msgspec.Struct):
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """On one side. ``wrong`` says what is; empty if nothing is."""
+    """On one side. ``wrong`` says what is; empty if nothing is. ``precision`` is what its tolerance is for."""
 
-    dtype: str
+    precision: str
     num_requests: int = 0
     num_identical: int = 0
     largest_gap: float = 0.0
@@ -70,22 +70,27 @@ def ask_truth(
     return msgspec.json.decode(answered.read_bytes(), type=Truth)
 
 
-def judge(claims: Sequence[Claim], gaps: Sequence[Sequence[float]], truth: Sequence[list[int]], dtype: str) -> Verdict:
-    """Compare a side's claims with what the reference says of them; ``truth`` may be empty lists: not generated."""
+def judge(
+    claims: Sequence[Claim], gaps: Sequence[Sequence[float]], truth: Sequence[list[int]], precision: str
+) -> Verdict:
+    """Compare a side's claims with what the reference says of them; ``truth`` may be empty lists: not generated.
+
+    ``precision``, a key of ``TOLERANCE``, is the dtype, or what else the side makes of the weights.
+    """
     verdict = Verdict(
-        dtype=dtype,
+        precision=precision,
         num_requests=len(claims),
         num_identical=sum(claim.token_ids == truth[claim.request] for claim in claims),
         largest_gap=max((gap for of_claim in gaps for gap in of_claim), default=0.0),
     )
-    tolerance = TOLERANCE[dtype]
+    tolerance = TOLERANCE[precision]
     for claim, of_claim in zip(claims, gaps, strict=True):
         for position, gap in enumerate(of_claim):
             # "not <=" so that a gap of NaN is wrong as well
             if not gap <= tolerance:
                 verdict.wrong = (
                     f"token {position} of request {claim.request} lies {gap:.4f} standard deviations below the best "
-                    f"of transformers in float32 ({dtype} is given {tolerance:g})"
+                    f"of transformers in float32 ({precision} is given {tolerance:g})"
                 )
                 return verdict
     return verdict

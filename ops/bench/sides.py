@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from .served import run_served
 from .workload import Phase, write_workload
 
 ALONE, SERVED = "Penstock, engine alone", "Penstock through Redis"
+ALONE_INT8 = "Penstock, engine alone, int8"
 VLLM_OFFLINE, VLLM_ASYNC, VLLM_HTTP = "vLLM offline", "vLLM in-process async", "vLLM HTTP server"
 STATIC, CONTINUOUS = "transformers static", "transformers continuous"
 LLAMA = "llama.cpp"
@@ -34,9 +36,13 @@ _MAX_WORDS_CHARS = 1500
 
 
 class Side(Protocol):
-    """One way of doing the work."""
+    """One way of doing the work.
+
+    ``precision`` says by which tolerance its tokens are judged; empty where it is that of the dtype.
+    """
 
     name: str
+    precision: str
 
     @property
     def why_missing(self) -> str:
@@ -56,6 +62,7 @@ class EngineAlone:
     """An engine core without Redis; ``options`` are those of ``worker start``."""
 
     name = ALONE
+    precision = ""
     why_missing = ""
 
     def __init__(self, options: list[str]) -> None:
@@ -66,10 +73,26 @@ class EngineAlone:
         return run_script([*command, *self._options, *_room(phases)], phases, scratch)
 
 
+class EngineAloneInt8(EngineAlone):
+    """The same with weights in bytes, which need the compiled kernels."""
+
+    name = ALONE_INT8
+    precision = "int8"
+
+    def __init__(self, options: list[str]) -> None:
+        super().__init__([*options, "--quantization", "int8"])
+
+    @property
+    def why_missing(self) -> str:
+        has_compiler = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
+        return "" if has_compiler else "no C++ compiler"
+
+
 class ThroughRedis:
     """A private Redis, `worker start` and one client; ``options`` are those of ``worker start``."""
 
     name = SERVED
+    precision = ""
     why_missing = ""
 
     def __init__(self, options: list[str]) -> None:
@@ -93,6 +116,8 @@ class PeerScript:
         environment: variables beside our own.
         options: of the script.
     """
+
+    precision = ""
 
     def __init__(
         self,
@@ -126,7 +151,7 @@ def choose_sides(peers: frozenset[str], peers_folder: Path, engine_options: list
     transformers is the one that we run with ourselves.
     """
     peers_folder = peers_folder.absolute()
-    sides: list[Side] = [EngineAlone(engine_options), ThroughRedis(engine_options)]
+    sides: list[Side] = [EngineAlone(engine_options), EngineAloneInt8(engine_options), ThroughRedis(engine_options)]
     if "vllm" in peers:
         folder = peers_folder / "vllm"
         scripts = {VLLM_OFFLINE: "vllm_offline.py", VLLM_ASYNC: "vllm_async.py", VLLM_HTTP: "vllm_http.py"}

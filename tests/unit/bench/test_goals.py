@@ -15,7 +15,7 @@ from penstock.ops.bench.judge import Verdict
 from penstock.ops.bench.queue_enqueue import EnqueueRow, Pairing
 from penstock.ops.bench.result import Figures, PhaseResult, SideRun
 from penstock.ops.bench.roofline import Bandwidth
-from penstock.ops.bench.sides import ALONE, SERVED, VLLM_OFFLINE
+from penstock.ops.bench.sides import ALONE, ALONE_INT8, SERVED, VLLM_OFFLINE
 from penstock.ops.bench.workload import ALL_AT_ONCE, IDLE, ONE_AT_A_TIME
 
 BANDWIDTH = Bandwidth(num_threads=2, one_thread_gb_per_s=18.0, all_threads_gb_per_s=40.0, loops="read")
@@ -44,7 +44,7 @@ def row(*sides: SideRow, model: str = "smol135") -> EngineRow:
 
 
 def side(name: str, *rates: float, wrong: str = "", missing: str = "", idle_ttft_ms: float = 1.0) -> SideRow:
-    verdict = Verdict(dtype="float32")
+    verdict = Verdict(precision="bfloat16")
     rounds = [figures(rate, idle_ttft_ms) for rate in rates]
     return SideRow(name=name, wrong=wrong, missing=missing, checked=verdict, timed=verdict, rounds=rounds)
 
@@ -75,6 +75,15 @@ def test_goals_are_met_or_not_or_not_measured() -> None:
     assert found["TTFT added by Redis at idle, p50, ms"].value == 2.5
     assert found["TTFT added by Redis at idle, p50, ms"].state is State.NOT_MET
     assert found["one request, ms/token, alone over llama.cpp"].state is State.NOT_MEASURED
+
+
+def test_weights_in_bytes_have_a_goal_of_their_own_and_no_share_of_the_bandwidth() -> None:
+    of_bytes = side(ALONE_INT8, 160)
+    of_bytes.timed = Verdict(precision="int8")
+    measured = row(side(ALONE, 130), of_bytes, side(VLLM_OFFLINE, 100))
+    assert goals(measured)["tokens/s, alone with int8 over vLLM offline"].state is State.MET
+    (line,) = (line for line in printed(measured).splitlines() if ALONE_INT8 in line and "1.00" in line)
+    assert [cell.strip() for cell in line.strip("│").split("│")][-2:] == ["-", "-"]
 
 
 def test_a_model_without_goals_has_only_those_of_all() -> None:
