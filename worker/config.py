@@ -49,7 +49,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         gpu_memory_utilization: share of the memory that is free after loading which the KV cache may take;
             None is 0.9 on a GPU and 0.4 on the CPU, where other programs live too.
         kv_cache_memory: bytes for the KV cache; overrides ``gpu_memory_utilization``.
-        num_threads: torch threads of a CPU engine; 0 chooses.
+        num_threads: threads that compute in a CPU engine; 0 chooses.
         num_engines_on_host: how many engines share the host's memory and cores.
         seed: for everything random that is not a request's own.
         deterministic: a request's logits have the same bits whatever is computed beside it and however it is cut up,

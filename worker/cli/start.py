@@ -38,7 +38,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     place.add_argument("--gpus", metavar="0,1", help="one engine on each of these GPUs")
     place.add_argument("--device", choices=DEVICES, help="cpu, or every GPU")
     place.add_argument("--engines", type=int, metavar="N", help="number of engines on the CPU (default: 1)")
-    place.add_argument("--threads", type=int, default=0, metavar="N", help="torch threads of each CPU engine")
+    place.add_argument("--threads", type=int, default=0, metavar="N", help="threads of each CPU engine; 0 chooses")
     _add_engine_arguments(parser.add_argument_group("engine"))
     _add_control_arguments(parser.add_argument_group("control and diagnosis"))
     _add_process_arguments(parser.add_argument_group("process"))

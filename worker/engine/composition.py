@@ -39,6 +39,8 @@ from .structured.loader import load_backend
 from .timeline import ClockedTimeline
 
 _SMALL_MODEL_PARAMETERS = 20_000_000
+# Its operations are too short to be cut into more pieces.
+_SMALL_MODEL_THREADS = 4
 _ORDERING_POLICIES: dict[str, type[OrderingPolicy]] = {"fcfs": FirstComeFirstServed, "priority": Priority}
 
 _log = structlog.get_logger(__name__)
@@ -65,7 +67,8 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     _load_native_kernels(config)
     model = load_model(config, folder)
     if config.device == "cpu":
-        _set_num_threads(model, choose_num_threads(config, model.num_parameters))
+        is_native = isinstance(model.forward, NativeForward)
+        _set_num_threads(choose_num_threads(config, model.num_parameters, is_native=is_native), is_native=is_native)
     size = size_kv_cache(
         config,
         bytes_per_token=model.forward.bytes_per_token,
@@ -110,24 +113,27 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     return Engine(core, control, _ready(config, model, size.num_blocks))
 
 
-def choose_num_threads(config: EngineConfig, num_parameters: int) -> int:
-    """Torch threads of a CPU engine: ``num_threads`` if that is set.
+def choose_num_threads(config: EngineConfig, num_parameters: int, *, is_native: bool) -> int:
+    """Threads of a CPU engine: ``num_threads`` if that is set.
 
-    Else one for a small model, and for others the engine's share of the cores less one. Threads meet after every
-    operation, so one that waits for a core holds up all: beside a busy process, on two cores, a 1.3M model made 85
-    tokens/s with two threads and 2,300 with one (4,200 and 3,000 with the machine to itself).
+    Else the engine's share of the cores where the library's own threads compute (``is_native``): one that waits for a
+    core holds up no more than its piece. Torch's hold up all: beside a busy process, on two cores, a 1.3M model made 85
+    tokens/s with two of them and 2,300 with one (4,200 and 3,000 with the machine to itself). So there it is one for a
+    small model, and for others a core less than the share.
     """
     if config.num_threads:
         return config.num_threads
-    if num_parameters < _SMALL_MODEL_PARAMETERS:
-        return 1
-    return max(1, usable_cores() // config.num_engines_on_host - 1)
+    share = max(1, usable_cores() // config.num_engines_on_host)
+    is_small = num_parameters < _SMALL_MODEL_PARAMETERS
+    if is_native:
+        return min(share, _SMALL_MODEL_THREADS) if is_small else share
+    return 1 if is_small else max(1, share - 1)
 
 
-def _set_num_threads(model: LoadedModel, num_threads: int) -> None:
+def _set_num_threads(num_threads: int, *, is_native: bool) -> None:
     """Threads that compute: the library's or torch's. Torch's keep their cores for a while when they are done."""
     native.set_num_threads(num_threads)
-    torch.set_num_threads(1 if isinstance(model.forward, NativeForward) else num_threads)
+    torch.set_num_threads(1 if is_native else num_threads)
 
 
 def _load_native_kernels(config: EngineConfig) -> None:

@@ -1,4 +1,4 @@
-"""How many torch threads a CPU engine chooses."""
+"""How many threads a CPU engine chooses."""
 
 from __future__ import annotations
 
@@ -7,21 +7,31 @@ import pytest
 from penstock.worker.config import EngineConfig
 from penstock.worker.engine import composition
 
+LARGE, SMALL = 135_000_000, 1_000_000
+
 
 @pytest.mark.parametrize(
-    ("cores", "num_engines", "num_parameters", "asked", "expected"),
+    ("cores", "num_engines", "num_parameters", "asked", "of_torch", "of_our_own"),
     [
-        (2, 1, 135_000_000, 0, 1),
-        (16, 1, 135_000_000, 0, 15),
-        (16, 4, 135_000_000, 0, 3),
-        (2, 4, 135_000_000, 0, 1),
-        (16, 1, 1_000_000, 0, 1),
-        (2, 1, 1_000_000, 2, 2),
+        (2, 1, LARGE, 0, 1, 2),
+        (16, 1, LARGE, 0, 15, 16),
+        (16, 4, LARGE, 0, 3, 4),
+        (2, 4, LARGE, 0, 1, 1),
+        (16, 1, SMALL, 0, 1, 4),
+        (2, 1, SMALL, 0, 1, 2),
+        (2, 1, SMALL, 3, 3, 3),
     ],
 )
-def test_a_core_is_left_to_others(
-    monkeypatch: pytest.MonkeyPatch, cores: int, num_engines: int, num_parameters: int, asked: int, expected: int
+def test_threads_of_torch_leave_a_core_to_others_and_our_own_need_not(
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    num_engines: int,
+    num_parameters: int,
+    asked: int,
+    of_torch: int,
+    of_our_own: int,
 ) -> None:
     monkeypatch.setattr(composition, "usable_cores", lambda: cores)
     config = EngineConfig(model="m", num_threads=asked, num_engines_on_host=num_engines)
-    assert composition.choose_num_threads(config, num_parameters) == expected
+    assert composition.choose_num_threads(config, num_parameters, is_native=False) == of_torch
+    assert composition.choose_num_threads(config, num_parameters, is_native=True) == of_our_own
