@@ -38,22 +38,21 @@ class State(StrEnum):
 
 
 class Goal(msgspec.Struct, kw_only=True):
-    """``value`` is None where a side is missing or wrong."""
+    """``value`` is None where a side is missing or wrong; ``state`` follows from it."""
 
     model: str
     what: str
     value: float | None
     at_least: float | None = None
     at_most: float | None = None
+    state: State = State.NOT_MEASURED
 
-    @property
-    def state(self) -> State:
-        if self.value is None:
-            return State.NOT_MEASURED
-        is_met = (self.at_least is None or self.value >= self.at_least) and (
-            self.at_most is None or self.value <= self.at_most
-        )
-        return State.MET if is_met else State.NOT_MET
+    def __post_init__(self) -> None:
+        if self.value is not None:
+            is_met = (self.at_least is None or self.value >= self.at_least) and (
+                self.at_most is None or self.value <= self.at_most
+            )
+            self.state = State.MET if is_met else State.NOT_MET
 
     @property
     def limit(self) -> str:

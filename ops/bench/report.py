@@ -47,6 +47,7 @@ class BenchReport(msgspec.Struct, kw_only=True):
     durability: DurabilityCost | None = None
     recoveries: list[Recovery] = []
     queue: QueueRows = msgspec.field(default_factory=QueueRows)
+    goals: list[Goal] = []
 
 
 def machine() -> dict[str, str]:
@@ -84,8 +85,8 @@ def print_report(console: Console, report: BenchReport) -> None:
         console.print(_recovery(report))
     for table in queue_tables(report.queue):
         console.print(table)
-    if goals := all_goals(report):
-        console.print(goals_table(goals))
+    if report.goals:
+        console.print(goals_table(report.goals))
     for row, reason in report.failures.items():
         console.print(f"not measured: {row}: {escape(reason)}", style="red")
 

@@ -30,7 +30,7 @@ from .queue_fairness import measure_fairness
 from .queue_idle import measure_idle
 from .queue_scale import measure_scale
 from .recovery import measure_recovery
-from .report import BenchReport, machine, print_report, versions
+from .report import BenchReport, all_goals, machine, print_report, versions
 from .roofline import measure_bandwidth
 from .sides import choose_sides
 
@@ -77,6 +77,7 @@ def run_bench(options: BenchOptions) -> int:
             except PenstockError as error:
                 # What the other rows took an hour to find is not lost with this one.
                 report.failures[row] = str(error)
+    report.goals = all_goals(report)
     print_report(console, report)
     options.json_path.parent.mkdir(parents=True, exist_ok=True)
     options.json_path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
