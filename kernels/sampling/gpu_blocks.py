@@ -1,0 +1,120 @@
+"""Triton: passes over all logits, a program for each block of each row.
+
+Floats are compared by *keys*, their bits made integers of the same order: of those a bound can be found bit by bit.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_LEAST_KEY = tl.constexpr(-(1 << 31))
+# Of e to less than this nothing remains beside a weight of one.
+_SMALLEST_EXPONENT = tl.constexpr(-87.0)
+# Where a row's parameters are among those of all rows.
+TEMPERATURE = tl.constexpr(0)
+TOP_K = tl.constexpr(1)
+TOP_P = tl.constexpr(2)
+MIN_P = tl.constexpr(3)
+UNIFORM = tl.constexpr(4)
+
+
+@triton.jit
+def to_key(value):
+    """Of float32 an int32 of the same order; NaN is the greatest, and both zeros are the same."""
+    bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def to_value(key):
+    """What ``to_key`` made a key of."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def to_weight(value, largest, temperature, min_p):
+    """Probability relative to the row's largest; 0 below ``min_p`` and where a row makes no sense."""
+    scaled = (value - largest) / temperature
+    weight = tl.where(scaled > _SMALLEST_EXPONENT, tl.exp(scaled), 0.0)
+    return tl.where(weight >= min_p, weight, 0.0)
+
+
+@triton.jit
+def load_param(params, which: tl.constexpr, row, num_rows):
+    """A parameter of a row, float64."""
+    return tl.load(params + which * num_rows + row)
+
+
+@triton.jit
+def load_logits(logits, stride, row, at, vocab_size):
+    """Some logits of a row in float32, minus infinity behind the last."""
+    return tl.load(logits + row.to(tl.int64) * stride + at, mask=at < vocab_size, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def block_maxima_kernel(logits, stride, maxima, vocab_size, BLOCK: tl.constexpr, MAX_BLOCKS: tl.constexpr):
+    """Store the largest key of a block, and the first token that has it."""
+    row, block = tl.program_id(0), tl.program_id(1)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    keys = to_key(load_logits(logits, stride, row, at, vocab_size))
+    keys = tl.where(at < vocab_size, keys, _LEAST_KEY)
+    largest = tl.max(keys, 0)
+    first = tl.min(tl.where(keys == largest, at, vocab_size), 0)
+    place = maxima + row.to(tl.int64) * 2 * MAX_BLOCKS + block
+    tl.store(place, largest)
+    tl.store(place + MAX_BLOCKS, first)
+
+
+@triton.jit
+def row_bounds_kernel(
+    maxima, bounds, tokens, num_blocks, vocab_size, MAX_BLOCKS: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    """Store a row's most probable token, its largest key, and the largest key that WIDTH blocks reach."""
+    row = tl.program_id(0)
+    block = tl.arange(0, MAX_BLOCKS)
+    place = maxima + row.to(tl.int64) * 2 * MAX_BLOCKS + block
+    keys = tl.load(place, mask=block < num_blocks, other=_LEAST_KEY)
+    firsts = tl.load(place + MAX_BLOCKS, mask=block < num_blocks, other=vocab_size)
+    largest = tl.max(keys, 0)
+    tl.store(tokens + row, tl.min(tl.where(keys == largest, firsts, vocab_size - 1), 0).to(tl.int64))
+    least = tl.full([], 0, tl.int64)  # counted from the least key
+    for step in range(32):
+        trial = least + (tl.full([], 1, tl.int64) << (31 - step))
+        reach = tl.sum((keys.to(tl.int64) - _LEAST_KEY >= trial).to(tl.int32), 0)
+        least = tl.where(reach >= WIDTH, trial, least)
+    tl.store(bounds + row * 2, largest)
+    tl.store(bounds + row * 2 + 1, (least + _LEAST_KEY).to(tl.int32))
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def block_weights_kernel(
+    logits, stride, params, bounds, sums, candidates, state, num_rows, vocab_size,
+    BLOCK: tl.constexpr, MAX_BLOCKS: tl.constexpr, CAPACITY: tl.constexpr,
+):  # fmt: skip
+    """Store the sum of a block's weights, and keys and ids of those of its tokens that reach the row's bound.
+
+    In which order blocks put their candidates is left to chance; ``draw_kernel`` gives the same for any.
+    """
+    row, block = tl.program_id(0), tl.program_id(1)
+    temperature = load_param(params, TEMPERATURE, row, num_rows).to(tl.float32)
+    if temperature > 0.0:
+        min_p = load_param(params, MIN_P, row, num_rows).to(tl.float32)
+        largest = to_value(tl.load(bounds + row * 2))
+        least = tl.load(bounds + row * 2 + 1)
+        at = block * BLOCK + tl.arange(0, BLOCK)
+        values = load_logits(logits, stride, row, at, vocab_size)
+        weights = to_weight(values, largest, temperature, min_p)
+        weights = tl.where(at < vocab_size, weights, 0.0)
+        tl.store(sums + row.to(tl.int64) * MAX_BLOCKS + block, tl.sum(weights, 0))
+        keys = to_key(values)
+        is_candidate = (at < vocab_size) & (keys >= least)
+        counted = is_candidate.to(tl.int32)
+        num_found = tl.sum(counted, 0)
+        if num_found > 0:
+            begin = tl.atomic_add(state + row * 2, num_found, sem="relaxed")
+            place = begin + tl.cumsum(counted, 0) - 1
+            is_stored = is_candidate & (place < CAPACITY)
+            to = candidates + row.to(tl.int64) * 2 * CAPACITY + place
+            tl.store(to, keys, mask=is_stored)
+            tl.store(to + CAPACITY, at, mask=is_stored)
