@@ -8,7 +8,7 @@ A row is cut into at most 256 blocks, and four kernels follow one another:
 4. the draw: in the order of the vocabulary where nothing but ``min_p`` filters, else from the candidates
    (``gpu_draw.py``). The few rows that do not end among them are searched, 4 bits of a logit a pass (``gpu_search.py``).
 
-The steps 1 and 3 read all logits with as many programs as there are blocks, the others one program a row. A row's sums
+The steps 1 and 3 read all logits with a program for every 8,192 of them, the others have one program a row. A row's sums
 are made in an order that depends on ``V`` alone, so its token does not depend on the other rows. Which tokens are looked
 at in which order is the reference's, so the same uniform number draws the same token.
 """
@@ -25,6 +25,8 @@ from .gpu_draw import draw_kernel
 from .gpu_search import search_kernel
 
 MAX_BLOCKS = 256
+# Logits of one program: as many blocks as that makes, 8 at least.
+_GROUP_SIZE = 8192
 _MIN_BLOCK = 8
 # What the reference and the C++ look at first; where top_p ends decides in which order a row draws.
 WIDTH = 64
@@ -45,15 +47,15 @@ def sample(logits: Tensor, draws: Draws) -> Tensor:
     params = _on_device(draws, logits.device)
     tokens, bounds = _bounds(logits)
     block = _block_size(vocab_size)
+    group = _group_size(block)
     sums = torch.empty(num_rows, MAX_BLOCKS, dtype=torch.float32, device=logits.device)
     candidates = torch.empty(num_rows, 2, CAPACITY, dtype=torch.int32, device=logits.device)
     # Of each row how many candidates it has, and whether it is still to be searched.
     state = torch.zeros(num_rows, 2, dtype=torch.int32, device=logits.device)
     if num_rows:
-        block_weights_kernel[(num_rows, triton.cdiv(vocab_size, block))](
+        block_weights_kernel[(num_rows, triton.cdiv(vocab_size, block * group))](
             logits, logits.stride(0), params, bounds, sums, candidates, state,
-            num_rows, vocab_size, BLOCK=block, MAX_BLOCKS=MAX_BLOCKS, CAPACITY=CAPACITY,
-            num_warps=_num_warps(block),
+            num_rows, vocab_size, BLOCK=block, GROUP=group, MAX_BLOCKS=MAX_BLOCKS, CAPACITY=CAPACITY, num_warps=8,
         )  # fmt: skip
         draw_kernel[(num_rows,)](
             logits, logits.stride(0), params, bounds, sums, candidates, state, tokens,
@@ -70,14 +72,14 @@ def _bounds(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The most probable token of each row ``[R]``, and ``[R, 2]`` keys: the largest, and one that 64 tokens reach."""
     num_rows, vocab_size = logits.shape
     block = _block_size(vocab_size)
-    num_blocks = triton.cdiv(vocab_size, block)
+    num_blocks, group = triton.cdiv(vocab_size, block), _group_size(block)
     maxima = torch.empty(num_rows, 2, MAX_BLOCKS, dtype=torch.int32, device=logits.device)
     bounds = torch.empty(num_rows, 2, dtype=torch.int32, device=logits.device)
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows:
-        block_maxima_kernel[(num_rows, num_blocks)](
+        block_maxima_kernel[(num_rows, triton.cdiv(num_blocks, group))](
             logits, logits.stride(0), maxima, vocab_size,
-            BLOCK=block, MAX_BLOCKS=MAX_BLOCKS, num_warps=_num_warps(block),
+            BLOCK=block, GROUP=group, MAX_BLOCKS=MAX_BLOCKS, num_warps=8,
         )  # fmt: skip
         row_bounds_kernel[(num_rows,)](
             maxima, bounds, tokens, num_blocks, vocab_size, MAX_BLOCKS=MAX_BLOCKS, WIDTH=WIDTH, num_warps=4
@@ -93,8 +95,8 @@ def _block_size(vocab_size: int) -> int:
     return max(_MIN_BLOCK, triton.next_power_of_2(triton.cdiv(vocab_size, MAX_BLOCKS)))
 
 
-def _num_warps(block: int) -> int:
-    return 4 if block >= 512 else 1
+def _group_size(block: int) -> int:
+    return min(MAX_BLOCKS, max(8, _GROUP_SIZE // block))
 
 
 def _on_device(draws: Draws, device: torch.device) -> Tensor:

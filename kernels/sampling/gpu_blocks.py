@@ -1,4 +1,4 @@
-"""Triton: passes over all logits, a program for each block of each row.
+"""Triton: passes over all logits, a program for some blocks of a row.
 
 Floats are compared by *keys*, their bits made integers of the same order: of those a bound can be found bit by bit.
 """
@@ -53,14 +53,17 @@ def load_logits(logits, stride, row, at, vocab_size):
 
 
 @triton.jit
-def block_maxima_kernel(logits, stride, maxima, vocab_size, BLOCK: tl.constexpr, MAX_BLOCKS: tl.constexpr):
-    """Store the largest key of a block, and the first token that has it."""
-    row, block = tl.program_id(0), tl.program_id(1)
-    at = block * BLOCK + tl.arange(0, BLOCK)
+def block_maxima_kernel(
+    logits, stride, maxima, vocab_size, BLOCK: tl.constexpr, GROUP: tl.constexpr, MAX_BLOCKS: tl.constexpr
+):  # fmt: skip
+    """Store the largest key of each of GROUP blocks, and the first token that has it."""
+    row, group = tl.program_id(0), tl.program_id(1)
+    block = group * GROUP + tl.arange(0, GROUP)
+    at = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     keys = to_key(load_logits(logits, stride, row, at, vocab_size))
     keys = tl.where(at < vocab_size, keys, _LEAST_KEY)
-    largest = tl.max(keys, 0)
-    first = tl.min(tl.where(keys == largest, at, vocab_size), 0)
+    largest = tl.max(keys, 1)
+    first = tl.min(tl.where(keys == largest[:, None], at, vocab_size), 1)
     place = maxima + row.to(tl.int64) * 2 * MAX_BLOCKS + block
     tl.store(place, largest)
     tl.store(place + MAX_BLOCKS, first)
@@ -90,23 +93,25 @@ def row_bounds_kernel(
 @triton.jit(do_not_specialize=["num_rows"])
 def block_weights_kernel(
     logits, stride, params, bounds, sums, candidates, state, num_rows, vocab_size,
-    BLOCK: tl.constexpr, MAX_BLOCKS: tl.constexpr, CAPACITY: tl.constexpr,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr, MAX_BLOCKS: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """Store the sum of a block's weights, and keys and ids of those of its tokens that reach the row's bound.
+    """Store the sums of the weights of GROUP blocks, and keys and ids of their tokens that reach the row's bound.
 
-    In which order blocks put their candidates is left to chance; ``draw_kernel`` gives the same for any.
+    In which order programs put their candidates is left to chance; ``draw_kernel`` gives the same for any.
     """
-    row, block = tl.program_id(0), tl.program_id(1)
+    row, group = tl.program_id(0), tl.program_id(1)
     temperature = load_param(params, TEMPERATURE, row, num_rows).to(tl.float32)
     if temperature > 0.0:
         min_p = load_param(params, MIN_P, row, num_rows).to(tl.float32)
         largest = to_value(tl.load(bounds + row * 2))
         least = tl.load(bounds + row * 2 + 1)
-        at = block * BLOCK + tl.arange(0, BLOCK)
+        at = group * GROUP * BLOCK + tl.arange(0, GROUP * BLOCK)
         values = load_logits(logits, stride, row, at, vocab_size)
         weights = to_weight(values, largest, temperature, min_p)
         weights = tl.where(at < vocab_size, weights, 0.0)
-        tl.store(sums + row.to(tl.int64) * MAX_BLOCKS + block, tl.sum(weights, 0))
+        block = group * GROUP + tl.arange(0, GROUP)
+        block_sums = tl.sum(tl.reshape(weights, (GROUP, BLOCK)), 1)
+        tl.store(sums + row.to(tl.int64) * MAX_BLOCKS + block, block_sums)
         keys = to_key(values)
         is_candidate = (at < vocab_size) & (keys >= least)
         counted = is_candidate.to(tl.int32)

@@ -15,7 +15,8 @@ gpu = pytest.importorskip("penstock.kernels.sampling.gpu", reason="needs triton"
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Around the sizes of blocks and the number of tokens that are looked at first.
-SHAPES = [(1, 1), (3, 41), (4, 64), (5, 257), (7, 1000), (6, 8193)]
+# Of those the last is of more than one program.
+SHAPES = [(1, 1), (2, 41), (3, 257), (5, 1000), (2, 8193)]
 FILTERS = [
     {},
     {"temperature": 0.3, "min_p": 0.05},
@@ -110,7 +111,7 @@ def test_rounded_logits_draw_as_probable_a_token(
 @pytest.mark.parametrize("params", [{}, {"top_k": 5}, {"top_k": 300}, {"top_p": 0.5}, {"top_p": 0.999}], ids=str)
 def test_draws_follow_the_distribution(params: dict[str, float], device: torch.device) -> None:
     """Over evenly spread numbers each token comes as often as it is probable, to within one draw at each edge."""
-    num_rows = 64
+    num_rows = 24
     row = logits_of(1, 1000, 2.0)
     found = gpu.sample(row.repeat(num_rows, 1).to(device), draws_of(num_rows, **params)).cpu()
     probabilities = torch.softmax(row[0].double(), 0)
@@ -156,7 +157,7 @@ def test_rows_of_infinities_and_nan(params: dict[str, float], device: torch.devi
 
 def test_all_equal_logits(device: torch.device) -> None:
     """More tokens than there is room for candidates tie with the most probable ones."""
-    num_rows, vocab_size = 40, 3000
+    num_rows, vocab_size = 12, 3000
     zeros = torch.zeros(num_rows, vocab_size, device=device)
     assert gpu.sample(zeros, draws_of(num_rows, top_p=0.5)).unique().numel() == num_rows
     assert gpu.sample(zeros[:3], draws_of(3, top_k=3)).tolist() == [0, 1, 2]
