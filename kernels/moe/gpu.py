@@ -1,4 +1,4 @@
-"""In Triton, for a GPU: routing, two grouped products with the gate in the first, and the sum of each token's experts."""
+"""In Triton, for a GPU: routing, two grouped products with the gate in the first, and each token's weighted sum."""
 
 from __future__ import annotations
 

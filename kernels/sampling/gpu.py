@@ -6,11 +6,11 @@ A row is cut into at most 256 blocks, and four kernels follow one another:
 2. of each row the most probable token, and a logit that at least 64 tokens reach: the 64th largest of the blocks' own;
 3. of each block the sum of its weights, and its candidates: the tokens that reach that logit, a hundred or so a row;
 4. the draw: in the order of the vocabulary where nothing but ``min_p`` filters, else from the candidates
-   (``gpu_draw.py``). The few rows that do not end among them are searched, 4 bits of a logit a pass (``gpu_search.py``).
+   (``gpu_draw.py``). Rows that do not end among them, few, are searched: 4 bits of a logit a pass (``gpu_search.py``).
 
-The steps 1 and 3 read all logits with a program for every 8,192 of them, the others have one program a row. A row's sums
-are made in an order that depends on ``V`` alone, so its token does not depend on the other rows. Which tokens are looked
-at in which order is the reference's, so the same uniform number draws the same token.
+The steps 1 and 3 read all logits with a program for every 8,192 of them, the others have one program a row. A row's
+sums are made in an order that depends on ``V`` alone, so its token does not depend on the other rows. Which tokens are
+looked at in which order is the reference's, so the same uniform number draws the same token.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def draw_kernel(
     logits, stride, params, bounds, sums, candidates, state, tokens, num_rows, vocab_size,
     BLOCK: tl.constexpr, MAX_BLOCKS: tl.constexpr, CAPACITY: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Draw a row's token, or note that it is to be searched. A row that cannot be drawn keeps its most probable token."""
+    """Draw a row's token, or note that it is to be searched; one that weighs nothing keeps its most probable token."""
     row = tl.program_id(0)
     temperature = load_param(params, TEMPERATURE, row, num_rows).to(tl.float32)
     if temperature > 0.0:

@@ -1,7 +1,7 @@
 """Triton: rows that do not end among their candidates, by searching the bits of a key, with all logits read a pass.
 
 ``S(k)``, what the tokens with keys of at least ``k`` count or weigh, falls as ``k`` rises. The largest key whose ``S``
-reaches a goal is found 4 bits a pass: the k-th token of ``top_k``, the last token of ``top_p``, and of rows that draw in
+reaches a goal is found 4 bits a pass: the k-th token of ``top_k``, the last of ``top_p``, and of rows that draw in
 descending order the token drawn, too. Among equal keys the first tokens come first.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .gpu_blocks import MIN_P, TEMPERATURE, TOP_K, TOP_P, UNIFORM, load_logits, load_param, to_key, to_value, to_weight
+from .gpu_blocks import MIN_P, TEMPERATURE, TOP_K, TOP_P, UNIFORM, load_param, to_key, to_value, to_weight
 
 _LEAST_KEY = tl.constexpr(-(1 << 31))
 _BELOW_ONE = tl.constexpr(1.0 - 2.0**-52)
@@ -66,10 +66,8 @@ def _search(
             at = start + tl.arange(0, BLOCK)
             values = _load(place, at, vocab_size)
             keys = to_key(values)
-            if IS_COUNT:
-                weights = tl.full((BLOCK,), 1.0, tl.float32)
-            else:
-                weights = to_weight(values, largest, temperature, min_p)
+            ones = tl.full((BLOCK,), 1.0, tl.float32)
+            weights = ones if IS_COUNT else to_weight(values, largest, temperature, min_p)
             weights = tl.where((at < vocab_size) & (keys > floor), weights, 0.0)
             reach += tl.sum(tl.where(keys[:, None] >= keys_tried[None, :], weights[:, None], 0.0), 0).to(tl.float64)
         does_reach = (reach > goal) if IS_STRICT else (reach >= goal)
@@ -119,21 +117,15 @@ def _draw_in_descent(place, vocab_size, largest, temperature, min_p, top_k, top_
     num_tied = top_k.to(tl.int32) - num_above
     extra = num_tied.to(tl.float64) * to_weight(to_value(floor), largest, temperature, min_p).to(tl.float64)
     total += extra
-    last = _search(
-        place, vocab_size, floor, extra, total * top_p, largest, temperature, min_p, False, False, BLOCK
-    )
+    last = _search(place, vocab_size, floor, extra, total * top_p, largest, temperature, min_p, False, False, BLOCK)
     last = tl.maximum(tl.minimum(last, to_key(largest)), floor)
-    before, num_last, weight = _group(
-        place, vocab_size, last, floor, num_tied, largest, temperature, min_p, BLOCK
-    )
+    before, num_last, weight = _group(place, vocab_size, last, floor, num_tied, largest, temperature, min_p, BLOCK)
     num_last = _tokens_within(total * top_p - before, weight, num_last)
     prefix = before + num_last.to(tl.float64) * weight
     target = tl.minimum(uniform * prefix, prefix * _BELOW_ONE)
     drawn = _search(place, vocab_size, floor, extra, target, largest, temperature, min_p, True, False, BLOCK)
     drawn = tl.maximum(tl.minimum(drawn, to_key(largest)), last)
-    before, num_drawn, weight = _group(
-        place, vocab_size, drawn, floor, num_tied, largest, temperature, min_p, BLOCK
-    )
+    before, num_drawn, weight = _group(place, vocab_size, drawn, floor, num_tied, largest, temperature, min_p, BLOCK)
     num_drawn = tl.where(drawn == last, num_last, num_drawn)
     which = tl.floor((target - before) / tl.where(weight > 0.0, weight, 1.0))
     which = tl.minimum(tl.maximum(which, 0.0), (num_drawn - 1).to(tl.float64)).to(tl.int32)

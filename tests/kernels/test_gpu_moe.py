@@ -89,7 +89,12 @@ def test_the_reference_is_what_transformers_computes() -> None:
 def test_the_sigmoid_form_is_that_of_deepseek() -> None:
     router = DeepseekV3TopkRouter(
         DeepseekV3Config(
-            hidden_size=16, n_routed_experts=8, num_experts_per_tok=3, n_group=1, topk_group=1, routed_scaling_factor=2.5
+            hidden_size=16,
+            n_routed_experts=8,
+            num_experts_per_tok=3,
+            n_group=1,
+            topk_group=1,
+            routed_scaling_factor=2.5,
         )
     )
     router.weight.data = random(8, 16)

@@ -33,7 +33,6 @@ FILTERS = [
 ]
 
 
-
 def draws_of(num_rows: int, device: torch.device | str = "cpu", **params: float) -> Draws:
     """``num_rows`` equal rows whose uniform numbers are spread over all there are."""
     values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **params}
