@@ -40,7 +40,8 @@ class _Blocks:
 
 def _choose_blocks(rows: int, itemsize: int, is_gated: bool) -> _Blocks:
     size_k = 128 // itemsize if rows > 16 else 256 // itemsize
-    size_n = 128 if rows > 32 and not is_gated else 64
+    # With float32, which has no tensor cores here, larger sums of products spill registers.
+    size_n = (128 if rows > 32 and not is_gated else 64) // (2 if itemsize == 4 else 1)
     return _Blocks(size_n, size_k, num_warps=8 if rows == 128 else 4, num_stages=3)
 
 
