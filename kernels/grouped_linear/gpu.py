@@ -1,5 +1,8 @@
 """In Triton, for a GPU: one product for all groups, in blocks of rows of one group each."""
 
+# What Triton compiles is typed as if Python ran it.
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,8 @@
 """Triton: entries sorted by group, each group padded to whole blocks; all sizes stay on the device."""
 
+# What Triton compiles is typed as if Python ran it.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass

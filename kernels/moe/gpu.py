@@ -1,5 +1,8 @@
 """In Triton, for a GPU: routing, two grouped products with the gate in the first, and each token's weighted sum."""
 
+# What Triton compiles is typed as if Python ran it.
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 import torch

@@ -1,5 +1,8 @@
 """In Triton, for a GPU: a lane for each penalised logit."""
 
+# What Triton compiles is typed as if Python ran it.
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 import torch

@@ -1,5 +1,8 @@
 """In Triton, for a GPU: rows to bytes, and their product on the tensor cores."""
 
+# What Triton compiles is typed as if Python ran it.
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportOperatorIssue=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -13,6 +13,9 @@ sums are made in an order that depends on ``V`` alone, so its token does not dep
 looked at in which order is the reference's, so the same uniform number draws the same token.
 """
 
+# What Triton compiles is typed as if Python ran it.
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 import torch
@@ -20,7 +23,7 @@ import triton
 from torch import Tensor
 
 from .draws import Draws
-from .gpu_blocks import block_maxima_kernel, block_weights_kernel, row_bounds_kernel
+from .gpu_blocks import STATES, block_maxima_kernel, block_weights_kernel, row_bounds_kernel
 from .gpu_draw import draw_kernel
 from .gpu_search import search_kernel
 
@@ -50,8 +53,7 @@ def sample(logits: Tensor, draws: Draws) -> Tensor:
     group = _group_size(block)
     sums = torch.empty(num_rows, MAX_BLOCKS, dtype=torch.float32, device=logits.device)
     candidates = torch.empty(num_rows, 2, CAPACITY, dtype=torch.int32, device=logits.device)
-    # Of each row how many candidates it has, and whether it is still to be searched.
-    state = torch.zeros(num_rows, 2, dtype=torch.int32, device=logits.device)
+    state = torch.zeros(num_rows, STATES.value, dtype=torch.int32, device=logits.device)
     if num_rows:
         block_weights_kernel[(num_rows, triton.cdiv(vocab_size, block * group))](
             logits, logits.stride(0), params, bounds, sums, candidates, state,
@@ -63,7 +65,7 @@ def sample(logits: Tensor, draws: Draws) -> Tensor:
         )  # fmt: skip
         search_kernel[(num_rows,)](
             logits, logits.stride(0), params, bounds, state, tokens,
-            num_rows, vocab_size, BLOCK=_SEARCH_BLOCK, num_warps=16,
+            num_rows, vocab_size, BLOCK=_SEARCH_BLOCK, WIDTH=WIDTH, num_warps=16,
         )  # fmt: skip
     return tokens
 

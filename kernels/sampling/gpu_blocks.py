@@ -3,6 +3,9 @@
 Floats are compared by *keys*, their bits made integers of the same order: of those a bound can be found bit by bit.
 """
 
+# What Triton compiles is typed as if Python ran it.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportOperatorIssue=false
+
 from __future__ import annotations
 
 import triton
@@ -11,6 +14,11 @@ import triton.language as tl
 _LEAST_KEY = tl.constexpr(-(1 << 31))
 # Of e to less than this nothing remains beside a weight of one.
 _SMALLEST_EXPONENT = tl.constexpr(-87.0)
+# What is counted and noted of a row.
+STATES = tl.constexpr(3)
+NUM_CANDIDATES = tl.constexpr(0)
+NUM_POSITIVE = tl.constexpr(1)
+IS_SEARCHED = tl.constexpr(2)
 # Where a row's parameters are among those of all rows.
 TEMPERATURE = tl.constexpr(0)
 TOP_K = tl.constexpr(1)
@@ -97,6 +105,8 @@ def block_weights_kernel(
 ):  # fmt: skip
     """Store the sums of the weights of GROUP blocks, and keys and ids of their tokens that reach the row's bound.
 
+    How many of a row do, and how many weigh anything at all, is counted.
+
     In which order programs put their candidates is left to chance; ``draw_kernel`` gives the same for any.
     """
     row, group = tl.program_id(0), tl.program_id(1)
@@ -113,11 +123,13 @@ def block_weights_kernel(
         block_sums = tl.sum(tl.reshape(weights, (GROUP, BLOCK)), 1)
         tl.store(sums + row.to(tl.int64) * MAX_BLOCKS + block, block_sums)
         keys = to_key(values)
-        is_candidate = (at < vocab_size) & (keys >= least)
+        is_candidate = (weights > 0.0) & (keys >= least)
         counted = is_candidate.to(tl.int32)
         num_found = tl.sum(counted, 0)
-        if num_found > 0:
-            begin = tl.atomic_add(state + row * 2, num_found, sem="relaxed")
+        num_positive = tl.sum((weights > 0.0).to(tl.int32), 0)
+        if num_positive > 0:
+            tl.atomic_add(state + row * STATES + NUM_POSITIVE, num_positive, sem="relaxed")
+            begin = tl.atomic_add(state + row * STATES + NUM_CANDIDATES, num_found, sem="relaxed")
             place = begin + tl.cumsum(counted, 0) - 1
             is_stored = is_candidate & (place < CAPACITY)
             to = candidates + row.to(tl.int64) * 2 * CAPACITY + place

@@ -1,11 +1,28 @@
 """Triton: the draw of a row from its candidates, or from the whole vocabulary by the sums of its blocks."""
 
+# What Triton compiles is typed as if Python ran it.
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from .gpu_blocks import MIN_P, TEMPERATURE, TOP_K, TOP_P, UNIFORM, load_logits, load_param, to_value, to_weight
+from .gpu_blocks import (
+    IS_SEARCHED,
+    MIN_P,
+    NUM_CANDIDATES,
+    NUM_POSITIVE,
+    STATES,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    UNIFORM,
+    load_logits,
+    load_param,
+    to_value,
+    to_weight,
+)
 
 # Weights of candidates are rounded down to such steps. A sum of up to 512 of them is exact in float64, the same in
 # whatever order the candidates came; what a token loses by it, 6e-14 of the largest, no float32 logit resolves.
@@ -37,17 +54,18 @@ def draw_kernel(
         has_limit = (top_k > 0) & (top_k < vocab_size)
         token = tl.full([], -1, tl.int32)
         if has_limit | (top_p < 1.0):
-            num_candidates = tl.load(state + row * 2)
+            num_candidates = tl.load(state + row * STATES + NUM_CANDIDATES)
+            has_more = num_candidates < tl.load(state + row * STATES + NUM_POSITIVE)
             to_search = num_candidates > CAPACITY
             if num_candidates <= CAPACITY:
                 limit = tl.where(has_limit, top_k, vocab_size).to(tl.int32)
                 width = tl.where(has_limit, num_candidates, tl.minimum(num_candidates, WIDTH))
                 total = tl.sum(_block_sums(sums, row, vocab_size, BLOCK, MAX_BLOCKS), 0)
                 token, to_search = _from_candidates(
-                    candidates + row.to(tl.int64) * 2 * CAPACITY, num_candidates, limit, width, has_limit, total,
-                    largest, temperature, min_p, top_p, uniform, CAPACITY,
+                    candidates + row.to(tl.int64) * 2 * CAPACITY, num_candidates, has_more, limit, width, has_limit,
+                    total, largest, temperature, min_p, top_p, uniform, CAPACITY,
                 )  # fmt: skip
-            tl.store(state + row * 2 + 1, to_search.to(tl.int32))
+            tl.store(state + row * STATES + IS_SEARCHED, to_search.to(tl.int32))
         else:
             blocks = _block_sums(sums, row, vocab_size, BLOCK, MAX_BLOCKS)
             token = _in_order(
@@ -66,11 +84,12 @@ def _block_sums(sums, row, vocab_size, BLOCK: tl.constexpr, MAX_BLOCKS: tl.const
 
 @triton.jit
 def _from_candidates(
-    candidates, num_candidates, limit, width, has_limit, total, largest, temperature, min_p, top_p, uniform,
+    candidates, num_candidates, has_more, limit, width, has_limit, total, largest, temperature, min_p, top_p, uniform,
     CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """Return the token drawn, and whether the row has to be searched since its prefix does not end within ``width``.
 
+    ``has_more`` says that other tokens weigh something, too; where a grammar leaves few, none does.
     Each candidate is compared with all: what is ahead of it, in descending order and of equals the first, gives its
     rank and the sum before it without a sort.
     """
@@ -95,7 +114,8 @@ def _from_candidates(
     # A weight below min_p is 0; what is kept is a prefix, so sums before its tokens are sums of kept ones.
     is_kept = is_there & (ranks < tl.minimum(limit, width)) & (weights > 0.0)
     reach = tl.max(tl.where(is_kept, before + weights, 0.0), 0)
-    goes_on = (limit > width) & (tl.sum(is_kept.to(tl.int32), 0) == width)
+    has_more = has_more | (num_candidates > width)
+    goes_on = has_more & (limit > width) & (tl.sum(is_kept.to(tl.int32), 0) == width)
     nucleus = tl.where(goes_on, total, reach) * top_p
     is_kept = is_kept & ((before < nucleus) | (ranks == 0))
     prefix = tl.max(tl.where(is_kept, before + weights, 0.0), 0)

@@ -5,12 +5,27 @@ reaches a goal is found 4 bits a pass: the k-th token of ``top_k``, the last of 
 descending order the token drawn, too. Among equal keys the first tokens come first.
 """
 
+# What Triton compiles is typed as if Python ran it.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from .gpu_blocks import MIN_P, TEMPERATURE, TOP_K, TOP_P, UNIFORM, load_param, to_key, to_value, to_weight
+from .gpu_blocks import (
+    IS_SEARCHED,
+    MIN_P,
+    STATES,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    UNIFORM,
+    load_param,
+    to_key,
+    to_value,
+    to_weight,
+)
 
 _LEAST_KEY = tl.constexpr(-(1 << 31))
 _BELOW_ONE = tl.constexpr(1.0 - 2.0**-52)
@@ -18,11 +33,12 @@ _DIGITS = tl.constexpr(16)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def search_kernel(logits, stride, params, bounds, state, tokens, num_rows, vocab_size, BLOCK: tl.constexpr):
+def search_kernel(
+    logits, stride, params, bounds, state, tokens, num_rows, vocab_size, BLOCK: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
     """Draw the token of a row that ``draw_kernel`` left."""
     row = tl.program_id(0)
-    is_searched = tl.load(state + row * 2 + 1)
-    if is_searched != 0:
+    if tl.load(state + row * STATES + IS_SEARCHED) != 0:
         temperature = load_param(params, TEMPERATURE, row, num_rows).to(tl.float32)
         top_k = load_param(params, TOP_K, row, num_rows)
         top_p = load_param(params, TOP_P, row, num_rows)
@@ -30,19 +46,32 @@ def search_kernel(logits, stride, params, bounds, state, tokens, num_rows, vocab
         uniform = load_param(params, UNIFORM, row, num_rows)
         largest = to_value(tl.load(bounds + row * 2))
         place = logits + row.to(tl.int64) * stride
-        none = tl.full([], 0.0, tl.float64)
-        if (top_k > 0) & (top_k < vocab_size):
-            token = _draw_in_descent(place, vocab_size, largest, temperature, min_p, top_k, top_p, uniform, BLOCK)
+        floor = tl.full([], _LEAST_KEY, tl.int32)
+        extra = tl.full([], 0.0, tl.float64)
+        num_tied = tl.full([], 0, tl.int32)
+        has_limit = (top_k > 0) & (top_k < vocab_size)
+        if has_limit:
+            floor = _search(place, vocab_size, floor, extra, top_k, largest, temperature, min_p, False, True, BLOCK)
+            # Of the tokens that tie with the last of top_k, the first few are kept.
+            _, num_above = _above(place, vocab_size, floor, largest, temperature, min_p, BLOCK)
+            num_tied = top_k.to(tl.int32) - num_above
+            extra = num_tied.to(tl.float64) * to_weight(to_value(floor), largest, temperature, min_p).to(tl.float64)
+        total, _ = _above(place, vocab_size, floor, largest, temperature, min_p, BLOCK)
+        nucleus = (total + extra) * top_p
+        last = _search(place, vocab_size, floor, extra, nucleus, largest, temperature, min_p, False, False, BLOCK)
+        last = tl.maximum(tl.minimum(last, to_key(largest)), floor)
+        before, num_before, num_last, weight = _group(
+            place, vocab_size, last, floor, num_tied, largest, temperature, min_p, BLOCK
+        )
+        num_last = _tokens_within(nucleus - before, weight, num_last)
+        if has_limit | (num_before + num_last <= WIDTH):
+            token = _draw_in_descent(
+                place, vocab_size, floor, extra, num_tied, last, before + num_last.to(tl.float64) * weight, num_last,
+                largest, temperature, min_p, uniform, BLOCK,
+            )  # fmt: skip
         else:
-            least = tl.full([], _LEAST_KEY, tl.int32)
-            total, _ = _above(place, vocab_size, least, largest, temperature, min_p, BLOCK)
-            last = _search(
-                place, vocab_size, least, none, total * top_p, largest, temperature, min_p, False, False, BLOCK
-            )
-            threshold = to_weight(to_value(last), largest, temperature, min_p)
-            token = _draw_in_order(
-                place, vocab_size, largest, temperature, tl.maximum(threshold, min_p), uniform, BLOCK
-            )
+            threshold = tl.maximum(weight.to(tl.float32), min_p)
+            token = _draw_in_order(place, vocab_size, largest, temperature, threshold, uniform, BLOCK)
         if token >= 0:
             tl.store(tokens + row, token.to(tl.int64))
 
@@ -107,25 +136,20 @@ def _count_equal(place, vocab_size, key, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _draw_in_descent(place, vocab_size, largest, temperature, min_p, top_k, top_p, uniform, BLOCK: tl.constexpr):
-    """Draw from the ``top_k`` most probable tokens, in their order; -1 if they weigh nothing."""
-    nothing = tl.full([], 0.0, tl.float64)
-    least = tl.full([], _LEAST_KEY, tl.int32)
-    floor = _search(place, vocab_size, least, nothing, top_k, largest, temperature, min_p, False, True, BLOCK)
-    total, num_above = _above(place, vocab_size, floor, largest, temperature, min_p, BLOCK)
-    # Of the tokens that tie with the last of top_k, the first few are kept.
-    num_tied = top_k.to(tl.int32) - num_above
-    extra = num_tied.to(tl.float64) * to_weight(to_value(floor), largest, temperature, min_p).to(tl.float64)
-    total += extra
-    last = _search(place, vocab_size, floor, extra, total * top_p, largest, temperature, min_p, False, False, BLOCK)
-    last = tl.maximum(tl.minimum(last, to_key(largest)), floor)
-    before, num_last, weight = _group(place, vocab_size, last, floor, num_tied, largest, temperature, min_p, BLOCK)
-    num_last = _tokens_within(total * top_p - before, weight, num_last)
-    prefix = before + num_last.to(tl.float64) * weight
+def _draw_in_descent(
+    place, vocab_size, floor, extra, num_tied, last, prefix, num_last,
+    largest, temperature, min_p, uniform, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Draw in descending order from what weighs ``prefix`` and ends with ``num_last`` tokens of the key ``last``.
+
+    Returns -1 if it weighs nothing.
+    """
     target = tl.minimum(uniform * prefix, prefix * _BELOW_ONE)
     drawn = _search(place, vocab_size, floor, extra, target, largest, temperature, min_p, True, False, BLOCK)
     drawn = tl.maximum(tl.minimum(drawn, to_key(largest)), last)
-    before, num_drawn, weight = _group(place, vocab_size, drawn, floor, num_tied, largest, temperature, min_p, BLOCK)
+    before, _, num_drawn, weight = _group(
+        place, vocab_size, drawn, floor, num_tied, largest, temperature, min_p, BLOCK
+    )  # fmt: skip
     num_drawn = tl.where(drawn == last, num_last, num_drawn)
     which = tl.floor((target - before) / tl.where(weight > 0.0, weight, 1.0))
     which = tl.minimum(tl.maximum(which, 0.0), (num_drawn - 1).to(tl.float64)).to(tl.int32)
@@ -135,11 +159,11 @@ def _draw_in_descent(place, vocab_size, largest, temperature, min_p, top_k, top_
 
 @triton.jit
 def _group(place, vocab_size, key, floor, num_tied, largest, temperature, min_p, BLOCK: tl.constexpr):
-    """Of the tokens with ``key``: the weight before them, how many are kept, and what each weighs."""
-    before, _ = _above(place, vocab_size, key, largest, temperature, min_p, BLOCK)
+    """Of the tokens with ``key``: what is before them, in weight and number, how many are kept, what each weighs."""
+    before, num_before = _above(place, vocab_size, key, largest, temperature, min_p, BLOCK)
     count = _count_equal(place, vocab_size, key, BLOCK)
     weight = to_weight(to_value(key), largest, temperature, min_p).to(tl.float64)
-    return before, tl.where(key == floor, num_tied, count), weight
+    return before, num_before, tl.where((key == floor) & (num_tied > 0), num_tied, count), weight
 
 
 @triton.jit

@@ -32,12 +32,12 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("routing", ROUTINGS, ids=str)
+@pytest.mark.parametrize("routing", ROUTINGS, ids=["softmax, renormalised", "softmax", "sigmoid"])
 def test_route(
     routing: dict[str, Any], dtype: torch.dtype, device: torch.device, assert_close: Callable[[Tensor, Tensor], None]
 ) -> None:
-    logits = torch.full((63, 50), torch.nan, dtype=dtype)[:, 5:46]
-    logits.copy_(random(63, 41, dtype=dtype))
+    logits = torch.full((17, 50), torch.nan, dtype=dtype)[:, 5:46]
+    logits.copy_(random(17, 41, dtype=dtype))
     logits[0] = 0.0  # of equal ones the first
     on_device = dict(routing, bias=None if routing["bias"] is None else routing["bias"].to(device))
     weights, ids = gpu.route(logits.to(device), 6, **on_device)
@@ -69,7 +69,7 @@ def test_experts(
 
 
 def test_the_reference_is_what_transformers_computes() -> None:
-    sizes = {"hidden_size": 48, "intermediate_size": 24, "num_experts_per_tok": 3}
+    sizes: dict[str, Any] = {"hidden_size": 48, "intermediate_size": 24, "num_experts_per_tok": 3}
     qwen = Qwen3MoeSparseMoeBlock(
         Qwen3MoeConfig(**sizes, moe_intermediate_size=24, num_experts=7, norm_topk_prob=False)
     ).double()

@@ -33,7 +33,7 @@ FILTERS = [
 ]
 
 
-def draws_of(num_rows: int, device: torch.device | str = "cpu", **params: float) -> Draws:
+def draws_of(num_rows: int, **params: float) -> Draws:
     """``num_rows`` equal rows whose uniform numbers are spread over all there are."""
     values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **params}
     return Draws(
@@ -42,7 +42,7 @@ def draws_of(num_rows: int, device: torch.device | str = "cpu", **params: float)
         top_p=torch.full((num_rows,), values["top_p"]),
         min_p=torch.full((num_rows,), values["min_p"]),
         uniforms=(torch.arange(num_rows, dtype=torch.float64) + 0.37) / num_rows,
-    ).to(torch.device(device))
+    )
 
 
 def logits_of(num_rows: int, vocab_size: int, scale: float) -> Tensor:
@@ -137,6 +137,22 @@ def test_a_row_does_not_depend_on_the_others(device: torch.device) -> None:
         assert gpu.sample(logits[row : row + 1], draws.take(only)).item() == together[row]
 
 
+@pytest.mark.parametrize("params", [{"top_k": 20}, {"top_p": 0.5}, {"top_p": 0.99}, {"top_k": 600}], ids=str)
+@pytest.mark.parametrize(("num_left", "scale"), [(5, 1.0), (70, 1.0), (700, 6.0), (700, 0.1)])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_where_a_few_neighbours_hold_all_there_is(
+    num_left: int, scale: float, params: dict[str, float], device: torch.device
+) -> None:
+    """As a grammar leaves them: fewer blocks than usual have candidates, and those more than there is room for."""
+    logits = torch.full((3, 8193), -math.inf)
+    logits[:, 4000 : 4000 + num_left] = logits_of(3, num_left, scale)
+    draws = draws_of(3, **params)
+    expected, is_decided = decided_tokens(logits, draws)
+    found = gpu.sample(logits.to(device), draws).cpu()
+    assert torch.equal(found[is_decided], expected[is_decided])
+    assert is_decided.any()
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, which the interpreter uses, warns of infinities
 @pytest.mark.parametrize("params", [*FILTERS, {"top_k": 10, "min_p": 0.5}], ids=str)
 def test_rows_of_infinities_and_nan(params: dict[str, float], device: torch.device) -> None:
@@ -170,7 +186,7 @@ def test_no_rows(device: torch.device) -> None:
 def test_parameters_may_lie_where_the_logits_are(device: torch.device) -> None:
     logits = logits_of(5, 257, 2.0)
     expected = gpu.sample(logits.to(device), draws_of(5, top_k=9))
-    assert torch.equal(gpu.sample(logits.to(device), draws_of(5, device, top_k=9)), expected)
-    assert torch.equal(reference.sample(logits.to(device), draws_of(5, device, top_k=9)), expected)
+    assert torch.equal(gpu.sample(logits.to(device), draws_of(5, top_k=9).to(device)), expected)
+    assert torch.equal(reference.sample(logits.to(device), draws_of(5, top_k=9).to(device)), expected)
     with pytest.raises(KernelInputError, match="temperature must be contiguous"):
-        sample(logits.to(device), draws_of(5, "meta"))
+        sample(logits.to(device), draws_of(5).to(torch.device("meta")))
