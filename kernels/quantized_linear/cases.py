@@ -1,11 +1,10 @@
-"""For the benchmark: projections of an 8B model, in int8 and float8, beside bfloat16."""
+"""For the benchmark: projections of an 8B model, in int8 and float8."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..bench.case import Case, Setting
@@ -37,15 +36,6 @@ def cases(setting: Setting) -> Iterator[Case]:
                 num_bytes=2 * inputs.nbytes + values.nbytes + num_tokens * num_outputs * inputs.itemsize,
                 num_flop=2 * num_tokens * num_inputs * num_outputs,
             )
-        yield Case(
-            shape=f"bfloat16, for comparison T={num_tokens} K={num_inputs} N={num_outputs}",
-            dtype=inputs.dtype,
-            inputs=(inputs, plain),
-            run=F.linear,
-            truth=F.linear,
-            num_bytes=inputs.nbytes + plain.nbytes + num_tokens * num_outputs * inputs.itemsize,
-            num_flop=2 * num_tokens * num_inputs * num_outputs,
-        )
         yield Case(
             shape=f"rows to int8 T={num_tokens} K={num_inputs}",
             dtype=inputs.dtype,

@@ -70,10 +70,10 @@ def test_experts(
 
 def test_the_reference_is_what_transformers_computes() -> None:
     sizes: dict[str, Any] = {"hidden_size": 48, "intermediate_size": 24, "num_experts_per_tok": 3}
-    qwen = Qwen3MoeSparseMoeBlock(
+    qwen: Any = Qwen3MoeSparseMoeBlock(
         Qwen3MoeConfig(**sizes, moe_intermediate_size=24, num_experts=7, norm_topk_prob=False)
     ).double()
-    mixtral = MixtralSparseMoeBlock(MixtralConfig(**sizes, num_local_experts=7)).double()
+    mixtral: Any = MixtralSparseMoeBlock(MixtralConfig(**sizes, num_local_experts=7)).double()
     hidden = random(9, 48).double()
     for block, renormalizes in ((qwen, False), (mixtral, True)):
         for parameter in block.parameters():
@@ -87,7 +87,7 @@ def test_the_reference_is_what_transformers_computes() -> None:
 
 
 def test_the_sigmoid_form_is_that_of_deepseek() -> None:
-    router = DeepseekV3TopkRouter(
+    router: Any = DeepseekV3TopkRouter(
         DeepseekV3Config(
             hidden_size=16,
             n_routed_experts=8,
