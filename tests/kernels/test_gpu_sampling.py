@@ -16,7 +16,7 @@ gpu = pytest.importorskip("penstock.kernels.sampling.gpu", reason="needs triton"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Around the sizes of blocks and the number of tokens that are looked at first.
 # Of those the last is of more than one program.
-SHAPES = [(1, 1), (2, 41), (3, 257), (5, 1000), (2, 8193)]
+SHAPES = [(1, 1), (1, 41), (2, 257), (3, 1000), (1, 4099)]
 FILTERS = [
     {},
     {"temperature": 0.3, "min_p": 0.05},
@@ -110,7 +110,7 @@ def test_rounded_logits_draw_as_probable_a_token(
 @pytest.mark.parametrize("params", [{}, {"top_k": 5}, {"top_k": 300}, {"top_p": 0.5}, {"top_p": 0.999}], ids=str)
 def test_draws_follow_the_distribution(params: dict[str, float], device: torch.device) -> None:
     """Over evenly spread numbers each token comes as often as it is probable, to within one draw at each edge."""
-    num_rows = 24
+    num_rows = 11
     row = logits_of(1, 1000, 2.0)
     found = gpu.sample(row.repeat(num_rows, 1).to(device), draws_of(num_rows, **params)).cpu()
     probabilities = torch.softmax(row[0].double(), 0)
@@ -137,16 +137,27 @@ def test_a_row_does_not_depend_on_the_others(device: torch.device) -> None:
         assert gpu.sample(logits[row : row + 1], draws.take(only)).item() == together[row]
 
 
-@pytest.mark.parametrize("params", [{"top_k": 20}, {"top_p": 0.5}, {"top_p": 0.99}, {"top_k": 600}], ids=str)
-@pytest.mark.parametrize(("num_left", "scale"), [(5, 1.0), (70, 1.0), (700, 6.0), (700, 0.1)])
+@pytest.mark.parametrize(
+    ("num_left", "scale", "params"),
+    [
+        (5, 1.0, {"top_k": 20}),
+        (5, 1.0, {"top_p": 0.9}),
+        (70, 1.0, {"top_p": 0.99}),
+        (700, 6.0, {"top_p": 0.5}),
+        (700, 6.0, {"top_k": 20}),
+        (700, 0.1, {"top_p": 0.5}),
+        (700, 0.1, {"top_k": 600}),
+    ],
+    ids=str,
+)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_where_a_few_neighbours_hold_all_there_is(
     num_left: int, scale: float, params: dict[str, float], device: torch.device
 ) -> None:
     """As a grammar leaves them: fewer blocks than usual have candidates, and those more than there is room for."""
-    logits = torch.full((3, 8193), -math.inf)
-    logits[:, 4000 : 4000 + num_left] = logits_of(3, num_left, scale)
-    draws = draws_of(3, **params)
+    logits = torch.full((2, 2100), -math.inf)
+    logits[:, 1000 : 1000 + num_left] = logits_of(2, num_left, scale)
+    draws = draws_of(2, **params)
     expected, is_decided = decided_tokens(logits, draws)
     found = gpu.sample(logits.to(device), draws).cpu()
     assert torch.equal(found[is_decided], expected[is_decided])
@@ -154,7 +165,7 @@ def test_where_a_few_neighbours_hold_all_there_is(
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, which the interpreter uses, warns of infinities
-@pytest.mark.parametrize("params", [*FILTERS, {"top_k": 10, "min_p": 0.5}], ids=str)
+@pytest.mark.parametrize("params", [*FILTERS[::2], {"top_k": 10, "min_p": 0.5}], ids=str)
 def test_rows_of_infinities_and_nan(params: dict[str, float], device: torch.device) -> None:
     """What is excluded is not drawn; a row without sense gives some token and harms nobody."""
     logits = torch.full((6, 1000), -math.inf)
@@ -172,7 +183,7 @@ def test_rows_of_infinities_and_nan(params: dict[str, float], device: torch.devi
 
 def test_all_equal_logits(device: torch.device) -> None:
     """More tokens than there is room for candidates tie with the most probable ones."""
-    num_rows, vocab_size = 12, 3000
+    num_rows, vocab_size = 5, 1500
     zeros = torch.zeros(num_rows, vocab_size, device=device)
     assert gpu.sample(zeros, draws_of(num_rows, top_p=0.5)).unique().numel() == num_rows
     assert gpu.sample(zeros[:3], draws_of(3, top_k=3)).tolist() == [0, 1, 2]
