@@ -32,6 +32,7 @@ def argmax(logits: Tensor) -> Tensor:
 
 def sample(logits: Tensor, draws: Draws) -> Tensor:
     """See ``sampling.sample``."""
+    draws = draws.to(torch.device("cpu"))  # which row goes which way is decided there
     size = _piece_rows(logits)
     index = torch.arange(len(logits)).split(size)
     pieces = zip(logits.split(size), index, strict=True)

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...kernels.penalties import penalize
 from .request import Request
 from .row_states import RowStates
 
@@ -38,13 +39,7 @@ class Penalties:
     def apply(self, logits: Tensor) -> Tensor:
         """Penalise ``logits``, ``[R, V]``: in place if they are float32. Each logit changes by itself."""
         logits = logits.float()
-        rows, token_ids, repetition, deduction = (
-            torch.from_numpy(array).to(logits.device)
-            for array in (self.rows, self.token_ids, self.repetition, self.deduction)
-        )
-        chosen = logits[rows, token_ids]
-        chosen = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
-        logits[rows, token_ids] = chosen - deduction
+        penalize(logits, *map(torch.from_numpy, (self.rows, self.token_ids, self.repetition, self.deduction)))
         return logits
 
 

@@ -11,10 +11,12 @@ import torch
 import transformers
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
+from penstock.kernels import moe
 from penstock.shared.errors import ModelLoadError
 from penstock.worker.config import EngineConfig
 from penstock.worker.models.folder import resolve_model_folder
 from penstock.worker.models.lean.decoder import FAMILIES
+from penstock.worker.models.lean.feed_forward import OwnMlp, SparseMlp
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.loader import load_model
 from penstock.worker.models.packed import PackedForward
@@ -84,3 +86,16 @@ def test_a_relative_with_another_activation_goes_the_general_way(tmp_path: Path)
     assert model.forward.mode == "packed"
     with pytest.raises(ModelLoadError, match=r"activation is .*, not SiLU"):
         LeanForward(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, hidden_act="gelu")), SETTINGS)
+
+
+@pytest.mark.parametrize("variant", ["mixtral", "qwen2 moe", "qwen3 moe, with a dense layer"])
+@torch.inference_mode()
+def test_experts_by_kernels_are_those_of_the_model(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU by the kernels' reference, which a model there is not served by."""
+    expected = logits_of(LeanForward(make_model(variant, torch.float32), SETTINGS))
+    monkeypatch.setattr(moe, "is_made_for", lambda device, dtype: True)
+    lean = LeanForward(make_model(variant, torch.float32), SETTINGS)
+    assert any(isinstance(part, SparseMlp) for part in lean.network.modules())
+    assert not any(isinstance(part, OwnMlp) for part in lean.network.modules())
+    for ours, theirs in zip(logits_of(lean), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from ....kernels.rms_norm import add_rms_norm, rms_norm
 from ....kernels.rotary import apply_rotary
-from ....kernels.silu_and_mul import silu_and_mul
-from ....shared.errors import ModelLoadError
+from .feed_forward import make_feed_forward
 from .fuse import fuse_linear
 
 # attend(query [T, H, D], key [T, KVH, D], value [T, KVH, D]) -> [T, H, D]
@@ -41,30 +40,6 @@ class HeadNorm(nn.Module):
         return rms_norm(heads, self.weight, self.eps)
 
 
-class GatedMlp(nn.Module):
-    """A dense feed-forward layer with gate and up projection in one."""
-
-    def __init__(self, own: Any) -> None:
-        super().__init__()
-        self.gate_up_proj = fuse_linear([own.gate_proj, own.up_proj])
-        self.down_proj = own.down_proj
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.down_proj(silu_and_mul(self.gate_up_proj(hidden)))
-
-
-class OwnMlp(nn.Module):
-    """The model's own feed-forward part: a mixture of experts, whose experts transformers holds fused."""
-
-    def __init__(self, own: nn.Module) -> None:
-        super().__init__()
-        self.own = own
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        out = self.own(hidden[None])
-        return (out[0] if isinstance(out, tuple) else out)[0]
-
-
 class LeanLayer(nn.Module):
     """Attention and feed-forward part of one layer; ``residual`` is the stream that both add to.
 
@@ -88,7 +63,7 @@ class LeanLayer(nn.Module):
         self.o_proj = attention.o_proj
         has_head_norm = hasattr(attention, "q_norm")
         self.head_norm = HeadNorm(attention, self.num_heads, self.num_kv_heads) if has_head_norm else nn.Identity()
-        self.mlp = _make_mlp(own)
+        self.mlp = make_feed_forward(own)
 
     def attend(
         self, hidden: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, attend: Attend
@@ -105,14 +80,3 @@ class LeanLayer(nn.Module):
         """From what attention found to what the layer adds to ``residual`` in the end."""
         normed, residual = add_rms_norm(self.o_proj(found), residual, self.mlp_norm.weight, self.mlp_norm.eps)
         return self.mlp(normed), residual
-
-
-def _make_mlp(own: Any) -> nn.Module:
-    mlp = getattr(own, "mlp", None)
-    if mlp is None:
-        raise ModelLoadError(f"{type(own).__name__} has no feed-forward part of a known name")
-    if not all(isinstance(getattr(mlp, name, None), nn.Linear) for name in ("gate_proj", "up_proj", "down_proj")):
-        return OwnMlp(mlp)
-    if not isinstance(mlp.act_fn, nn.SiLU) and type(mlp.act_fn).__name__ != "SiLUActivation":
-        raise ModelLoadError(f"its activation is {type(mlp.act_fn).__name__}, not SiLU")
-    return GatedMlp(mlp)

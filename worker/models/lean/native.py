@@ -14,8 +14,9 @@ from ..forward import Forward, ModelInput
 from ..packed_linear import OwnPackedLinear
 from ..paged_tensor import zeros
 from .decoder import LeanDecoder
+from .feed_forward import GatedMlp
 from .forward import LeanForward
-from .layer import GatedMlp, HeadNorm, LeanLayer
+from .layer import HeadNorm, LeanLayer
 
 _FIRST_NUM_ANGLES = 512
 

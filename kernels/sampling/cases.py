@@ -1,0 +1,61 @@
+"""For the benchmark: the vocabulary of Qwen3, rows that end among the first tokens and rows that are searched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from ..bench.case import Case, Setting
+from . import Draws, argmax, reference, sample
+
+# By name: what filters, and how far apart logits are.
+_FILTERS = {
+    "free": ({}, 2.0),
+    "top_k=20 top_p=0.95": ({"top_k": 20, "top_p": 0.95}, 2.0),
+    "top_p=0.95, steep": ({"top_p": 0.95}, 8.0),
+    "top_p=0.95, flat": ({"top_p": 0.95}, 1.0),
+}
+
+
+def cases(setting: Setting) -> Iterator[Case]:
+    """From one request to a full batch; logits of a sample are float32, in which few are equal."""
+    for num_rows, vocab_size in setting.choose(
+        on_gpu=[(1, 151_936), (256, 151_936), (64, 151_936)], on_cpu=[(16, 49_152)]
+    ):
+        logits = setting.random(num_rows, vocab_size)
+        yield Case(
+            shape=f"argmax R={num_rows} V={vocab_size}",
+            dtype=logits.dtype,
+            inputs=(logits,),
+            run=argmax,
+            truth=reference.argmax,
+            num_bytes=logits.nbytes,
+        )
+        for name, (params, scale) in _FILTERS.items():
+            wide = setting.random(num_rows, vocab_size, dtype=torch.float32) * scale
+            draws = _draws(num_rows, **params)
+            yield Case(
+                shape=f"{name} R={num_rows} V={vocab_size}",
+                dtype=wide.dtype,
+                inputs=(wide,),
+                run=_with(sample, draws),
+                truth=_with(reference.sample, draws),
+                rivals={"torch.topk": _with(reference.sample, draws)},
+                num_bytes=2 * wide.nbytes,
+            )
+
+
+def _draws(num_rows: int, top_k: int = 0, top_p: float = 1.0) -> Draws:
+    return Draws(
+        temperature=torch.ones(num_rows),
+        top_k=torch.full((num_rows,), top_k),
+        top_p=torch.full((num_rows,), top_p),
+        min_p=torch.zeros(num_rows),
+        uniforms=(torch.arange(num_rows, dtype=torch.float64) + 0.37) / num_rows,
+    )
+
+
+def _with(function: Callable[[Tensor, Draws], Tensor], draws: Draws) -> Callable[[Tensor], Tensor]:
+    return lambda logits: function(logits, draws)

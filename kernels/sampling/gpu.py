@@ -1,0 +1,111 @@
+"""In Triton, for a GPU: no sort of the vocabulary, no noise, nothing read back to the host.
+
+A row is cut into at most 256 blocks, and four kernels follow one another:
+
+1. the largest logit of each block (``gpu_blocks.py``);
+2. of each row the most probable token, and a logit that at least 64 tokens reach: the 64th largest of the blocks' own;
+3. of each block the sum of its weights, and its candidates: the tokens that reach that logit, a hundred or so a row;
+4. the draw: in the order of the vocabulary where nothing but ``min_p`` filters, else from the candidates
+   (``gpu_draw.py``). Rows that do not end among them, few, are searched: 4 bits of a logit a pass (``gpu_search.py``).
+
+The steps 1 and 3 read all logits with a program for every 4,096 of them, the others have one program a row. A row's
+sums are made in an order that depends on ``V`` alone, so its token does not depend on the other rows. Which tokens are
+looked at in which order is the reference's, so the same uniform number draws the same token.
+"""
+
+# What Triton compiles is typed as if Python ran it.
+# pyright: reportCallIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from .draws import Draws
+from .gpu_blocks import STATES, block_maxima_kernel, block_weights_kernel, row_bounds_kernel
+from .gpu_draw import draw_kernel
+from .gpu_search import search_kernel
+
+MAX_BLOCKS = 256
+# Logits of one program: as many blocks as that makes, 4 at least. Twice as many spill registers (Triton 3.6).
+_GROUP_SIZE = 4096
+_MIN_BLOCK = 8
+# What the reference and the C++ look at first; where top_p ends decides in which order a row draws.
+WIDTH = 64
+# Room for the candidates of a row; a row with more, of many equal logits, is searched.
+CAPACITY = 512
+_SEARCH_BLOCK = 1024
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """See ``sampling.argmax``."""
+    return _bounds(_rows_of(logits))[0]
+
+
+def sample(logits: Tensor, draws: Draws) -> Tensor:
+    """See ``sampling.sample``."""
+    logits = _rows_of(logits)
+    num_rows, vocab_size = logits.shape
+    params = _on_device(draws, logits.device)
+    tokens, bounds = _bounds(logits)
+    block = _block_size(vocab_size)
+    group = _group_size(block)
+    sums = torch.empty(num_rows, MAX_BLOCKS, dtype=torch.float32, device=logits.device)
+    candidates = torch.empty(num_rows, 2, CAPACITY, dtype=torch.int32, device=logits.device)
+    state = torch.zeros(num_rows, STATES.value, dtype=torch.int32, device=logits.device)
+    if num_rows:
+        block_weights_kernel[(num_rows, triton.cdiv(vocab_size, block * group))](
+            logits, logits.stride(0), params, bounds, sums, candidates, state,
+            num_rows, vocab_size, BLOCK=block, GROUP=group, MAX_BLOCKS=MAX_BLOCKS, CAPACITY=CAPACITY, num_warps=8,
+        )  # fmt: skip
+        draw_kernel[(num_rows,)](
+            logits, logits.stride(0), params, bounds, sums, candidates, state, tokens,
+            num_rows, vocab_size, BLOCK=block, MAX_BLOCKS=MAX_BLOCKS, CAPACITY=CAPACITY, WIDTH=WIDTH, num_warps=8,
+        )  # fmt: skip
+        search_kernel[(num_rows,)](
+            logits, logits.stride(0), params, bounds, state, tokens,
+            num_rows, vocab_size, BLOCK=_SEARCH_BLOCK, WIDTH=WIDTH, num_warps=16,
+        )  # fmt: skip
+    return tokens
+
+
+def _bounds(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The most probable token of each row ``[R]``, and ``[R, 2]`` keys: the largest, and one that 64 tokens reach."""
+    num_rows, vocab_size = logits.shape
+    block = _block_size(vocab_size)
+    num_blocks, group = triton.cdiv(vocab_size, block), _group_size(block)
+    maxima = torch.empty(num_rows, 2, MAX_BLOCKS, dtype=torch.int32, device=logits.device)
+    bounds = torch.empty(num_rows, 2, dtype=torch.int32, device=logits.device)
+    tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    if num_rows:
+        block_maxima_kernel[(num_rows, triton.cdiv(num_blocks, group))](
+            logits, logits.stride(0), maxima, vocab_size,
+            BLOCK=block, GROUP=group, MAX_BLOCKS=MAX_BLOCKS, num_warps=8,
+        )  # fmt: skip
+        row_bounds_kernel[(num_rows,)](
+            maxima, bounds, tokens, num_blocks, vocab_size, MAX_BLOCKS=MAX_BLOCKS, WIDTH=WIDTH, num_warps=4
+        )
+    return tokens, bounds
+
+
+def _rows_of(logits: Tensor) -> Tensor:
+    return logits if logits.stride(1) == 1 else logits.contiguous()
+
+
+def _block_size(vocab_size: int) -> int:
+    return max(_MIN_BLOCK, triton.next_power_of_2(triton.cdiv(vocab_size, MAX_BLOCKS)))
+
+
+def _group_size(block: int) -> int:
+    return min(MAX_BLOCKS, max(4, _GROUP_SIZE // block))
+
+
+def _on_device(draws: Draws, device: torch.device) -> Tensor:
+    """All parameters as ``[5, R]`` float64, which holds each of them exactly: one copy from pinned memory."""
+    columns = (draws.temperature, draws.top_k, draws.top_p, draws.min_p, draws.uniforms)
+    host = columns[0].device.type == "cpu" and device.type == "cuda"
+    packed = torch.empty(len(columns), len(columns[0]), dtype=torch.float64, pin_memory=host, device=columns[0].device)
+    for place, column in zip(packed, columns, strict=True):
+        place.copy_(column)
+    return packed.to(device, non_blocking=True)
