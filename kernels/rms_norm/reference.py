@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
 def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See ``rms_norm.rms_norm``."""
-    wide = inputs.float()
+    wide = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
     variance = wide.square().mean(-1, keepdim=True)
     return (wide * variance.add_(eps).rsqrt_()).to(inputs.dtype) * weight
 

@@ -1,4 +1,4 @@
-"""What all kernel tests share: the table of tolerances."""
+"""What all kernel tests share: the comparison with the truth, the device, the references alone."""
 
 from __future__ import annotations
 
@@ -8,25 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels import native
-
-# (rtol, atol) against a float64 result of the same inputs; the same for every kernel, device and shape.
-TOLERANCES = {
-    torch.float32: (1e-5, 1e-5),
-    torch.bfloat16: (2e-2, 2e-2),
-    torch.float16: (2e-3, 2e-3),
-}
+from penstock.kernels import native, tolerances
 
 
 @pytest.fixture
 def assert_close() -> Callable[[Tensor, Tensor], None]:
     """Compare a result with its float64 truth under the tolerance of the result's dtype."""
-
-    def compare(actual: Tensor, expected: Tensor) -> None:
-        rtol, atol = TOLERANCES[actual.dtype]
-        torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=atol)
-
-    return compare
+    return tolerances.assert_close
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,39 @@
+"""What this device can do at best, measured in the run whose rows it judges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .timing import measure
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Args:
+    copy_gb_per_s: bytes read and written by a large copy.
+    matmul_tflop_per_s: of a large product in bfloat16 of normally distributed numbers (zeros would draw less power).
+    """
+
+    copy_gb_per_s: float
+    matmul_tflop_per_s: float
+
+    def bound_us(self, num_bytes: int, num_flop: int) -> float:
+        """Of a kernel that does nothing but move these bytes and do this arithmetic, at once."""
+        return max(num_bytes / self.copy_gb_per_s * 1e-3, num_flop / self.matmul_tflop_per_s * 1e-6)
+
+    def is_memory_bound(self, num_bytes: int, num_flop: int) -> bool:
+        return num_bytes / self.copy_gb_per_s * 1e-3 >= num_flop / self.matmul_tflop_per_s * 1e-6
+
+
+def measure_roofline(device: torch.device, budget_s: float) -> Roofline:
+    """Copy a gigabyte and multiply matrices of 8192 rows; on a CPU 64 megabytes and 1024 rows."""
+    is_gpu = device.type == "cuda"
+    source = torch.ones((1 << 30) if is_gpu else (1 << 26), dtype=torch.int8, device=device)
+    target = torch.empty_like(source)
+    copy_us = measure(lambda: target.copy_(source), device, budget_s).us
+    size = 8192 if is_gpu else 1024
+    left, right = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
+    matmul_us = measure(lambda: left @ right, device, budget_s).us
+    return Roofline(2 * source.nbytes / copy_us * 1e-3, 2 * size**3 / matmul_us * 1e-6)

@@ -1,0 +1,136 @@
+"""The benchmark of the kernels: no time for a wrong result, and one failure does not cost the other rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.kernels import native
+from penstock.kernels.bench.__main__ import find_kernels, main
+from penstock.kernels.bench.case import Case, Setting
+from penstock.kernels.bench.report import as_text
+from penstock.kernels.bench.roofline import Roofline
+from penstock.kernels.bench.row import Row, measure_case
+from penstock.kernels.rms_norm import cases as rms_norm_cases
+
+CPU = torch.device("cpu")
+BUDGET_S = 1e-4
+ROOFLINE = Roofline(copy_gb_per_s=100.0, matmul_tflop_per_s=1.0)
+
+
+@pytest.fixture(autouse=True)
+def _native_as_before() -> Iterator[None]:
+    """The command loads the compiled kernels for good, as a program may."""
+    was_loaded = native.is_loaded()
+    yield
+    if not was_loaded:
+        native.unload()
+
+
+def doubled(inputs: Tensor) -> Tensor:
+    return inputs + inputs
+
+
+def doubled_in_place(inputs: Tensor) -> Tensor:
+    return inputs.mul_(2)
+
+
+def wrong(inputs: Tensor) -> Tensor:
+    return inputs * 2.1
+
+
+def broken(_: Tensor) -> Tensor:
+    raise RuntimeError("no kernel image\nand more")
+
+
+def case(**changes: object) -> Case:
+    inputs = torch.arange(6.0).reshape(2, 3)
+    plain: dict[str, object] = {"shape": "T=2", "dtype": inputs.dtype, "inputs": (inputs,), "num_bytes": 48}
+    return Case(**(plain | {"run": doubled, "truth": doubled} | changes))  # pyright: ignore[reportArgumentType]
+
+
+def test_a_right_result_has_times() -> None:
+    row = measure_case("double", case(rivals={"a": doubled, "b": doubled_in_place}), CPU, BUDGET_S)
+    assert row.error is None
+    assert row.us is not None
+    assert row.us > 0
+    assert row.rivals_us is not None
+    assert all(row.rivals_us.values())
+
+
+@pytest.mark.parametrize(("run", "error"), [(wrong, "AssertionError"), (broken, "RuntimeError: no kernel image")])
+def test_a_wrong_result_has_none_and_the_rivals_have_theirs(
+    run: object, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = measure_case("double", case(run=run, rivals={"a": doubled}), CPU, BUDGET_S)
+    assert (row.us, row.host_us) == (None, None)
+    assert row.error is not None
+    assert row.error.startswith(error)
+    assert "\n" not in row.error
+    assert row.rivals_us is not None
+    assert row.rivals_us["a"] is not None
+    assert "Traceback" in capsys.readouterr().err
+    assert "FAILED: " + error in as_text([row], ROOFLINE)
+
+
+def test_a_wrong_rival_has_none() -> None:
+    row = measure_case("double", case(rivals={"wrong": wrong, "broken": broken}), CPU, BUDGET_S)
+    assert row.error is None
+    assert row.rivals_us == {"wrong": None, "broken": None}
+    assert "wrong failed, broken failed" in as_text([row], ROOFLINE)
+
+
+def test_what_writes_over_its_inputs_is_compared_with_what_they_were() -> None:
+    row = measure_case("double", case(run=doubled_in_place, rivals={"a": doubled_in_place}), CPU, BUDGET_S)
+    assert row.error is None
+    assert row.rivals_us is not None
+    assert row.rivals_us["a"] is not None
+
+
+def test_rate_and_share_are_of_what_bounds_the_kernel() -> None:
+    moving = Row("copy", "", "float32", num_bytes=10**6, num_flop=0, us=20.0, host_us=20.0)
+    assert (moving.rate(ROOFLINE), moving.share(ROOFLINE)) == ("50 GB/s", 0.5)
+    multiplying = Row("product", "", "float32", num_bytes=10**6, num_flop=10**8, us=200.0, host_us=200.0)
+    assert (multiplying.rate(ROOFLINE), multiplying.share(ROOFLINE)) == ("0.5 TFLOP/s", 0.5)
+
+
+def test_quick_takes_the_last_choice_alone() -> None:
+    assert Setting(CPU).choose(on_gpu=[1], on_cpu=[2, 3]) == [2, 3]
+    assert Setting(CPU, is_quick=True).choose(on_gpu=[1], on_cpu=[2, 3]) == [3]
+
+
+@pytest.mark.parametrize("kernel", find_kernels())
+def test_every_kernel_has_rows_here(kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rows.json"
+    assert main(["--quick", "--device", "cpu", "--only", kernel, "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert found["rows"]
+    assert all(row["us"] > 0 for row in found["rows"])
+    assert found["roofline"]["copy_gb_per_s"] > 0
+    assert found["torch"] == torch.__version__
+    assert kernel in capsys.readouterr().out
+
+
+def test_cases_that_cannot_be_made_fail_the_run_and_keep_the_rows_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cases(_: Setting) -> Iterator[Case]:
+        yield case()
+        raise MemoryError("too large")
+
+    monkeypatch.setattr(rms_norm_cases, "cases", cases)
+    assert main(["--quick", "--device", "cpu", "--only", "rms_norm"]) == 1
+    told = capsys.readouterr().out
+    assert "T=2" in told
+    assert "FAILED: MemoryError: too large" in told
+
+
+def test_an_unknown_kernel_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--only", "rms_norm,warp"])
+    assert "no kernel warp" in capsys.readouterr().err
