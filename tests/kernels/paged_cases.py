@@ -50,7 +50,8 @@ def make_case(
     cache_dtype = dtype if cache_dtype is None else cache_dtype
     counts = [-(-seq_len // block_size) for _, seq_len in rows]
     num_blocks = sum(counts) + 3
-    shuffled = torch.randperm(num_blocks, generator=generator).tolist()
+    # Block 0 is nobody's: a kernel that reads more keys than it looked up blocks for reads there.
+    shuffled = (torch.randperm(num_blocks - 1, generator=generator) + 1).tolist()
     # What stands behind a row's last block in the table is never looked at: here an id far outside the cache.
     table = torch.full((len(rows), max(counts) + 1), 10**6)
     key_cache = torch.full((num_blocks, block_size, num_kv_heads, key_dim), float("nan")).to(cache_dtype)
