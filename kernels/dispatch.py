@@ -38,12 +38,12 @@ class OnGpu:
     def choose(self, dtype: torch.dtype, reference: Implementation) -> Implementation:
         """Return the function, or ``reference`` where it cannot run; why is logged once."""
         if dtype not in self._dtypes:
-            _tell(f"{self._module}.{self._name} does not take {dtype}: the reference runs instead")
+            tell_once(f"{self._module}.{self._name} does not take {dtype}: the reference runs instead")
             return reference
         try:
             return getattr(importlib.import_module(self._module), self._name)
         except ImportError as error:
-            _tell(f"{self._module} cannot be imported ({error}): the reference runs instead; install penstock[gpu]")
+            tell_once(f"{self._module} cannot be imported ({error}): the reference runs instead; install penstock[gpu]")
             return reference
 
 
@@ -58,5 +58,6 @@ def select(
 
 
 @cache
-def _tell(text: str) -> None:
+def tell_once(text: str) -> None:
+    """Log a warning that this process has not logged before."""
     log.warning(text)

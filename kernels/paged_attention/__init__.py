@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from ..dispatch import REFERENCE, select
+from ..dispatch import REFERENCE, OnGpu, select
 from ..errors import KernelInputError
 from . import invariant, native, reference
-from .batch import MaskRule, PagedBatch
+from .batch import DeviceRows, MaskRule, PagedBatch
+from .variant import Variant
 
-__all__ = ["MaskRule", "PagedBatch", "paged_attention"]
+__all__ = ["DeviceRows", "MaskRule", "PagedBatch", "paged_attention"]
 
-_IMPLEMENTATIONS = {REFERENCE: reference.paged_attention, "cpu": native.paged_attention}
-_INVARIANT_IMPLEMENTATIONS = {REFERENCE: invariant.paged_attention}
+_IMPLEMENTATIONS = {
+    REFERENCE: reference.paged_attention,
+    "cpu": native.paged_attention,
+    "cuda": OnGpu(f"{__package__}.gpu", "paged_attention"),
+}
+_INVARIANT_IMPLEMENTATIONS = {
+    REFERENCE: invariant.paged_attention,
+    "cuda": OnGpu(f"{__package__}.gpu", "invariant_paged_attention"),
+}
 
 
 def paged_attention(
@@ -25,7 +34,10 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     mask_rule: MaskRule | None = None,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
     is_batch_invariant: bool = False,
 ) -> Tensor:
     """Attend each query token to the cached tokens of its own request, prefill chunks and decodes mixed.
@@ -36,17 +48,19 @@ def paged_attention(
 
     Args:
         query: ``[T, H, D]``, any strides; rows as ``batch`` says.
-        key_cache: ``[NB, BS, KVH, D]``, contiguous, dtype of ``query``; ``KVH`` divides ``H``.
-        value_cache: ``[NB, BS, KVH, DV]``, contiguous, dtype of ``query``.
+        key_cache: ``[NB, BS, KVH, D]``, contiguous, dtype of ``query`` or float8_e4m3fn; ``KVH`` divides ``H``.
+        value_cache: ``[NB, BS, KVH, DV]``, contiguous, dtype of ``key_cache``.
         batch: which tokens belong to which request, and where their blocks are.
         scale: factor on the scores, usually ``D ** -0.5``.
         window: positions a token sees, itself included; None sees all before it.
         softcap: scores become ``softcap * tanh(score / softcap)``, before the mask.
         sinks: ``[H]`` logits that take part in the softmax and carry no value.
+        alibi_slopes: ``[H]`` float32; ``slope * (key position - query position)`` is added to a score, after the cap.
         mask_rule: replaces causality and ``window``: ``rule(0, 0, query_positions, key_positions)``, two
             broadcastable integer tensors, is True where the query may see the key.
-        is_batch_invariant: a token's result has the same bits in every batch of ``T`` tokens, whatever the others are
-            and however its request is cut up; slower.
+        key_scale, value_scale: what a float8 cache holds is worth this many times its number.
+        is_batch_invariant: a token's result has the same bits in every batch of ``T`` tokens (on a GPU, of any
+            number), whatever the others are and however its request is cut up; slower.
 
     Returns:
         ``[T, H, DV]`` in the dtype of ``query``. Only slots of a request's own tokens are read for it, so what
@@ -55,14 +69,15 @@ def paged_attention(
     Raises:
         KernelInputError: a shape or dtype above does not hold.
 
-    Cost: decode is memory bound, ``B * seq_len * KVH * (D + DV) * itemsize`` bytes read.
+    Cost: decode is memory bound, ``B * seq_len * KVH * (D + DV) * itemsize`` bytes read. A prefill of ``T`` tokens from
+    the first on does ``T * (T + 1) * H * (D + DV)`` FLOP.
     Source: Kwon et al. 2023 (arXiv:2309.06180), section 4.
     """
     _check_inputs(query, key_cache, value_cache, batch)
+    variant = Variant(scale, window, softcap, sinks, alibi_slopes, mask_rule, key_scale, value_scale)
+    _check_variant(variant, query.shape[1], key_cache.dtype)
     implementations = _INVARIANT_IMPLEMENTATIONS if is_batch_invariant else _IMPLEMENTATIONS
-    return select(implementations, query.device, query.dtype)(
-        query, key_cache, value_cache, batch, scale, window, softcap, sinks, mask_rule
-    )
+    return select(implementations, query.device, query.dtype)(query, key_cache, value_cache, batch, variant)
 
 
 def _check_inputs(query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: PagedBatch) -> None:
@@ -81,7 +96,20 @@ def _check_inputs(query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: 
         )
     if key_cache.shape[1] != batch.block_size:
         raise KernelInputError(f"the cache has blocks of {key_cache.shape[1]} tokens, the batch of {batch.block_size}")
-    if not query.dtype == key_cache.dtype == value_cache.dtype:
+    if key_cache.dtype not in (query.dtype, torch.float8_e4m3fn) or value_cache.dtype != key_cache.dtype:
         raise KernelInputError(
-            f"query and caches must share a dtype, got {query.dtype}, {key_cache.dtype}, {value_cache.dtype}"
+            f"caches must both have the dtype of the query, {query.dtype}, or both float8_e4m3fn, "
+            f"got {key_cache.dtype} and {value_cache.dtype}"
         )
+    if not (key_cache.is_contiguous() and value_cache.is_contiguous()):
+        raise KernelInputError("key_cache and value_cache must be contiguous")
+
+
+def _check_variant(variant: Variant, num_heads: int, cache_dtype: torch.dtype) -> None:
+    for name, per_head in (("sinks", variant.sinks), ("alibi_slopes", variant.alibi_slopes)):
+        if per_head is not None and (per_head.shape != (num_heads,) or not per_head.is_contiguous()):
+            raise KernelInputError(f"{name} must be [{num_heads}] and contiguous, got {tuple(per_head.shape)}")
+    if cache_dtype != torch.float8_e4m3fn and (variant.key_scale, variant.value_scale) != (1.0, 1.0):
+        raise KernelInputError(f"only a float8 cache has scales, got {variant.key_scale} and {variant.value_scale}")
+    if variant.window is not None and variant.window < 1:
+        raise KernelInputError(f"a window holds at least the token itself, got {variant.window}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -12,6 +14,22 @@ from ..errors import KernelInputError
 
 # rule(batch_index, head_index, query_positions, key_positions) -> bool tensor, as transformers' mask functions.
 MaskRule = Callable[[int, int, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class DeviceRows:
+    """The rows of a batch as kernels on a GPU want them.
+
+    Args:
+        query_starts: ``[B + 1]`` int32 on the device; row ``b`` has the packed tokens ``query_starts[b]`` and on.
+        seq_lens: ``[B]`` int32 on the device.
+        max_query_len, max_seq_len: no row has more; from them grids and splits are made.
+    """
+
+    query_starts: Tensor
+    seq_lens: Tensor
+    max_query_len: int
+    max_seq_len: int
 
 
 class PagedBatch:
@@ -26,13 +44,20 @@ class PagedBatch:
         query_lens: tokens of each row in this forward, at least 1.
         seq_lens: tokens of each row that are in the cache once this forward has stored its own.
         block_size: tokens per block.
+        device_rows: the same rows on the device, if the caller has them; else they are copied when first asked for.
 
     Raises:
         KernelInputError: a decode row stands behind a prefill row.
     """
 
     def __init__(
-        self, block_table: Tensor, slot_mapping: Tensor, query_lens: list[int], seq_lens: list[int], block_size: int
+        self,
+        block_table: Tensor,
+        slot_mapping: Tensor,
+        query_lens: list[int],
+        seq_lens: list[int],
+        block_size: int,
+        device_rows: DeviceRows | None = None,
     ) -> None:
         self.block_table = block_table
         self.slot_mapping = slot_mapping
@@ -43,12 +68,46 @@ class PagedBatch:
         self.num_decodes = query_lens.count(1)
         if 1 in query_lens[self.num_decodes :]:
             raise KernelInputError(f"decode rows must come first, got query_lens {query_lens}")
+        self._device_rows = device_rows
         self._derived: dict[Hashable, Any] = {}
+
+    @classmethod
+    def captured_decode(
+        cls, block_table: Tensor, slot_mapping: Tensor, seq_lens: Tensor, max_seq_len: int, block_size: int
+    ) -> PagedBatch:
+        """A batch of one token a row to capture a CUDA graph with; its tensors are rewritten before each replay.
+
+        Only kernels on a GPU may compute it: its lists of lengths hold bounds, not what a replay finds.
+
+        Args:
+            block_table: ``[B, MB]``; of a row that is not in use nothing is read.
+            slot_mapping: ``[B]``; negative for a row that is not in use.
+            seq_lens: ``[B]`` int32 on the device; 0 for a row that is not in use, whose result is zeros.
+            max_seq_len: that no row will ever exceed.
+        """
+        num_rows = seq_lens.shape[0]
+        starts = torch.arange(num_rows + 1, dtype=torch.int32, device=seq_lens.device)
+        rows = DeviceRows(starts, seq_lens, 1, max_seq_len)
+        return cls(block_table, slot_mapping, [1] * num_rows, [max_seq_len] * num_rows, block_size, rows)
 
     @property
     def device(self) -> torch.device:
         """Where the index tensors live."""
         return self.block_table.device
+
+    @property
+    def device_rows(self) -> DeviceRows:
+        """The rows as kernels on a GPU want them, copied there once for all layers of the step."""
+        if self._device_rows is None:
+            num_rows = len(self.query_lens)
+            numbers = [*accumulate(self.query_lens, initial=0), *self.seq_lens]
+            # Pinned, so that the copy does not wait for the device.
+            pinned = torch.tensor(numbers, dtype=torch.int32, pin_memory=self.device.type == "cuda")
+            on_device = pinned.to(self.device, non_blocking=True)
+            self._device_rows = DeviceRows(
+                on_device[: num_rows + 1], on_device[num_rows + 1 :], max(self.query_lens), max(self.seq_lens)
+            )
+        return self._device_rows
 
     def derived(self, key: Hashable, build: Callable[[], Any]) -> Any:
         """Return what ``build`` makes of this batch, made once and shared by all layers of the step."""

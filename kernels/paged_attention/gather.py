@@ -26,11 +26,15 @@ class DecodeGroup:
         rows: ``[N]`` their places among the decode rows; None means all of them, in order.
         slots: ``[N, S]`` cache slots of the tokens a row sees, padded at the end.
         bias: ``[N, 1, 1, S]`` float32, 0 where visible and minus infinity elsewhere; None if all is visible.
+        query_positions: ``[N, 1]``.
+        key_positions: ``[N, S]``.
     """
 
     rows: Tensor | None
     slots: Tensor
     bias: Tensor | None
+    query_positions: Tensor
+    key_positions: Tensor
 
     def cache_rows(self, num_kv_heads: int) -> Tensor:
         """``[N * KVH * S]`` rows of a cache seen as ``[NB * BS * KVH, D]``, so that one gather sorts by head."""
@@ -46,12 +50,25 @@ class PrefillRow:
         start, stop: its query tokens in the packed axis.
         slots: ``[S]`` cache slots of the tokens that any of its queries sees.
         allowed: ``[query_len, S]`` bool, which query sees which token; None means causal with nothing before it.
+        query_positions: ``[query_len, 1]``.
+        key_positions: ``[S]``.
     """
 
     start: int
     stop: int
     slots: Tensor
     allowed: Tensor | None
+    query_positions: Tensor
+    key_positions: Tensor
+
+
+def read_cache(cache_rows: Tensor, index: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    """Rows ``index`` of a cache ``[N, ...]`` as numbers of ``dtype``; a float8 counts for ``scale`` times itself."""
+    if cache_rows.dtype == dtype:
+        return cache_rows.index_select(0, index)
+    # Not every device indexes float8; its bytes are as good.
+    found = cache_rows.view(torch.uint8).index_select(0, index).view(cache_rows.dtype)
+    return (found.float() * scale).to(dtype)
 
 
 def decode_groups(batch: PagedBatch, window: int | None, mask_rule: MaskRule | None) -> list[DecodeGroup]:
@@ -91,7 +108,8 @@ def prefill_rows(batch: PagedBatch, window: int | None, mask_rule: MaskRule | No
             allowed = mask_rule(0, 0, queries, keys[None]).expand(query_len, len(keys))
         elif reach < seq_len or first_query > 0:
             allowed = (keys <= queries) & (keys > queries - reach)
-        rows.append(PrefillRow(start, start + query_len, _slots(batch, batch.block_table[row], keys), allowed))
+        slots = _slots(batch, batch.block_table[row], keys)
+        rows.append(PrefillRow(start, start + query_len, slots, allowed, queries, keys))
         start += query_len
     return rows
 
@@ -113,7 +131,7 @@ def _decode_group(
         if mask_rule is not None:
             seen = seen & mask_rule(0, 0, last, positions)
         bias = torch.zeros(seen.shape, device=device).masked_fill_(~seen, float("-inf"))[:, None, None]
-    return DecodeGroup(index, slots, bias)
+    return DecodeGroup(index, slots, bias, last, positions)
 
 
 def _slots(batch: PagedBatch, table_row: Tensor, positions: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from .batch import MaskRule, PagedBatch
+from .gather import read_cache
+from .variant import Variant
 
 # The same for every model and context, because it is part of the order of additions.
 _TILE_LEN = 128
@@ -35,10 +37,14 @@ class KeyTile:
     Args:
         slots: ``[T, L]`` cache slots; for what a token does not see, its own slot, which surely holds numbers.
         bias: ``[T, 1, 1, L]`` float32, 0 where visible and minus infinity elsewhere.
+        query_positions: ``[T, 1]``.
+        key_positions: ``[T, L]``.
     """
 
     slots: Tensor
     bias: Tensor
+    query_positions: Tensor
+    key_positions: Tensor
 
     def cache_rows(self, num_kv_heads: int) -> Tensor:
         """``[T * KVH * L]`` rows of a cache seen as ``[NB * BS * KVH, D]``, so that one gather sorts by head."""
@@ -51,26 +57,26 @@ def paged_attention(
     key_cache: Tensor,
     value_cache: Tensor,
     batch: PagedBatch,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    mask_rule: MaskRule | None,
+    variant: Variant,
 ) -> Tensor:
     """See ``paged_attention.paged_attention``."""
     (num_tokens, num_heads, key_dim), num_kv_heads = query.shape, key_cache.shape[2]
     value_dim = value_cache.shape[3]
     shape = (num_tokens, num_kv_heads, num_heads // num_kv_heads)
     grouped = query.reshape(num_tokens * num_kv_heads, -1, key_dim)
-    maximum, total = _before_any_key(shape, sinks, query.device)
+    maximum, total = _before_any_key(shape, variant.sinks, query.device)
     out = torch.zeros(*shape, value_dim, device=query.device)
-    for rows, bias in _plan(batch, window, mask_rule, num_kv_heads):
-        keys = key_cache.view(-1, key_dim).index_select(0, rows).view(len(grouped), -1, key_dim)
-        values = value_cache.view(-1, value_dim).index_select(0, rows).view(len(grouped), -1, value_dim)
-        scores = torch.bmm(grouped, keys.transpose(1, 2)).view(*shape, -1).float() * scale
-        if softcap is not None:
-            scores = torch.tanh(scores / softcap) * softcap
-        scores += bias
+    for tile, rows in _plan(batch, variant.window, variant.mask_rule, num_kv_heads):
+        keys = read_cache(key_cache.view(-1, key_dim), rows, query.dtype, variant.key_scale)
+        values = read_cache(value_cache.view(-1, value_dim), rows, query.dtype, variant.value_scale)
+        keys, values = keys.view(len(grouped), -1, key_dim), values.view(len(grouped), -1, value_dim)
+        scores = torch.bmm(grouped, keys.transpose(1, 2)).view(*shape, -1).float() * variant.scale
+        if variant.softcap is not None:
+            scores = torch.tanh(scores / variant.softcap) * variant.softcap
+        if variant.alibi_slopes is not None:
+            distances = (tile.key_positions - tile.query_positions)[:, None, None]
+            scores += variant.alibi_slopes.view(num_kv_heads, -1, 1) * distances
+        scores += tile.bias
         new_maximum = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
         weights = torch.exp(scores - new_maximum)
         rescale = torch.exp(maximum - new_maximum)
@@ -90,11 +96,11 @@ def _before_any_key(shape: tuple[int, int, int], sinks: Tensor | None, device: t
 
 def _plan(
     batch: PagedBatch, window: int | None, mask_rule: MaskRule | None, num_kv_heads: int
-) -> list[tuple[Tensor, Tensor]]:
+) -> list[tuple[KeyTile, Tensor]]:
     tiles = batch.derived(("invariant", window, mask_rule), lambda: _key_tiles(batch, window, mask_rule))
     return batch.derived(
         ("invariant", window, mask_rule, num_kv_heads),
-        lambda: [(tile.cache_rows(num_kv_heads), tile.bias) for tile in tiles],
+        lambda: [(tile, tile.cache_rows(num_kv_heads)) for tile in tiles],
     )
 
 
@@ -123,5 +129,5 @@ def _key_tiles(batch: PagedBatch, window: int | None, mask_rule: MaskRule | None
         keys = torch.where(is_seen, keys, position)
         slots = table.gather(1, keys // batch.block_size).long() * batch.block_size + keys % batch.block_size
         bias = torch.zeros(is_seen.shape, device=device).masked_fill_(~is_seen, float("-inf"))
-        tiles.append(KeyTile(slots, bias[:, None, None]))
+        tiles.append(KeyTile(slots, bias[:, None, None], position, keys))
     return tiles

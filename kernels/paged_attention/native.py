@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ..native import library
 from . import reference
-from .batch import MaskRule, PagedBatch
+from .batch import PagedBatch
+from .variant import Variant
 
 # The sizes that the sources have loops for.
 _HEAD_DIMS = frozenset({16, 32, 64, 96, 128, 256})
@@ -18,18 +19,14 @@ def paged_attention(
     key_cache: Tensor,
     value_cache: Tensor,
     batch: PagedBatch,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    mask_rule: MaskRule | None,
+    variant: Variant,
 ) -> Tensor:
     """See ``paged_attention.paged_attention``."""
     function = library("decode", query.dtype)
-    is_plain = softcap is None and sinks is None and mask_rule is None
+    is_plain = variant.has_plain_scores and variant.mask_rule is None and key_cache.dtype == query.dtype
     is_known = query.shape[2] == value_cache.shape[3] and query.shape[2] in _HEAD_DIMS
     if function is None or not is_plain or not is_known or batch.num_decodes == 0:
-        return reference.paged_attention(query, key_cache, value_cache, batch, scale, window, softcap, sinks, mask_rule)
+        return reference.paged_attention(query, key_cache, value_cache, batch, variant)
     if query.stride(2) != 1 or query.stride(1) != query.shape[2]:
         query = query.contiguous()
     out = torch.empty(query.shape, dtype=query.dtype)
@@ -38,9 +35,9 @@ def paged_attention(
     function(
         *(query.data_ptr(), query.stride(0), key_cache.data_ptr(), value_cache.data_ptr()),
         *(tables.data_ptr(), tables.stride(0), seq_lens.data_ptr(), batch.num_decodes),
-        *(num_heads, num_kv_heads, head_dim, block_size, scale, window or 0, out.data_ptr()),
+        *(num_heads, num_kv_heads, head_dim, block_size, variant.scale, variant.window or 0, out.data_ptr()),
     )
-    reference.attend_prefill_rows(query, key_cache, value_cache, batch, scale, window, softcap, sinks, mask_rule, out)
+    reference.attend_prefill_rows(query, key_cache, value_cache, batch, variant, out)
     return out
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.kernels.paged_attention import PagedBatch, invariant, paged_attention
 
-from .test_paged_attention import BLOCK_SIZE, Case, make_case, naive
+from .paged_cases import Case, make_case, naive
 
 # Lengths of three requests, in tiles of 128 keys: within one, just behind the end of one, in the middle of the third.
 LENGTHS = (41, 129, 300)
@@ -24,7 +24,11 @@ def attend(case: Case, tokens: list[tuple[int, int]], **options: Any) -> Tensor:
     requests = torch.tensor([request for request, _ in tokens])
     positions = torch.tensor([position for _, position in tokens])
     batch = PagedBatch(
-        case.batch.block_table[requests], torch.zeros(0), [1] * len(tokens), (positions + 1).tolist(), BLOCK_SIZE
+        case.batch.block_table[requests],
+        torch.zeros(0),
+        [1] * len(tokens),
+        (positions + 1).tolist(),
+        case.batch.block_size,
     )
     starts = torch.tensor([sum(LENGTHS[:request]) for request, _ in tokens])
     return paged_attention(case.query[starts + positions], case.key_cache, case.value_cache, batch, **options)

@@ -18,6 +18,7 @@ from penstock.kernels.linear import can_pack, can_quantize, linear, pack_weight,
 from penstock.kernels.native.build import BuildError, build
 from penstock.kernels.paged_attention import PagedBatch, paged_attention
 from penstock.kernels.paged_attention import reference as attention_reference
+from penstock.kernels.paged_attention.variant import Variant
 from penstock.kernels.rms_norm import add_rms_norm, rms_norm
 from penstock.kernels.rms_norm import reference as norm_reference
 from penstock.kernels.rotary import apply_rotary
@@ -134,9 +135,7 @@ def test_paged_attention(
     query = random(num_tokens, num_heads + 1, head_dim, dtype=dtype)[:, 1:]
     scale = head_dim**-0.5
     actual = paged_attention(query, key_cache, value_cache, batch, scale=scale, window=window)
-    expected = attention_reference.paged_attention(
-        query, key_cache, value_cache, batch, scale, window, None, None, None
-    )
+    expected = attention_reference.paged_attention(query, key_cache, value_cache, batch, Variant(scale, window))
     assert not actual.isnan().any()
     rtol, atol = (1e-5, 1e-5) if dtype is torch.float32 else (2e-2, 2e-2)
     torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)

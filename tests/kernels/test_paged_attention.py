@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from penstock.kernels.errors import KernelInputError
-from penstock.kernels.paged_attention import MaskRule, PagedBatch, gather, paged_attention, reference
+from penstock.kernels.paged_attention import PagedBatch, gather, paged_attention, reference
+
+from .paged_cases import make_case, naive
 
 # (query_len, seq_len) of each row, decodes first.
 MIXES = {
@@ -21,80 +23,6 @@ MIXES = {
     "chunk": [(7, 41)],
     "mixed": [(1, 30), (1, 2), (41, 41), (9, 60), (2, 33)],
 }
-BLOCK_SIZE = 7
-
-
-@dataclass
-class Case:
-    """Random inputs; every cache slot that no request owns is NaN."""
-
-    query: Tensor
-    key_cache: Tensor
-    value_cache: Tensor
-    batch: PagedBatch
-    keys: list[Tensor]
-    values: list[Tensor]
-
-
-def make_case(
-    rows: list[tuple[int, int]], num_heads: int, num_kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype
-) -> Case:
-    generator = torch.Generator().manual_seed(len(rows) * num_heads + key_dim)
-    counts = [-(-seq_len // BLOCK_SIZE) for _, seq_len in rows]
-    num_blocks = sum(counts) + 3
-    shuffled = torch.randperm(num_blocks, generator=generator).tolist()
-    # What stands behind a row's last block in the table is never looked at: here an id far outside the cache.
-    table = torch.full((len(rows), max(counts) + 1), 10**6)
-    key_cache = torch.full((num_blocks, BLOCK_SIZE, num_kv_heads, key_dim), float("nan"), dtype=dtype)
-    value_cache = torch.full((num_blocks, BLOCK_SIZE, num_kv_heads, value_dim), float("nan"), dtype=dtype)
-    keys, values, slots = [], [], []
-    for row, (query_len, seq_len) in enumerate(rows):
-        blocks = [shuffled.pop() for _ in range(counts[row])]
-        table[row, : len(blocks)] = torch.tensor(blocks)
-        own = torch.tensor([blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(seq_len)])
-        keys.append(torch.randn(seq_len, num_kv_heads, key_dim, generator=generator).to(dtype))
-        values.append(torch.randn(seq_len, num_kv_heads, value_dim, generator=generator).to(dtype))
-        key_cache.view(-1, num_kv_heads, key_dim)[own] = keys[-1]
-        value_cache.view(-1, num_kv_heads, value_dim)[own] = values[-1]
-        slots.append(own[-query_len:])
-    query_lens, seq_lens = [q for q, _ in rows], [s for _, s in rows]
-    # Heads first in memory, as transformers hands the query over.
-    query = torch.randn(num_heads, sum(query_lens), key_dim, generator=generator).to(dtype).transpose(0, 1)
-    batch = PagedBatch(table, torch.cat(slots), query_lens, seq_lens, BLOCK_SIZE)
-    return Case(query, key_cache, value_cache, batch, keys, values)
-
-
-def naive(
-    case: Case,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    mask_rule: MaskRule | None = None,
-) -> Tensor:
-    """``[T, H, DV]`` in float64."""
-    query = case.query.double()
-    rows = []
-    token = 0
-    for row, (query_len, seq_len) in enumerate(zip(case.batch.query_lens, case.batch.seq_lens, strict=True)):
-        keys, values = case.keys[row].double(), case.values[row].double()
-        group_size = query.shape[1] // keys.shape[1]
-        for position in range(seq_len - query_len, seq_len):
-            seen = [p for p in range(seq_len) if p <= position and (window is None or p > position - window)]
-            if mask_rule is not None:
-                seen = [p for p in range(seq_len) if mask_rule(0, 0, torch.tensor(position), torch.tensor(p))]
-            heads = []
-            for head in range(query.shape[1]):
-                scores = keys[seen, head // group_size] @ query[token, head] * scale
-                if softcap is not None:
-                    scores = softcap * torch.tanh(scores / softcap)
-                if sinks is not None:
-                    scores = torch.cat([scores, sinks[head : head + 1].double()])
-                weights = torch.softmax(scores, dim=0)[: len(seen)]
-                heads.append(weights @ values[seen, head // group_size])
-            rows.append(torch.stack(heads))
-            token += 1
-    return torch.stack(rows)
 
 
 @pytest.mark.parametrize("is_batch_invariant", [False, True])
@@ -168,6 +96,32 @@ def test_a_mask_rule_of_the_models_own(
     assert_close(out, naive(case, 0.3, softcap=softcap, mask_rule=chunked))
 
 
+@pytest.mark.parametrize("is_batch_invariant", [False, True])
+@pytest.mark.parametrize("options", [{}, {"window": 9}, {"softcap": 3.0, "sinks": torch.linspace(-1.0, 2.0, 4)}])
+def test_alibi_slopes(
+    options: dict[str, Any], is_batch_invariant: bool, assert_close: Callable[[Tensor, Tensor], None]
+) -> None:
+    options = options | {"scale": 0.3, "alibi_slopes": torch.tensor([0.5, 0.25, 0.1, 0.0])}
+    case = make_case(MIXES["mixed"], 4, 2, 24, 24, torch.float32)
+    inputs = (case.query, case.key_cache, case.value_cache, case.batch)
+    assert_close(paged_attention(*inputs, is_batch_invariant=is_batch_invariant, **options), naive(case, **options))
+
+
+@pytest.mark.parametrize("is_batch_invariant", [False, True])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_float8_cache(
+    dtype: torch.dtype,
+    softcap: float | None,
+    is_batch_invariant: bool,
+    assert_close: Callable[[Tensor, Tensor], None],
+) -> None:
+    options: dict[str, Any] = {"scale": 0.3, "softcap": softcap, "key_scale": 0.7, "value_scale": 1.5}
+    case = make_case(MIXES["mixed"], 4, 2, 24, 16, dtype, cache_dtype=torch.float8_e4m3fn)
+    inputs = (case.query, case.key_cache, case.value_cache, case.batch)
+    assert_close(paged_attention(*inputs, is_batch_invariant=is_batch_invariant, **options), naive(case, **options))
+
+
 def test_rows_of_very_different_length_are_grouped(
     assert_close: Callable[[Tensor, Tensor], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,5 +155,16 @@ def test_wrong_inputs_are_named() -> None:
     ):
         with pytest.raises(KernelInputError, match=message):
             paged_attention(*arguments, batch, scale=1.0)
+    wrong_options: list[tuple[dict[str, Any], str]] = [
+        ({"sinks": torch.zeros(2)}, "sinks must be"),
+        ({"alibi_slopes": torch.zeros(4, 1)}, "alibi_slopes must be"),
+        ({"value_scale": 2.0}, "float8"),
+        ({"window": 0}, "window"),
+    ]
+    for options, message in wrong_options:
+        with pytest.raises(KernelInputError, match=message):
+            paged_attention(query, keys, values, batch, scale=1.0, **options)
+    with pytest.raises(KernelInputError, match="contiguous"):
+        paged_attention(query, keys.transpose(0, 1).contiguous().transpose(0, 1), values, batch, scale=1.0)
     with pytest.raises(KernelInputError, match="decode rows must come first"):
-        PagedBatch(batch.block_table, batch.slot_mapping, [2, 1], [9, 5], BLOCK_SIZE)
+        PagedBatch(batch.block_table, batch.slot_mapping, [2, 1], [9, 5], batch.block_size)

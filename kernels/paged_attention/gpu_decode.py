@@ -1,0 +1,102 @@
+"""Decode rows: one query token each, their keys cut into splits that are attended to side by side."""
+
+# To pyright a kernel's constants and loops are objects of Triton.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .gpu_tile import attend_keys, before_any_key, first_visible, load_slopes, split_keys, tile_rows, weighted_mean
+
+
+@triton.jit(
+    do_not_specialize=["table_stride", "window", "num_splits"],
+    do_not_specialize_on_alignment=["block_table", "seq_lens"],
+)
+def decode_kernel(
+    out,
+    part_maximum,
+    part_total,
+    part_acc,
+    query,
+    key_cache,
+    value_cache,
+    block_table,
+    seq_lens,
+    sinks,
+    slopes,
+    query_stride_token,
+    query_stride_head,
+    query_stride_dim,
+    table_stride,
+    window,
+    num_splits,
+    score_scale,
+    cap,
+    value_scale,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    SPLIT_LEN: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+):
+    """Program ``(head block of a KV head, split, row)``.
+
+    With ``IS_WHOLE`` there is one split, and its result goes to ``out`` ``[B, H, DV]``. Else the running softmax
+    of the split goes to ``part_maximum`` and ``part_total`` ``[B, H, S]`` and ``part_acc`` ``[B, H, S, DV]``, all
+    float32; places of splits that a row does not need are left as they are.
+    """
+    head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    kv_head = tl.program_id(0) // head_blocks
+    split = tl.program_id(1)
+    row = tl.program_id(2).to(tl.int64)
+    seq_len = tl.load(seq_lens + row)
+    first_key = first_visible(seq_len - 1, window, HAS_WINDOW)
+    start, length, count = split_keys(first_key, seq_len, num_splits, BLOCK_N, SPLIT_LEN)
+    # The first split of an empty row goes on, because it may have to write the row's zeros.
+    if (split >= count) & (split > 0):
+        return
+
+    _, group_heads, is_row = tile_rows(0, 1, tl.program_id(0) % head_blocks, BLOCK_M, HEADS, GROUP)
+    heads = kv_head * GROUP + group_heads
+    dims = tl.arange(0, BLOCK_D)
+    query_tile = tl.load(
+        query + row * query_stride_token + heads[:, None] * query_stride_head + dims[None, :] * query_stride_dim,
+        mask=is_row[:, None] & (dims < HEAD_DIM)[None, :],
+        other=0.0,
+    )
+    # The sinks are left to the one who joins the splits.
+    maximum, total = before_any_key(sinks if IS_WHOLE else None, heads, is_row, BLOCK_M)
+    begin = tl.maximum(start + split * length, first_key // BLOCK_N * BLOCK_N)
+    end = tl.minimum(start + (split + 1) * length, seq_len)
+    maximum, total, acc = attend_keys(
+        (query_tile, tl.where(is_row, seq_len - 1, -1), load_slopes(slopes, heads, is_row, BLOCK_M)),
+        (maximum, total, tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)),
+        (key_cache + kv_head * HEAD_DIM, value_cache + kv_head * VALUE_DIM, block_table + row * table_stride),
+        (window, score_scale, cap),
+        *(begin, begin, end, first_key, seq_len),
+        *(NUM_KV_HEADS * HEAD_DIM, NUM_KV_HEADS * VALUE_DIM, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, BLOCK_N),
+        *(HAS_WINDOW, HAS_SOFTCAP, slopes is not None, False),
+    )
+    value_dims = tl.arange(0, BLOCK_DV)
+    is_value = is_row[:, None] & (value_dims < VALUE_DIM)[None, :]
+    if IS_WHOLE:
+        result = weighted_mean(total, acc, value_scale)
+        places = (row * NUM_KV_HEADS * GROUP + heads)[:, None] * VALUE_DIM + value_dims[None, :]
+        tl.store(out + places, result.to(out.dtype.element_ty), mask=is_value)
+    else:
+        parts = (row * NUM_KV_HEADS * GROUP + heads) * num_splits + split
+        tl.store(part_maximum + parts, maximum, mask=is_row)
+        tl.store(part_total + parts, total, mask=is_row)
+        tl.store(part_acc + parts[:, None] * VALUE_DIM + value_dims[None, :], acc, mask=is_value)

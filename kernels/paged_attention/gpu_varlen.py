@@ -1,0 +1,145 @@
+"""Rows of any number of query tokens: prefill, chunked prefill and decode in one launch."""
+
+# To pyright a kernel's constants and loops are objects of Triton.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .gpu_tile import attend_keys, before_any_key, first_visible, fold, load_slopes, tile_rows, weighted_mean
+
+
+@triton.jit
+def _row_of_block(query_starts, block, first_row, num_rows, BLOCK_Q: tl.constexpr):
+    """The row that query block ``block`` may belong to; ``(row, which of its blocks it is)``.
+
+    Row ``r`` is given the blocks from ``(start of r) // BLOCK_Q + r`` on, counted from ``first_row``. They are never
+    too few, and the grid is known from the numbers of tokens and rows; a surplus block lies behind its row's end.
+    """
+    first_start = tl.load(query_starts + first_row)
+    low = first_row
+    high = num_rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        start = tl.load(query_starts + middle) - first_start
+        if start // BLOCK_Q + middle - first_row <= block:
+            low = middle
+        else:
+            high = middle
+    start = tl.load(query_starts + low) - first_start
+    return low, block - (start // BLOCK_Q + low - first_row)
+
+
+@triton.jit(
+    do_not_specialize=["table_stride", "window", "first_row", "num_rows"],
+    do_not_specialize_on_alignment=["block_table", "query_starts", "seq_lens"],
+)
+def varlen_kernel(
+    out,
+    query,
+    key_cache,
+    value_cache,
+    block_table,
+    query_starts,
+    seq_lens,
+    sinks,
+    slopes,
+    query_stride_token,
+    query_stride_head,
+    query_stride_dim,
+    table_stride,
+    window,
+    first_row,
+    num_rows,
+    score_scale,
+    cap,
+    value_scale,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    SPLIT_LEN: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+):
+    """Program ``(query block, head block of a KV head)``: rows ``first_row .. num_rows`` of the batch, into ``out``.
+
+    Blocks that see most begin first. With a ``SPLIT_LEN`` the keys between two multiples of it are attended to by
+    themselves and then folded in, exactly as ``decode_kernel`` and ``reduce_kernel`` do it.
+    """
+    BLOCK_Q: tl.constexpr = BLOCK_M // HEADS
+    head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    block = tl.num_programs(0) - 1 - tl.program_id(0)
+    row, block = _row_of_block(query_starts, block, first_row, num_rows, BLOCK_Q)
+    query_start = tl.load(query_starts + row)
+    query_len = tl.load(query_starts + row + 1) - query_start
+    first_token = block * BLOCK_Q
+    if first_token >= query_len:
+        return
+
+    seq_len = tl.load(seq_lens + row)
+    kv_head = tl.program_id(1) // head_blocks
+    tokens, heads, is_row = tile_rows(first_token, query_len, tl.program_id(1) % head_blocks, BLOCK_M, HEADS, GROUP)
+    heads += kv_head * GROUP
+    packed = (query_start + tokens).to(tl.int64)
+    dims = tl.arange(0, BLOCK_D)
+    query_tile = tl.load(
+        query
+        + packed[:, None] * query_stride_token
+        + heads[:, None] * query_stride_head
+        + dims[None, :] * query_stride_dim,
+        mask=is_row[:, None] & (dims < HEAD_DIM)[None, :],
+        other=0.0,
+    )
+    first_position = seq_len - query_len + first_token
+    stop = tl.minimum(first_position + BLOCK_Q, seq_len)
+    first_key = first_visible(first_position, window, HAS_WINDOW)
+    begin = first_key // BLOCK_N * BLOCK_N
+    all_seen_stop = (first_position + 1) // BLOCK_N * BLOCK_N
+
+    rows = (
+        query_tile,
+        tl.where(is_row, seq_len - query_len + tokens, -1),
+        load_slopes(slopes, heads, is_row, BLOCK_M),
+    )
+    cache = (
+        key_cache + kv_head * HEAD_DIM,
+        value_cache + kv_head * VALUE_DIM,
+        block_table + row.to(tl.int64) * table_stride,
+    )
+    scoring = (window, score_scale, cap)
+    maximum, total = before_any_key(sinks, heads, is_row, BLOCK_M)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    if SPLIT_LEN == 0:
+        middle = begin if HAS_WINDOW else all_seen_stop
+        maximum, total, acc = attend_keys(
+            *(rows, (maximum, total, acc), cache, scoring, begin, middle, stop, first_key, stop),
+            *(NUM_KV_HEADS * HEAD_DIM, NUM_KV_HEADS * VALUE_DIM, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, BLOCK_N),
+            *(HAS_WINDOW, HAS_SOFTCAP, slopes is not None, not HAS_WINDOW),
+        )
+    else:
+        for split_start in tl.range(begin // SPLIT_LEN * SPLIT_LEN, stop, SPLIT_LEN):
+            empty_maximum, empty_total = before_any_key(None, heads, is_row, BLOCK_M)
+            softmax = (empty_maximum, empty_total, tl.zeros([BLOCK_M, BLOCK_DV], tl.float32))
+            split_begin = tl.maximum(split_start, begin)
+            split_end = tl.minimum(split_start + SPLIT_LEN, stop)
+            part_maximum, part_total, part_acc = attend_keys(
+                *(rows, softmax, cache, scoring, split_begin, split_begin, split_end, first_key, stop),
+                *(NUM_KV_HEADS * HEAD_DIM, NUM_KV_HEADS * VALUE_DIM, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, BLOCK_N),
+                *(HAS_WINDOW, HAS_SOFTCAP, slopes is not None, False),
+            )
+            maximum, total, acc = fold(maximum, total, acc, part_maximum, part_total, part_acc)
+    value_dims = tl.arange(0, BLOCK_DV)
+    tl.store(
+        out + (packed * (NUM_KV_HEADS * GROUP) + heads)[:, None] * VALUE_DIM + value_dims[None, :],
+        weighted_mean(total, acc, value_scale).to(out.dtype.element_ty),
+        mask=is_row[:, None] & (value_dims < VALUE_DIM)[None, :],
+    )
