@@ -26,7 +26,7 @@ def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
     The mean and the scaling are in float32, the product with ``weight`` in the dtype of ``inputs``.
 
     Args:
-        inputs: ``[..., E]``, any strides; in Triton, ``E`` up to 65,536.
+        inputs: ``[..., E]``, any strides; on a GPU rows above 32,768 go by the reference.
         weight: ``[E]``, or ``[N, E]`` for inputs ``[..., N, E]``; dtype of ``inputs``.
         eps: added to the mean of squares.
 

@@ -40,7 +40,7 @@ Launch = Callable[[], Any]
 def layer_launches() -> Iterator[Launch]:
     """Of all dtypes, with sizes that are powers of two and not."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        for size in (128, 1000, 4096, 16384):
+        for size in (128, 1000, 4096, 32768):
             rows, weight = torch.zeros(3, size, dtype=dtype), torch.zeros(size, dtype=dtype)
             yield lambda rows=rows, weight=weight: rms_norm.rms_norm(rows, weight, 1e-6)
             yield lambda rows=rows, weight=weight: rms_norm.add_rms_norm(rows, rows.clone(), weight, 1e-6)

@@ -81,9 +81,9 @@ def test_a_row_has_the_same_bits_in_any_batch(size: int, device: torch.device) -
 
 
 def test_no_rows_and_rows_too_wide(device: torch.device, assert_close: Compare) -> None:
-    weight = random(65537, dtype=torch.float32, device=device)
+    weight = random(32769, dtype=torch.float32, device=device)
     assert gpu.rms_norm(torch.empty(0, 8, device=device), weight[:8], EPS).shape == (0, 8)
-    inputs = random(2, 65537, dtype=torch.float32, device=device)
+    inputs = random(2, 32769, dtype=torch.float32, device=device)
     assert_close(gpu.rms_norm(inputs, weight, EPS), reference.rms_norm(inputs.double(), weight.double(), EPS))
     normed, summed = gpu.add_rms_norm(inputs, inputs.clone(), weight, EPS)
     assert torch.equal(summed, inputs + inputs)
