@@ -36,18 +36,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"copy {roofline.copy_gb_per_s:.0f} GB/s  matmul {roofline.matmul_tflop_per_s:.1f} TFLOP/s")
     rows: list[Row] = []
     for kernel in options.only:
-        rows.extend(measure_kernel(kernel, Setting(device, is_quick=options.quick), budget_s))
+        rows.extend(measure_kernel(kernel, device, budget_s, is_quick=options.quick))
     print(as_text(rows, roofline))
     if options.json is not None:
         options.json.write_text(json.dumps(as_json(rows, roofline, about), indent=1) + "\n")
     return int(any(row.error is not None for row in rows))
 
 
-def measure_kernel(kernel: str, setting: Setting, budget_s: float) -> Iterator[Row]:
+def measure_kernel(kernel: str, device: torch.device, budget_s: float, *, is_quick: bool) -> Iterator[Row]:
     """Its rows, each told on standard error when it is there."""
     try:
+        setting = Setting(device, is_quick=is_quick)
         for case in importlib.import_module(f"{_kernels}.{kernel}.cases").cases(setting):
-            row = measure_case(kernel, case, setting.device, budget_s)
+            row = measure_case(kernel, case, device, budget_s)
             print(f"{kernel} {case.shape} {row.dtype}: {row.error or f'{row.us:.1f} us'}", file=sys.stderr)
             yield row
     except Exception as error:  # cases that cannot be made here must not cost the other kernels' rows

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..gated_activation.reference import silu_and_mul
 from ..grouped_linear.reference import grouped_linear
-from ..silu_and_mul.reference import silu_and_mul
 
 
 def route(

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..dispatch import REFERENCE, select
+from ..dispatch import REFERENCE, OnGpu, select
 from ..errors import KernelInputError
 from . import native, reference
 
-_IMPLEMENTATIONS = {REFERENCE: reference.rms_norm, "cpu": native.rms_norm}
-_ADD_IMPLEMENTATIONS = {REFERENCE: reference.add_rms_norm, "cpu": native.add_rms_norm}
+_IMPLEMENTATIONS = {
+    REFERENCE: reference.rms_norm,
+    "cpu": native.rms_norm,
+    "cuda": OnGpu(f"{__package__}.gpu", "rms_norm"),
+}
+_ADD_IMPLEMENTATIONS = {
+    REFERENCE: reference.add_rms_norm,
+    "cpu": native.add_rms_norm,
+    "cuda": OnGpu(f"{__package__}.gpu", "add_rms_norm"),
+}
 
 
 def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -18,9 +26,12 @@ def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
     The mean and the scaling are in float32, the product with ``weight`` in the dtype of ``inputs``.
 
     Args:
-        inputs: ``[..., E]``, any strides.
+        inputs: ``[..., E]``, any strides; on a GPU rows above 32,768 go by the reference.
         weight: ``[E]``, or ``[N, E]`` for inputs ``[..., N, E]``; dtype of ``inputs``.
         eps: added to the mean of squares.
+
+    Returns:
+        As ``inputs``, contiguous. A row's bits do not depend on the other rows nor on their number, given the strides.
 
     Raises:
         KernelInputError: a shape or dtype above does not hold.
@@ -39,6 +50,9 @@ def add_rms_norm(inputs: Tensor, residual: Tensor, weight: Tensor, eps: float) -
         inputs: ``[T, E]``. **May be mutated.**
         residual: ``[T, E]``, dtype of ``inputs``. **May be mutated.**
         weight: ``[E]``.
+
+    Returns:
+        Both ``[T, E]``. A row's bits do not depend on the other rows nor on their number.
 
     Raises:
         KernelInputError: a shape or dtype above does not hold.

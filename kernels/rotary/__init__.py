@@ -1,25 +1,35 @@
-"""Rotary position embedding of query and key heads."""
+"""Rotary position embedding of query and key heads, alone and with the write into the paged cache behind it."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from ..dispatch import REFERENCE, select
+from ..dispatch import REFERENCE, OnGpu, select
 from ..errors import KernelInputError
+from ..kv_cache import check_pair, check_slots
 from . import native, reference
 
-_IMPLEMENTATIONS = {REFERENCE: reference.apply_rotary, "cpu": native.apply_rotary}
+_IMPLEMENTATIONS = {
+    REFERENCE: reference.apply_rotary,
+    "cpu": native.apply_rotary,
+    "cuda": OnGpu(f"{__package__}.gpu", "apply_rotary"),
+}
+_STORE_IMPLEMENTATIONS = {
+    REFERENCE: reference.rotary_and_store,
+    "cpu": native.rotary_and_store,
+    "cuda": OnGpu(f"{__package__}.gpu", "rotary_and_store"),
+}
 
 
 def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair ``(x[i], x[i + D / 2])`` of a head by its token's angle.
+    """Rotate each pair ``(x[i], x[i + R / 2])`` of a head by its token's angle; what is behind ``R`` stays.
 
     Args:
         heads: ``[T, H, D]``, any strides (a slice of a fused QKV needs no copy); query and key heads may come in one.
-        cos, sin: ``[T, D]``, of the angles; their two halves are alike. Dtype of ``heads``.
+        cos, sin: ``[T, R]``, of the angles, ``R`` up to ``D``; their two halves are alike. Dtype of ``heads``.
 
     Returns:
-        ``[T, H, D]`` in the dtype of ``heads``.
+        ``[T, H, D]`` in the dtype of ``heads``. A token's bits do not depend on the others.
 
     Raises:
         KernelInputError: a shape or dtype above does not hold.
@@ -27,10 +37,60 @@ def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     Cost: memory bound, ``2 * T * H * D * itemsize`` bytes.
     Source: Su et al. 2021 (arXiv:2104.09864), with the halves of a head as the pairs.
     """
-    if heads.ndim != 3 or heads.shape[2] % 2:
-        raise KernelInputError(f"heads must be [T, H, D] with an even D, got {tuple(heads.shape)}")
-    wanted = (heads.shape[0], heads.shape[2])
-    for name, angles in (("cos", cos), ("sin", sin)):
-        if angles.shape != wanted or angles.dtype != heads.dtype:
-            raise KernelInputError(f"{name} must be {heads.dtype} {wanted}, got {angles.dtype} {tuple(angles.shape)}")
+    _check("heads", heads, cos, sin)
     return select(_IMPLEMENTATIONS, heads.device, heads.dtype)(heads, cos, sin)
+
+
+def rotary_and_store(
+    query_key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+) -> Tensor:
+    """``apply_rotary`` of query and key heads, then ``store_kv_cache`` of keys and values, which says what slots mean.
+
+    Rotated keys go to the cache alone, where attention reads them.
+
+    Args:
+        query_key: ``[T, H + KVH, D]``, any strides: the heads of queries, then those of keys, before the rotation.
+        value: ``[T, KVH, DV]``, any strides. Both may be slices of one fused QKV.
+        cos, sin: as for ``apply_rotary``.
+        key_cache, value_cache, slot_mapping, key_scale, value_scale: as for ``store_kv_cache``. Caches are **mutated.**
+
+    Returns:
+        The rotated query heads, ``[T, H, D]``, of padding too. A token's bits do not depend on the others.
+
+    Raises:
+        KernelInputError: a shape, dtype, stride or scale above does not hold.
+
+    Cost: memory bound, ``T * ((2 * H + KVH) * D + KVH * DV)`` times the itemsize of ``query_key`` and
+    ``T * KVH * (D + DV)`` times that of the caches, in bytes: the rotated keys are not read again.
+    """
+    _check("query_key", query_key, cos, sin)
+    num_heads = query_key.shape[1] - value.shape[1]
+    if num_heads < 1:
+        raise KernelInputError(f"query_key must be [T, H + {value.shape[1]}, D], got {tuple(query_key.shape)}")
+    check_pair("key", query_key[:, num_heads:], key_cache, key_scale)
+    check_pair("value", value, value_cache, value_scale)
+    check_slots(slot_mapping, query_key, value)
+    return select(_STORE_IMPLEMENTATIONS, query_key.device, query_key.dtype)(
+        query_key, value, cos, sin, key_cache, value_cache, slot_mapping, key_scale, value_scale
+    )
+
+
+def _check(name: str, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
+    if heads.ndim != 3:
+        raise KernelInputError(f"{name} must be [T, H, D], got {tuple(heads.shape)}")
+    for which, angles in (("cos", cos), ("sin", sin)):
+        is_fitting = angles.ndim == 2 and len(angles) == len(heads) and 0 < angles.shape[1] <= heads.shape[2]
+        if not is_fitting or angles.shape[1] % 2 or angles.shape != cos.shape or angles.dtype != heads.dtype:
+            raise KernelInputError(
+                f"{which} must be {heads.dtype} [{len(heads)}, R] with an even R up to {heads.shape[2]}, "
+                f"got {angles.dtype} {tuple(angles.shape)}"
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..kv_cache import native as kv_cache_native
 from ..native import library
 from . import reference
 
@@ -12,7 +13,8 @@ from . import reference
 def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """See ``rotary.apply_rotary``."""
     function = library("rotary", heads.dtype)
-    if function is None or heads.stride(2) != 1 or not (cos.is_contiguous() and sin.is_contiguous()):
+    is_plain = heads.stride(2) == 1 and cos.is_contiguous() and sin.is_contiguous()
+    if function is None or not is_plain or cos.shape[1] != heads.shape[2]:
         return reference.apply_rotary(heads, cos, sin)
     out = torch.empty(heads.shape, dtype=heads.dtype)
     function(
@@ -20,3 +22,21 @@ def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         *heads.shape,
     )
     return out
+
+
+def rotary_and_store(
+    query_key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    key_scale: float,
+    value_scale: float,
+) -> Tensor:
+    """See ``rotary.rotary_and_store``."""
+    rotated = apply_rotary(query_key, cos, sin)
+    query, key = rotated.tensor_split([rotated.shape[1] - value.shape[1]], dim=1)
+    kv_cache_native.store_kv_cache(key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale)
+    return query

@@ -5,9 +5,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..kv_cache import reference as kv_cache_reference
+
 
 def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """See ``rotary.apply_rotary``."""
-    first, second = heads.chunk(2, dim=-1)
+    turning = heads[..., : cos.shape[1]]
+    first, second = turning.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
-    return heads * cos[:, None] + turned.mul_(sin[:, None])
+    rotated = turning * cos[:, None] + turned.mul_(sin[:, None])
+    return rotated if turning.shape == heads.shape else torch.cat((rotated, heads[..., cos.shape[1] :]), dim=-1)
+
+
+def rotary_and_store(
+    query_key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    key_scale: float,
+    value_scale: float,
+) -> Tensor:
+    """See ``rotary.rotary_and_store``."""
+    rotated = apply_rotary(query_key, cos, sin)
+    query, key = rotated.tensor_split([rotated.shape[1] - value.shape[1]], dim=1)
+    kv_cache_reference.store_kv_cache(key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale)
+    return query

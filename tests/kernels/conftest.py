@@ -23,6 +23,27 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _interpreted_kernels_round_as_a_gpu(device: torch.device) -> Iterator[None]:
+    if device.type == "cuda":
+        yield
+        return
+    from .interpreter import round_as_a_gpu  # imports Triton
+
+    with pytest.MonkeyPatch.context() as patch:
+        round_as_a_gpu(patch)
+        yield
+
+
+@pytest.fixture
+def poisoned_memory() -> Iterator[None]:
+    """What torch allocates without a value is NaN (the largest number, for integers), whoever allocates it."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
 @pytest.fixture
 def references() -> Iterator[None]:
     """No compiled kernels, though an engine of this process may have loaded them."""

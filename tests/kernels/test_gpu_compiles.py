@@ -1,8 +1,7 @@
-"""Kernels that the interpreter runs are also taken by the compiler, which needs no GPU for that."""
+"""The compiler takes every Triton kernel, for a GPU that need not be there."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -13,14 +12,14 @@ import pytest
 PROGRAM = Path(__file__).with_name("compile_for_hopper.py")
 
 
-@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
-    pytest.importorskip("triton")
+    """In a process of its own: in this one Triton may be the interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    ended = subprocess.run([sys.executable, PROGRAM], env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    found = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert [kernel for kernel in found if kernel["error"]] == []
-    # Every kernel of these packages, most of them for two shapes.
-    assert len({kernel["kernel"].partition(" ")[0] for kernel in found}) >= 13
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, check=False, timeout=280
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    kernels = {line.partition("(")[0] for line in done.stdout.splitlines()}
+    assert len(kernels) >= 22, kernels

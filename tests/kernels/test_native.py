@@ -12,6 +12,8 @@ from torch import Tensor
 
 from penstock.kernels import native
 from penstock.kernels.errors import KernelInputError
+from penstock.kernels.gated_activation import reference as silu_reference
+from penstock.kernels.gated_activation import silu_and_mul
 from penstock.kernels.kv_cache import reference as kv_reference
 from penstock.kernels.kv_cache import store_kv_cache
 from penstock.kernels.linear import can_pack, can_quantize, linear, pack_weight, quantize_weight, unpack_weight
@@ -23,8 +25,6 @@ from penstock.kernels.rms_norm import add_rms_norm, rms_norm
 from penstock.kernels.rms_norm import reference as norm_reference
 from penstock.kernels.rotary import apply_rotary
 from penstock.kernels.rotary import reference as rotary_reference
-from penstock.kernels.silu_and_mul import reference as silu_reference
-from penstock.kernels.silu_and_mul import silu_and_mul
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Of a result that is rounded once against one that is rounded after each operation.
@@ -106,7 +106,7 @@ def test_store_kv_cache(dtype: torch.dtype) -> None:
     slots[::4] = -1
     caches = [torch.full((5, 4, 2, 8), 7.0, dtype=dtype) for _ in range(4)]
     store_kv_cache(key, value, caches[0], caches[1], slots)
-    kv_reference.store_kv_cache(key, value, caches[2], caches[3], slots)
+    kv_reference.store_kv_cache(key, value, caches[2], caches[3], slots, 1.0, 1.0)
     assert torch.equal(caches[0], caches[2])
     assert torch.equal(caches[1], caches[3])
 

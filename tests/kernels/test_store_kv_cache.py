@@ -1,4 +1,4 @@
-"""Writing into the paged cache, bit for bit."""
+"""Writing into the paged cache and copying its blocks, bit for bit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penstock.kernels.errors import KernelInputError
-from penstock.kernels.kv_cache import store_kv_cache
+from penstock.kernels.kv_cache import copy_blocks, store_kv_cache
 
 
 def poisoned(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -36,6 +36,27 @@ def test_tokens_land_in_their_slots_and_nothing_else_is_touched(
         assert torch.equal(cache.nan_to_num(1e4), expected.nan_to_num(1e4))
 
 
+def test_a_cache_of_eight_bits_holds_what_is_nearest_and_saturates() -> None:
+    """Its numbers from 16 to 32 are the even ones; the largest is 448."""
+    key = torch.tensor([[[17.1, 18.9, -1000.0, float("nan")]]], dtype=torch.bfloat16)
+    value = torch.tensor([[[1e4, -3.0, 448.0, float("inf")]]], dtype=torch.bfloat16)
+    key_cache, value_cache = (torch.zeros(1, 2, 1, 4, dtype=torch.float8_e4m3fn) for _ in range(2))
+    store_kv_cache(key, value, key_cache, value_cache, torch.tensor([1]), key_scale=1.0, value_scale=0.5)
+    assert key_cache[0, 1, 0, :3].tolist() == [18.0, 18.0, -448.0]
+    assert key_cache[0, 1, 0, 3].isnan()
+    assert value_cache[0, 1, 0].tolist() == [448.0, -6.0, 448.0, 448.0]
+    assert not key_cache[0, 0].float().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_blocks_are_copied(dtype: torch.dtype) -> None:
+    cache = torch.arange(30.0).reshape(5, 2, 1, 3).to(dtype)
+    before = cache.clone()
+    copy_blocks(cache, torch.tensor([[0, 3], [-1, 1], [4, 2]], dtype=torch.int32))
+    for block, source in enumerate([0, 1, 4, 0, 4]):
+        assert torch.equal(cache[block].float(), before[source].float())
+
+
 def test_wrong_inputs_are_named() -> None:
     key = torch.zeros(2, 3, 4)
     cache = torch.zeros(5, 8, 3, 4)
@@ -48,3 +69,14 @@ def test_wrong_inputs_are_named() -> None:
     ):
         with pytest.raises(KernelInputError, match=name):
             store_kv_cache(*arguments)
+    for cache_dtype, scale in ((torch.float32, 0.5), (torch.float8_e4m3fn, 0.0)):
+        other = cache.to(cache_dtype)
+        with pytest.raises(KernelInputError, match="value_scale must"):
+            store_kv_cache(key, key, other, other, slots, value_scale=scale)
+    for arguments, name in (
+        ((cache.transpose(0, 1), torch.zeros(1, 2, dtype=torch.int32)), "cache must"),
+        ((cache, torch.zeros(2, dtype=torch.int32)), "block_pairs must"),
+        ((cache, torch.zeros(1, 2)), "block_pairs must"),
+    ):
+        with pytest.raises(KernelInputError, match=name):
+            copy_blocks(*arguments)

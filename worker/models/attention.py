@@ -20,6 +20,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from ...kernels.kv_cache import store_kv_cache
 from ...kernels.paged_attention import MaskRule, PagedBatch, paged_attention
+from ...kernels.rotary import rotary_and_store
 from ...shared.errors import ModelLoadError
 from .paged_tensor import zeros
 
@@ -83,6 +84,31 @@ class AttentionCall:
             softcap=softcap,
             sinks=sinks,
             mask_rule=mask_rule if self.has_own_rule else None,
+            is_batch_invariant=is_batch_invariant,
+        )
+
+    def rotate_and_attend(
+        self,
+        query_key: Tensor,
+        value: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        *,
+        batch: PagedBatch,
+        scale: float,
+        is_batch_invariant: bool = False,
+    ) -> Tensor:
+        """``attend`` of heads ``[T, H + KVH, D]`` that are still to be rotated by the angles ``[T, D]``."""
+        assert self.key_cache is not None
+        assert self.value_cache is not None
+        query = rotary_and_store(query_key, value, cos, sin, self.key_cache, self.value_cache, batch.slot_mapping)
+        return paged_attention(
+            query,
+            self.key_cache,
+            self.value_cache,
+            batch,
+            scale=scale,
+            window=self.window,
             is_batch_invariant=is_batch_invariant,
         )
 

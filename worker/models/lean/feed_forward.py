@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ....kernels import moe
-from ....kernels.silu_and_mul import silu_and_mul
+from ....kernels.gated_activation import silu_and_mul
 from ....shared.errors import ModelLoadError
 from .fuse import fuse_linear
 

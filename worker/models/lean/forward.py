@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ....kernels.rotary import apply_rotary
 from ....shared.errors import ModelLoadError
 from ..forward import ForwardSettings, ModelInput
 from ..packed import PackedForward
@@ -61,7 +62,7 @@ class LeanForward:
     def run(self, step: ModelInput) -> Tensor:
         is_batch_invariant = self._settings.is_batch_invariant
         attentions = [
-            partial(call.attend, batch=step.batch, scale=layer.scale, is_batch_invariant=is_batch_invariant)
+            partial(call.rotate_and_attend, batch=step.batch, scale=layer.scale, is_batch_invariant=is_batch_invariant)
             for call, layer in zip(self._calls, self._layers, strict=True)
         ]
         inputs = self.network.embed_tokens(step.token_ids) if step.inputs_embeds is None else step.inputs_embeds
@@ -79,5 +80,6 @@ class LeanForward:
         self.network(inputs, positions, positions[-num_logit_rows:], attentions)
 
 
-def _attend_to_nothing(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return torch.zeros_like(query)
+def _attend_to_nothing(query_key: Tensor, value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates all the same: what that takes belongs to the memory of a step."""
+    return torch.zeros_like(apply_rotary(query_key, cos, sin)[:, : query_key.shape[1] - value.shape[1]])

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ....kernels.rms_norm import add_rms_norm, rms_norm
-from ....kernels.rotary import apply_rotary
 from .feed_forward import make_feed_forward
 from .fuse import fuse_linear
 
-# attend(query [T, H, D], key [T, KVH, D], value [T, KVH, D]) -> [T, H, D]
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+# attend(query_key [T, H + KVH, D], value [T, KVH, D], cos [T, D], sin [T, D]) -> [T, H, D]; it rotates, then attends
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class Norm(nn.Module):
@@ -72,9 +71,7 @@ class LeanLayer(nn.Module):
         normed, residual = add_rms_norm(hidden, residual, self.input_norm.weight, self.input_norm.eps)
         heads = self.qkv_proj(normed).unflatten(-1, (-1, self.head_dim))
         query_key, value = heads.split([self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
-        query_key = apply_rotary(self.head_norm(query_key), cos, sin)
-        query, key = query_key.split([self.num_heads, self.num_kv_heads], dim=1)
-        return attend(query, key, value).flatten(1), residual
+        return attend(self.head_norm(query_key), value, cos, sin).flatten(1), residual
 
     def transform(self, found: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """From what attention found to what the layer adds to ``residual`` in the end."""

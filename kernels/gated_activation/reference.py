@@ -7,6 +7,12 @@ from torch import Tensor
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """See ``silu_and_mul.silu_and_mul``."""
+    """See ``gated_activation.silu_and_mul``."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def gelu_and_mul(gate_up: Tensor, approximate: str) -> Tensor:
+    """See ``gated_activation.gelu_and_mul``."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate=approximate).mul_(up)

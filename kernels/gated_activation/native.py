@@ -10,7 +10,7 @@ from . import reference
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """See ``silu_and_mul.silu_and_mul``."""
+    """See ``gated_activation.silu_and_mul``."""
     function = library("silu_and_mul", gate_up.dtype)
     if function is None or not gate_up.is_contiguous():
         return reference.silu_and_mul(gate_up)

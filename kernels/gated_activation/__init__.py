@@ -1,0 +1,62 @@
+"""The gated activations of feed-forward layers: of Llama and its kin, and of Gemma."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..dispatch import REFERENCE, OnGpu, select
+from ..errors import KernelInputError
+from . import native, reference
+
+_SILU_IMPLEMENTATIONS = {
+    REFERENCE: reference.silu_and_mul,
+    "cpu": native.silu_and_mul,
+    "cuda": OnGpu(f"{__package__}.gpu", "silu_and_mul"),
+}
+_GELU_IMPLEMENTATIONS = {REFERENCE: reference.gelu_and_mul, "cuda": OnGpu(f"{__package__}.gpu", "gelu_and_mul")}
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """Return ``silu(gate) * up`` of a fused projection.
+
+    Args:
+        gate_up: ``[T, 2 * I]``, any strides, first the gate, then what it lets through. **May be mutated.**
+
+    Returns:
+        ``[T, I]`` in the dtype of ``gate_up``. A row's bits do not depend on the other rows.
+
+    Raises:
+        KernelInputError: the last axis has no two halves.
+
+    Cost: memory bound, ``3 * T * I * itemsize`` bytes.
+    Source: Shazeer 2020 (arXiv:2002.05202), SwiGLU.
+    """
+    _check(gate_up)
+    return select(_SILU_IMPLEMENTATIONS, gate_up.device, gate_up.dtype)(gate_up)
+
+
+def gelu_and_mul(gate_up: Tensor, *, approximate: str = "none") -> Tensor:
+    """Return ``gelu(gate) * up`` of a fused projection.
+
+    Args:
+        gate_up: ``[T, 2 * I]``, any strides, first the gate, then what it lets through. **May be mutated.**
+        approximate: as in ``torch.nn.functional.gelu``: "none" for the form with erf, "tanh" for Gemma's.
+
+    Returns:
+        ``[T, I]`` in the dtype of ``gate_up``. A row's bits do not depend on the other rows.
+
+    Raises:
+        KernelInputError: the last axis has no two halves, or there is no such form.
+
+    Cost: memory bound, ``3 * T * I * itemsize`` bytes.
+    Source: Hendrycks and Gimpel 2016 (arXiv:1606.08415); Shazeer 2020 (arXiv:2002.05202), GEGLU.
+    """
+    _check(gate_up)
+    if approximate not in ("none", "tanh"):
+        raise KernelInputError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
+    return select(_GELU_IMPLEMENTATIONS, gate_up.device, gate_up.dtype)(gate_up, approximate)
+
+
+def _check(gate_up: Tensor) -> None:
+    if gate_up.ndim != 2 or gate_up.shape[1] % 2:
+        raise KernelInputError(f"gate_up must be [T, 2 * I], got {tuple(gate_up.shape)}")

@@ -1,0 +1,155 @@
+"""In Triton: a program per token for keys and values, and one per piece of a block that is copied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_COPIED_BLOCK = 1024
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+
+
+def store_kv_cache(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    key_scale: float,
+    value_scale: float,
+) -> None:
+    """See ``kv_cache.store_kv_cache``."""
+    num_tokens, num_heads, key_dim = key.shape
+    value_dim = value.shape[2]
+    if num_tokens == 0:
+        return
+    key, value = with_plain_rows(key), with_plain_rows(value)
+    head_block = triton.next_power_of_2(num_heads)
+    key_block, value_block = triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim)
+    constants: dict[str, Any] = {
+        "NUM_HEADS": num_heads,
+        "KEY_DIM": key_dim,
+        "VALUE_DIM": value_dim,
+        "HEAD_BLOCK": head_block,
+        "KEY_BLOCK": key_block,
+        "VALUE_BLOCK": value_block,
+        "num_warps": num_warps_for(head_block * max(key_block, value_block)),
+    }
+    _store_kernel[(num_tokens,)](
+        *(key, value, key_cache, value_cache, slot_mapping.contiguous()),
+        *(key.stride(0), key.stride(1), value.stride(0), value.stride(1), float(key_scale), float(value_scale)),
+        **constants,
+    )
+
+
+def copy_blocks(cache: Tensor, block_pairs: Tensor) -> None:
+    """See ``kv_cache.copy_blocks``."""
+    if block_pairs.shape[0] == 0 or cache.numel() == 0:
+        return
+    block_bytes = cache[0].nbytes
+    width = next(width for width in _WORDS if block_bytes % width == 0 and cache.data_ptr() % width == 0)
+    num_words = block_bytes // width
+    constants: dict[str, Any] = {"BLOCK": _COPIED_BLOCK, "num_warps": 4}
+    _copy_kernel[(block_pairs.shape[0], triton.cdiv(num_words, _COPIED_BLOCK))](
+        *(cache.view(-1).view(_WORDS[width]), block_pairs.contiguous(), num_words), **constants
+    )
+
+
+def num_warps_for(num_elements: int) -> int:
+    """Of a program that holds so many at once: 16 or fewer to a thread, up to the 512 threads that one should have."""
+    return min(16, max(1, num_elements // 512))
+
+
+def with_plain_rows(heads: Tensor) -> Tensor:
+    """``heads`` with a contiguous last axis; a copy only where it has none."""
+    return heads if heads.stride(2) == 1 else heads.contiguous()
+
+
+@triton.jit
+def to_cache(heads, scale, DTYPE: tl.constexpr):
+    """What a cache of ``DTYPE`` holds of ``heads``: the same numbers, or in eight bits ``saturate(heads / scale)``."""
+    if tl.float8e4nv == DTYPE:
+        scaled = tl.div_rn(heads.to(tl.float32), scale)
+        # Not tl.clamp, which makes a number of NaN.
+        scaled = tl.where(scaled > 448.0, 448.0, scaled)
+        scaled = tl.where(scaled < -448.0, -448.0, scaled)
+        stored = scaled.to(tl.float8e4nv)
+    else:
+        stored = heads.to(DTYPE)
+    return stored
+
+
+@triton.jit
+def store_heads(
+    heads,
+    cache,
+    slot,
+    token_stride,
+    head_stride,
+    scale,
+    NUM_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write the heads of this program's token into ``slot``, or nothing if that is negative."""
+    rows = tl.arange(0, HEAD_BLOCK)[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    num_heads = tl.where(slot >= 0, NUM_HEADS, 0)
+    mask = (rows < num_heads) & (columns < DIM)
+    token = tl.program_id(0).to(tl.int64)
+    found = tl.load(heads + token * token_stride + rows * head_stride + columns, mask=mask, other=0.0)
+    slot_start = slot.to(tl.int64) * (NUM_HEADS * DIM)
+    tl.store(cache + slot_start + rows * DIM + columns, to_cache(found, scale, cache.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _store_kernel(
+    key,
+    value,
+    key_cache,
+    value_cache,
+    slot_mapping,
+    key_token_stride,
+    key_head_stride,
+    value_token_stride,
+    value_head_stride,
+    key_scale,
+    value_scale,
+    NUM_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    KEY_BLOCK: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+):
+    slot = tl.load(slot_mapping + tl.program_id(0))
+    store_heads(
+        key, key_cache, slot, key_token_stride, key_head_stride, key_scale, NUM_HEADS, KEY_DIM, HEAD_BLOCK, KEY_BLOCK
+    )
+    store_heads(
+        value,
+        value_cache,
+        slot,
+        value_token_stride,
+        value_head_stride,
+        value_scale,
+        NUM_HEADS,
+        VALUE_DIM,
+        HEAD_BLOCK,
+        VALUE_BLOCK,
+    )
+
+
+@triton.jit
+def _copy_kernel(words, block_pairs, num_words, BLOCK: tl.constexpr):
+    pair = block_pairs + tl.program_id(0) * 2
+    source = tl.load(pair).to(tl.int64)
+    target = tl.load(pair + 1).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < tl.where((source >= 0) & (target >= 0), num_words, 0)
+    tl.store(words + target * num_words + columns, tl.load(words + source * num_words + columns, mask=mask), mask=mask)

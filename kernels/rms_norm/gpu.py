@@ -1,0 +1,103 @@
+"""In Triton: every row is read once, held in registers for its sum and its scaling, and written once.
+
+A block of rows per program, whole rows, so a row's sum is taken in one order whatever its company.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import reference
+
+_MAX_SIZE = 32768  # takes all 128 registers of 512 threads; one of twice the size would spill them
+_BLOCK_SIZE = 2048  # elements that a program should have at least, so that its threads have wide loads to do
+
+
+def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See ``rms_norm.rms_norm``."""
+    size = inputs.shape[-1]
+    if size > _MAX_SIZE:
+        return reference.rms_norm(inputs, weight, eps)
+    rows = _as_rows(inputs)
+    out = torch.empty(inputs.shape, dtype=inputs.dtype, device=inputs.device)
+    _launch(rows, None, weight, out, eps)
+    return out
+
+
+def add_rms_norm(inputs: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See ``rms_norm.add_rms_norm``; the sum is written over ``residual`` where its rows are contiguous."""
+    if inputs.shape[-1] > _MAX_SIZE:
+        return reference.add_rms_norm(inputs, residual, weight, eps)
+    residual = _as_rows(residual)
+    out = torch.empty(inputs.shape, dtype=inputs.dtype, device=inputs.device)
+    _launch(_as_rows(inputs), residual, weight, out, eps)
+    return out, residual
+
+
+def _as_rows(inputs: Tensor) -> Tensor:
+    """``[N, E]`` with contiguous rows at any distance; a copy only where there is no such view."""
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def _launch(rows: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, eps: float) -> None:
+    num_rows, size = rows.shape
+    if num_rows == 0:
+        return
+    block = triton.next_power_of_2(size)
+    rows_per_program = max(1, _BLOCK_SIZE // block)
+    sums = rows if residual is None else residual
+    # A single row may have any distance to a next one, and each other distance is a compilation of its own.
+    rows_stride, sums_stride = (rows.stride(0), sums.stride(0)) if num_rows > 1 else (size, size)
+    constants: dict[str, Any] = {
+        "SIZE": size,
+        "BLOCK": block,
+        "ROWS": rows_per_program,
+        "HAS_RESIDUAL": residual is not None,
+        "num_warps": min(16, max(4, rows_per_program * block // 512)),
+    }
+    _rms_norm_kernel[(triton.cdiv(num_rows, rows_per_program),)](
+        *(rows, sums, weight.contiguous(), out),
+        *(num_rows, weight.numel() // size, rows_stride, sums_stride, eps),
+        **constants,
+    )
+
+
+# The number of rows must not choose the code: it would be another one for a row alone.
+@triton.jit(do_not_specialize=["num_rows"])
+def _rms_norm_kernel(
+    inputs,
+    residual,
+    weight,
+    out,
+    num_rows,
+    num_weights,
+    inputs_stride,
+    residual_stride,
+    eps,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    dtype = inputs.dtype.element_ty
+    row_numbers = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    mask = (row_numbers < num_rows) & (columns < SIZE)
+    rows = row_numbers.to(tl.int64)
+    wide = tl.load(inputs + rows * inputs_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        sums = residual + rows * residual_stride + columns
+        # Rounded as what is written, as in a model that adds first.
+        narrow = (wide + tl.load(sums, mask=mask, other=0.0).to(tl.float32)).to(dtype)
+        tl.store(sums, narrow, mask=mask)
+        wide = narrow.to(tl.float32)
+    variance = tl.sum(wide * wide, axis=1, keep_dims=True) / SIZE
+    normed = (wide * tl.rsqrt(variance + eps)).to(dtype).to(tl.float32)
+    weights = tl.load(weight + (row_numbers % num_weights) * SIZE + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + rows * SIZE + columns, (normed * weights).to(dtype), mask=mask)

@@ -1,0 +1,215 @@
+"""In Triton: a program per token and group of heads; pairs are rotated in float32 and rounded once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..kv_cache.gpu import num_warps_for, store_heads, to_cache, with_plain_rows
+
+_MAX_BLOCK = 2048
+
+
+def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """See ``rotary.apply_rotary``."""
+    num_tokens, num_heads, head_dim = heads.shape
+    out = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
+    if out.numel() == 0:
+        return out
+    heads = with_plain_rows(heads)
+    blocks = _Blocks(num_heads, head_dim, cos.shape[1])
+    _rotary_kernel[(num_tokens, triton.cdiv(num_heads, blocks.heads))](
+        *(heads, cos.contiguous(), sin.contiguous(), out, heads.stride(0), heads.stride(1)),
+        **{**blocks.constants, "NUM_HEADS": num_heads},
+    )
+    return out
+
+
+def rotary_and_store(
+    query_key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    key_scale: float,
+    value_scale: float,
+) -> Tensor:
+    """See ``rotary.rotary_and_store``."""
+    num_tokens, num_all, head_dim = query_key.shape
+    num_kv_heads, value_dim = value.shape[1:]
+    num_heads = num_all - num_kv_heads
+    query = torch.empty((num_tokens, num_heads, head_dim), dtype=query_key.dtype, device=query_key.device)
+    if num_tokens == 0:
+        return query
+    query_key, value = with_plain_rows(query_key), with_plain_rows(value)
+    blocks = _Blocks(num_all, head_dim, cos.shape[1])
+    num_groups = triton.cdiv(num_all, blocks.heads)
+    constants: dict[str, Any] = {
+        **blocks.constants,
+        "NUM_HEADS": num_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "NUM_GROUPS": num_groups,
+        "VALUE_DIM": value_dim,
+        "VALUE_HEAD_BLOCK": triton.next_power_of_2(num_kv_heads),
+        "VALUE_BLOCK": triton.next_power_of_2(value_dim),
+    }
+    # Behind the groups of query and key heads comes one program more for a token's values.
+    _rotary_and_store_kernel[(num_tokens, num_groups + 1)](
+        *(query_key, value, cos.contiguous(), sin.contiguous(), query, key_cache, value_cache),
+        *(slot_mapping.contiguous(), query_key.stride(0), query_key.stride(1), value.stride(0), value.stride(1)),
+        *(float(key_scale), float(value_scale)),
+        **constants,
+    )
+    return query
+
+
+class _Blocks:
+    """How heads are cut into programs: by their sizes alone, never by the number of tokens."""
+
+    def __init__(self, num_heads: int, head_dim: int, rotary_dim: int) -> None:
+        half, rest = triton.next_power_of_2(rotary_dim // 2), head_dim - rotary_dim
+        rest_block = triton.next_power_of_2(rest) if rest else 0
+        width = max(2 * half, rest_block)
+        self.heads = min(triton.next_power_of_2(num_heads), max(1, _MAX_BLOCK // width))
+        self.constants: dict[str, Any] = {
+            "HEAD_DIM": head_dim,
+            "ROTARY_DIM": rotary_dim,
+            "HEAD_BLOCK": self.heads,
+            "HALF_BLOCK": half,
+            "REST_BLOCK": rest_block,
+            "num_warps": num_warps_for(self.heads * width),
+        }
+
+
+@triton.jit
+def _rotated(heads, cos, sin, token, offsets, mask, columns, ROTARY_DIM: tl.constexpr):
+    """Both halves of the rotated part of heads, in float32; ``offsets`` are of the first, ``columns`` within it."""
+    angles = token * ROTARY_DIM + columns
+    angles_mask = columns < ROTARY_DIM // 2
+    cosines = tl.load(cos + angles, mask=angles_mask, other=0.0).to(tl.float32)
+    sines = tl.load(sin + angles, mask=angles_mask, other=0.0).to(tl.float32)
+    first = tl.load(heads + offsets, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(heads + offsets + ROTARY_DIM // 2, mask=mask, other=0.0).to(tl.float32)
+    return first * cosines - second * sines, second * cosines + first * sines
+
+
+@triton.jit
+def _rotary_kernel(
+    heads,
+    cos,
+    sin,
+    out,
+    token_stride,
+    head_stride,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+):
+    dtype = out.dtype.element_ty
+    token = tl.program_id(0).to(tl.int64)
+    rows = (tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK))[:, None]
+    columns = tl.arange(0, HALF_BLOCK)[None, :]
+    starts = token * token_stride + rows * head_stride
+    out_starts = (token * NUM_HEADS + rows) * HEAD_DIM
+    mask = (rows < NUM_HEADS) & (columns < ROTARY_DIM // 2)
+    first, second = _rotated(heads, cos, sin, token, starts + columns, mask, columns, ROTARY_DIM)
+    tl.store(out + out_starts + columns, first.to(dtype), mask=mask)
+    tl.store(out + out_starts + ROTARY_DIM // 2 + columns, second.to(dtype), mask=mask)
+    if REST_BLOCK > 0:
+        rest = ROTARY_DIM + tl.arange(0, REST_BLOCK)[None, :]
+        rest_mask = (rows < NUM_HEADS) & (rest < HEAD_DIM)
+        tl.store(out + out_starts + rest, tl.load(heads + starts + rest, mask=rest_mask), mask=rest_mask)
+
+
+@triton.jit
+def _rotary_and_store_kernel(
+    query_key,
+    value,
+    cos,
+    sin,
+    query,
+    key_cache,
+    value_cache,
+    slot_mapping,
+    token_stride,
+    head_stride,
+    value_token_stride,
+    value_head_stride,
+    key_scale,
+    value_scale,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_HEAD_BLOCK: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+):
+    dtype = query.dtype.element_ty
+    cache_dtype = key_cache.dtype.element_ty
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_mapping + token).to(tl.int64)
+    group = tl.program_id(1)
+    if group == NUM_GROUPS:
+        store_heads(
+            value,
+            value_cache,
+            slot,
+            value_token_stride,
+            value_head_stride,
+            value_scale,
+            NUM_KV_HEADS,
+            VALUE_DIM,
+            VALUE_HEAD_BLOCK,
+            VALUE_BLOCK,
+        )
+    else:
+        rows = (group * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK))[:, None]
+        columns = tl.arange(0, HALF_BLOCK)[None, :]
+        starts = token * token_stride + rows * head_stride
+        # A group may hold the last queries and the first keys: each row goes to one place, by its mask.
+        query_starts = (token * NUM_HEADS + rows) * HEAD_DIM
+        key_starts = (slot * NUM_KV_HEADS + rows - NUM_HEADS) * HEAD_DIM
+        is_query = rows < NUM_HEADS
+        is_key = (rows >= NUM_HEADS) & (rows < tl.where(slot >= 0, NUM_HEADS + NUM_KV_HEADS, 0))
+        half = columns < ROTARY_DIM // 2
+        first, second = _rotated(
+            query_key,
+            cos,
+            sin,
+            token,
+            starts + columns,
+            (rows < NUM_HEADS + NUM_KV_HEADS) & half,
+            columns,
+            ROTARY_DIM,
+        )
+        # Rounded before they are made smaller still, as keys are that go another way to their cache.
+        first = first.to(dtype)
+        second = second.to(dtype)
+        tl.store(query + query_starts + columns, first, mask=is_query & half)
+        tl.store(query + query_starts + ROTARY_DIM // 2 + columns, second, mask=is_query & half)
+        tl.store(key_cache + key_starts + columns, to_cache(first, key_scale, cache_dtype), mask=is_key & half)
+        tl.store(
+            key_cache + key_starts + ROTARY_DIM // 2 + columns,
+            to_cache(second, key_scale, cache_dtype),
+            mask=is_key & half,
+        )
+        if REST_BLOCK > 0:
+            rest = ROTARY_DIM + tl.arange(0, REST_BLOCK)[None, :]
+            is_rest = (rest < HEAD_DIM) & (rows < NUM_HEADS + NUM_KV_HEADS)
+            kept = tl.load(query_key + starts + rest, mask=is_rest, other=0.0)
+            tl.store(query + query_starts + rest, kept, mask=is_query & is_rest)
+            tl.store(key_cache + key_starts + rest, to_cache(kept, key_scale, cache_dtype), mask=is_key & is_rest)

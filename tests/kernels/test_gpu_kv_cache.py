@@ -1,0 +1,102 @@
+"""The Triton kernels that write into the paged cache: bit for bit, and into nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.kernels.kv_cache import gpu, reference
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+FP8 = torch.float8_e4m3fn
+NUM_BLOCKS, BLOCK_SIZE = 13, 5
+
+
+def random(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(device, dtype)
+
+
+def make_slots(num_tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    slots = torch.randperm(NUM_BLOCKS * BLOCK_SIZE, generator=torch.Generator().manual_seed(num_tokens))[:num_tokens]
+    slots[3::4] = -1
+    return slots.to(device, dtype)
+
+
+def poisoned(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full(shape, float("nan"), device=device).to(dtype)
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("num_tokens", [1, 7, 63])
+@pytest.mark.parametrize("cache_dtype", [None, FP8])
+def test_tokens_land_in_their_slots_and_nothing_else_is_touched(
+    num_tokens: int, slot_dtype: torch.dtype, dtype: torch.dtype, cache_dtype: torch.dtype | None, device: torch.device
+) -> None:
+    num_heads, key_dim, value_dim = 3, 8, 6
+    fused = random(num_tokens, num_heads + 2, key_dim + value_dim, dtype=dtype, device=device)
+    key, value = fused[:, 1:-1, :key_dim], fused[:, 1:-1, key_dim:]
+    slots = make_slots(num_tokens, slot_dtype, device)
+    found, expected = (
+        [
+            poisoned(NUM_BLOCKS, BLOCK_SIZE, num_heads, dim, dtype=cache_dtype or dtype, device=device)
+            for dim in (key_dim, value_dim)
+        ]
+        for _ in range(2)
+    )
+    scales = (0.5, 0.03) if cache_dtype else (1.0, 1.0)
+    gpu.store_kv_cache(key, value, found[0], found[1], slots, *scales)
+    reference.store_kv_cache(key, value, expected[0], expected[1], slots, *scales)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(bytes_of(ours), bytes_of(theirs))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_eight_bits_saturate_and_keep_what_is_no_number(dtype: torch.dtype, device: torch.device) -> None:
+    numbers = [0.0, -0.0, 2**-10, 2**-9, 447.0, 448.0, 449.0, 480.0, -6e4, 6e4, float("inf"), -float("inf")]
+    key = torch.tensor([[[*numbers, float("nan")]]], dtype=dtype, device=device)
+    found, expected = (torch.zeros(1, 1, 1, 13, dtype=FP8, device=device) for _ in range(2))
+    slot = torch.zeros(1, dtype=torch.int32, device=device)
+    gpu.store_kv_cache(key, key, found, found, slot, 1.0, 1.0)
+    reference.store_kv_cache(key, key, expected, expected, slot, 1.0, 1.0)
+    assert found.float()[..., 5:-1].abs().max() == 448
+    assert found.float()[..., -1].isnan().all()
+    assert torch.equal(bytes_of(found), bytes_of(expected))
+
+
+def test_a_token_of_any_strides(device: torch.device) -> None:
+    """The last axis may be anything, too: then it is copied first."""
+    key = random(4, 8, 2, dtype=torch.float32, device=device).transpose(1, 2)
+    found, expected = (torch.zeros(2, 4, 2, 8, device=device) for _ in range(2))
+    slots = torch.tensor([3, 0, 7, 4], device=device)
+    gpu.store_kv_cache(key, key, found, found.clone(), slots, 1.0, 1.0)
+    reference.store_kv_cache(key, key, expected, expected.clone(), slots, 1.0, 1.0)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, FP8])
+@pytest.mark.parametrize("shape", [(2, 3, 8), (1, 1, 3), (5, 7, 64)])
+def test_blocks_are_copied(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+    found = random(9, *shape, dtype=torch.float32, device=device).to(dtype)
+    expected = found.clone()
+    pairs = torch.tensor([[0, 5], [-1, 6], [3, 8], [0, 1], [4, -1]], dtype=torch.int32, device=device)
+    for source, target in ((0, 5), (3, 8), (0, 1)):
+        bytes_of(expected)[target] = bytes_of(expected)[source]
+    by_reference = found.clone()
+    gpu.copy_blocks(found, pairs)
+    reference.copy_blocks(by_reference, pairs)
+    assert torch.equal(bytes_of(found), bytes_of(expected))
+    assert torch.equal(bytes_of(by_reference), bytes_of(expected))
+
+
+def test_nothing_to_do(device: torch.device) -> None:
+    cache = torch.ones(2, 3, 1, 4, device=device)
+    nothing = torch.empty(0, 1, 4, device=device)
+    gpu.store_kv_cache(nothing, nothing, cache, cache, torch.empty(0, dtype=torch.int64, device=device), 1.0, 1.0)
+    gpu.copy_blocks(cache, torch.empty(0, 2, dtype=torch.int64, device=device))
+    assert cache.eq(1).all()
