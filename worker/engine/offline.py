@@ -13,6 +13,7 @@ import math
 import resource
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,7 @@ from ...shared.log import configure_logging
 from ...shared.messages import EngineCoreOutput, EngineCoreRequest, SchedulerStats
 from ...shared.params import SamplingParams
 from ...shared.stats import StepStats
-from ..config import DEVICES, DTYPES, QUANTIZATIONS, SCHEDULING_POLICIES, EngineConfig
+from ..config import DEVICES, DTYPES, LOAD_FORMATS, QUANTIZATIONS, SCHEDULING_POLICIES, EngineConfig
 from ..models.folder import resolve_model_folder
 from .core import EngineCore
 from .garbage import freeze_loaded_objects
@@ -192,21 +193,21 @@ def run_workload(
     return record.result(core.scheduler.stats(), time.perf_counter() - start, load_s)
 
 
-def run_phases(core: EngineCore, phases: list[Phase], *, keeps_steps: bool = False) -> PhasesResult:
-    """Run one phase after the other.
+def run_phases(core: EngineCore, phases: list[Phase], *, keeps_steps: bool = False) -> Iterator[PhasesResult]:
+    """Run one phase after the other; yields the result so far after each.
 
     Raises: as ``run_workload``.
     """
     process = psutil.Process()
     ready_s = time.time() - process.create_time()
-    results = []
+    results: list[OfflineResult] = []
     for phase in phases:
         result = run_workload(core, phase.requests, ready_s, concurrency=phase.concurrency, keeps_steps=keeps_steps)
         results.append(msgspec.structs.replace(result, name=phase.name))
-    rss_bytes = _rss_bytes()
-    # The kernel counts the highest a little behind.
-    peak_rss_bytes = max(rss_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-    return PhasesResult(ready_s=ready_s, rss_bytes=rss_bytes, peak_rss_bytes=peak_rss_bytes, phases=results)
+        rss_bytes = _rss_bytes()
+        # The kernel counts the highest a little behind.
+        peak_rss_bytes = max(rss_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        yield PhasesResult(ready_s=ready_s, rss_bytes=rss_bytes, peak_rss_bytes=peak_rss_bytes, phases=results)
 
 
 def _add(core: EngineCore, index: int, request: OfflineRequest) -> None:
@@ -240,6 +241,9 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output", required=True, type=Path, help="JSON file to write")
     parser.add_argument("--device", choices=DEVICES, default="cpu")
     parser.add_argument("--dtype", choices=DTYPES, default="auto")
+    parser.add_argument(
+        "--load-format", choices=LOAD_FORMATS, default="auto", help="dummy: random weights, drawn on the device"
+    )
     parser.add_argument("--scheduling-policy", choices=SCHEDULING_POLICIES, default="fcfs")
     parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 chooses")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="as that of worker start")
@@ -268,6 +272,7 @@ def main() -> int:
             model=arguments.model,
             device=arguments.device,
             dtype=arguments.dtype,
+            load_format=arguments.load_format,
             scheduling_policy=arguments.scheduling_policy,
             num_threads=arguments.threads,
             deterministic=arguments.deterministic,
@@ -277,21 +282,23 @@ def main() -> int:
             **options,
         )
         workload = msgspec.json.decode(arguments.workload.read_bytes(), type=Workload)
-        folder = resolve_model_folder(config.model)
+        folder = resolve_model_folder(config.model, needs_weights=config.load_format != "dummy")
         # Here, not above: --help and a mistyped folder need no torch.
         from .composition import build_engine
 
         core = build_engine(config, folder).core
         freeze_loaded_objects()
         if workload.phases:
-            result = run_phases(core, workload.phases, keeps_steps=arguments.steps)
+            # Written after each phase: what is there stays if a later one fails.
+            for result in run_phases(core, workload.phases, keeps_steps=arguments.steps):
+                arguments.output.write_bytes(msgspec.json.encode(result))
         else:
             load_s = time.perf_counter() - started
             result = run_workload(core, workload.requests, load_s, keeps_steps=arguments.steps)
+            arguments.output.write_bytes(msgspec.json.encode(result))
     except (PenstockError, OSError, msgspec.DecodeError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    arguments.output.write_bytes(msgspec.json.encode(result))
     return 0
 
 
