@@ -88,7 +88,7 @@ def write_model_without_weights(shape: str, folder: Path, max_model_len: int | N
     """Write what ``load_format`` "dummy" reads: ``config.json`` and ``tokenizer.json``.
 
     Args:
-        max_model_len: positions that the model serves, instead of the shape's own; they cost nothing in Qwen3 and Llama.
+        max_model_len: positions that the model serves, instead of the shape's own; there is no weight per position.
     """
     config = _config(shape)
     config.architectures = [type(config).__name__.replace("Config", "ForCausalLM")]
