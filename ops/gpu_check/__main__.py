@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if about is None:
             return 1
         if options.device == "cuda" and about["device"] is None:
-            sys.stderr.write("torch sees no GPU here; --device cpu --quick tries this command out without one\n")
+            why = "torch is missing" if "torch" in about["missing"] else "torch sees no GPU"
+            sys.stderr.write(f"{why} here; --device cpu --quick tries this command out without a GPU\n")
             return 1
         plan = quick_plan(options.device) if options.quick else full_plan(options.device)
         print("  ".join(f"{key} {value}" for key, value in about.items()))

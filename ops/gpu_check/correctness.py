@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import time
@@ -15,6 +16,8 @@ from .plan import ROOT, Plan
 from .program import run_program
 
 _NUM_FAILURES_TOLD = 20
+# Where pytest-xdist is. Compiling for every test's shapes is what takes the time.
+_NUM_PROCESSES_PER_FILE = 2
 
 
 def check_correctness(plan: Plan, scratch: Path, limit_s: float) -> dict[str, Any]:
@@ -23,7 +26,7 @@ def check_correctness(plan: Plan, scratch: Path, limit_s: float) -> dict[str, An
     Returns ``passed``, ``failed``, ``skipped``, per file the same, and the first failures with their reasons.
     """
     deadline = time.monotonic() + limit_s
-    with ThreadPoolExecutor(plan.num_test_processes) as pool:
+    with ThreadPoolExecutor(plan.num_test_files_at_once) as pool:
         found = list(pool.map(lambda path: _run_file(path, plan, scratch, deadline), plan.test_files))
     total = Counter[str]()
     for file in found:
@@ -48,6 +51,8 @@ def _run_file(path: Path, plan: Plan, scratch: Path, deadline: float) -> dict[st
     if plan.device == "cpu":
         environment["TRITON_INTERPRET"] = "1"
         options += ["-m", "not gpu"]
+    elif importlib.util.find_spec("xdist") is not None:
+        options += ["-n", str(_NUM_PROCESSES_PER_FILE)]
     command = [sys.executable, "-m", "pytest", *options, str(path)]
     ended = run_program(command, scratch / f"{path.stem}.log", deadline - started, environment)
     lines = notes.read_text().splitlines() if notes.exists() else []

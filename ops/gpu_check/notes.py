@@ -15,6 +15,8 @@ FILE_VARIABLE = "PENSTOCK_GPU_CHECK_NOTES"
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Note the call, and what went wrong or was skipped before and after it."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return  # it is told once more to the process that collects
     if report.when != "call" and report.passed:
         return
     reason = "" if report.passed else (report.longreprtext.strip().splitlines() or [""])[-1]

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MAX_WORDS_CHARS = 1500
+# Nothing is to be fetched, and where there is no network, asking for it takes minutes.
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ def run_program(
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, **_ENVIRONMENT, **(environment or {})},
             start_new_session=True,
         )
         try:

@@ -80,7 +80,7 @@ def test_without_a_gpu_it_says_so_and_fails(
     assert main([]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "torch sees no GPU here; --device cpu --quick tries this command out without one\n"
+    assert captured.err == "torch sees no GPU here; --device cpu --quick tries this command out without a GPU\n"
 
 
 def test_kernels_behind_one_that_loses_the_device_or_hangs_are_run_again(
