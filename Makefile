@@ -7,7 +7,7 @@ PEERS ?= .bench-peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check format bench bench-peers chaos models install clean
+.PHONY: demo test check format bench bench-peers gpu-check chaos models install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
@@ -32,6 +32,12 @@ bench: $(VENV)/.installed-bench
 # The rivals of `make bench`, each in an environment of its own; one that cannot be installed here is told and left out.
 bench-peers: $(VENV)/.installed
 	$(BIN)/python -m penstock.ops.bench.install_peers --folder $(PEERS)
+
+# Every kernel, the engine and a rival on a GPU, with the packages that PYTHON has: no network, nothing is installed.
+gpu-check:
+	mkdir -p .gpu-check/penstock
+	for part in kernels ops producer shared worker; do ln -sfn "$(CURDIR)/$$part" .gpu-check/penstock/$$part; done
+	PYTHONPATH="$(CURDIR)/.gpu-check" $(PYTHON) -m penstock.ops.gpu_check $(GPU_CHECK)
 
 chaos: $(VENV)/.installed
 	$(BIN)/penstock chaos

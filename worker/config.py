@@ -10,6 +10,7 @@ DEVICES = ("cpu", "cuda")
 DEFAULT_TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8",)
+LOAD_FORMATS = ("auto", "dummy")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 STRUCTURED_OUTPUTS_BACKENDS = ("xgrammar", "llguidance")
 # How often a worker process tells its supervisor what it does, so that its silence means something.
@@ -27,6 +28,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         served_model_name: what clients call it; the last part of ``model`` when empty.
         device: "cpu" or "cuda" (one visible device per engine).
         dtype: "auto" takes the dtype the weights were saved in.
+        load_format: "dummy" reads no weights, but draws random ones on the device: speed does not depend on what they
+            are. For benchmarks, of models that no disk here has room or time for.
         max_model_len: most prompt plus output tokens of a request; None takes the model's own limit.
         max_num_seqs: most requests in one batch.
         max_num_batched_tokens: token budget of one step; longer prompts are prefilled in chunks. None is 2048 on a GPU
@@ -65,6 +68,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     served_model_name: str = ""
     device: str = "cpu"
     dtype: str = "auto"
+    load_format: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
@@ -93,6 +97,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             raise ConfigurationError(f"device must be one of {', '.join(DEVICES)}, got {self.device!r}")
         if self.dtype not in DTYPES:
             raise ConfigurationError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        if self.load_format not in LOAD_FORMATS:
+            raise ConfigurationError(f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {self.load_format!r}")
         if self.scheduling_policy not in SCHEDULING_POLICIES:
             raise ConfigurationError(
                 f"scheduling_policy must be one of {', '.join(SCHEDULING_POLICIES)}, got {self.scheduling_policy!r}"

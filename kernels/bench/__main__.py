@@ -35,11 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     roofline = measure_roofline(device, budget_s)
     print(f"copy {roofline.copy_gb_per_s:.0f} GB/s  matmul {roofline.matmul_tflop_per_s:.1f} TFLOP/s")
     rows: list[Row] = []
+    done: list[str] = []
     for kernel in options.only:
         rows.extend(measure_kernel(kernel, device, budget_s, is_quick=options.quick))
+        done.append(kernel)
+        if options.json is not None:  # after each, as one that hangs must not cost the others' rows
+            options.json.write_text(json.dumps(as_json(rows, roofline, {**about, "kernels": done}), indent=1) + "\n")
     print(as_text(rows, roofline))
-    if options.json is not None:
-        options.json.write_text(json.dumps(as_json(rows, roofline, about), indent=1) + "\n")
     return int(any(row.error is not None for row in rows))
 
 

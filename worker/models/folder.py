@@ -24,8 +24,11 @@ _DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
 _log = structlog.get_logger(__name__)
 
 
-def resolve_model_folder(model: str) -> Path:
+def resolve_model_folder(model: str, *, needs_weights: bool = True) -> Path:
     """Return the local folder of ``model``, downloading it when it is a hub name.
+
+    Args:
+        needs_weights: False where they are not read (``load_format`` "dummy").
 
     Raises:
         ModelLoadError: the folder does not exist or lacks a file, or the hub has no such model for us.
@@ -41,7 +44,7 @@ def resolve_model_folder(model: str) -> Path:
         folder = _download(model)
     if not (folder / CONFIG_FILE).is_file():
         raise ModelLoadError(f"model folder {folder} lacks {CONFIG_FILE}")
-    if not any((folder / name).is_file() for name in WEIGHT_FILES):
+    if needs_weights and not any((folder / name).is_file() for name in WEIGHT_FILES):
         raise ModelLoadError(f"model folder {folder} lacks weights: none of {', '.join(WEIGHT_FILES)}")
     if not any((folder / name).is_file() for name in (TOKENIZER_FILE, *SLOW_TOKENIZER_FILES)):
         raise ModelLoadError(f"model folder {folder} lacks a tokenizer: {TOKENIZER_FILE}")

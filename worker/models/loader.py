@@ -176,6 +176,8 @@ def _rope_parameters(model_config: PretrainedConfig) -> list[dict[str, Any]]:
 def _load_module(
     folder: Path, model_config: PretrainedConfig, architecture: str, config: EngineConfig, device: torch.device
 ) -> PreTrainedModel:
+    if config.load_format == "dummy":
+        return _draw_module(model_config, architecture, config, device)
     dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
     try:
         module = AutoModelForCausalLM.from_pretrained(
@@ -189,6 +191,21 @@ def _load_module(
     except Exception as error:  # whatever the architecture's own code raises
         raise ModelLoadError(f"{architecture} in {folder} cannot be loaded: {_first_line(error)}") from error
     torch.nn.Module.to(module, device)
+    return module.eval()
+
+
+def _draw_module(
+    model_config: PretrainedConfig, architecture: str, config: EngineConfig, device: torch.device
+) -> PreTrainedModel:
+    """A model of random weights, made where it computes: 8B parameters take seconds on a GPU, minutes on a host."""
+    dtype = getattr(torch, config.dtype) if config.dtype != "auto" else model_config.dtype or torch.float32
+    try:
+        with device:
+            module = AutoModelForCausalLM.from_config(
+                model_config, dtype=dtype, trust_remote_code=config.trust_remote_code, attn_implementation="eager"
+            )
+    except Exception as error:  # whatever the architecture's own code raises
+        raise ModelLoadError(f"{architecture} cannot be made from its config: {_first_line(error)}") from error
     return module.eval()
 
 

@@ -59,6 +59,20 @@ SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
         bos_token_id=None,
         eos_token_id=None,
     ),
+    # Qwen3-8B
+    "qwen8b": lambda: Qwen3Config(
+        hidden_size=4096,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=12288,
+        vocab_size=151936,
+        max_position_embeddings=40960,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
 }
 
 
@@ -66,13 +80,31 @@ def write_random_model(shape: str, folder: Path, seed: int = 0) -> None:
     """Write ``config.json``, bfloat16 weights and ``tokenizer.json`` of a shape of ``SHAPES`` into ``folder``."""
     torch.manual_seed(seed)
     transformers_logging.disable_progress_bar()
+    AutoModelForCausalLM.from_config(_config(shape), dtype=torch.bfloat16).save_pretrained(folder)
+    _byte_tokenizer().save(str(folder / "tokenizer.json"))
+
+
+def write_model_without_weights(shape: str, folder: Path, max_model_len: int | None = None) -> None:
+    """Write what ``load_format`` "dummy" reads: ``config.json`` and ``tokenizer.json``.
+
+    Args:
+        max_model_len: positions that the model serves, instead of the shape's own; there is no weight per position.
+    """
+    config = _config(shape)
+    config.architectures = [type(config).__name__.replace("Config", "ForCausalLM")]
+    if max_model_len is not None:
+        config.max_position_embeddings = max_model_len
+    config.save_pretrained(folder)
+    _byte_tokenizer().save(str(folder / "tokenizer.json"))
+
+
+def _config(shape: str) -> PretrainedConfig:
     config = SHAPES[shape]()
     config.dtype = torch.bfloat16
     # With the usual 0.02 and an embedding that is the output layer as well, a model says its last token again for ever,
     # whatever became of its attention: nothing to compare engines by. At this size the layers outweigh the embedding.
     config.initializer_range = config.hidden_size**-0.5
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
-    _byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return config
 
 
 def _byte_tokenizer() -> Tokenizer:
@@ -89,8 +121,13 @@ def main() -> int:
     parser.add_argument("--shape", required=True, choices=sorted(SHAPES))
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-weights", action="store_true", help="for --load-format dummy, which draws them itself")
+    parser.add_argument("--max-model-len", type=int, help="positions that it serves; with --no-weights")
     arguments = parser.parse_args()
-    write_random_model(arguments.shape, arguments.out, arguments.seed)
+    if arguments.no_weights:
+        write_model_without_weights(arguments.shape, arguments.out, arguments.max_model_len)
+    else:
+        write_random_model(arguments.shape, arguments.out, arguments.seed)
     return 0
 
 

@@ -24,6 +24,8 @@ class Arguments(argparse.Namespace):
     output: Path
     dtype: str
     threads: int
+    device: str
+    load_format: str
     spawned_at: float
 
 
@@ -143,7 +145,9 @@ def tree_memory(pids: list[int]) -> tuple[int, int]:
 def _family(pid: int) -> list[int]:
     found = [pid]
     for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
+        children = task / "children"
+        # Some kernels have no such file; there what the process started is not counted.
+        for child in children.read_text().split() if children.exists() else ():
             found += _family(int(child))
     return found
 
@@ -176,5 +180,13 @@ def _parse() -> Arguments:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), required=True)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    for_transformers = "for the scripts of transformers"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=for_transformers)
+    parser.add_argument(
+        "--load-format",
+        choices=("auto", "dummy"),
+        default="auto",
+        help=f"{for_transformers}: dummy draws random weights on the device",
+    )
     parser.add_argument("--spawned-at", type=float, default=time.monotonic())
     return parser.parse_args(namespace=Arguments())

@@ -22,14 +22,10 @@ class TransformersContinuous:
     def __init__(self, arguments: Arguments, workload: dict[str, Any]) -> None:
         torch.set_num_threads(arguments.threads)
         self.versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-        num_tokens = max(sum(_num_tokens(r) for r in phase["requests"]) for phase in workload["phases"])
-        config = ContinuousBatchingConfig(
-            page_size=PAGE_SIZE,
-            num_blocks=num_tokens // PAGE_SIZE + 2 * max(len(p["requests"]) for p in workload["phases"]),
-            max_batch_tokens=2048,
-            allow_block_sharing=False,
-            use_cuda_graph=False,
-        )
+        # On a GPU it chooses itself: cache and batch by the memory, graphs or none.
+        config = ContinuousBatchingConfig(allow_block_sharing=False)
+        if arguments.device == "cpu":
+            config = _config_for_cpu(workload)
         generation = GenerationConfig(do_sample=False, max_new_tokens=1024, eos_token_id=-1, pad_token_id=0)
         self._manager = load_model(arguments).init_continuous_batching(
             generation_config=generation, continuous_batching_config=config
@@ -67,6 +63,17 @@ class TransformersContinuous:
         if request_id is None:
             raise RuntimeError("continuous batching refused a request")
         return request_id
+
+
+def _config_for_cpu(workload: dict[str, Any]) -> ContinuousBatchingConfig:
+    num_tokens = max(sum(_num_tokens(r) for r in phase["requests"]) for phase in workload["phases"])
+    return ContinuousBatchingConfig(
+        page_size=PAGE_SIZE,
+        num_blocks=num_tokens // PAGE_SIZE + 2 * max(len(p["requests"]) for p in workload["phases"]),
+        max_batch_tokens=2048,
+        allow_block_sharing=False,
+        use_cuda_graph=False,
+    )
 
 
 def _num_tokens(request: dict[str, Any]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 from peer_run import Arguments, Request, run_peer
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 
@@ -64,8 +64,8 @@ class TransformersStatic:
             input_ids[row, start:] = torch.tensor(request.prompt_token_ids)
             attention_mask[row, start:] = 1
         self._model.generate(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
+            input_ids=input_ids.to(self._model.device),
+            attention_mask=attention_mask.to(self._model.device),
             do_sample=False,
             max_new_tokens=max(request.max_tokens for request in requests),
             eos_token_id=None,
@@ -75,10 +75,15 @@ class TransformersStatic:
 
 
 def load_model(arguments: Arguments) -> Any:
-    """The model in ``arguments.dtype``, as transformers loads it."""
+    """The model in ``arguments.dtype``, as transformers loads it, or with random weights drawn on the device."""
     transformers.utils.logging.disable_progress_bar()
     dtype = getattr(torch, arguments.dtype)
-    return AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype).eval()
+    if arguments.load_format == "dummy":
+        with torch.device(arguments.device):
+            config = AutoConfig.from_pretrained(arguments.model)
+            return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype)
+    return model.to(arguments.device).eval()
 
 
 if __name__ == "__main__":

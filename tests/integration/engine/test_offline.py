@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 
 from penstock.shared.errors import PenstockError
 from penstock.worker.engine.core import EngineCore
-from penstock.worker.engine.offline import OfflineRequest, run_workload
+from penstock.worker.engine.device_activity import covered_share
+from penstock.worker.engine.offline import OfflineRequest, Phase, run_phases, run_workload
 from penstock.worker.models import random_model
 
 from .harness import generate, request
@@ -78,3 +79,48 @@ def test_every_id_of_a_random_model_decodes(tmp_path: Path, monkeypatch: pytest.
     assert tokenizer.decode(tokenizer.encode("penstock é").ids) == "penstock é"
     assert max(tokenizer.get_vocab().values()) < config["vocab_size"]
     assert tokenizer.decode([300, 49151]) == ""
+
+
+def test_random_weights_need_no_file_of_them_and_are_the_same_with_the_same_seed(tmp_path: Path) -> None:
+    folder, workload = tmp_path / "model", tmp_path / "workload.json"
+    folder.mkdir()
+    random_model.write_model_without_weights("tiny", folder, max_model_len=128)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "tokenizer.json"]
+    workload.write_text(json.dumps({"requests": [{"prompt_token_ids": [5, 6, 7], "sampling_params": GREEDY}]}))
+    command = [sys.executable, "-m", "penstock.worker.engine.offline", "--model", str(folder), "--threads", "1"]
+    command += ["--workload", str(workload), "--kv-cache-memory", str(1 << 24), "--dtype", "bfloat16"]
+    found = []
+    for name in ("first", "second"):
+        output = tmp_path / name
+        subprocess.run([*command, "--load-format", "dummy", "--output", str(output)], check=True, timeout=60)
+        found.append(json.loads(output.read_text())["output_token_ids"])
+    assert found[0] == found[1]
+    assert len(set(found[0][0])) > 1
+    done = subprocess.run([*command, "--output", str(tmp_path / "third")], capture_output=True, text=True, check=False)
+    assert (done.returncode, "lacks weights" in done.stderr) == (1, True)
+
+
+def test_what_phases_gave_is_told_after_each(make_core: Callable[..., EngineCore]) -> None:
+    requests = [OfflineRequest([5, 6], GREEDY)]
+    phases = [Phase("first", requests), Phase("bad", [OfflineRequest([500], GREEDY)])]
+    told = run_phases(make_core("llama"), phases)
+    assert [phase.name for phase in next(told).phases] == ["first"]
+    with pytest.raises(PenstockError, match="request 0: prompt_token_ids holds 500"):
+        next(told)
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_seen_at_work(make_core: Callable[..., EngineCore]) -> None:
+    core = make_core("llama", device="cuda", gpu_memory_utilization=0.1)
+    phases = [Phase("seen", [OfflineRequest([5, 6], GREEDY)], observes_device=True)]
+    (result,) = run_phases(core, phases)
+    assert result.phases[0].device_busy_share is not None
+    assert 0 < result.phases[0].device_busy_share <= 1
+
+
+@pytest.mark.parametrize(
+    ("intervals", "share"),
+    [([], None), ([(3.0, 3.0)], None), ([(4.0, 6.0), (0.0, 2.0), (1.0, 3.0), (1.5, 2.5)], 5 / 6), ([(1.0, 2.0)], 1.0)],
+)
+def test_overlapping_kernels_count_once(intervals: list[tuple[float, float]], share: float | None) -> None:
+    assert covered_share(intervals) == share

@@ -1,0 +1,75 @@
+"""Part 1: the tests of the kernels, on the device."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from .notes import FILE_VARIABLE
+from .plan import ROOT, Plan
+from .program import run_program
+
+_NUM_FAILURES_TOLD = 20
+# Where pytest-xdist is. Compiling for every test's shapes is what takes the time.
+_NUM_PROCESSES_PER_FILE = 2
+
+
+def check_correctness(plan: Plan, scratch: Path, limit_s: float) -> dict[str, Any]:
+    """Run each test file in a process of its own, as an illegal access leaves a process without its device.
+
+    Returns ``passed``, ``failed``, ``skipped``, per file the same, and the first failures with their reasons.
+    """
+    deadline = time.monotonic() + limit_s
+    with ThreadPoolExecutor(plan.num_test_files_at_once) as pool:
+        found = list(pool.map(lambda path: _run_file(path, plan, scratch, deadline), plan.test_files))
+    total = Counter[str]()
+    for file in found:
+        total.update({name: file[name] for name in ("passed", "failed", "skipped")})
+    errors = [f"{file['file']} {file['error']}" for file in found if file["error"] and not file["failed"]]
+    if total["failed"]:
+        errors.insert(0, f"{total['failed']} tests failed")
+    if not total["passed"]:
+        errors.append("no test passed")
+    return {"error": "; ".join(errors) or None, **total, "files": found}
+
+
+def _run_file(path: Path, plan: Plan, scratch: Path, deadline: float) -> dict[str, Any]:
+    started = time.monotonic()
+    if started >= deadline:
+        return _summary(path, [], "not begun: no time was left", 0.0)
+    notes = scratch / f"{path.stem}.notes"
+    environment = {FILE_VARIABLE: str(notes)}
+    # Nothing of the project's own settings: they name plugins that only its developers have.
+    options = ["-c", "/dev/null", "--rootdir", str(ROOT), "--confcutdir", str(path.parent), "--import-mode=importlib"]
+    options += ["-q", "-p", "no:cacheprovider", "-p", "penstock.ops.gpu_check.notes"]
+    if plan.device == "cpu":
+        environment["TRITON_INTERPRET"] = "1"
+        options += ["-m", "not gpu"]
+    elif importlib.util.find_spec("xdist") is not None:
+        options += ["-n", str(_NUM_PROCESSES_PER_FILE)]
+    command = [sys.executable, "-m", "pytest", *options, str(path)]
+    ended = run_program(command, scratch / f"{path.stem}.log", deadline - started, environment)
+    lines = notes.read_text().splitlines() if notes.exists() else []
+    return _summary(path, [json.loads(line) for line in lines], ended.error, time.monotonic() - started)
+
+
+def _summary(path: Path, tests: list[dict[str, Any]], error: str, seconds: float) -> dict[str, Any]:
+    outcomes = Counter(test["outcome"] for test in tests)
+    failures = [test for test in tests if test["outcome"] == "failed"]
+    return {
+        "file": path.name,
+        "passed": outcomes["passed"],
+        "failed": len(failures),
+        "skipped": outcomes["skipped"],
+        "error": error or None,
+        "seconds": round(seconds, 1),
+        "failures": [
+            {"test": t["test"].split("::", 1)[-1], "reason": t["reason"]} for t in failures[:_NUM_FAILURES_TOLD]
+        ],
+    }

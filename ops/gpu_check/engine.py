@@ -1,0 +1,103 @@
+"""Parts 3 and 4: the engine on models of random weights, and transformers' continuous batching on the same work."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from .figures import decode_figures, prefill_figures, serving_figures
+from .plan import ROOT, Plan
+from .program import Ended, run_program
+from .shape import Shape
+from .workload import GAP, MIXED, PREFILL, decode_phase_name, write_engine_workload, write_rival_workload
+
+_RIVAL = ROOT / "ops" / "bench" / "peers" / "transformers_continuous.py"
+
+
+class PartFailedError(Exception):
+    """A part can give nothing; the message says why."""
+
+
+def measure_engine(shape: str, options: tuple[str, ...], plan: Plan, scratch: Path, limit_s: float) -> dict[str, Any]:
+    """Decode at each batch size, prefill of a long prompt, mixed serving; what had ended when time was up.
+
+    ``options`` are more of the offline engine's.
+
+    Raises:
+        PartFailedError: nothing had.
+    """
+    started = time.monotonic()
+    folder = _model_folder(shape, plan, scratch, limit_s)
+    model = Shape.read(folder)
+    workload, output = scratch / f"engine-{shape}.json", scratch / f"engine-{shape}.out.json"
+    write_engine_workload(plan, model.vocab_size, workload)
+    command = [sys.executable, "-m", "penstock.worker.engine.offline", "--model", str(folder), "--steps"]
+    command += ["--load-format", "dummy", "--dtype", "bfloat16", "--device", plan.device]
+    command += ["--no-enable-prefix-caching", "--max-model-len", str(plan.max_model_len)]
+    command += ["--max-num-seqs", str(max(plan.batches))]
+    command += ["--max-num-batched-tokens", str(max(plan.prefill_tokens, *plan.batches))]
+    if plan.device == "cpu":  # a cache for what is here, instead of the host's memory
+        command += ["--kv-cache-memory", str(1 << 26)]
+    command += [*options, "--workload", str(workload), "--output", str(output)]
+    output.unlink(missing_ok=True)
+    ended = run_program(command, output.with_suffix(".log"), limit_s - (time.monotonic() - started))
+    phases = _phases(output, ended)
+    return {"error": ended.error or None, "options": options, **_engine_figures(phases, plan, model)}
+
+
+def measure_rival(shape: str, plan: Plan, scratch: Path, limit_s: float) -> dict[str, Any]:
+    """transformers' continuous batching, as it configures itself on a GPU, on the mixed work.
+
+    Raises:
+        PartFailedError: it did not end it.
+    """
+    started = time.monotonic()
+    folder = _model_folder(shape, plan, scratch, limit_s)
+    workload, output = scratch / f"rival-{shape}.json", scratch / f"rival-{shape}.out.json"
+    write_rival_workload(plan, Shape.read(folder).vocab_size, workload)
+    command = [sys.executable, str(_RIVAL), "--model", str(folder), "--load-format", "dummy", "--dtype", "bfloat16"]
+    command += ["--device", plan.device, "--workload", str(workload), "--output", str(output)]
+    ended = run_program(command, output.with_suffix(".log"), limit_s - (time.monotonic() - started))
+    phases = _phases(output, ended)
+    return {"error": ended.error or None, "mixed": serving_figures(phases[MIXED])}
+
+
+def _engine_figures(phases: dict[str, Any], plan: Plan, model: Shape) -> dict[str, Any]:
+    decode: list[dict[str, Any]] = []
+    for batch in plan.batches:
+        phase = phases.get(decode_phase_name(batch))
+        if phase is None:
+            continue
+        figures = decode_figures(phase, plan.decode_prompt_tokens)
+        figures["bytes_per_step"] = model.decode_bytes(batch, figures["context_tokens"])
+        decode.append(figures)
+    prefill = None
+    if PREFILL in phases:
+        prefill = prefill_figures(phases[PREFILL], plan.prefill_tokens)
+        prefill["flop"] = model.prefill_flop(plan.prefill_tokens)
+    mixed = serving_figures(phases[MIXED]) if MIXED in phases else None
+    busy_share = phases[GAP]["device_busy_share"] if GAP in phases else None
+    idle_share = None if busy_share is None else 1 - busy_share
+    return {"decode": decode, "prefill": prefill, "mixed": mixed, "device_idle_share": idle_share}
+
+
+def _model_folder(shape: str, plan: Plan, scratch: Path, limit_s: float) -> Path:
+    """``config.json`` and a tokenizer, written once per shape; weights are drawn on the device by who computes."""
+    folder = scratch / shape
+    if not (folder / "tokenizer.json").exists():
+        command = [sys.executable, "-m", "penstock.worker.models.random_model", "--shape", shape, "--out", str(folder)]
+        command += ["--no-weights", "--max-model-len", str(plan.max_model_len)]
+        folder.mkdir(exist_ok=True)
+        ended = run_program(command, scratch / f"{shape}.log", limit_s)
+        if not ended.is_well:
+            raise PartFailedError(ended.error)
+    return folder
+
+
+def _phases(output: Path, ended: Ended) -> dict[str, Any]:
+    if not output.exists():
+        raise PartFailedError(ended.error or "it wrote no result")
+    return {phase["name"]: phase for phase in json.loads(output.read_text())["phases"]}

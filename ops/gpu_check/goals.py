@@ -1,0 +1,98 @@
+"""The goals of the GPU path, and whether what was measured meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MIN_COPY_SHARE = 0.85
+MIN_DECODE_SHARE = 0.8
+DECODE_BATCHES_WITH_GOALS = (1, 64)
+MIN_PREFILL_SHARE = 0.6
+MAX_IDLE_SHARE = 0.05
+MIN_OVER_RIVAL = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """``value`` is None where it was not measured."""
+
+    what: str
+    value: float | None
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @property
+    def state(self) -> str:
+        if self.value is None:
+            return "not measured"
+        is_met = (self.at_least is None or self.value >= self.at_least) and (
+            self.at_most is None or self.value <= self.at_most
+        )
+        return "met" if is_met else "not met"
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "state": self.state}
+
+
+def add_shares(parts: dict[str, Any]) -> None:
+    """Put into the engine's figures which share of the measured roofline they are; None where that is not known."""
+    roofline = (parts.get("kernels") or {}).get("roofline")
+    for part in (part for name, part in parts.items() if name.startswith("engine ")):
+        for row in part.get("decode") or []:
+            bound_ms = row["bytes_per_step"] / roofline["copy_gb_per_s"] * 1e-6 if roofline else None
+            row["share_of_bandwidth"] = bound_ms / row["ms_per_step"] if bound_ms else None
+        prefill = part.get("prefill")
+        if prefill:
+            bound_ms = prefill["flop"] / roofline["matmul_tflop_per_s"] * 1e-9 if roofline else None
+            prefill["share_of_matmul"] = bound_ms / prefill["ms"] if bound_ms else None
+
+
+def find_goals(parts: dict[str, Any], kernels: tuple[str, ...], shapes: tuple[str, ...]) -> Iterator[Goal]:
+    """All goals, those that nothing was measured for included. ``add_shares`` has been called."""
+    failed = (parts.get("correctness") or {}).get("failed")
+    incomplete = (parts.get("correctness") or {}).get("error") and not failed
+    yield Goal(what="kernels' tests on the device that fail", value=None if incomplete else failed, at_most=0)
+    rows = (parts.get("kernels") or {}).get("rows") or []
+    for kernel in kernels:
+        yield from _kernel_goal(kernel, [row for row in rows if row["kernel"] == kernel], parts)
+    for shape in shapes:
+        yield from _engine_goals(shape, parts)
+
+
+def _kernel_goal(kernel: str, rows: list[dict[str, Any]], parts: dict[str, Any]) -> Iterator[Goal]:
+    """Of its largest case that memory bounds: smaller ones take as long as their launch. None without such a case."""
+    roofline = (parts.get("kernels") or {}).get("roofline")
+    timed = [row for row in rows if row["error"] is None]
+    what = f"{kernel}: share of the copy's bandwidth"
+    if roofline is None or not timed:
+        yield Goal(what=what, value=None, at_least=MIN_COPY_SHARE)
+        return
+    bound = [
+        row
+        for row in timed
+        if row["num_bytes"] / roofline["copy_gb_per_s"] * 1e-3
+        >= row["num_flop"] / roofline["matmul_tflop_per_s"] * 1e-6
+    ]
+    if bound:
+        largest = max(bound, key=lambda row: row["num_bytes"])
+        yield Goal(what=f"{what}, {largest['shape']}", value=largest["share"], at_least=MIN_COPY_SHARE)
+
+
+def _engine_goals(shape: str, parts: dict[str, Any]) -> Iterator[Goal]:
+    part = parts.get(f"engine {shape}") or {}
+    decode = {row["batch"]: row for row in part.get("decode") or []}
+    for batch in DECODE_BATCHES_WITH_GOALS:
+        share = decode.get(batch, {}).get("share_of_bandwidth")
+        yield Goal(what=f"{shape}, decode at batch {batch}: share of bandwidth", value=share, at_least=MIN_DECODE_SHARE)
+    share = (part.get("prefill") or {}).get("share_of_matmul")
+    yield Goal(what=f"{shape}, prefill: share of the matmul rate", value=share, at_least=MIN_PREFILL_SHARE)
+    idle = part.get("device_idle_share")
+    yield Goal(what=f"{shape}, batch 64: share of time in which the device idles", value=idle, at_most=MAX_IDLE_SHARE)
+    ours, rival = (
+        ((parts.get(f"{name} {shape}") or {}).get("mixed") or {}).get("tokens_per_s")
+        for name in ("engine", "transformers")
+    )
+    ratio = ours / rival if ours and rival else None
+    yield Goal(what=f"{shape}, mixed: tokens/s over transformers continuous", value=ratio, at_least=MIN_OVER_RIVAL)

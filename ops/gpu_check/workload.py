@@ -1,0 +1,66 @@
+"""The phases that the engine and its rival compute: seeded random token ids, exact output lengths."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from .plan import Plan
+
+SEED = 0
+WARM_UP, PREFILL, MIXED, GAP = "warm-up", "prefill", "mixed", "gap"
+# Short, so that nearly all its steps decode and the profile stays small.
+_GAP_PROMPT_TOKENS = 8
+
+
+def decode_phase_name(batch: int) -> str:
+    return f"decode {batch}"
+
+
+def write_engine_workload(plan: Plan, vocab_size: int, path: Path) -> None:
+    """Every phase; the mixed one comes twice, as compiling for new shapes is no part of serving."""
+    phases = [
+        _phase(decode_phase_name(batch), [(plan.decode_prompt_tokens, plan.decode_tokens)] * batch, batch, vocab_size)
+        for batch in plan.batches
+    ]
+    phases.append(_phase(PREFILL, [(plan.prefill_tokens, 1)] * plan.num_prefills, 1, vocab_size))
+    phases += _mixed_phases(plan, vocab_size)
+    lengths = [(_GAP_PROMPT_TOKENS, plan.gap_tokens)] * plan.gap_batch
+    gap = _phase(GAP, lengths, plan.gap_batch, vocab_size)
+    # Last, as the profiler is the part that is most likely to fail; and once before, for what compiles.
+    phases += [{**gap, "name": WARM_UP}, {**gap, "observes_device": True}]
+    _write(phases, path)
+
+
+def write_rival_workload(plan: Plan, vocab_size: int, path: Path) -> None:
+    """The mixed work alone."""
+    _write(_mixed_phases(plan, vocab_size), path)
+
+
+def _mixed_phases(plan: Plan, vocab_size: int) -> list[dict[str, Any]]:
+    random = Random(SEED)
+    lengths = [
+        (random.randint(*plan.mixed_prompt_tokens), random.randint(*plan.mixed_output_tokens))
+        for _ in range(plan.num_mixed)
+    ]
+    warm_up = _phase(WARM_UP, lengths[: max(1, plan.num_mixed // 4)], plan.num_mixed, vocab_size)
+    return [warm_up, _phase(MIXED, lengths, plan.num_mixed, vocab_size)]
+
+
+def _phase(name: str, lengths: list[tuple[int, int]], concurrency: int, vocab_size: int) -> dict[str, Any]:
+    random = Random(f"{SEED} {name}")
+    requests = [
+        {
+            "prompt_token_ids": [random.randrange(8, vocab_size) for _ in range(num_prompt_tokens)],
+            "sampling_params": {"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True},
+            "arrival_s": 0.0,
+        }
+        for num_prompt_tokens, max_tokens in lengths
+    ]
+    return {"name": name, "concurrency": concurrency, "requests": requests}
+
+
+def _write(phases: list[dict[str, Any]], path: Path) -> None:
+    path.write_text(json.dumps({"phases": phases}))

@@ -1,0 +1,45 @@
+"""`make gpu-check` as it is typed, on a CPU: all its parts, on next to nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_part_runs_without_a_gpu(tmp_path: Path) -> None:
+    output = tmp_path / "gpu-check.json"
+    options = f"GPU_CHECK=--device cpu --quick --json {output} --commit abc"
+    done = subprocess.run(
+        ["make", "-s", "gpu-check", f"PYTHON={sys.executable}", options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(output.read_text())
+    assert (found["commit"], found["device"], found["missing"], found["is_quick"]) == ("abc", None, [], True)
+    assert found["versions"]["torch"]
+    parts = found["parts"]
+    assert {name: part["error"] for name, part in parts.items()} == dict.fromkeys(
+        ("correctness", "kernels", "engine tiny", "transformers tiny", "engine tiny deterministic")
+    )
+    assert parts["correctness"]["passed"] > 0
+    assert parts["kernels"]["roofline"]["copy_gb_per_s"] > 0
+    assert all(row["us"] > 0 for row in parts["kernels"]["rows"])
+    for name in ("engine tiny", "engine tiny deterministic"):
+        engine = parts[name]
+        assert [row["batch"] for row in engine["decode"]] == [1, 4]
+        assert all(row["ms_per_step"] > 0 and row["share_of_bandwidth"] > 0 for row in engine["decode"])
+        assert engine["prefill"]["share_of_matmul"] > 0
+        assert engine["mixed"]["output_tokens"] == parts["transformers tiny"]["mixed"]["output_tokens"]
+    assert {goal["state"] for goal in found["goals"]} == {"not measured"}
+    assert "ms/step" in done.stdout

@@ -1,0 +1,208 @@
+"""What `make gpu-check` makes of what its parts say; a part that fails or hangs costs its own row alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.ops.gpu_check.__main__ import main, run_parts
+from penstock.ops.gpu_check.engine import PartFailedError
+from penstock.ops.gpu_check.figures import decode_figures, prefill_figures, serving_figures
+from penstock.ops.gpu_check.goals import Goal, add_shares, find_goals
+from penstock.ops.gpu_check.kernel_times import time_kernels
+from penstock.ops.gpu_check.plan import full_plan, quick_plan
+from penstock.ops.gpu_check.program import Ended, run_program
+from penstock.ops.gpu_check.report import goal_lines, lines_of
+from penstock.ops.gpu_check.shape import Shape
+
+PYTHON = [sys.executable, "-c"]
+ABOUT: dict[str, Any] = {"device": None, "missing": ["msgspec"], "commit": None}
+ROOFLINE = {"copy_gb_per_s": 4000.0, "matmul_tflop_per_s": 800.0}
+
+
+def kernel_row(kernel: str, **changes: Any) -> dict[str, Any]:
+    plain = {"kernel": kernel, "shape": "T=1", "dtype": "bfloat16", "num_bytes": 4_000_000, "num_flop": 0}
+    return plain | {"us": 1.0, "error": None, "share": 0.9, "rivals_us": {"torch": 2.0, "other": None}} | changes
+
+
+def test_a_program_that_hangs_is_ended_with_its_children_and_its_words_are_kept(tmp_path: Path) -> None:
+    child = f"import subprocess, sys, time; subprocess.Popen({[*PYTHON, 'import time; time.sleep(60)']!r})"
+    started = time.monotonic()
+    ended = run_program([*PYTHON, f"{child}; print('begun', flush=True); time.sleep(60)"], tmp_path / "log", 2.0)
+    assert time.monotonic() - started < 20
+    assert ended == Ended("not done within 2 s: begun", "begun")
+
+
+def test_a_program_that_fails_says_so_in_its_last_words(tmp_path: Path) -> None:
+    assert run_program([*PYTHON, "pass"], tmp_path / "log", 20.0).is_well
+    ended = run_program([*PYTHON, "raise SystemExit('no kernel image')"], tmp_path / "log", 20.0)
+    assert ended.error == "ended with 1: no kernel image"
+
+
+def test_a_part_that_fails_costs_its_own_row_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written: list[dict[str, Any]] = []
+    output = tmp_path / "found.json"
+
+    def failing(_: Path, limit_s: float) -> dict[str, Any]:
+        raise PartFailedError(f"gone within {limit_s > 0}")
+
+    def mistaken(_: Path, limit_s: float) -> dict[str, Any]:
+        written.append(json.loads(output.read_text()))
+        raise KeyError("rows")
+
+    def well(_: Path, limit_s: float) -> dict[str, Any]:
+        return {"error": None, "roofline": ROOFLINE, "rows": [kernel_row("rms_norm")]}
+
+    parts = {"correctness": failing, "kernels": well, "transformers tiny": mistaken, "engine tiny": well}
+    assert run_parts(quick_plan("cpu"), parts, ABOUT, tmp_path, output) == 1
+    found = json.loads(output.read_text())
+    assert list(written[0]["parts"]) == ["correctness", "kernels"]
+    errors = {name: part["error"] for name, part in found["parts"].items()}
+    assert errors == {
+        "correctness": "gone within True",
+        "kernels": None,
+        "transformers tiny": "KeyError: 'rows'",
+        "engine tiny": "missing here: msgspec",
+    }
+    assert {goal["state"] for goal in found["goals"]} == {"not measured"}  # a quick run meets nothing
+    assert "rms_norm T=1" in capsys.readouterr().out
+
+
+def test_without_a_gpu_it_says_so_and_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert main([]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "torch sees no GPU here; --device cpu --quick tries this command out without a GPU\n"
+
+
+def test_kernels_behind_one_that_loses_the_device_or_hangs_are_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def bench(command: list[str], log: Path, limit_s: float) -> Ended:
+        """``b`` loses the device, so ``c`` gets nothing of that process; ``d`` hangs."""
+        kernels = command[command.index("--only") + 1].split(",")
+        asked.append(kernels)
+        errors = {"b": "RuntimeError: CUDA error: an illegal memory access"}
+        if "b" in kernels:
+            errors["c"] = "RuntimeError: CUDA error: again"
+        done = kernels[: kernels.index("d")] if "d" in kernels else kernels
+        rows = [kernel_row(kernel, error=errors.get(kernel)) for kernel in done]
+        written = {"rows": rows, "roofline": ROOFLINE, "kernels": done}
+        Path(command[command.index("--json") + 1]).write_text(json.dumps(written))
+        return Ended("not done within 9 s: d", "d") if "d" in kernels else Ended("", "")
+
+    monkeypatch.setattr("penstock.ops.gpu_check.kernel_times.run_program", bench)
+    plan = quick_plan("cpu")
+    object.__setattr__(plan, "kernels", ("a", "b", "c", "d", "e"))
+    found = time_kernels(plan, tmp_path, 100.0)
+    assert asked == [["a", "b", "c", "d", "e"], ["c", "d", "e"], ["e"]]
+    told = {row["kernel"]: row["error"] for row in found["rows"]}
+    assert (told["a"], told["c"], told["e"]) == (None, None, None)
+    assert "illegal" in told["b"]
+    assert told["d"] == "not done within 9 s: d"
+    assert found["error"] == "without a time or with a wrong result: b, d"
+
+
+def test_decode_is_timed_while_all_decode() -> None:
+    # The second request has its first token at 5, the first its last at 9; one step of those between took longer.
+    times = [[1.0, 2.0, 5.0, 6.0, 7.0, 8.5, 9.0], [5.0, 6.0, 7.0, 8.5, 9.0, 10.0, 11.0]]
+    steps = [[2, 1, 9, 1, 1.0, 1.0, 1.0], [2, 0, 0, 2, 0.1, 0.7, 0.2], [2, 0, 0, 2]]
+    found = decode_figures({"token_times_s": times, "steps": steps}, 10)
+    assert (found["batch"], found["num_steps"]) == (2, 4)
+    assert found["ms_per_step"] == pytest.approx(1000)
+    assert found["mean_ms_per_step"] == pytest.approx(1000)
+    assert found["context_tokens"] == pytest.approx(10 + (5 + 3) / 2)
+    assert found["host_share"] == pytest.approx((0.3 + 0.0) / 2)
+
+
+def test_decode_without_such_a_time_is_refused() -> None:
+    with pytest.raises(ValueError, match="only 0 steps in which all 2"):
+        decode_figures({"token_times_s": [[1.0, 2.0], [3.0, 4.0]], "steps": []}, 10)
+
+
+def test_serving_and_prefill() -> None:
+    phase = {"token_times_s": [[1.0, 2.0, 4.0], [3.0]], "sent_s": [0.0, 1.0], "wall_s": 4.0}
+    found = serving_figures({**phase, "output_token_ids": [[1, 2, 3], [4]]})
+    assert (found["tokens_per_s"], found["ttft_p50_ms"], found["ttft_p99_ms"]) == (1.0, 1000.0, 2000.0)
+    assert (found["itl_p50_ms"], found["itl_p99_ms"]) == (1000.0, 2000.0)
+    assert prefill_figures(phase, 3000) == {"num_tokens": 3000, "ms": 1500.0, "tokens_per_s": 2000.0}
+
+
+def test_what_a_step_costs_at_least(tmp_path: Path) -> None:
+    config = {"hidden_size": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 3}
+    config |= {"num_hidden_layers": 5, "intermediate_size": 7, "vocab_size": 11}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = Shape.read(tmp_path)
+    weights = 5 * (4 * 6 + 2 * 4 * 3 + 6 * 4 + 3 * 4 * 7) + 11 * 4
+    assert shape.decode_bytes(2, 10.0) == 2 * (weights + 2 * 10 * 5 * 2 * 3)
+    layers = weights - 11 * 4
+    assert shape.prefill_flop(10) == 2 * 10 * layers + 2 * 11 * 4 + 4 * 5 * 6 * 10 * 10 / 2
+
+
+def test_goals_are_met_missed_or_not_measured() -> None:
+    decode = [{"batch": 1, "ms_per_step": 2.0, "mean_ms_per_step": 2.0, "tokens_per_s": 500.0, "host_share": 0.1}]
+    decode[0]["bytes_per_step"] = 6.8e9  # 1.7 ms at 4000 GB/s
+    prefill = {"num_tokens": 8192, "ms": 10.0, "tokens_per_s": 8e5, "flop": 4e12}  # 5 ms at 800 TFLOP/s
+    mixed = serving_figures({"token_times_s": [[1.0]], "sent_s": [0.0], "wall_s": 1.0, "output_token_ids": [[1]]})
+    parts: dict[str, Any] = {
+        "correctness": {"error": None, "passed": 3, "failed": 0, "skipped": 0, "files": []},
+        "kernels": {
+            "error": None,
+            "roofline": ROOFLINE,
+            "rows": [
+                kernel_row("copy", share=0.5),
+                kernel_row("copy", num_bytes=10**9, share=0.9, shape="T=9"),
+                kernel_row("product", num_flop=10**12),
+                kernel_row("wrong", error="AssertionError"),
+            ],
+        },
+        "engine qwen06": {
+            "error": None,
+            "decode": decode,
+            "prefill": prefill,
+            "mixed": mixed,
+            "device_idle_share": None,
+        },
+        "transformers qwen06": {"error": None, "mixed": {**mixed, "tokens_per_s": 0.25}},
+    }
+    add_shares(parts)
+    goals = {goal.what: goal for goal in find_goals(parts, ("copy", "product", "wrong"), ("qwen06",))}
+    assert {what: goal.state for what, goal in goals.items()} == {
+        "kernels' tests on the device that fail": "met",
+        "copy: share of the copy's bandwidth, T=9": "met",
+        "wrong: share of the copy's bandwidth": "not measured",
+        "qwen06, decode at batch 1: share of bandwidth": "met",
+        "qwen06, decode at batch 64: share of bandwidth": "not measured",
+        "qwen06, prefill: share of the matmul rate": "not met",
+        "qwen06, batch 64: share of time in which the device idles": "not measured",
+        "qwen06, mixed: tokens/s over transformers continuous": "not met",
+    }
+    assert goals["qwen06, decode at batch 1: share of bandwidth"].value == pytest.approx(0.85)
+    table = "\n".join(line for name, part in parts.items() for line in lines_of(name, part | {"seconds": 1.0}))
+    assert "85% of the bandwidth bound" in table
+    assert "torch 2.00, other failed" in table
+    assert "FAILED: AssertionError" in table
+    assert any("not met" in line and "≥ 5" in line for line in goal_lines([goal.as_json() for goal in goals.values()]))
+
+
+def test_tests_that_could_not_run_to_their_end_are_no_success() -> None:
+    parts = {"correctness": {"error": "no test passed", "passed": 0, "failed": 0}}
+    assert next(find_goals(parts, (), ())).state == "not measured"
+    assert Goal(what="failing", value=2, at_most=0).state == "not met"
+
+
+def test_the_whole_plan_takes_every_test_and_kernel_and_ends_in_time() -> None:
+    plan = full_plan("cuda")
+    assert {"test_gpu_sampling.py", "test_gpu_lora.py"} <= {path.name for path in plan.test_files}
+    assert {"sampling", "rms_norm"} <= set(plan.kernels)
+    assert plan.total_s < 8 * 60
