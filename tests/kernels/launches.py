@@ -26,20 +26,32 @@ BF16, FLOAT8 = torch.bfloat16, torch.float8_e4m3fn
 PER_HEAD = torch.zeros(32)
 EVERYTHING = {"window": 128, "softcap": 30.0, "sinks": PER_HEAD, "alibi_slopes": PER_HEAD}
 
+# dtype, heads, key/value heads, D, DV, the cache's dtype, options: all features at once, and the heads of Qwen3, Phi,
+# Gemma and latent attention.
+ATTENTION_SHAPES: list[tuple[torch.dtype, int, int, int, int, torch.dtype, dict[str, Any]]] = [
+    (torch.float16, 32, 8, 64, 64, torch.float16, EVERYTHING),
+    (BF16, 32, 8, 128, 128, BF16, {}),
+    (BF16, 32, 8, 128, 128, FLOAT8, {}),
+    (BF16, 32, 32, 80, 80, BF16, {"window": 4096}),
+    (BF16, 8, 4, 256, 256, BF16, {"softcap": 50.0}),
+    (BF16, 128, 1, 576, 512, BF16, {}),
+    (torch.float32, 32, 8, 128, 128, torch.float32, {}),
+]
+
 Launch = Callable[[], Any]
 
 
-def all_launches() -> Iterator[Launch]:
-    """Of every package."""
-    yield from layer_launches()
-    yield from attention_launches()
+def all_launches(*, is_brief: bool) -> Iterator[Launch]:
+    """Of every package; every kernel, if it is to be brief, and all the ways that differ else."""
+    yield from layer_launches([BF16] if is_brief else [torch.float32, BF16], [1000] if is_brief else [128, 1000, 32768])
+    yield from attention_launches(num_shapes=1 if is_brief else len(ATTENTION_SHAPES))
     yield from (sample_rows, penalize_rows, mix_experts, multiply_bytes, adapt)
 
 
-def layer_launches() -> Iterator[Launch]:
+def layer_launches(dtypes: list[torch.dtype], sizes: list[int]) -> Iterator[Launch]:
     """With sizes that are powers of two and not."""
-    for dtype in (torch.float32, BF16):
-        for size in (128, 1000, 32768):
+    for dtype in dtypes:
+        for size in sizes:
             rows, weight = torch.zeros(3, size, dtype=dtype), torch.zeros(size, dtype=dtype)
             yield lambda rows=rows, weight=weight: rms_norm.rms_norm(rows, weight, 1e-6)
             yield lambda rows=rows, weight=weight: rms_norm.add_rms_norm(rows, rows.clone(), weight, 1e-6)
@@ -69,17 +81,9 @@ def _head_launches(dtype: torch.dtype, head_dim: int, rotary_dim: int) -> Iterat
             )
 
 
-def attention_launches() -> Iterator[Launch]:
-    """The heads of Qwen3, latent attention, and all features at once."""
-    # dtype, heads, key/value heads, D, DV, the cache's dtype, options
-    shapes: list[tuple[torch.dtype, int, int, int, int, torch.dtype, dict[str, Any]]] = [
-        (BF16, 32, 8, 128, 128, BF16, {}),
-        (BF16, 32, 8, 128, 128, FLOAT8, {}),
-        (torch.float16, 32, 8, 64, 64, torch.float16, EVERYTHING),
-        (BF16, 128, 1, 576, 512, BF16, {}),
-        (torch.float32, 32, 8, 128, 128, torch.float32, {}),
-    ]
-    for dtype, num_heads, num_kv_heads, key_dim, value_dim, cache_dtype, options in shapes:
+def attention_launches(num_shapes: int) -> Iterator[Launch]:
+    """The first of ``ATTENTION_SHAPES``."""
+    for dtype, num_heads, num_kv_heads, key_dim, value_dim, cache_dtype, options in ATTENTION_SHAPES[:num_shapes]:
         key_cache = torch.zeros(2, 16, num_kv_heads, key_dim, dtype=cache_dtype)
         value_cache = torch.zeros(2, 16, num_kv_heads, value_dim, dtype=cache_dtype)
         table = torch.zeros(2, 512, dtype=torch.int32)

@@ -88,17 +88,18 @@ def _logprobs(rng: random.Random) -> tuple[dict[str, Any], Check]:
 
 
 def _allowed(rng: random.Random) -> tuple[dict[str, Any], Check]:
-    allowed = rng.sample(range(30, 300), rng.randint(1, 20))
+    # An even one at least: what other rules forbid is odd, so they never forbid all.
+    allowed = [rng.randrange(30, 300, 2), *rng.sample(range(30, 300), rng.randint(0, 19))]
     return {"allowed_token_ids": allowed}, lambda whole: set(whole.token_ids) <= set(allowed)
 
 
 def _bias(rng: random.Random) -> tuple[dict[str, Any], Check]:
-    banned = rng.sample(range(30, 300), 9)
+    banned = rng.sample(range(31, 300, 2), 9)
     return {"logit_bias": dict.fromkeys(banned, -100.0)}, lambda whole: not set(whole.token_ids) & set(banned)
 
 
 def _bad_words(rng: random.Random) -> tuple[dict[str, Any], Check]:
-    pairs = [[rng.randrange(30, 60), rng.randrange(30, 60)] for _ in range(5)] + [[rng.randrange(30, 300)]]
+    pairs = [[rng.randrange(30, 60), rng.randrange(31, 60, 2)] for _ in range(5)] + [[rng.randrange(31, 300, 2)]]
     return (
         {"bad_words_token_ids": pairs},
         lambda whole: (
