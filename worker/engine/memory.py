@@ -48,8 +48,9 @@ def measure_memory(model: LoadedModel, config: EngineConfig) -> DeviceMemory:
 @torch.inference_mode()
 def _measure_gpu(model: LoadedModel, config: EngineConfig) -> DeviceMemory:
     forward = model.forward
-    # Small caches, and graphs, with which the model was tried out when it was loaded.
-    forward.allocate(0, config.block_size, 0, model.device)
+    if isinstance(forward, CapturedForward):
+        # The graphs with which the model was tried out when it was loaded.
+        forward.allocate(0, config.block_size, 0, model.device)
     num_logit_rows = config.max_num_seqs + MAX_PROMPT_ROWS
     activation_bytes = _peak_bytes(partial(forward.profile, config.token_budget, num_logit_rows))
     graph_bytes = 0
