@@ -98,7 +98,9 @@ def recording() -> Recording:
 
 
 def lean_forward(variant: str, device: torch.device, max_model_len: int = 64, **changed: Any) -> LeanForward:
-    return LeanForward(make_model(variant, torch.float32, **changed).to(device), ForwardSettings(max_model_len))
+    model = make_model(variant, torch.float32, **changed)
+    torch.nn.Module.to(model, device)
+    return LeanForward(model, ForwardSettings(max_model_len))
 
 
 def smallest_forward(device: torch.device) -> LeanForward:
