@@ -45,6 +45,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             native kernels; half the memory and up to twice the speed, for logits that differ by some percent.
         async_scheduling: schedule the next batch while one is computed. The tokens are the same; a request that comes
             meanwhile joins a step later.
+        enforce_eager: on a GPU, launch every operation of a decode by itself instead of replaying CUDA graphs, whose
+            capture takes seconds at the start, and memory. A deterministic engine, and a model that is not computed
+            lean, do so anyway.
         enable_prompt_embeds: requests may give their prompts as embeddings. Off by default: they are input of another
             kind, from whoever may enqueue, that no tokenizer has limited to what the model was trained on.
         structured_outputs_backend: the library that constrains output to grammars, "xgrammar" or "llguidance"; loaded
@@ -91,6 +94,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     native_kernels: bool = True
     quantization: str | None = None
     async_scheduling: bool = False
+    enforce_eager: bool = False
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:

@@ -11,7 +11,7 @@ from . import invariant, native, reference
 from .batch import DeviceRows, MaskRule, PagedBatch
 from .variant import Variant
 
-__all__ = ["DeviceRows", "MaskRule", "PagedBatch", "paged_attention"]
+__all__ = ["DeviceRows", "MaskRule", "PagedBatch", "is_capturable", "paged_attention"]
 
 _IMPLEMENTATIONS = {
     REFERENCE: reference.paged_attention,
@@ -22,6 +22,11 @@ _INVARIANT_IMPLEMENTATIONS = {
     REFERENCE: invariant.paged_attention,
     "cuda": OnGpu(f"{__package__}.gpu", "invariant_paged_attention"),
 }
+
+
+def is_capturable(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a CUDA graph can hold ``PagedBatch.captured_decode``: the reference reads lengths on the host."""
+    return device.type == "cuda" and select(_IMPLEMENTATIONS, device, dtype) is not reference.paged_attention
 
 
 def paged_attention(

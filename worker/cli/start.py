@@ -80,6 +80,11 @@ def _add_engine_arguments(engine: argparse._ArgumentGroup) -> None:
         help="schedule the next batch while one is computed (no)",
     )
     engine.add_argument(
+        "--enforce-eager",
+        action="store_true",
+        help="on a GPU, capture no CUDA graphs: a quicker start and less memory, for slower decodes",
+    )
+    engine.add_argument(
         "--structured-outputs-backend",
         choices=STRUCTURED_OUTPUTS_BACKENDS,
         default="xgrammar",
@@ -216,6 +221,7 @@ def _engine_config(arguments: argparse.Namespace, device: str, num_engines: int)
         native_kernels=arguments.native_kernels,
         quantization=arguments.quantization,
         async_scheduling=arguments.async_scheduling,
+        enforce_eager=arguments.enforce_eager,
         **given,
     )
 

@@ -24,14 +24,14 @@ from .control_composition import compose_control, load_rpc_methods
 from .core import EngineCore
 from .deterministic import DeterministicRunner
 from .dump import StepDump
-from .host import free_host_bytes, usable_cores
+from .host import usable_cores
 from .input_embeds import embeds_hidden_size
 from .kv_cache import size_kv_cache
+from .memory import measure_memory
 from .model_runner import ModelRunner
 from .ordering import FirstComeFirstServed, OrderingPolicy, Priority
 from .overlap import OverlappingRunner
 from .prefix_cache import BlockHashCache, NoPrefixCache, PrefixCache
-from .prompt_budget import MAX_PROMPT_ROWS
 from .request import Request
 from .scheduler import Scheduler
 from .structured.admission import GrammarAdmission
@@ -69,15 +69,16 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     if config.device == "cpu":
         is_native = isinstance(model.forward, NativeForward)
         _set_num_threads(choose_num_threads(config, model.num_parameters, is_native=is_native), is_native=is_native)
+    memory = measure_memory(model, config)
     size = size_kv_cache(
         config,
         bytes_per_token=model.forward.bytes_per_token,
         bytes_per_request=model.forward.bytes_per_request,
-        free_bytes=_free_bytes(model, config),
+        free_bytes=memory.free_bytes,
         max_model_len=model.max_model_len,
         is_length_chosen=model.is_length_chosen,
     )
-    _log.info("kv_cache", **size.describe(config.block_size))
+    _log.info("kv_cache", **size.describe(config.block_size), **memory.describe())
     model.max_model_len = size.max_model_len
     hidden_size = embeds_hidden_size(model) if config.enable_prompt_embeds else None
     runner = _make_runner(config, model)
@@ -86,8 +87,8 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     def allocate_cache() -> None:
         model.forward.allocate(size.num_blocks, config.block_size, config.max_num_seqs, device)
 
-    allocate_cache()
     with progress.compiling():
+        allocate_cache()
         runner.warm_up(Request("warm-up", [0], SamplingParams(seed=0), max_model_len=size.max_model_len))
     block_pool = BlockPool(size.num_blocks, config.block_size)
     scheduler = Scheduler(
@@ -179,24 +180,6 @@ def _grammar_admission(config: EngineConfig, model: LoadedModel) -> GrammarAdmis
         vocab_size=vocab_size,
         eos_token_ids=eos_token_ids,
     )
-
-
-def _free_bytes(model: LoadedModel, config: EngineConfig) -> int:
-    if config.device == "cpu":
-        return free_host_bytes()
-    return _free_gpu_bytes(model, config)
-
-
-@torch.inference_mode()
-def _free_gpu_bytes(model: LoadedModel, config: EngineConfig) -> int:
-    """What a GPU has left once a forward of the largest batch has had its share."""
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    model.forward.profile(config.token_budget, config.max_num_seqs + MAX_PROMPT_ROWS)
-    activation_bytes = torch.cuda.max_memory_allocated() - before
-    torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info()[0] - activation_bytes
 
 
 def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:

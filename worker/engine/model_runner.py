@@ -177,4 +177,8 @@ class ModelRunner:
     def _to_device(self, array: IntArray) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         # Asking whether there is anything to do takes twice as long as the rest.
-        return tensor if self._is_on_cpu else tensor.to(self._model.device, non_blocking=True)
+        if self._is_on_cpu:
+            return tensor
+        # From pinned memory, or the copy would wait for all that the device still has to do. Torch keeps pinned buffers
+        # and gives one out again when the event behind its last copy has passed, however many steps are in flight.
+        return tensor.pin_memory().to(self._model.device, non_blocking=True)

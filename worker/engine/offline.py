@@ -156,6 +156,7 @@ def _parse_arguments() -> argparse.Namespace:
         help="as that of worker start",
     )
     parser.add_argument("--async-scheduling", action=argparse.BooleanOptionalAction, default=False, help="as there")
+    parser.add_argument("--enforce-eager", action="store_true", help="as that of worker start")
     parser.add_argument("--steps", action="store_true", help="tell of each step what it did and how long it took")
     for name in _INTEGER_OPTIONS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
@@ -180,6 +181,7 @@ def main() -> int:
             quantization=arguments.quantization,
             enable_prefix_caching=arguments.enable_prefix_caching,
             async_scheduling=arguments.async_scheduling,
+            enforce_eager=arguments.enforce_eager,
             **options,
         )
         workload = msgspec.json.decode(arguments.workload.read_bytes(), type=Workload)

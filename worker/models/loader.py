@@ -19,6 +19,7 @@ from .candidates import choose_forward
 from .conformance import QUANTIZED_TOLERANCE
 from .folder import tokenizer_folder
 from .forward import Forward, ForwardSettings
+from .lean.captured import make_captured
 from .lean.native import make_native
 from .packed_linear import pack_linear_layers
 
@@ -125,7 +126,9 @@ def load_network(config: EngineConfig, folder: Path, forward: Forward) -> nn.Mod
 def _prepare(forward: Forward, config: EngineConfig, device: torch.device) -> Forward:
     """The same computation, as fast as it goes on ``device``."""
     _pack(forward.network, config, device)
-    return make_native(forward, config.block_size) if device.type == "cpu" else forward
+    if device.type == "cpu":
+        return make_native(forward, config.block_size)
+    return forward if config.enforce_eager else make_captured(forward)
 
 
 def _pack(network: nn.Module, config: EngineConfig, device: torch.device) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,11 +65,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make_model(variant: str, dtype: torch.dtype) -> PreTrainedModel:
+def make_model(variant: str, dtype: torch.dtype, **changed: Any) -> PreTrainedModel:
     name, fields = VARIANTS[variant]
     cls = getattr(transformers, name)
     torch.manual_seed(len(variant))
-    return cls(cls.config_class(**{**SMALL, **fields}, attn_implementation="eager")).to(dtype).eval()
+    return cls(cls.config_class(**{**SMALL, **fields, **changed}, attn_implementation="eager")).to(dtype).eval()
 
 
 def steps(block_size: int = BLOCK_SIZE) -> Iterator[ModelInput]:
@@ -79,24 +79,32 @@ def steps(block_size: int = BLOCK_SIZE) -> Iterator[ModelInput]:
     table = torch.randperm(NUM_BLOCKS, generator=generator)[:24].view(3, 8)
     computed = [0, 0, 0]
     for work in (((0, 9), (1, 4), (2, 13)), ((0, 1), (1, 7), (2, 5)), ((0, 1), (1, 1), (2, 1)), ((2, 1), (0, 6))):
-        rows = torch.tensor([row for row, num_new in work for _ in range(num_new)])
-        positions = torch.cat([torch.arange(computed[row], computed[row] + num_new) for row, num_new in work])
-        for row, num_new in work:
-            computed[row] += num_new
-        query_lens = [num_new for _, num_new in work]
-        yield ModelInput(
-            token_ids=token_ids[rows, positions],
-            positions=positions,
-            logit_rows=torch.tensor(query_lens).cumsum(0) - 1,
-            batch=PagedBatch(
-                table[[row for row, _ in work]],
-                table[rows, positions // block_size] * block_size + positions % block_size,
-                query_lens,
-                [computed[row] for row, _ in work],
-                block_size,
-            ),
-            state_slots=np.array([row for row, _ in work]),
-        )
+        yield make_step(work, computed, token_ids, table, block_size)
+
+
+def make_step(
+    work: Sequence[tuple[int, int]], computed: list[int], token_ids: Tensor, table: Tensor, block_size: int
+) -> ModelInput:
+    """A step of ``(request, new tokens)``, decodes first, on the device of ``token_ids``; ``computed`` goes on."""
+    device = token_ids.device
+    rows = torch.tensor([row for row, num_new in work for _ in range(num_new)], device=device)
+    positions = torch.cat([torch.arange(computed[row], computed[row] + num_new) for row, num_new in work]).to(device)
+    for row, num_new in work:
+        computed[row] += num_new
+    query_lens = [num_new for _, num_new in work]
+    return ModelInput(
+        token_ids=token_ids[rows, positions],
+        positions=positions,
+        logit_rows=torch.tensor(query_lens, device=device).cumsum(0) - 1,
+        batch=PagedBatch(
+            table[[row for row, _ in work]],
+            table[rows, positions // block_size] * block_size + positions % block_size,
+            query_lens,
+            [computed[row] for row, _ in work],
+            block_size,
+        ),
+        state_slots=np.array([row for row, _ in work]),
+    )
 
 
 @torch.inference_mode()

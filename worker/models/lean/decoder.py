@@ -58,6 +58,10 @@ class LeanDecoder(nn.Module):
             logit_rows: ``[R]`` tokens whose logits are wanted: the last layer transforms no others.
             attentions: one per layer.
         """
+        return self.lm_head(self.transform(hidden, positions, logit_rows, attentions))
+
+    def transform(self, hidden: Tensor, positions: Tensor, logit_rows: Tensor, attentions: Sequence[Attend]) -> Tensor:
+        """``forward`` up to what ``lm_head`` makes logits of: ``[R, hidden size]``, normalised."""
         cos, sin = (angles[0] for angles in self.rotary_emb(hidden, positions[None]))
         residual = torch.zeros_like(hidden)
         last = self.layers[-1]
@@ -68,4 +72,4 @@ class LeanDecoder(nn.Module):
                 found, residual = found[logit_rows], residual[logit_rows]
             hidden, residual = layer.transform(found, residual)
         normed, _ = add_rms_norm(hidden, residual, self.norm.weight, self.norm.eps)
-        return self.lm_head(normed)
+        return normed

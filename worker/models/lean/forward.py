@@ -47,6 +47,15 @@ class LeanForward:
         return self._settings.max_model_len
 
     @property
+    def is_batch_invariant(self) -> bool:
+        return self._settings.is_batch_invariant
+
+    @property
+    def caches(self) -> list[Tensor]:
+        """Keys and values of all layers, ``[NB, BS, KVH, D]`` each."""
+        return [cache for call in self._calls for cache in (call.key_cache, call.value_cache) if cache is not None]
+
+    @property
     def windows(self) -> list[int | None]:
         """Positions a token sees in each layer; None sees all before it."""
         return [call.window for call in self._calls]
@@ -60,13 +69,17 @@ class LeanForward:
             call.allocate(num_blocks, block_size, device)
 
     def run(self, step: ModelInput) -> Tensor:
+        return self.network.lm_head(self.transform(step))
+
+    def transform(self, step: ModelInput) -> Tensor:
+        """Compute ``step`` up to what ``lm_head`` makes logits of, ``[R, hidden size]``."""
         is_batch_invariant = self._settings.is_batch_invariant
         attentions = [
             partial(call.rotate_and_attend, batch=step.batch, scale=layer.scale, is_batch_invariant=is_batch_invariant)
             for call, layer in zip(self._calls, self._layers, strict=True)
         ]
         inputs = self.network.embed_tokens(step.token_ids) if step.inputs_embeds is None else step.inputs_embeds
-        return self.network(inputs, step.positions, step.logit_rows, attentions)
+        return self.network.transform(inputs, step.positions, step.logit_rows, attentions)
 
     def commit(self) -> None:
         """Keys and values of a step that is computed again are written again."""

@@ -1,0 +1,268 @@
+"""Decodes that are captured and replayed give what the same operations give one by one.
+
+On a GPU with real graphs; elsewhere a replay runs the captured function again, with the kernels of a GPU by Triton's
+interpreter: so what is tested there is what lies in the buffers, not the capture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.kernels import paged_attention, rotary
+from penstock.worker.cli.start import COMMAND, _engine_config
+from penstock.worker.config import EngineConfig
+from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
+from penstock.worker.models.lean import captured
+from penstock.worker.models.lean.captured import CapturedForward, capture_sizes, make_captured
+from penstock.worker.models.lean.cuda_graph import CudaGraphRecorder
+from penstock.worker.models.lean.forward import LeanForward
+from penstock.worker.models.loader import _prepare
+
+from .lean_models import SETTINGS, make_model, make_step
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 60
+MAX_NUM_SEQS = 5
+# Two prompts in chunks, decodes beside the others; then decodes of each number of rows, of growing requests, in
+# changing rows; a prompt of one token, which is a decode; and chunks and decodes again.
+WORK: tuple[tuple[tuple[int, int], ...], ...] = (
+    ((0, 6), (1, 3), (2, 5)),
+    ((0, 1), (1, 3), (3, 2)),
+    ((0, 1), (1, 1), (2, 1)),
+    ((4, 1),),
+    ((3, 1), (1, 1), (4, 1), (0, 1), (2, 1)),
+    ((2, 1), (0, 1)),
+    ((0, 1), (2, 1), (3, 1), (4, 1)),
+    ((1, 1), (4, 3)),
+    ((4, 1), (2, 1), (3, 1)),
+    ((0, 1), (1, 1), (2, 1), (3, 1), (4, 1)),
+)
+SHORT = (((0, 3), (1, 2)), ((0, 1), (1, 1)), ((2, 1), (0, 1), (1, 1)), ((1, 1),))
+NUM_DECODES = sum(all(num_new == 1 for _, num_new in work) for work in WORK)
+
+
+class Recording:
+    """Makes recorders, and counts what they record and what is replayed."""
+
+    def __init__(self) -> None:
+        self.num_captured = 0
+        self.num_replayed = 0
+        self.replays: list[weakref.ref[Callable[[], None]]] = []
+
+    def __call__(self, device: torch.device) -> Callable[[Callable[[], object]], Callable[[], None]]:
+        record = CudaGraphRecorder(device) if device.type == "cuda" else _run_again
+
+        def record_counted(function: Callable[[], object]) -> Callable[[], None]:
+            once_more = record(function)
+            self.num_captured += 1
+
+            def replay() -> None:
+                self.num_replayed += 1
+                once_more()
+
+            self.replays.append(weakref.ref(replay))
+            return replay
+
+        return record_counted
+
+
+def _run_again(function: Callable[[], object]) -> Callable[[], None]:
+    function()
+    return lambda: (function(), None)[1]
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    if request.param == "cpu":
+        if torch.cuda.is_available():
+            pytest.skip("Triton compiles for the GPU here")
+        from penstock.kernels.paged_attention import gpu as attention_on_gpu
+        from penstock.kernels.rotary import gpu as rotary_on_gpu
+
+        monkeypatch.setitem(paged_attention._IMPLEMENTATIONS, "cpu", attention_on_gpu.paged_attention)
+        monkeypatch.setitem(rotary._STORE_IMPLEMENTATIONS, "cpu", rotary_on_gpu.rotary_and_store)
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def recording() -> Recording:
+    return Recording()
+
+
+def lean_forward(variant: str, device: torch.device, max_model_len: int = 64, **changed: Any) -> LeanForward:
+    model = make_model(variant, torch.float32, **changed)
+    torch.nn.Module.to(model, device)
+    return LeanForward(model, ForwardSettings(max_model_len))
+
+
+def smallest_forward(device: torch.device) -> LeanForward:
+    """Of one layer and one group of heads: the interpreter is slow."""
+    return lean_forward("llama", device, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16)
+
+
+def allocate(
+    forward: LeanForward | CapturedForward, device: torch.device, num_slots: int = 3, num_blocks: int = NUM_BLOCKS
+) -> None:
+    """Caches in which what no token was stored in is NaN."""
+    forward.allocate(num_blocks, BLOCK_SIZE, num_slots, device)
+    for cache in forward.caches:
+        cache.fill_(float("nan"))
+
+
+def steps(device: torch.device, works: Sequence[Sequence[tuple[int, int]]] = SHORT) -> list[ModelInput]:
+    generator = torch.Generator().manual_seed(1)
+    token_ids = torch.randint(0, 97, (MAX_NUM_SEQS, 30), generator=generator)
+    table = torch.randperm(NUM_BLOCKS, generator=generator)[: MAX_NUM_SEQS * 8].view(MAX_NUM_SEQS, 8)
+    computed = [0] * MAX_NUM_SEQS
+    return [make_step(work, computed, token_ids.to(device), table.to(device), BLOCK_SIZE) for work in works]
+
+
+def run(forward: Forward, device: torch.device, works: Sequence[Sequence[tuple[int, int]]] = SHORT) -> list[Tensor]:
+    return [forward.run(step) for step in steps(device, works)]
+
+
+def assert_equal(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for ours, theirs in zip(actual, expected, strict=True):
+        # The sums of a row follow the bound on its length and the number of rows, so the last bits may differ.
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+# With 128 a graph splits the keys, which single operations do not with requests as short as here.
+@pytest.mark.parametrize(
+    ("variant", "num_layers", "max_model_len"), [("llama", 2, 64), ("qwen3", 1, 128), ("mistral, with a window", 1, 64)]
+)
+@torch.inference_mode()
+def test_logits_and_caches_are_those_of_single_operations(
+    variant: str, num_layers: int, max_model_len: int, device: torch.device, recording: Recording
+) -> None:
+    lean, other = (lean_forward(variant, device, max_model_len, num_hidden_layers=num_layers) for _ in range(2))
+    forward = CapturedForward(other, recording)
+    allocate(lean, device, MAX_NUM_SEQS)
+    allocate(forward, device, MAX_NUM_SEQS)
+    # All at the end: a step may not change what an earlier one has returned.
+    assert_equal(run(forward, device, WORK), run(lean, device, WORK))
+    assert_equal(forward.caches, lean.caches)
+    assert not any(cache.isfinite().all() for cache in forward.caches), "a row that is not in use was stored"
+    assert (recording.num_captured, recording.num_replayed) == (len(capture_sizes(MAX_NUM_SEQS)), NUM_DECODES)
+
+
+@torch.inference_mode()
+def test_new_caches_are_captured_anew_and_the_old_graphs_are_gone(device: torch.device, recording: Recording) -> None:
+    forward = CapturedForward(smallest_forward(device), recording)
+    allocate(forward, device)
+    expected = run(forward, device)
+    old_graphs = recording.replays[:]
+    allocate(forward, device, num_blocks=NUM_BLOCKS + 7)
+    assert not any(graph() for graph in old_graphs)
+    assert_equal(run(forward, device), expected)
+    forward.allocate(0, BLOCK_SIZE, 0, device)
+    assert not any(graph() for graph in recording.replays), "a sleeping cache leaves graphs behind"
+
+
+@torch.inference_mode()
+def test_weights_that_have_moved_are_captured_anew(device: torch.device, recording: Recording) -> None:
+    forward = CapturedForward(smallest_forward(device), recording)
+    allocate(forward, device)
+    expected = run(forward, device)
+    before = [(parameter, parameter.data) for parameter in forward.network.parameters()]
+    for parameter, data in before:
+        parameter.data = data.clone()
+        data.fill_(float("nan"))
+    num_captured = recording.num_captured
+    for cache in forward.caches:
+        cache.fill_(float("nan"))
+    assert_equal(run(forward, device), expected)
+    assert recording.num_captured == 2 * num_captured
+
+
+@torch.inference_mode()
+def test_a_cache_may_wake_up_before_the_weights(device: torch.device, recording: Recording) -> None:
+    forward = CapturedForward(smallest_forward(device), recording)
+    allocate(forward, device)
+    expected = run(forward, device)
+    num_captured = recording.num_captured
+    weight = forward.network.embed_tokens.weight
+    forward.network.embed_tokens.weight = torch.nn.Parameter(weight.to("meta"), requires_grad=False)
+    allocate(forward, device)
+    assert recording.num_captured == num_captured
+    forward.network.embed_tokens.weight = weight
+    assert_equal(run(forward, device), expected)
+    assert recording.num_captured == 2 * num_captured
+
+
+@torch.inference_mode()
+def test_logits_of_some_rows_and_of_none(device: torch.device, recording: Recording) -> None:
+    forward = CapturedForward(smallest_forward(device), recording)
+    allocate(forward, device)
+    *first, last = steps(device, SHORT[:3])
+    for step in first:
+        forward.run(step)
+    whole = forward.run(last)
+    rows = torch.tensor([0, 2], device=device)
+    assert_equal([forward.run(replace(last, logit_rows=rows))], [whole[rows]])
+    assert forward.run(replace(last, logit_rows=rows[:0])).shape == (0, whole.shape[1])
+
+
+@torch.inference_mode()
+def test_embeddings_and_batches_beyond_the_largest_go_one_by_one(device: torch.device, recording: Recording) -> None:
+    lean, forward = smallest_forward(device), CapturedForward(smallest_forward(device), recording)
+    allocate(lean, device)
+    forward.allocate(NUM_BLOCKS, BLOCK_SIZE, 2, device)
+    *first, last = steps(device, SHORT[:3])
+    for step in first:
+        lean.run(step)
+        forward.run(step)
+    num_replayed = recording.num_replayed
+    assert_equal([forward.run(last)], [lean.run(last)])
+    pair = steps(device)[1]
+    given = replace(pair, inputs_embeds=forward.network.embed_tokens(pair.token_ids))
+    assert_equal([forward.run(given)], [lean.run(pair)])
+    assert recording.num_replayed == num_replayed
+
+
+def test_sizes() -> None:
+    assert capture_sizes(1) == (1,)
+    assert capture_sizes(5) == (1, 2, 4, 5)
+    assert capture_sizes(20) == (1, 2, 4, 8, 16, 20)
+    assert capture_sizes(64) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
+    assert capture_sizes(300)[-4:] == (248, 256, 288, 300)
+    assert capture_sizes(2000)[-2:] == (480, 512)
+    assert len(capture_sizes(2000)) == 43
+
+
+def test_what_cannot_be_captured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    lean = LeanForward(make_model("llama", torch.float32), SETTINGS)
+    assert make_captured(lean) is lean, "there is no kernel for it on a CPU"
+    monkeypatch.setattr(captured, "is_capturable", lambda device, dtype: True)
+    assert isinstance(make_captured(lean), CapturedForward)
+    invariant = LeanForward(make_model("llama", torch.float32), ForwardSettings(64, is_batch_invariant=True))
+    experts = LeanForward(make_model("mixtral", torch.float32), SETTINGS)
+    follows_batch = LeanForward(make_model("llama", torch.float32), SETTINGS)
+    follows_batch.network.rotary_emb.rope_type = "dynamic"
+    for other in (invariant, experts, follows_batch):
+        assert make_captured(other) is other
+
+
+def test_only_kernels_of_a_gpu_can_be_captured() -> None:
+    assert not paged_attention.is_capturable(torch.device("cpu"), torch.float32)
+    assert not paged_attention.is_capturable(torch.device("cuda"), torch.float64)
+    assert paged_attention.is_capturable(torch.device("cuda"), torch.bfloat16)
+
+
+def test_a_gpu_engine_captures_unless_it_is_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured, "is_capturable", lambda device, dtype: True)
+    lean = LeanForward(make_model("llama", torch.float32), SETTINGS)
+    parser = argparse.ArgumentParser()
+    COMMAND.add_arguments(parser)
+    for options, kind in ((), CapturedForward), (("--enforce-eager",), LeanForward):
+        config = _engine_config(parser.parse_args(["--model", "m", *options]), "cuda", 1)
+        config = EngineConfig.decode(config.encode())
+        assert type(_prepare(lean, config, torch.device("cuda"))) is kind

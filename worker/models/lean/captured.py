@@ -1,0 +1,233 @@
+"""The lean path's decodes as CUDA graphs: one launch in the place of hundreds.
+
+A step whose rows are all decodes is copied into buffers that stay where they are, and replayed at the next larger of
+the sizes that were captured. Rows that are not in use have no slot and a length of 0: they store nothing, read nothing
+and are not looked at. Every other step runs one operation at a time, as it would without graphs.
+
+The product with ``lm_head`` is in no graph. Its result belongs to the step, which changes it when it samples, so a
+graph would have to hand out a copy: with 256 rows of 151,936 words in 16 bits 78 MB to read and to write, 50 us at
+3 TB/s. And the pool would hold such a result for each size. What it costs is one launch more.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import structlog
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ....kernels.paged_attention import PagedBatch, is_capturable
+from ..forward import Forward, ModelInput
+from .cuda_graph import CudaGraphRecorder, Recorder
+from .decoder import LeanDecoder
+from .feed_forward import OwnMlp
+from .forward import LeanForward
+
+_MAX_SIZE = 512
+# Their code looks at positions on the host, or copies from there.
+_ROPE_ON_HOST = ("dynamic", "longrope")
+
+_log = structlog.get_logger(__name__)
+
+
+def capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """Numbers of rows to capture, ascending: 1, 2, 4, every 8th to 256, every 32nd to 512, and the largest batch.
+
+    A decode waits for the weights, which up to some hundred rows are read once for all: 7 rows of padding cost next to
+    nothing, and neither do 31 of 300. So many sizes cost a start seconds and some memory; beyond 512 the kernels are
+    long enough to hide their launches. (vLLM captures 1, 2, 4, then every 8th to 256 and every 16th to 512.)
+    """
+    limit = min(max_num_seqs, _MAX_SIZE)
+    steps = (1, 2, 4, *range(8, 256, 8), *range(256, _MAX_SIZE, 32))
+    return (*(size for size in steps if size < limit), limit)
+
+
+class DecodeBuffers:
+    """Inputs and result of decodes of up to ``N`` rows, at addresses that stay. At first no row is in use.
+
+    Args:
+        num_columns: of the block table.
+        like: a tensor ``[..., hidden size]`` of the result's dtype and device.
+    """
+
+    def __init__(self, num_rows: int, num_columns: int, like: Tensor) -> None:
+        new = partial(torch.zeros, dtype=torch.int64, device=like.device)
+        self._token_ids, self._positions = new(num_rows), new(num_rows)
+        self._slot_mapping = new(num_rows) - 1
+        self._block_table = new((num_rows, num_columns))
+        self._seq_lens = torch.zeros(num_rows, dtype=torch.int32, device=like.device)
+        self._logit_rows = torch.arange(num_rows, device=like.device)
+        self.hidden = like.new_zeros(num_rows, like.shape[-1])
+
+    def input_of(self, size: int, max_seq_len: int, block_size: int) -> ModelInput:
+        """The first ``size`` rows as a step whose requests have at most ``max_seq_len`` tokens."""
+        return ModelInput(
+            token_ids=self._token_ids[:size],
+            positions=self._positions[:size],
+            logit_rows=self._logit_rows[:size],
+            batch=PagedBatch.captured_decode(
+                self._block_table[:size], self._slot_mapping[:size], self._seq_lens[:size], max_seq_len, block_size
+            ),
+            state_slots=np.zeros(size, np.int64),
+        )
+
+    def fill(self, step: ModelInput, size: int) -> None:
+        """Copy the rows of ``step``, all decodes; the others of the first ``size`` are not in use then."""
+        batch, num_rows = step.batch, len(step.token_ids)
+        self._token_ids[:num_rows].copy_(step.token_ids)
+        self._positions[:num_rows].copy_(step.positions)
+        self._slot_mapping[:num_rows].copy_(batch.slot_mapping)
+        # What a table has beyond is of no request.
+        table = batch.block_table[:, : self._block_table.shape[1]]
+        self._block_table[:num_rows, : table.shape[1]].copy_(table)
+        self._seq_lens[:num_rows].copy_(batch.device_rows.seq_lens)
+        if num_rows < size:
+            self._slot_mapping[num_rows:size].fill_(-1)
+            self._seq_lens[num_rows:size].zero_()
+
+
+@dataclass(frozen=True)
+class _Graphs:
+    """What was captured: ``replays`` by size, on ``buffers`` and on the weights at these addresses."""
+
+    replays: dict[int, Callable[[], None]]
+    buffers: DecodeBuffers
+    weight_addresses: tuple[int, ...]
+
+
+class CapturedForward:
+    """See ``forward.Forward``: what a lean one computes, on the same weights and in the same caches.
+
+    Args:
+        make_recorder: what captures on a device; called for every set of graphs.
+    """
+
+    mode = "lean"
+    keeps_state = False
+    takes_embeds = True
+    bytes_per_request = 0
+
+    def __init__(
+        self, lean: LeanForward, make_recorder: Callable[[torch.device], Recorder] = CudaGraphRecorder
+    ) -> None:
+        self.network = lean.network
+        self._lean = lean
+        self._make_recorder = make_recorder
+        self._sizes: tuple[int, ...] = ()
+        self._num_columns = 0
+        self._block_size = 0
+        self._graphs: _Graphs | None = None
+
+    def network_of(self, module: PreTrainedModel) -> LeanDecoder:
+        return self._lean.network_of(module)
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self._lean.bytes_per_token
+
+    @property
+    def caches(self) -> list[Tensor]:
+        """See ``LeanForward.caches``."""
+        return self._lean.caches
+
+    def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
+        self._graphs = None  # first let go of what holds the caches that were
+        self._sizes = ()
+        self._lean.allocate(num_blocks, block_size, num_slots, device)
+        if num_blocks == 0:
+            return
+        self._sizes = capture_sizes(num_slots)
+        self._block_size = block_size
+        self._num_columns = min(num_blocks, -(-self._lean.max_model_len // block_size))
+        # Weights may still be asleep when the cache wakes up; then the first decode captures.
+        if self.network.embed_tokens.weight.device.type == device.type:
+            self._graphs = self._capture()
+
+    def run(self, step: ModelInput) -> Tensor:
+        num_rows = len(step.batch.query_lens)
+        place = bisect_left(self._sizes, num_rows)
+        if place == len(self._sizes) or step.batch.num_decodes < num_rows or step.inputs_embeds is not None:
+            return self._lean.run(step)
+        if self._graphs is None or self._graphs.weight_addresses != self._weight_addresses():
+            self._graphs = None
+            self._graphs = self._capture()
+        size, buffers = self._sizes[place], self._graphs.buffers
+        buffers.fill(step, size)
+        self._graphs.replays[size]()
+        is_whole = len(step.logit_rows) == num_rows
+        # It is read in the order of the stream, before the next step's replay writes over it.
+        return self.network.lm_head(buffers.hidden[:num_rows] if is_whole else buffers.hidden[step.logit_rows])
+
+    def commit(self) -> None:
+        """Keys and values of a step that is computed again are written again."""
+
+    def profile(self, num_tokens: int, num_logit_rows: int) -> None:
+        self._lean.profile(num_tokens, num_logit_rows)
+
+    def _weight_addresses(self) -> tuple[int, ...]:
+        """Of the first and the last weight: who moves weights moves all, and asking hundreds would cost every step."""
+        return self.network.embed_tokens.weight.data_ptr(), self.network.norm.weight.data_ptr()
+
+    # Caches are made outside of steps, where autograd would keep what every layer has computed.
+    @torch.inference_mode()
+    def _capture(self) -> _Graphs:
+        """Capture every size, the largest first, so that the others find its memory in the pool."""
+        started = time.perf_counter()
+        weight = self.network.embed_tokens.weight
+        free_before = _free_bytes(weight.device)
+        recorder = self._make_recorder(weight.device)
+        buffers = DecodeBuffers(self._sizes[-1], self._num_columns, weight)
+        max_seq_len = min(self._lean.max_model_len, self._num_columns * self._block_size)
+        replays = {}
+        for size in reversed(self._sizes):
+            step = buffers.input_of(size, max_seq_len, self._block_size)
+            replays[size] = recorder(partial(self._transform, step, buffers.hidden[:size]))
+        _log.info(
+            "cuda_graphs",
+            count=len(replays),
+            max_rows=self._sizes[-1],
+            seconds=round(time.perf_counter() - started, 1),
+            mib=(free_before - _free_bytes(weight.device)) >> 20,
+        )
+        return _Graphs(replays, buffers, self._weight_addresses())
+
+    def _transform(self, step: ModelInput, out: Tensor) -> None:
+        # Copied out, so that nothing keeps memory of the pool from the other graphs.
+        out.copy_(self._lean.transform(step))
+
+
+def make_captured(forward: Forward) -> Forward:
+    """Return ``forward``, or what computes the same and replays its decodes, where there is such a thing."""
+    if not isinstance(forward, LeanForward):
+        return forward
+    obstacle = _obstacle(forward)
+    if obstacle is not None:
+        _log.info("no_cuda_graphs", reason=obstacle)
+        return forward
+    return CapturedForward(forward)
+
+
+def _obstacle(lean: LeanForward) -> str | None:
+    """Why the decodes of ``lean`` cannot be captured; None if they can."""
+    weight = lean.network.embed_tokens.weight
+    if lean.is_batch_invariant:
+        # The check at load watches the operations of each forward, and a replay shows none.
+        return "a deterministic engine computes in tiles"
+    if not is_capturable(weight.device, weight.dtype):
+        return f"there is no attention kernel for {weight.dtype} on {weight.device.type}"
+    if any(isinstance(part, OwnMlp) for part in lean.network.modules()):
+        return "its experts are computed by transformers"
+    if getattr(lean.network.rotary_emb, "rope_type", None) in _ROPE_ON_HOST:
+        return "its rotary embedding follows the batch"
+    return None
+
+
+def _free_bytes(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
