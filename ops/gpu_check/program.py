@@ -36,7 +36,7 @@ def run_program(
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **_ENVIRONMENT, **(environment or {})},
+            env={**_own_environment(), **_ENVIRONMENT, **(environment or {})},
             start_new_session=True,
         )
         try:
@@ -57,3 +57,8 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
         return  # all have ended
+
+
+def _own_environment() -> dict[str, str]:
+    """Ours, without what a test that started us says of itself: a pytest further down would take it for its own."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
