@@ -15,7 +15,7 @@ from .conftest import Start
 from .watching import busiest, engines, until
 
 CHUNKS = ["count from four to nine:", " spell 12:", " four plus two is", " spell 407:"]
-NUM_TOKENS = 60
+NUM_TOKENS = 200  # so that a segment is still under way when its engine is killed
 SEEDED = SamplingParams(temperature=1.0, seed=3, max_tokens=NUM_TOKENS, ignore_eos=True, presence_penalty=0.3)
 GREEDY = msgspec.structs.replace(SEEDED, temperature=0.0)
 
@@ -26,9 +26,9 @@ async def read_segment(conversation: Conversation, deltas: list[Delta]) -> None:
 
 
 async def kill_in_the_middle(url: str, role: str, seen: list[list[Delta]]) -> None:
-    """kill -9 of what runs the segments, once they have made a few tokens and before they have ended."""
+    """kill -9 of what runs the segments, once one of them has made a few tokens and before any has ended."""
     num_before = seen[0][-1].next_index
-    await until(lambda: all(deltas[-1].next_index > num_before + 5 for deltas in seen), what="no segment starts")
+    await until(lambda: any(deltas[-1].next_index > num_before + 5 for deltas in seen), what="no segment starts")
     assert not any(deltas[-1].segment_ends for deltas in seen), "a segment had ended before the fault"
     os.kill(getattr(await busiest(url), f"{role}_pid"), signal.SIGKILL)
 
