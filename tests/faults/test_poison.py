@@ -8,7 +8,7 @@ import pytest
 
 from penstock.ops.cli import main as penstock
 from penstock.ops.local_stack import LocalStack
-from penstock.producer import Client, PenstockError, SamplingParams
+from penstock.producer import Client, CompletionOutput, PenstockError, SamplingParams
 from penstock.shared.broker import Broker, DeadLetter
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import PoisonRequestError, RequestFailedError
@@ -30,28 +30,35 @@ async def parked(stack: LocalStack) -> list[DeadRequest]:
         await commands.close()
 
 
-@pytest.mark.parametrize(("sign", "words"), [(ABORT, "SIGABRT"), (HANG, "no step"), (KILL, "SIGKILL")])
-async def test_poison_is_parked_and_its_neighbours_are_served(start_faulty: Start, sign: str, words: str) -> None:
+@pytest.mark.timeout(300)
+async def test_poison_is_parked_and_its_neighbours_are_served(start_faulty: Start) -> None:
     stack = await start_faulty(2, "--stall-timeout", "1.5", "--deterministic", step_delay_s=0.01)
     async with Client.connect(stack.url) as client:
         whole = (await client.generate(PROMPT, PARAMS)).outputs[0]
-        innocents = [Watched(client.stream(PROMPT, PARAMS)) for _ in range(6)]
-        await all_under_way(innocents, 2)
-        poison = await client.submit(f"{PROMPT} {sign}", PARAMS, request_id="poison")
-        async with asyncio.timeout(90):
-            with pytest.raises(PoisonRequestError, match="parked"):
-                await poison.result()
-            await asyncio.gather(*(one.task for one in innocents))
-        for one in innocents:
-            one.check(whole)
-    (dead,) = await parked(stack)
-    assert (dead.request_id, dead.deaths, dead.deliveries) == ("poison", 3, 3)
-    assert dead.cause is not None
-    assert words in dead.cause.reason
-    assert dead.cause.engine_id
-    assert len(dead.input_hash) == 64
-    if sign == ABORT:
-        assert "modeling_faulty.py" in dead.cause.trace
+        for sign, words in ((ABORT, "SIGABRT"), (HANG, "no step"), (KILL, "SIGKILL")):
+            dead = await await_parking(client, stack, sign, whole)
+            assert (dead.deaths, dead.deliveries) == (3, 3)
+            assert dead.cause is not None
+            assert words in dead.cause.reason
+            assert dead.cause.engine_id
+            assert len(dead.input_hash) == 64
+            if sign == ABORT:
+                assert "modeling_faulty.py" in dead.cause.trace
+
+
+async def await_parking(client: Client, stack: LocalStack, sign: str, whole: CompletionOutput) -> DeadRequest:
+    """Send a request that is poison beside six that are not, which have to see what ``whole`` says."""
+    innocents = [Watched(client.stream(PROMPT, PARAMS)) for _ in range(6)]
+    await all_under_way(innocents, 2)
+    poison = await client.submit(f"{PROMPT} {sign}", PARAMS)
+    async with asyncio.timeout(90):
+        with pytest.raises(PoisonRequestError, match="parked"):
+            await poison.result()
+        await asyncio.gather(*(one.task for one in innocents))
+    for one in innocents:
+        one.check(whole)
+    (dead,) = [dead for dead in await parked(stack) if dead.request_id == poison.request_id]
+    return dead
 
 
 async def test_max_deliveries_and_the_dead_command(start_faulty: Start, capsys: pytest.CaptureFixture[str]) -> None:
