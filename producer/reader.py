@@ -176,7 +176,13 @@ class DeltaReader:
             return None
         # The caller has its tokens; the end is told all the same, so that every stream has one.
         return msgspec.structs.replace(
-            delta, index=delta.next_index, token_ids=[], text="", logprobs=[], prompt_logprobs=[]
+            delta,
+            index=delta.next_index,
+            token_ids=[],
+            text="",
+            logprobs=[],
+            prompt_logprobs=[],
+            first_prompt_token=None,
         )
 
     def _has_seen_end(self, delta: Delta) -> bool:
@@ -225,6 +231,7 @@ class DeltaReader:
                 text=text,
                 logprobs=delta.logprobs[num_seen:],
                 prompt_logprobs=[],
+                first_prompt_token=None,
             )
         self._take(delta)
 
