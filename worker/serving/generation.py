@@ -141,7 +141,9 @@ class Generation:
         if bytes_of is None:
             return tokens
         return [
-            TokenLogprobs(t.token_id, t.logprob, t.rank, t.top, [bytes_of[t.token_id], *(bytes_of[i] for i, _ in t.top)])
+            TokenLogprobs(
+                t.token_id, t.logprob, t.rank, t.top, [bytes_of[t.token_id], *(bytes_of[i] for i, _ in t.top)]
+            )
             for t in tokens
         ]
 

@@ -1,6 +1,6 @@
 """The bytes that a single token stands for: what the API tells beside a log probability.
 
-A decode of one token will not do: of a part of a character it makes a replacement mark, and some decoders strip a space.
+A decode of one token will not do: it makes a replacement mark of a part of a character, and may strip a space.
 """
 
 from __future__ import annotations
