@@ -263,10 +263,14 @@ class Client(QueueControl, EngineControl, EngineView):
         self._check_open()
         return await self._cards.read()
 
-    def follow(self, model: str, request_ids: Sequence[str], after: int = -1) -> AsyncGenerator[Delta]:
-        """Iterate over the answers of a request that is already enqueued; see ``RequestHandle.stream``."""
+    def follow(
+        self, model: str, request_ids: Sequence[str], after: int = -1, *, borders: Sequence[int] | None = None
+    ) -> AsyncGenerator[Delta]:
+        """Iterate over the answers of a request that is already enqueued; see ``RequestHandle``."""
         self._check_open()
-        return merge([self._requests.follow(model, request_id, after) for request_id in request_ids])
+        each = [None] * len(request_ids) if borders is None else borders
+        follow = self._requests.follow
+        return merge([follow(model, one, after, border=border) for one, border in zip(request_ids, each, strict=True)])
 
     async def _build(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions) -> list[Outgoing]:
         """Return the single requests to send, one per answer."""

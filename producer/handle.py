@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
 from ..shared.errors import ValidationError
@@ -62,6 +62,16 @@ class RequestHandle:
                 f"after={after} says nothing of {self.n} answers; use handle.child(c).stream(after=...) for each"
             )
         return self._client.follow(self.model, self._child_ids, after)
+
+    def replay(self, borders: Sequence[int]) -> AsyncGenerator[Delta]:
+        """Iterate over all deltas again, one of which begins with token ``borders[child]`` of each answer.
+
+        So a reader that keeps state from token to token can be brought where another one was, who had got so far: the
+        borders are the ``next_index`` of deltas that were received.
+        """
+        if len(borders) != self.n:
+            raise ValidationError(f"borders must be {self.n} token indexes, one for each answer, got {len(borders)}")
+        return self._client.follow(self.model, self._child_ids, borders=borders)
 
     async def cancel(self) -> None:
         """End the request with finish_reason "cancelled"; after its end, or a second time, this does nothing."""

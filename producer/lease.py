@@ -30,10 +30,12 @@ class InteractiveRequest:
 
     Args:
         enqueueing: the call; its result says whether it made the request, or found one of that id.
+        linger_ms: how long it shall go on after it was left; 0 cancels it at once.
     """
 
-    def __init__(self, broker: Broker, request_id: str, enqueueing: asyncio.Task[bool]) -> None:
+    def __init__(self, broker: Broker, request_id: str, enqueueing: asyncio.Task[bool], *, linger_ms: int = 0) -> None:
         self.broker = broker
+        self._linger_ms = linger_ms
         self._request_id = request_id
         self._enqueueing = enqueueing
 
@@ -42,14 +44,21 @@ class InteractiveRequest:
         return await asyncio.shield(self._enqueueing)
 
     async def leave(self) -> None:
-        """Cancel it if it is ours. That is known only with the answer of the call, which so has to be waited for."""
-        leaving = asyncio.create_task(self._cancel())
+        """Let it linger, or cancel it, if it is ours.
+
+        That is known only with the answer of the call, which so has to be waited for.
+        """
+        leaving = asyncio.create_task(self._leave())
         await asyncio.wait([leaving], timeout=LEAVE_TIMEOUT_S)
 
-    async def _cancel(self) -> None:
+    async def _leave(self) -> None:
         # What went wrong with the call was told to whoever waited for it; the lease ends what made it all the same.
         with contextlib.suppress(Exception):
-            if await self._enqueueing:
+            if not await self._enqueueing:
+                return
+            if self._linger_ms:
+                await self.broker.leave(self._request_id, self._linger_ms)
+            else:
                 await self.broker.cancel(self._request_id)
 
 

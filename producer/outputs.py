@@ -32,7 +32,8 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     """A finished request, with ``n`` answers; ``usage`` counts its prompt once and the output tokens of all.
 
     ``prompt`` is as the caller gave it, or None where only the request_id is known. ``prompt_logprobs`` has one entry
-    per token of the prompt, None for the first; None if the request did not ask.
+    per token of the prompt, None for the first; None if the request did not ask. ``first_prompt_token`` is then its id
+    and its bytes.
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     usage: Usage | None
     finished: bool = True
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    first_prompt_token: tuple[int, bytes] | None = None
 
     @property
     def text(self) -> str:
@@ -58,6 +60,7 @@ def final_output(request_id: str, model: str, prompt: object, wholes: Sequence[D
         outputs=[_completion(index, whole) for index, whole in enumerate(wholes)],
         usage=_usage([whole.usage for whole in wholes if whole.usage is not None]),
         prompt_logprobs=[None, *wholes[0].prompt_logprobs] if wholes[0].prompt_logprobs else None,
+        first_prompt_token=wholes[0].first_prompt_token,
     )
 
 

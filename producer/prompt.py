@@ -38,6 +38,8 @@ class RequestOptions(TypedDict, total=False):
     ``cache_salt``: only requests of the tenant with the same one share blocks of the KV cache.
     ``fail_fast``: raise ``EngineDeadError`` rather than wait for an engine; the client's ``fail_fast`` when None.
     ``chat_template_kwargs``: passed to the chat template, for a prompt of messages.
+    ``linger_s``: how long a request that is streamed goes on after it was left early, for somebody to follow it; it is
+    cancelled then, or when nobody follows any more. By default, and with 0, it is cancelled at once.
     """
 
     model: str | None
@@ -50,10 +52,12 @@ class RequestOptions(TypedDict, total=False):
     cache_salt: str | None
     fail_fast: bool | None
     chat_template_kwargs: Mapping[str, Any] | None
+    linger_s: float | None
 
 
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 MAX_CACHE_SALT_CHARS = 512
+MAX_LINGER_S = 86_400.0
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -84,6 +88,7 @@ def build_request(
         # Not by msgspec.structs.replace, which would check all of it again: half the cost of a request.
         params = copy.copy(params)
         msgspec.structs.force_setattr(params, "seed", int.from_bytes(os.urandom(8)) >> 1)
+    check_linger(options.get("linger_s"))
     if (fail_fast := options.get("fail_fast")) is not None:
         check_flag("fail_fast", fail_fast)
     request_id, priority = options.get("request_id"), options.get("priority", 0)
@@ -167,6 +172,14 @@ def check_flag(field: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ValidationError(f"{field} must be True or False, got {value!r}")
     return value
+
+
+def check_linger(linger_s: object) -> None:
+    """Raises ``ValidationError`` unless ``linger_s`` is None or a number of seconds of at most a day."""
+    if linger_s is None:
+        return
+    if isinstance(linger_s, bool) or not isinstance(linger_s, int | float) or not 0 <= linger_s <= MAX_LINGER_S:
+        raise ValidationError(f"linger_s must be a number of seconds in [0, {MAX_LINGER_S:g}], got {linger_s!r}")
 
 
 def encode_request(request: EngineCoreRequest, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:

@@ -37,13 +37,23 @@ class DeltaReader:
 
     Args:
         after: index of the last token the caller has; -1 for none. It must be the end of a delta.
+        border: index of a token at which a delta shall begin, where the caller must tell apart what is before it.
     """
 
-    def __init__(self, broker: Broker, subscriber: Subscriber, request_id: str, after: int = -1) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        subscriber: Subscriber,
+        request_id: str,
+        after: int = -1,
+        *,
+        border: int | None = None,
+    ) -> None:
         self._broker = broker
         self._subscriber = subscriber
         self._request_id = request_id
         self._skip_until = after + 1
+        self._border = border
         self._next_index = 0
         self._num_records = 0
         self._num_chars = 0
@@ -158,7 +168,9 @@ class DeltaReader:
         beyond = delta if delta.index >= self._skip_until else self._unskipped(delta)
         if beyond is None:
             return
-        if self._pending and not self._pending[-1].segment_ends:
+        if self._border is not None and beyond.index < self._border < beyond.next_index:
+            raise _inside(beyond, self._border)
+        if self._pending and not self._pending[-1].segment_ends and beyond.index != self._border:
             self._pending[-1].extend(beyond)
         else:
             self._pending.append(beyond)
@@ -166,17 +178,20 @@ class DeltaReader:
     def _unskipped(self, delta: Delta) -> Delta | None:
         """Return what is to be told of a delta that begins before what the caller wants; None if nothing is."""
         if delta.next_index > self._skip_until:
-            raise ValidationError(
-                f"after={self._skip_until - 1} is inside the delta of tokens {delta.index} to {delta.next_index - 1}; "
-                "pass next_index - 1 of a delta you have received"
-            )
+            raise _inside(delta, self._skip_until)
         if not delta.token_ids:
             return delta
         if not delta.finished:
             return None
         # The caller has its tokens; the end is told all the same, so that every stream has one.
         return msgspec.structs.replace(
-            delta, index=delta.next_index, token_ids=[], text="", logprobs=[], prompt_logprobs=[]
+            delta,
+            index=delta.next_index,
+            token_ids=[],
+            text="",
+            logprobs=[],
+            prompt_logprobs=[],
+            first_prompt_token=None,
         )
 
     def _has_seen_end(self, delta: Delta) -> bool:
@@ -225,8 +240,16 @@ class DeltaReader:
                 text=text,
                 logprobs=delta.logprobs[num_seen:],
                 prompt_logprobs=[],
+                first_prompt_token=None,
             )
         self._take(delta)
+
+
+def _inside(delta: Delta, index: int) -> ValidationError:
+    return ValidationError(
+        f"after={index - 1} is inside the delta of tokens {delta.index} to {delta.next_index - 1}; "
+        "pass next_index - 1 of a delta you have received"
+    )
 
 
 def without_error(delta: Delta) -> Delta:

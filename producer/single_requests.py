@@ -102,7 +102,8 @@ class SingleRequests:
         subscribing = asyncio.create_task(reader.subscribe())
         try:
             enqueueing = asyncio.create_task(self._enqueue(outgoing))
-            interactive = InteractiveRequest(broker, request.request_id, enqueueing)
+            linger_ms = int((outgoing.options.get("linger_s") or 0) * 1000)
+            interactive = InteractiveRequest(broker, request.request_id, enqueueing, linger_ms=linger_ms)
             self._lease.hold(interactive)
             with self._health.watching(request.model), ended_when_due(broker, outgoing.due_in_s):
                 is_ours = await interactive.is_ours()
@@ -121,9 +122,11 @@ class SingleRequests:
                     await interactive.leave()
                 self._lease.let_go(interactive)
 
-    async def follow(self, model: str, request_id: str, after: int = -1) -> AsyncGenerator[Delta]:
+    async def follow(
+        self, model: str, request_id: str, after: int = -1, *, border: int | None = None
+    ) -> AsyncGenerator[Delta]:
         """Iterate over the deltas of a request that is already enqueued; leaving early cancels nothing."""
-        reader = DeltaReader(self.broker(model), self._subscriber, request_id, after)
+        reader = DeltaReader(self.broker(model), self._subscriber, request_id, after, border=border)
         try:
             await reader.subscribe()
             reader.catch_up()

@@ -7,6 +7,7 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:models                              hash      for ever; model name -> ModelCard
     NS:engines                             set       engine ids; dead ones are dropped by whoever lists them
     NS:engine:ENGINE                       string    heartbeat, expires after heartbeat_ttl_s
+    NS:api_keys                            hash      id -> ApiKey of the gateway; until revoked
     NS:worker:WORKER:commands              channel   drain and stop, to a supervisor
     NS:{MODEL}:lane:BAND:TENANT            stream    what waits of a tenant, in order of arrival; gone when empty
     NS:{MODEL}:due:BAND:TENANT             zset      entries of that lane by deadline, where they have one; as the lane
@@ -80,6 +81,9 @@ class Keys:
 
     def engine(self, engine_id: str) -> str:
         return f"{self.namespace}:engine:{engine_id}"
+
+    def api_keys(self) -> str:
+        return f"{self.namespace}:api_keys"
 
     def worker_commands(self, worker_id: str) -> str:
         return f"{self.namespace}:worker:{worker_id}:commands"

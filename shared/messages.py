@@ -173,14 +173,19 @@ class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):
     trace: str = ""
 
 
-class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class TokenLogprobs(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
     """Log probability of an output token, its rank (1 is the most probable), and pairs of the most probable tokens and
-    theirs, in descending order. The token is among ``top`` only if its rank is."""
+    theirs, in descending order. The token is among ``top`` only if its rank is.
+
+    ``texts`` are the bytes of the token, then of each of ``top``, which the worker process adds; none with
+    ``detokenize=False``. A token may be a part of a character only.
+    """
 
     token_id: int
     logprob: float
     rank: int
     top: list[tuple[int, float]]
+    texts: list[bytes] = []
 
 
 class EngineCoreEventType(enum.IntEnum):
@@ -281,7 +286,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     The last delta, and no other, carries ``finish_reason``.
     ``logprobs`` has one entry per token of ``token_ids``, or none at all if the request did not ask.
     ``prompt_logprobs`` has one entry per token of the prompt but its first, if the request asked; it comes once, with
-    the first token.
+    the first token, and beside it ``first_prompt_token``: id and bytes of the first, which has no log probability.
     ``stats`` come with the first token and with the end.
     ``child`` says which of a request's ``n`` answers it belongs to; set by the client, 0 on the wire.
     ``segment_ends`` are the ends of a resumable request's segments in it. A record of the log, and a delta of a stream,
@@ -301,6 +306,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     prompt_logprobs: list[TokenLogprobs] = []
     stats: RequestStats | None = None
     segment_ends: list[SegmentEnd] = []
+    first_prompt_token: tuple[int, bytes] | None = None
 
     def extend(self, later: Delta) -> None:
         """Add what the next delta says: this one then says both, as ``followed_by`` would, and costs no copy."""
@@ -310,6 +316,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
         self.error, self.usage = later.error, later.usage
         self.logprobs += later.logprobs
         self.prompt_logprobs += later.prompt_logprobs
+        self.first_prompt_token = self.first_prompt_token or later.first_prompt_token
         self.stats = later.stats or self.stats
         self.segment_ends += later.segment_ends
 
@@ -324,6 +331,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
             prompt_logprobs=self.prompt_logprobs + later.prompt_logprobs,
             stats=later.stats or self.stats,
             segment_ends=self.segment_ends + later.segment_ends,
+            first_prompt_token=self.first_prompt_token or later.first_prompt_token,
         )
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from ...shared.command_line import Command, run_program
-from . import bench, chaos, dead, demo, embedded_redis, engine, generate, models, queue, worker
+from . import bench, chaos, dead, demo, embedded_redis, engine, gateway, generate, keys, models, queue, worker
 
 COMMANDS: tuple[Command, ...] = (
     demo.COMMAND,
@@ -19,6 +19,8 @@ COMMANDS: tuple[Command, ...] = (
     queue.COMMAND,
     dead.COMMAND,
     engine.COMMAND,
+    gateway.COMMAND,
+    keys.COMMAND,
     embedded_redis.COMMAND,
     bench.COMMAND,
     chaos.COMMAND,

@@ -252,6 +252,10 @@ class Broker:
         state = await self._run("cancel", [self.keys.request(request_id)], [self.keys.prefix, request_id])
         return None if state is None else state.decode()
 
+    async def leave(self, request_id: str, ttl_ms: int) -> None:
+        """Let an interactive request live on without its client for ``ttl_ms``, then as long as somebody listens."""
+        await self._run("leave", [self.keys.request(request_id)], [self.keys.prefix, request_id, ttl_ms])
+
     async def release(self, claims: list[tuple[str, int]]) -> int:
         """Hand back claimed requests, given as (request_id, epoch); returns how many were still ours."""
         args: list[Any] = [self.keys.prefix]

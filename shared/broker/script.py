@@ -12,7 +12,7 @@ from ..policy import QueuePolicy
 # What changes who waits, runs or has ended needs all of these; what only writes to a request needs the first. Each call
 # makes every function of its text anew, about a tenth of a microsecond each.
 _SHARED = ("lib", "tenants", "lanes", "life")
-_PLAIN = ("append", "renew", "renew_client", "withdraw")
+_PLAIN = ("append", "renew", "renew_client", "leave", "withdraw")
 # Each script's own parts, in order.
 _PARTS = {
     "enqueue": ("enqueue",),
@@ -27,6 +27,7 @@ _PARTS = {
     "renew": ("renew",),
     "withdraw": ("withdraw",),
     "renew_client": ("renew_client",),
+    "leave": ("leave",),
     "reclaim": ("death", "reclaim"),
     "reap": ("death", "reap"),
     "expire": ("expire",),

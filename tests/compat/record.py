@@ -276,6 +276,19 @@ SAMPLES += [
     (f"control answer {i}", "ControlReply", ControlReply(call_id="c1", engine_id="h-1-0", answer=answer))
     for i, answer in enumerate(_ANSWERS)
 ]
+SAMPLES += [
+    (
+        "delta with texts of tokens",
+        "Delta",
+        Delta(
+            token_ids=[5],
+            text="b",
+            logprobs=[TokenLogprobs(5, -2.5, 2, [(1, -0.5)], [b"b", b"\xe2\x82"])],
+            prompt_logprobs=[TokenLogprobs(3, -2.5, 7, [], [b"a"])],
+            first_prompt_token=(2, b"<s>"),
+        ),
+    ),
+]
 
 
 def main() -> None:

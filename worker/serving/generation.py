@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from ...shared.broker import Claim
-from ...shared.messages import Delta, EngineCoreOutput, FinishReason, SegmentEnd, Usage
+from ...shared.messages import Delta, EngineCoreOutput, FinishReason, SegmentEnd, TokenLogprobs, Usage
 from ..text.stop_strings import StopStrings
 from ..text.tokenizer import TextCodec
 from .request_timing import RequestTiming
@@ -46,6 +46,11 @@ class Generation:
         self._num_read = 0  # of the gathered tokens, those of which text was made
         self._may_wait = False
         self._detokenizer = None
+        self._token_bytes = codec.token_bytes if params.detokenize else None
+        self._first_prompt_token: tuple[int, bytes] | None = None
+        if params.prompt_logprobs is not None and request.prompt_token_ids:
+            first = request.prompt_token_ids[0]
+            self._first_prompt_token = (first, codec.token_bytes[first])
         if params.detokenize:
             self._detokenizer = codec.detokenizer(
                 skip_special_tokens=params.skip_special_tokens,
@@ -115,18 +120,32 @@ class Generation:
         token_ids, delta = output.new_token_ids, self._gathered
         if delta is None:
             delta = self._gathered = Delta(index=self._next_index, token_ids=token_ids)
+            if not self._next_index:
+                delta.first_prompt_token = self._first_prompt_token
         else:
             delta.token_ids += token_ids
         self._next_index += len(token_ids)
         if output.new_logprobs:
-            delta.logprobs += output.new_logprobs
+            delta.logprobs += self._with_texts(output.new_logprobs)
         if output.new_prompt_logprobs:
-            delta.prompt_logprobs += output.new_prompt_logprobs
+            delta.prompt_logprobs += self._with_texts(output.new_prompt_logprobs)
         if output.error is not None:
             delta.error = output.error
         if output.num_cached_tokens > self._num_cached_tokens:  # an output without tokens (an error) does not say it
             self._num_cached_tokens = output.num_cached_tokens
         return delta
+
+    def _with_texts(self, tokens: list[TokenLogprobs]) -> list[TokenLogprobs]:
+        """Add the text of each token, which the core does not know."""
+        bytes_of = self._token_bytes
+        if bytes_of is None:
+            return tokens
+        return [
+            TokenLogprobs(
+                t.token_id, t.logprob, t.rank, t.top, [bytes_of[t.token_id], *(bytes_of[i] for i, _ in t.top)]
+            )
+            for t in tokens
+        ]
 
     def _num_signs(self, output: EngineCoreOutput) -> int:
         """How many of its last tokens are no text: an end of sequence, or one of ``stop_token_ids``, is a sign."""

@@ -16,17 +16,19 @@ from ...shared.errors import ModelLoadError, UnsupportedParameterError
 from ...shared.params import SamplingParams
 from .chat_template import ChatTemplate
 from .detokenizer import IncrementalDetokenizer, TokenKinds
+from .token_bytes import TokenBytes
 from .token_sequences import bad_word_sequences, find_think_token_ids
 
 TOKENIZER_FILE = "tokenizer.json"
 
 
 class TextCodec:
-    """Encodes prompts and chat messages, and decodes tokens."""
+    """Encodes prompts and chat messages, and decodes tokens; ``token_bytes`` has those of each single token."""
 
     def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
         self._kinds = TokenKinds.of(tokenizer)
+        self.token_bytes = TokenBytes(tokenizer, self._kinds)
         self._think_token_ids = find_think_token_ids(tokenizer)
         self._chat_template = chat_template
 
@@ -65,6 +67,10 @@ class TextCodec:
         if self._chat_template is None:
             raise ChatTemplate.missing()
         return self._tokenizer.encode(self._chat_template.render(messages, kwargs or {}), add_special_tokens=False).ids
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        """The text of ``token_ids`` by themselves."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def complete(self, params: SamplingParams) -> SamplingParams:
         """Return ``params`` with the token ids that an engine needs and only a tokenizer knows.

@@ -108,6 +108,19 @@ async def test_a_handle_reads_a_detached_result_later_and_from_where_it_stopped(
         [d async for d in again.stream(after=0)]
 
 
+async def test_a_replay_has_a_delta_that_begins_at_the_border(client: Client, broker: Broker) -> None:
+    handle = await client.submit("hi")
+    claim = await claim_one(broker)
+    await write(broker, claim, 0, 65, 66)
+    await write(broker, claim, 2, 67)
+    await write(broker, claim, 3, 68)
+    await write(broker, claim, 4, end=FinishReason.STOP)
+    for border, texts in ((0, ["ABCD"]), (2, ["AB", "CD"]), (3, ["ABC", "D"]), (4, ["ABCD", ""])):
+        assert [delta.text async for delta in handle.replay([border])] == texts
+    with pytest.raises(errors.ValidationError, match="after=0 is inside the delta of tokens 0 to 1"):
+        await anext(handle.replay([1]))
+
+
 async def test_two_readers_follow_one_request(client: Client, broker: Broker) -> None:
     handle = await client.submit("hi")
     results = [asyncio.ensure_future(handle.result()) for _ in range(2)]

@@ -194,3 +194,39 @@ async def test_leaving_while_attaching_cancels_nothing(client: Client, broker: B
 async def test_a_lease_must_have_a_length(redis_url: str, value: object) -> None:
     with pytest.raises(errors.ValidationError, match="lease_ttl_s must be positive"):
         Client(redis_url, lease_ttl_s=value)  # type: ignore[arg-type]  # the mistake under test
+
+
+async def test_what_lingers_goes_on_after_it_was_left_as_long_as_somebody_follows(client, broker, reaper) -> None:
+    async def read_one(request_id: str) -> None:
+        async for _ in client.stream("hi", request_id=request_id, linger_s=0.3):
+            return
+
+    states = {}
+    for request_id in ("followed", "alone"):
+        task = asyncio.ensure_future(read_one(request_id))
+        claim = await claim_one(broker)
+        await write(broker, claim, 0, 65)
+        await task
+        states[request_id] = await broker.state(request_id)
+    assert states == {"followed": "claimed", "alone": "claimed"}
+    follower = (await client.handle("followed")).stream()
+    assert (await anext(follower)).text == "A"
+
+    async def is_cancelled(request_id: str) -> bool:
+        return await broker.state(request_id) == "cancelled"
+
+    await until(lambda: is_cancelled("alone"))
+    assert await broker.state("followed") == "claimed"
+    await follower.aclose()
+    await until(lambda: is_cancelled("followed"))
+
+
+async def test_leaving_a_request_that_has_ended_or_is_detached_changes_nothing(client, broker) -> None:
+    handle = await client.submit("hi")
+    await broker.leave(handle.request_id, 1)
+    assert await broker.state(handle.request_id) == "queued"
+    claim = await claim_one(broker)
+    await write(broker, claim, 0, 65, end=FinishReason.STOP)
+    await broker.leave(handle.request_id, 1)
+    await broker.leave("unknown", 1)
+    assert [await broker.state(request_id) for request_id in (handle.request_id, "unknown")] == ["finished", None]

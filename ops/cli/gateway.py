@@ -1,0 +1,69 @@
+"""``penstock gateway``: the OpenAI-compatible HTTP server."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.util import find_spec
+
+from ...shared.command_line import Command, add_redis_arguments
+from ...shared.embedded import resolve_redis_url
+from ...shared.errors import ConfigurationError
+from ...shared.log import FORMATS, LEVELS, configure_logging
+
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
+_NEEDED = ("starlette", "uvicorn", "prometheus_client")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", default=DEFAULT_HOST, help="0.0.0.0 for all of IPv4 (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: 8000)")
+    parser.add_argument("--model", help="of requests that name none; may be left out if only one is known")
+    parser.add_argument("--api-keys", choices=("on", "off"), default="off", help="let in only keys of `penstock keys`")
+    parser.add_argument("--tenant", default="default", help="of all requests without API keys (default: default)")
+    parser.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN", help="may call from a browser")
+    parser.add_argument("--max-body-bytes", type=int, default=4 * 1024 * 1024, metavar="N", help="4 MiB by default")
+    parser.add_argument(
+        "--max-running-requests", type=int, default=10_000, metavar="N", help="more at a time get 429 (default: 10000)"
+    )
+    parser.add_argument(
+        "--reconnect-grace", type=float, default=5.0, metavar="S", help="a cut stream's request goes on so long (5)"
+    )
+    parser.add_argument("--lease-ttl", type=float, default=10.0, metavar="S", help="the same if this process dies (10)")
+    parser.add_argument(
+        "--shutdown-timeout", type=float, default=30.0, metavar="S", help="for running answers after SIGTERM (30)"
+    )
+    parser.add_argument("--keep-alive", type=float, default=15.0, metavar="S", help="between comments of a stream (15)")
+    parser.add_argument("--fail-fast", action="store_true", help="503 while no engine serves the model, without a wait")
+    parser.add_argument("--log-level", choices=LEVELS, default="info")
+    parser.add_argument("--log-format", choices=FORMATS, default="auto")
+    add_redis_arguments(parser)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(f"the gateway needs {', '.join(missing)}: pip install 'penstock[gateway]'")
+    from ..gateway.serve import serve
+    from ..gateway.settings import GatewaySettings
+
+    configure_logging(arguments.log_level, arguments.log_format)
+    with resolve_redis_url(arguments.redis_url) as url:
+        settings = GatewaySettings(
+            redis_url=url,
+            namespace=arguments.namespace,
+            model=arguments.model,
+            tenant=arguments.tenant,
+            api_keys=arguments.api_keys == "on",
+            max_body_bytes=arguments.max_body_bytes,
+            max_running_requests=arguments.max_running_requests,
+            reconnect_grace_s=arguments.reconnect_grace,
+            lease_ttl_s=arguments.lease_ttl,
+            shutdown_timeout_s=arguments.shutdown_timeout,
+            keep_alive_s=arguments.keep_alive,
+            cors_origins=tuple(arguments.cors_origin),
+            fail_fast=arguments.fail_fast,
+        )
+        return serve(settings, host=arguments.host, port=arguments.port)
+
+
+COMMAND = Command("gateway", "Serve OpenAI's HTTP API.", run=_run, add_arguments=_add_arguments)

@@ -1,0 +1,95 @@
+"""The composition root of the gateway: its parts, its routes, and what is around them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from importlib import metadata
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ...producer import Client
+from ...shared.connection import CommandConnection
+from ...shared.keys import Keys
+from .api_keys import ApiKeys
+from .auth import Authenticator
+from .edge import Edge
+from .gateway import Gateway
+from .http import any_exception, http_exception
+from .metrics import Metrics
+from .openapi import build_openapi
+from .operations import Operation
+from .routes import generate, models, state
+from .settings import GatewaySettings
+
+OPERATIONS: tuple[Operation, ...] = (*generate.OPERATIONS, *models.OPERATIONS, *state.OPERATIONS)
+
+
+def build_app(settings: GatewaySettings) -> Starlette:
+    """Return the gateway as an ASGI application; it connects to Redis when its server starts it.
+
+    Raises, at that start:
+        ConfigurationError: the URL cannot be read, or Redis is not there or too old.
+    """
+    connection = CommandConnection(settings.redis_url)
+    keys = ApiKeys(connection, Keys(settings.namespace)) if settings.api_keys else None
+    authenticator = Authenticator(keys, tenant=settings.tenant)
+    metrics = Metrics()
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+        options = {"namespace": settings.namespace, "model": settings.model, "lease_ttl_s": settings.lease_ttl_s}
+        async with Client.connect(settings.redis_url, **options) as client:
+            app.state.gateway = Gateway(settings, client, authenticator, metrics)
+            yield
+        await connection.close()
+
+    edge = Middleware(
+        Edge,
+        authenticator,
+        metrics,
+        is_public=frozenset(operation.path for operation in OPERATIONS if operation.is_public),
+        max_running=settings.max_running_requests,
+    )
+    app = Starlette(
+        routes=[Route(one.path, _endpoint(one), methods=[one.method]) for one in OPERATIONS],
+        middleware=[*_cors(settings), edge],
+        exception_handlers={HTTPException: http_exception, Exception: any_exception},
+        lifespan=lifespan,
+    )
+    app.state.openapi = msgspec.json.encode(build_openapi(OPERATIONS, metadata.version("penstock")))
+    return app
+
+
+def _endpoint(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+    """The operation's handler, whose exceptions become responses here, before Starlette would log and raise them."""
+
+    async def endpoint(request: Request) -> Response:
+        request.state.route = operation.path
+        try:
+            return await operation.handler(request)
+        except Exception as error:
+            return await any_exception(request, error)
+
+    return endpoint
+
+
+def _cors(settings: GatewaySettings) -> list[Middleware]:
+    if not settings.cors_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["authorization", "content-type", "last-event-id", "x-request-id"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    ]

@@ -1,0 +1,120 @@
+"""What happens to every request before and after its route: its id, who asks, how many run, the log, the counts.
+
+A plain ASGI application around another one: Starlette's own middleware base would put a task and a queue between each
+event of a stream and its socket.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ...producer.openai.errors import CLIENT_CLOSED_REQUEST, OpenAIError
+from .auth import Authenticator
+from .http import error_response
+from .metrics import Metrics
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+# The head's name of a route that does not exist: made-up paths must not become so many time series.
+NO_ROUTE = "none"
+
+log = structlog.get_logger()
+
+
+class Edge:
+    """Wraps the routes.
+
+    Args:
+        routes: by endpoint function, the path that metrics call it by.
+        public: endpoint paths that need no API key.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        authenticator: Authenticator,
+        metrics: Metrics,
+        *,
+        is_public: frozenset[str],
+        max_running: int,
+    ) -> None:
+        self._app = app
+        self._authenticator = authenticator
+        self._metrics = metrics
+        self._is_public = is_public
+        self._max_running = max_running
+        self._num_running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange(scope, send)
+        state = scope.setdefault("state", {})
+        state["started_at"] = exchange.started_at
+        self._num_running += 1
+        self._metrics.in_flight.inc()
+        try:
+            await self._serve(scope, receive, exchange)
+        finally:
+            self._num_running -= 1
+            self._metrics.in_flight.dec()
+            self._note(scope, exchange)
+
+    async def _serve(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
+        try:
+            if scope["path"] not in self._is_public:
+                if self._num_running > self._max_running:
+                    raise OpenAIError(
+                        429, "the gateway is at its limit", type="requests", code="gateway_busy", retry_after_s=1
+                    )
+                authorization = exchange.headers.get("authorization")
+                scope["state"]["identity"] = await self._authenticator.identify(authorization)
+        except Exception as error:
+            await error_response(error)(scope, receive, exchange.send)
+            return
+        await self._app(scope, receive, exchange.send)
+
+    def _note(self, scope: Scope, exchange: Exchange) -> None:
+        """Count and log what became of it."""
+        seconds = time.perf_counter() - exchange.started_at
+        status = CLIENT_CLOSED_REQUEST if scope["state"].get("has_left") else exchange.status
+        route = scope["state"].get("route", NO_ROUTE)
+        self._metrics.requests.labels(route, _method(scope), status).inc()
+        self._metrics.latency.labels(route).observe(seconds)
+        log.info(
+            "request",
+            method=scope["method"],
+            path=scope["path"],
+            status=status,
+            seconds=round(seconds, 4),
+            request_id=exchange.request_id,
+        )
+
+
+class Exchange:
+    """One request and its response: adds the request's id to the head of the response, and notes its status."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self.started_at = time.perf_counter()
+        self.headers = Headers(scope=scope)
+        given = self.headers.get("x-request-id", "")
+        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self.status = 500
+        self._send = send
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)["x-request-id"] = self.request_id
+        await self._send(message)
+
+
+def _method(scope: Scope) -> str:
+    known = ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH")
+    return scope["method"] if scope["method"] in known else "other"

@@ -1,0 +1,19 @@
+"""The parts that every route needs, in one place."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...producer import Client
+from .auth import Authenticator
+from .metrics import Metrics
+from .settings import GatewaySettings
+
+
+class Gateway(msgspec.Struct, frozen=True):
+    """A running gateway: made by ``app.build_app`` when it starts, found by routes with ``of(request)``."""
+
+    settings: GatewaySettings
+    client: Client
+    authenticator: Authenticator
+    metrics: Metrics

@@ -1,0 +1,139 @@
+"""/v1/chat/completions, /v1/completions and /v1/embeddings: whole answers, streams, and streams that are picked up.
+
+A cut stream is picked up by sending its body again with the header ``Last-Event-ID``. The request is in Redis, and the
+body says how to tell it, so no gateway needs to remember anything; a GET would need the body kept somewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ....producer.openai.chat import ChatCompletion, ChatCompletionBody
+from ....producer.openai.common import new_id
+from ....producer.openai.completions import Completion, CompletionBody
+from ....producer.openai.embeddings import EmbeddingsBody
+from ....producer.openai.endpoints import CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS, prepare
+from ....producer.openai.errors import OpenAIError
+from ....producer.openai.prepared import Prepared
+from .. import generations
+from ..auth import Identity
+from ..gateway import Gateway
+from ..http import gateway_of, json_response, read_body, while_connected
+from ..operations import Operation
+from ..position import Position
+from ..stream import EventStream, events
+
+# Larger bodies are read in a thread: milliseconds, in which other streams go on.
+LARGE_BODY_BYTES = 64 * 1024
+
+
+async def generate(path: str, request: Request) -> Response:
+    """Answer a body of ``path``."""
+    gateway = gateway_of(request)
+    body = await read_body(request, gateway.settings.max_body_bytes)
+    is_large = len(body) > LARGE_BODY_BYTES
+    prepared = await asyncio.to_thread(prepare, path, body) if is_large else prepare(path, body)
+    identity: Identity = request.state.identity
+    last_event_id = request.headers.get("last-event-id")
+    if last_event_id is not None:
+        return await _resumed(gateway, request, prepared, identity, last_event_id)
+    response_id = new_id(prepared.id_prefix)
+    options = generations.options_of(prepared, identity, gateway.settings)
+    if not prepared.stream:
+        work = generations.answer(gateway.client, prepared, options, response_id)
+        return json_response(await while_connected(request, work))
+    linger_s = gateway.settings.reconnect_grace_s
+    deltas = generations.stream(gateway.client, prepared, options, response_id, linger_s=linger_s)
+    position = Position.start(response_id, len(prepared.prompts) * prepared.params.n)
+    return await _event_stream(gateway, request, prepared, deltas, position)
+
+
+async def _resumed(
+    gateway: Gateway, request: Request, prepared: Prepared, identity: Identity, last_event_id: str
+) -> Response:
+    if not prepared.stream:
+        raise OpenAIError(400, "Last-Event-ID needs stream=true", param="stream")
+    num_answers = len(prepared.prompts) * prepared.params.n
+    position = Position.parse(last_event_id, num_answers, prepared.id_prefix)
+    model = await _model_name(gateway, prepared)
+    status = await gateway.client.status(position.response_id, model)
+    if status.tenant != identity.tenant:
+        raise OpenAIError(404, f"request {position.response_id!r} is unknown", code="request_not_found")
+    gateway.metrics.resumed.inc()
+    borders = position.next_indexes
+    deltas = generations.replay(gateway.client, prepared, model, position.response_id, borders)
+    return await _event_stream(gateway, request, prepared, deltas, position)
+
+
+async def _event_stream(
+    gateway: Gateway,
+    request: Request,
+    prepared: Prepared,
+    deltas: AsyncGenerator[generations.PromptDelta],
+    position: Position,
+) -> Response:
+    chunks = prepared.events(position.response_id, await _model_name(gateway, prepared))
+    route, started_at = request.state.route, request.state.started_at
+    return EventStream(
+        events(deltas, chunks, position, num_per_prompt=prepared.params.n),
+        keep_alive_s=gateway.settings.keep_alive_s,
+        on_first=lambda: gateway.metrics.first_chunk.labels(route).observe(time.perf_counter() - started_at),
+    )
+
+
+async def _model_name(gateway: Gateway, prepared: Prepared) -> str:
+    """The name of the model that serves it, where the body leaves it to us.
+
+    Raises:
+        UnknownModelError: no worker has ever served it.
+    """
+    return (await gateway.client.handle("-", model=prepared.model)).model
+
+
+_LAST_EVENT_ID = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string"},
+    "description": "The id of the last event of a stream that this same body began: it goes on after that.",
+}
+_STATUSES = (400, 408, 413, 429, 499)
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path=CHAT_COMPLETIONS,
+        handler=partial(generate, CHAT_COMPLETIONS),
+        summary="Answer chat messages",
+        body=ChatCompletionBody,
+        response=ChatCompletion,
+        streams=True,
+        statuses=_STATUSES,
+        parameters=(_LAST_EVENT_ID,),
+    ),
+    Operation(
+        method="POST",
+        path=COMPLETIONS,
+        handler=partial(generate, COMPLETIONS),
+        summary="Continue one prompt or several",
+        body=CompletionBody,
+        response=Completion,
+        streams=True,
+        statuses=_STATUSES,
+        parameters=(_LAST_EVENT_ID,),
+    ),
+    Operation(
+        method="POST",
+        path=EMBEDDINGS,
+        handler=partial(generate, EMBEDDINGS),
+        summary="Embed texts (no model that could is served yet)",
+        body=EmbeddingsBody,
+        statuses=_STATUSES,
+    ),
+)

@@ -1,0 +1,279 @@
+"""What the bodies of chat completions and of completions have in common: sampling fields, usage, ids, ends."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Literal
+
+import msgspec
+
+from ...shared.errors import ValidationError
+from ...shared.messages import FinishReason
+from ...shared.messages import Usage as TokenCounts
+from ...shared.params import MAX_SEED, RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+from ..prompt import RequestOptions
+from .errors import bad_field, cancelled, expired
+
+# Which build answered; OpenAI's callers compare it to see whether answers to the same seed may differ.
+SYSTEM_FINGERPRINT = "penstock"
+
+OpenAIFinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a stream tells beside the text: with ``include_usage`` its last chunk has the usage, and no choices."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's ``structured_outputs``: exactly one grammar; see ``SamplingParams``."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+
+class RepetitionDetection(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's ``repetition_detection``; see ``RepetitionDetectionParams``."""
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+
+class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields that mean the same in a chat completion and in a completion; null is the default of each.
+
+    From OpenAI: those up to ``user``, of which those after ``stream_options`` say nothing to a server of one's own and
+    are passed over. From vLLM: the next, with the meaning that ``SamplingParams`` gives. ``band`` and ``timeout_s`` are
+    Penstock's.
+    """
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: RepetitionDetection | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+    band: str | None = None
+    timeout_s: float | None = None
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with a chunk that has the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def check_stream(self) -> None:
+        """Refuse what no stream of ours tells.
+
+        Raises:
+            OpenAIError: 400, the field is named.
+        """
+        if self.stream_options is None:
+            return
+        if not self.stream:
+            raise bad_field("stream_options", "stream_options needs stream=true; leave it out")
+        if self.stream_options.continuous_usage_stats:
+            raise bad_field(
+                "stream_options.continuous_usage_stats",
+                "stream_options.continuous_usage_stats is not supported; include_usage tells the usage at the end",
+                code="unsupported_parameter",
+            )
+
+    def sampling_params(self, **of_endpoint: Any) -> SamplingParams:
+        """Return what the body asks for; ``of_endpoint`` goes before it, and None there is the default, too.
+
+        Raises:
+            ValidationError: a value is out of range; the message names the field.
+        """
+        values = {name: value for name in _PLAIN_FIELDS if (value := getattr(self, name)) is not None}
+        values |= {name: value for name, value in of_endpoint.items() if value is not None}
+        if self.seed is not None:
+            values["seed"] = self.seed & MAX_SEED  # OpenAI's may be negative
+        if self.repetition_detection is not None:
+            values["repetition_detection"] = RepetitionDetectionParams(
+                **msgspec.structs.asdict(self.repetition_detection)
+            )
+        if "structured_outputs" not in values and (grammar := self._grammar()) is not None:
+            values["structured_outputs"] = grammar
+        return SamplingParams(**{"max_tokens": None, **values})
+
+    def request_options(self) -> RequestOptions:
+        """Return what the body says beside prompt and sampling."""
+        options = RequestOptions(model=self.model or None)
+        if self.band is not None:
+            options["band"] = self.band
+        if self.timeout_s is not None:
+            options["timeout_s"] = self.timeout_s
+        if self.priority is not None:
+            options["priority"] = self.priority
+        if self.cache_salt is not None:
+            options["cache_salt"] = self.cache_salt
+        return options
+
+    def _grammar(self) -> StructuredOutputsParams | None:
+        """``structured_outputs``, or the ``guided_*`` that vLLM had before it."""
+        guided = {name: value for name in _GUIDED if (value := getattr(self, f"guided_{name}")) is not None}
+        if self.structured_outputs is None:
+            return StructuredOutputsParams(**guided) if guided else None
+        if guided:
+            raise ValidationError(f"guided_{next(iter(guided))} and structured_outputs are the same; pass one of them")
+        return StructuredOutputsParams(**msgspec.structs.asdict(self.structured_outputs))
+
+
+# Same name and meaning in SamplingParams.
+_PLAIN_FIELDS = (
+    "n",
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "thinking_token_budget",
+)
+_GUIDED = ("json", "regex", "choice", "grammar", "whitespace_pattern")
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """``cached_tokens`` of the prompt were in the engine's cache."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Tokens of one response: the prompt counts once, whatever ``n``."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+    @classmethod
+    def of(cls, counts: list[TokenCounts]) -> Usage:
+        """Return the sum over several prompts."""
+        num_prompt_tokens = sum(usage.num_prompt_tokens for usage in counts)
+        num_output_tokens = sum(usage.num_output_tokens for usage in counts)
+        cached = PromptTokensDetails(sum(usage.num_cached_tokens for usage in counts))
+        return cls(num_prompt_tokens, num_output_tokens, num_prompt_tokens + num_output_tokens, cached)
+
+
+class UsageCounter:
+    """The usage of a stream, from the last deltas of all its answers."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, TokenCounts] = {}
+
+    def add(self, prompt: int, counts: TokenCounts | None) -> None:
+        """Count one answer to prompt number ``prompt``; answers to the same prompt share its tokens."""
+        if counts is None:
+            return
+        before = self._counts.get(prompt)
+        if before is not None:
+            counts = TokenCounts(
+                max(before.num_prompt_tokens, counts.num_prompt_tokens),
+                before.num_output_tokens + counts.num_output_tokens,
+                min(before.num_cached_tokens, counts.num_cached_tokens),
+            )
+        self._counts[prompt] = counts
+
+    @property
+    def usage(self) -> Usage:
+        return Usage.of(list(self._counts.values()))
+
+
+def new_id(prefix: str) -> str:
+    """Return an id for a response: its first eight digits after the dash are when it was made (see ``created_at``)."""
+    return f"{prefix}-{int(time.time()):08x}{os.urandom(12).hex()}"
+
+
+def created_at(response_id: str) -> int:
+    """Return the Unix time at which ``new_id`` made an id; the time now of any other.
+
+    So a stream that another process goes on with has the same ``created`` in every chunk.
+    """
+    _, _, digits = response_id.partition("-")
+    try:
+        return int(digits[:8], 16) if len(digits) == 32 else int(time.time())
+    except ValueError:
+        return int(time.time())
+
+
+def finish_reason_of(reason: FinishReason | None, *, has_output: bool) -> OpenAIFinishReason | None:
+    """Return OpenAI's word for an end; ours stands in ``stop_reason`` where theirs says less.
+
+    Raises:
+        OpenAIError: there is no answer: 499, the request was cancelled; 408, it expired before it had any output.
+    """
+    if reason is None:
+        return None
+    if reason in (FinishReason.CANCELLED, FinishReason.ABORT):
+        raise cancelled()
+    if reason == FinishReason.EXPIRED and not has_output:
+        raise expired()
+    return "stop" if reason in (FinishReason.STOP, FinishReason.REPETITION) else "length"
+
+
+def stop_reason_of(reason: FinishReason | None, stop_reason: int | str | None) -> int | str | None:
+    """Return vLLM's ``stop_reason``: the string or token id that ended it, or our own word for the end."""
+    if reason in (FinishReason.REPETITION, FinishReason.EXPIRED, FinishReason.ENGINE_LOST):
+        return str(reason)
+    return stop_reason

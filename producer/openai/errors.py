@@ -1,0 +1,169 @@
+"""Errors as OpenAI's API tells them, and which of ours becomes which.
+
+    400 a field is wrong        401 no or a wrong API key       404 unknown model, request or route
+    408 expired                 409 the state forbids it        413 body too large
+    429 queue full, over quota  499 the request was cancelled   500 the engine failed it     503 nobody serves
+
+429 and 503 carry ``Retry-After``; the ``openai`` package makes an exception class of its own of most of them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+import msgspec
+
+from ...shared import errors
+
+# What the openai package asks again by itself, unless told otherwise: 408, 409, 429 and 5xx.
+CLIENT_CLOSED_REQUEST = 499
+
+# The first words of our messages name the field; a path of msgspec stands at the end of its messages.
+_LEADING_FIELD = re.compile(r"^([a-z_][a-z0-9_]*(?:\[[^\]]*\])?(?:\.[a-z_][a-z0-9_]*(?:\[[^\]]*\])?)*)(?=[ :=])")
+_UNKNOWN_FIELD = re.compile(r"unknown field `([^`]+)`(?: - at `\$\.?([^`]*)`)?")
+_MISSING_FIELD = re.compile(r"missing required field `([^`]+)`(?: - at `\$\.?([^`]*)`)?")
+_PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
+
+
+class ErrorDetail(msgspec.Struct):
+    """What went wrong: ``param`` is the field to blame, ``code`` is for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of every response that is no success."""
+
+    error: ErrorDetail
+
+
+class OpenAIError(errors.PenstockError):
+    """An answer other than success.
+
+    Args:
+        status: of HTTP.
+        type, param, code: as OpenAI's body has them.
+        retry_after_s: when the same request may succeed; goes into the header, rounded up.
+    """
+
+    code = "openai_error"
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.error_code = code
+        self.retry_after_s = retry_after_s
+
+    @property
+    def body(self) -> ErrorBody:
+        return ErrorBody(ErrorDetail(self.message, self.type, self.param, self.error_code))
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that say more than the body does."""
+        if self.retry_after_s is not None:
+            return {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
+        return {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+
+
+def bad_field(param: str, message: str, *, code: str | None = None) -> OpenAIError:
+    """Return the 400 for one field; ``message`` names it."""
+    return OpenAIError(400, message, param=param, code=code)
+
+
+def error_of(error: BaseException) -> OpenAIError:
+    """Return what a caller over HTTP is told of ``error``; of what nobody foresaw, only that it happened."""
+    if isinstance(error, OpenAIError):
+        return error
+    if isinstance(error, msgspec.MsgspecError | UnicodeDecodeError):
+        return _unreadable(error)
+    for kind, status, type_, code in _STATUS_OF:
+        if isinstance(error, kind):
+            message = str(error)
+            return OpenAIError(
+                status,
+                message,
+                type=type_,
+                param=_field_of(message) if status in (400, 413) else "model" if code == "model_not_found" else None,
+                code=code,
+                retry_after_s=getattr(error, "retry_after_s", None) or (1.0 if status == 503 else None),
+            )
+    return OpenAIError(500, "the server failed; its log says how", type="server_error", code="internal_error")
+
+
+def cancelled() -> OpenAIError:
+    """The end of a request that somebody cancelled: its caller has gone, or asked for it elsewhere."""
+    return OpenAIError(CLIENT_CLOSED_REQUEST, "the request was cancelled", type="cancelled", code="request_cancelled")
+
+
+def expired() -> OpenAIError:
+    """The end of a request whose ``timeout_s`` passed before it had any output."""
+    return OpenAIError(408, "the request expired before it was started", type="timeout", code="request_expired")
+
+
+def _unreadable(error: msgspec.MsgspecError | UnicodeDecodeError) -> OpenAIError:
+    """A body that is no JSON, or not of the form that is asked for."""
+    message = str(error)
+    if not isinstance(error, msgspec.ValidationError):
+        return OpenAIError(400, f"the body must be JSON: {message}", code="invalid_json")
+    unknown, missing = _UNKNOWN_FIELD.search(message), _MISSING_FIELD.search(message)
+    if unknown is not None:
+        param = _joined(unknown)
+        return bad_field(param, f"{param} is not supported; leave it out", code="unknown_parameter")
+    if missing is not None:
+        param = _joined(missing)
+        return bad_field(param, f"{param} must be given", code="missing_required_parameter")
+    path = _PATH.search(message)
+    if path is None:
+        return OpenAIError(400, message, param=_field_of(message))
+    param = path[1]
+    reason = message[: path.start()]
+    return bad_field(param, f"{param}: {reason[:1].lower()}{reason[1:]}" if param else reason)
+
+
+def _joined(match: re.Match[str]) -> str:
+    return f"{match[2]}.{match[1]}" if match[2] else match[1]
+
+
+def _field_of(message: str) -> str | None:
+    match = _LEADING_FIELD.match(message)
+    return match[1] if match else None
+
+
+# The first that fits counts.
+_STATUS_OF: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
+    (errors.PromptTooLongError, 400, "invalid_request_error", "context_length_exceeded"),
+    (errors.PayloadTooLargeError, 413, "invalid_request_error", "payload_too_large"),
+    (errors.UnsupportedParameterError, 400, "invalid_request_error", "unsupported_parameter"),
+    (errors.ValidationError, 400, "invalid_request_error", None),
+    (errors.UnknownModelError, 404, "invalid_request_error", "model_not_found"),
+    (errors.RequestNotFoundError, 404, "invalid_request_error", "request_not_found"),
+    (errors.InputClosedError, 409, "invalid_request_error", "input_closed"),
+    (errors.QueueFullError, 429, "requests", "queue_full"),
+    (errors.QuotaExceededError, 429, "requests", "rate_limit_exceeded"),
+    (errors.RedisUnavailableError, 503, "server_error", "queue_unavailable"),
+    (errors.ClientClosedError, 503, "server_error", "shutting_down"),
+    (errors.EngineDeadError, 503, "server_error", "engine_dead"),
+    (errors.EngineTimeoutError, 503, "server_error", "engine_timeout"),
+    (errors.EngineStateError, 409, "invalid_request_error", "engine_state"),
+    (errors.EngineNotFoundError, 404, "invalid_request_error", "engine_not_found"),
+    (errors.PoisonRequestError, 500, "server_error", "poison_request"),
+    (errors.RequestFailedError, 500, "server_error", "request_failed"),
+    (errors.PenstockError, 500, "server_error", "server_error"),
+)

@@ -1,0 +1,77 @@
+"""Chat messages as a body has them, and as a chat template takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from .errors import bad_field
+
+
+class ContentPart(msgspec.Struct):
+    """A part of a message's content. The models here read text: parts of other types are refused by name."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """One message. What a template may want beside these fields is passed on by ``chat_template_kwargs``."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | UnsetType | None = UNSET
+    tool_calls: list[dict[str, Any]] | UnsetType | None = UNSET
+    tool_call_id: str | UnsetType | None = UNSET
+    reasoning: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType | None = UNSET
+    refusal: str | UnsetType | None = UNSET
+
+
+_PASSED_ON = ("name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
+_TEXT_TYPES = ("text", "input_text", "output_text")
+
+
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Return the messages with their content as one text each; "developer" is OpenAI's newer word for "system".
+
+    Raises:
+        OpenAIError: 400, there is none, one has no content, or a part is no text.
+    """
+    if not messages:
+        raise bad_field("messages", "messages must hold at least one message")
+    return [_template_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+
+
+def _template_message(path: str, message: ChatMessage) -> dict[str, Any]:
+    content = message.content
+    if isinstance(content, list):
+        content = "\n".join(_text(f"{path}.content[{i}]", part) for i, part in enumerate(content))
+    if content is None and message.refusal:
+        content = message.refusal
+    if content is None and not (message.role == "assistant" and message.tool_calls):
+        raise bad_field(f"{path}.content", f"{path}.content must be text, got null")
+    taken: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
+    for name in _PASSED_ON:
+        value = getattr(message, name)
+        if value is not UNSET and value is not None:
+            taken[name] = value
+    return taken
+
+
+def _text(path: str, part: ContentPart) -> str:
+    if part.type == "refusal" and part.refusal is not None:
+        return part.refusal
+    if part.type not in _TEXT_TYPES:
+        raise bad_field(
+            f"{path}.type",
+            f"{path}.type {part.type!r} is not supported: the models here read text; pass parts of type 'text'",
+            code="unsupported_content_type",
+        )
+    if part.text is None:
+        raise bad_field(f"{path}.text", f"{path}.text must be given")
+    return part.text

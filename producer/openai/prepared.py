@@ -1,0 +1,74 @@
+"""What a body has become: what to ask of the client, and how to tell the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from ...shared.messages import Delta
+from ...shared.params import SamplingParams
+from ..outputs import RequestOutput
+from ..prompt import Prompt, RequestOptions
+from .errors import bad_field
+
+
+class ChunkMaker(Protocol):
+    """Turns the deltas of one stream into chunks, at most one each; what it holds back comes with a later delta."""
+
+    def feed(self, delta: Delta, prompt: int = 0) -> msgspec.Struct | None:
+        """Return the chunk for a delta of prompt number ``prompt``, or None if it tells nothing yet.
+
+        Raises:
+            OpenAIError: the request ended without an answer.
+        """
+        ...
+
+    def end(self) -> msgspec.Struct | None:
+        """Return the chunk with the usage, if the caller asked for it."""
+        ...
+
+
+class Prepared(msgspec.Struct, kw_only=True, frozen=True):
+    """A checked body.
+
+    Args:
+        id_prefix: begins the response's id (``common.new_id``).
+        prompts: several only for a completion with a list of prompts; each is a request of its own.
+        params, options: of each request; everything but the tenant and the request id.
+    """
+
+    id_prefix: str
+    prompts: Sequence[Prompt]
+    params: SamplingParams
+    options: RequestOptions
+    stream: bool
+
+    @property
+    def model(self) -> str | None:
+        """The model that the body names."""
+        return self.options.get("model")
+
+    @property
+    def prompt(self) -> Prompt:
+        """The only prompt.
+
+        Raises:
+            OpenAIError: 400, there are several.
+        """
+        if len(self.prompts) != 1:
+            raise bad_field("prompt", f"prompt must be a single one here, got {len(self.prompts)}")
+        return self.prompts[0]
+
+    def answer(self, *outputs: RequestOutput, response_id: str | None = None) -> msgspec.Struct:
+        """Return the body of the response, given one output for each prompt; its id is the first output's unless given.
+
+        Raises:
+            OpenAIError: a request ended without an answer.
+        """
+        raise NotImplementedError
+
+    def events(self, response_id: str, model: str) -> ChunkMaker:
+        """Return what makes the chunks of one stream."""
+        raise NotImplementedError

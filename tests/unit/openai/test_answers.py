@@ -1,0 +1,142 @@
+"""Responses and chunks made of outputs and deltas."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.producer.openai.common import created_at, new_id
+from penstock.producer.openai.endpoints import prepare
+from penstock.producer.openai.errors import OpenAIError
+from penstock.producer.outputs import RequestOutput, final_output
+from penstock.shared.messages import Delta, FinishReason, TokenLogprobs, Usage
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def plain(struct: msgspec.Struct | None) -> Any:
+    return json.loads(msgspec.json.encode(struct))
+
+
+def output(*wholes: Delta, request_id: str = "chatcmpl-1") -> RequestOutput:
+    return final_output(request_id, "m", "hi", wholes)
+
+
+def ended(text: str, reason: FinishReason = FinishReason.STOP, **fields: Any) -> Delta:
+    return Delta(token_ids=[1, 2], text=text, finish_reason=reason, usage=Usage(5, 2, 4), **fields)
+
+
+def test_an_id_says_when_it_was_made() -> None:
+    response_id = new_id("chatcmpl")
+    assert len(response_id) == len("chatcmpl-") + 32
+    assert created_at(response_id) == int(response_id[9:17], 16)
+
+
+def test_a_chat_completion_has_all_that_the_sdk_reads() -> None:
+    euro = TokenLogprobs(7, -0.5, 2, [(3, -0.25), (7, -0.5)], ["€".encode()[:2], b"a", "€".encode()[:2]])
+    prepared = prepare(CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 1})
+    told = plain(prepared.answer(output(ended("four", logprobs=[euro, TokenLogprobs(8, -1e9, 1, [])]))))
+    (choice,) = told["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "four", "refusal": None}
+    assert (choice["index"], choice["finish_reason"], choice["stop_reason"]) == (0, "stop", None)
+    first, second = choice["logprobs"]["content"]
+    assert (first["token"], first["bytes"], first["logprob"]) == ("\ufffd", [0xE2, 0x82], -0.5)
+    assert first["top_logprobs"] == [{"token": "a", "logprob": -0.25, "bytes": [97]}]
+    assert (second["token"], second["bytes"], second["logprob"]) == ("token_id:8", None, -9999.0)
+    assert told["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 2,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+    assert (told["object"], told["model"], told["id"]) == ("chat.completion", "m", "chatcmpl-1")
+
+
+def test_a_chat_stream_has_a_chunk_for_a_delta_and_the_usage_at_the_end() -> None:
+    body = {"messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}, "n": 2}
+    chunks = prepare(CHAT, body).events("chatcmpl-1", "m")
+    deltas = [
+        Delta(token_ids=[1], text="", child=1),
+        Delta(token_ids=[1], text="a", child=0),
+        Delta(index=1, token_ids=[2], text="", child=0),
+        Delta(index=2, text="b", finish_reason=FinishReason.LENGTH, usage=Usage(5, 2, 4), child=0),
+        Delta(index=1, finish_reason=FinishReason.STOP, stop_reason="x", usage=Usage(5, 1, 4), child=1),
+    ]
+    told = [plain(chunk)["choices"][0] for delta in deltas if (chunk := chunks.feed(delta)) is not None]
+    assert told == [
+        {"index": 1, "delta": {"role": "assistant", "content": ""}, "finish_reason": None},
+        {"index": 0, "delta": {"role": "assistant", "content": "a"}, "finish_reason": None},
+        {"index": 0, "delta": {"content": "b"}, "finish_reason": "length", "stop_reason": None},
+        {"index": 1, "delta": {}, "finish_reason": "stop", "stop_reason": "x"},
+    ]
+    end = plain(chunks.end())
+    assert (end["choices"], end["usage"]["prompt_tokens"], end["usage"]["completion_tokens"]) == ([], 5, 3)
+    assert prepare(CHAT, {"messages": MESSAGES, "stream": True}).events("x-1", "m").end() is None
+
+
+def test_completions_count_choices_over_prompts() -> None:
+    prepared = prepare(COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "echo": False})
+    outputs = [output(ended(text + "0"), ended(text + "1"), request_id="cmpl-1") for text in "ab"]
+    told = plain(prepared.answer(*outputs))
+    assert [(c["index"], c["text"]) for c in told["choices"]] == [(0, "a0"), (1, "a1"), (2, "b0"), (3, "b1")]
+    assert told["usage"]["prompt_tokens"] == 10
+    assert told["usage"]["completion_tokens"] == 8
+
+
+def prompt_tokens() -> dict[str, Any]:
+    return {
+        "first_prompt_token": (4, b"he"),
+        "prompt_logprobs": [TokenLogprobs(5, -1.0, 3, [(9, -0.5)], [b"llo", b"y"])],
+    }
+
+
+def test_echo_tells_the_prompt_and_its_log_probabilities() -> None:
+    prepared = prepare(COMPLETIONS, {"prompt": "hello", "echo": True, "logprobs": 1})
+    tokens = [TokenLogprobs(6, -0.1, 1, [(6, -0.1)], [b" you", b" you"])]
+    (choice,) = plain(prepared.answer(output(ended(" you", logprobs=tokens, **prompt_tokens()))))["choices"]
+    assert choice["text"] == "hello you"
+    assert choice["logprobs"] == {
+        "tokens": ["he", "llo", " you"],
+        "token_logprobs": [None, -1.0, -0.1],
+        "top_logprobs": [None, {"y": -0.5, "llo": -1.0}, {" you": -0.1}],
+        "text_offset": [0, 2, 5],
+    }
+
+
+def test_echo_of_token_ids_without_new_tokens() -> None:
+    prepared = prepare(COMPLETIONS, {"prompt": [4, 5], "echo": True, "max_tokens": 0})
+    told = plain(prepared.answer(output(ended(" you", **prompt_tokens()))))
+    assert told["choices"][0]["text"] == "hello"
+    assert (told["choices"][0]["finish_reason"], told["usage"]["completion_tokens"]) == ("length", 0)
+
+
+def test_a_streamed_echo_tells_the_prompt_once() -> None:
+    chunks = prepare(COMPLETIONS, {"prompt": "hello", "echo": True, "logprobs": 0, "stream": True}).events("c", "m")
+    first = Delta(token_ids=[6], text=" y", logprobs=[TokenLogprobs(6, -0.5, 1, [], [b" y"])], **prompt_tokens())
+    second = Delta(index=1, token_ids=[7], text="ou", logprobs=[TokenLogprobs(7, -0.5, 1, [], [b"ou"])])
+    told = [plain(chunks.feed(delta))["choices"][0] for delta in (first, second)]
+    assert [choice["text"] for choice in told] == ["hello y", "ou"]
+    assert [choice["logprobs"]["text_offset"] for choice in told] == [[0, 2, 5], [7]]
+
+
+@pytest.mark.parametrize(("reason", "status"), [(FinishReason.CANCELLED, 499), (FinishReason.EXPIRED, 408)])
+def test_an_end_without_an_answer_is_an_error(reason: FinishReason, status: int) -> None:
+    prepared = prepare(CHAT, {"messages": MESSAGES})
+    nothing = Delta(finish_reason=reason)
+    for tell in (lambda: prepared.answer(output(nothing)), lambda: prepared.events("x-1", "m").feed(nothing)):
+        with pytest.raises(OpenAIError) as caught:
+            tell()
+        assert caught.value.status == status
+
+
+def test_ends_that_openai_has_no_word_for_are_in_stop_reason() -> None:
+    prepared = prepare(CHAT, {"messages": MESSAGES})
+    ends = {}
+    for reason in (FinishReason.REPETITION, FinishReason.EXPIRED):
+        (choice,) = plain(prepared.answer(output(ended("x", reason))))["choices"]
+        ends[reason.value] = (choice["finish_reason"], choice["stop_reason"])
+    assert ends == {"repetition": ("stop", "repetition"), "expired": ("length", "expired")}

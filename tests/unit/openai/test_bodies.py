@@ -1,0 +1,128 @@
+"""What bodies become, and what is wrong with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.producer.openai.endpoints import prepare
+from penstock.producer.openai.errors import OpenAIError, error_of
+from penstock.shared import errors
+from penstock.shared.params import StructuredOutputsParams
+
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
+
+
+def test_a_chat_becomes_messages_params_and_options() -> None:
+    prepared = prepare(
+        CHAT,
+        b"""{"model": "m", "stream": true, "n": 2, "seed": -1, "logit_bias": {"5": 1}, "stop": "x", "top_p": null,
+            "max_tokens": 5, "max_completion_tokens": 7, "logprobs": true, "top_logprobs": 3, "top_k": 4, "user": "u",
+            "add_generation_prompt": false, "chat_template_kwargs": {"a": 1}, "cache_salt": "s", "priority": 3,
+            "band": "batch", "timeout_s": 2.5, "guided_choice": ["a"], "metadata": {"k": "v"}, "store": false,
+            "messages": [{"role": "developer", "content": "be"}, {"role": "user", "name": "Eve", "content": [
+                {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]}""",
+    )
+    assert prepared.prompt == [
+        {"role": "system", "content": "be"},
+        {"role": "user", "name": "Eve", "content": "a\nb"},
+    ]
+    params = prepared.params
+    assert (params.n, params.seed, params.logit_bias, params.stop) == (2, 2**63 - 1, {5: 1.0}, "x")
+    assert (params.top_p, params.max_tokens, params.logprobs, params.top_k) == (1.0, 7, 3, 4)
+    assert params.structured_outputs == StructuredOutputsParams(choice=["a"])
+    assert prepared.options == {
+        "model": "m",
+        "band": "batch",
+        "timeout_s": 2.5,
+        "priority": 3,
+        "cache_salt": "s",
+        "chat_template_kwargs": {"a": 1, "add_generation_prompt": False},
+    }
+    assert (prepared.model, prepared.stream) == ("m", True)
+
+
+def test_a_chat_without_a_limit_goes_to_the_models_length_and_a_completion_to_16_tokens() -> None:
+    assert prepare(CHAT, chat()).params.max_tokens is None
+    assert prepare(COMPLETIONS, {"prompt": "x"}).params.max_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]])],
+)
+def test_a_completion_has_one_prompt_or_many(given: Any, prompts: Any) -> None:
+    assert prepare(COMPLETIONS, {"prompt": given}).prompts == prompts
+
+
+def test_echo_asks_for_what_its_answer_needs() -> None:
+    assert prepare(COMPLETIONS, {"prompt": "x", "echo": True}).params.prompt_logprobs is None
+    assert prepare(COMPLETIONS, {"prompt": [1], "echo": True}).params.prompt_logprobs == 0
+    alone = prepare(COMPLETIONS, {"prompt": "x", "echo": True, "max_tokens": 0, "logprobs": 2}).params
+    assert (alone.max_tokens, alone.logprobs, alone.prompt_logprobs) == (1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, chat(temperature="hot"), "temperature"),
+        (CHAT, chat(temperature=-1), "temperature"),
+        (CHAT, chat(no_such_field=1), "no_such_field"),
+        (CHAT, chat(stream=True, stream_options={"x": 1}), "stream_options.x"),
+        (CHAT, chat(stream_options={"include_usage": True}), "stream_options"),
+        (CHAT, chat(top_logprobs=2), "top_logprobs"),
+        (CHAT, chat(logprobs=True, top_logprobs=21), "top_logprobs"),
+        (CHAT, chat(max_completion_tokens=0), "max_tokens"),
+        (CHAT, chat(logit_bias={"a": 1}), "logit_bias"),
+        (CHAT, chat(structured_outputs={"regex": "a", "choice": ["b"]}), "structured_outputs"),
+        (CHAT, chat(messages=[]), "messages"),
+        (CHAT, chat(messages=[{"content": "x"}]), "messages[0].role"),
+        (CHAT, chat(messages=[{"role": "user"}]), "messages[0].content"),
+        (CHAT, chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content[0].type"),
+        (CHAT, {}, "messages"),
+        (COMPLETIONS, {"prompt": []}, "prompt"),
+        (COMPLETIONS, {"prompt": [1, "a"]}, "prompt"),
+        (COMPLETIONS, {"prompt": "x", "suffix": "y"}, "suffix"),
+        (COMPLETIONS, {"prompt": "x", "best_of": 3}, "best_of"),
+        (COMPLETIONS, {"prompt": "x", "echo": True, "n": 2, "logprobs": 1}, "echo"),
+        (COMPLETIONS, {"prompt": "x", "max_tokens": 0}, "max_tokens"),
+        (EMBEDDINGS, {"input": []}, "input"),
+        (EMBEDDINGS, {"input": "x"}, "model"),
+    ],
+)
+def test_a_wrong_field_is_named(path: str, body: dict[str, Any], param: str) -> None:
+    with pytest.raises(OpenAIError) as caught:
+        prepare(path, body)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert param.rsplit(".", maxsplit=1)[-1] in caught.value.message or param == "model"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"messages": "\xff"}', b"{" * 2000])
+def test_what_is_no_json_object_is_a_bad_request(body: bytes) -> None:
+    with pytest.raises(OpenAIError) as caught:
+        prepare(CHAT, body)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "retry_after"),
+    [
+        (errors.UnknownModelError("x"), 404, "model_not_found", None),
+        (errors.QueueFullError("x", retry_after_s=2.2), 429, "queue_full", "3"),
+        (errors.QuotaExceededError("x", retry_after_s=0.1), 429, "rate_limit_exceeded", "1"),
+        (errors.PayloadTooLargeError("x"), 413, "payload_too_large", None),
+        (errors.EngineDeadError("x"), 503, "engine_dead", "1"),
+        (errors.RequestFailedError("x"), 500, "request_failed", None),
+        (errors.PromptTooLongError("x"), 400, "context_length_exceeded", None),
+        (KeyError("secret"), 500, "internal_error", None),
+    ],
+)
+def test_our_errors_have_a_status_and_a_code(error: Exception, status: int, code: str, retry_after: str | None) -> None:
+    told = error_of(error)
+    assert (told.status, told.error_code, told.headers.get("Retry-After")) == (status, code, retry_after)
+    assert "secret" not in told.message
