@@ -31,4 +31,4 @@ def test_of_a_vocabulary_with_space_marks_and_byte_fallback() -> None:
     tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     token_bytes = TokenBytes(tokenizer, TokenKinds.of(tokenizer))
-    assert [token_bytes[tokenizer.token_to_id(t)] for t in ("▁a", "<0xE2>", "▁")] == [b" a", b"\xe2", b" "]
+    assert [token_bytes[vocabulary[t]] for t in ("▁a", "<0xE2>", "▁")] == [b" a", b"\xe2", b" "]
