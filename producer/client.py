@@ -32,11 +32,12 @@ from .prompt import MAX_PAYLOAD_BYTES, Prompt, RequestOptions, build_request, ch
 from .queue_control import QueueControl
 from .reader import collect, in_kind
 from .single_requests import SingleRequests
+from .text_calls import TextControl
 
 RESULT_TTL_S = 3600.0
 
 
-class Client(QueueControl, EngineControl, EngineView):
+class Client(QueueControl, EngineControl, EngineView, TextControl):
     """Enqueue requests and stream or await their results.
 
     Use ``async with Client.connect(url) as client:`` (or ``client = await Client.connect(url)`` and ``close()``).

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from .errors import ValidationError
+from .param_checks import check_token_ids
 
 CONTROL_VERSION = 1
 SLEEP_LEVELS = (1, 2)
@@ -145,6 +146,34 @@ class ExecuteDummyBatch(msgspec.Struct, array_like=True, tag="execute_dummy_batc
     """Run one token through the model that belongs to no request and is stored nowhere. Answer: ``DummyBatchDone``."""
 
 
+class Tokenize(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, tag="tokenize"):
+    """Make token ids of a text, or of chat messages under the chat template. Answer: ``TokenizedText``.
+
+    Args:
+        add_special_tokens: those around a text; the chat template writes its own.
+        has_pieces: tell the bytes of each token.
+    """
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    has_pieces: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValidationError("exactly one of prompt and messages must be given")
+
+
+class Detokenize(msgspec.Struct, array_like=True, tag="detokenize"):
+    """Make text of token ids, special tokens included. Answer: ``DetokenizedText``."""
+
+    token_ids: list[int]
+
+    def __post_init__(self) -> None:
+        check_token_ids("tokens", self.token_ids)
+
+
 Utility = (
     CheckInvariants
     | ResetPrefixCache
@@ -156,6 +185,8 @@ Utility = (
     | SaveShardedState
     | CollectiveRpc
     | ExecuteDummyBatch
+    | Tokenize
+    | Detokenize
 )
 
 
@@ -221,6 +252,20 @@ class DummyBatchDone(msgspec.Struct, array_like=True, tag="dummy_batch_done"):
     time_s: float
 
 
+class TokenizedText(msgspec.Struct, array_like=True, omit_defaults=True, tag="tokenized_text"):
+    """``pieces`` are the bytes of each token, if they were asked for."""
+
+    token_ids: list[int]
+    max_model_len: int
+    pieces: list[bytes] = []
+
+
+class DetokenizedText(msgspec.Struct, array_like=True, tag="detokenized_text"):
+    """The text of the token ids."""
+
+    text: str
+
+
 UtilityAnswer = (
     Invariants
     | PrefixCacheReset
@@ -230,6 +275,8 @@ UtilityAnswer = (
     | ShardedStateSaved
     | RpcResult
     | DummyBatchDone
+    | TokenizedText
+    | DetokenizedText
 )
 
 

@@ -26,10 +26,15 @@ from .http import any_exception, http_exception
 from .metrics import Metrics
 from .openapi import build_openapi
 from .operations import Operation
-from .routes import generate, models, state
+from .routes import generate, models, state, tokens
 from .settings import GatewaySettings
 
-OPERATIONS: tuple[Operation, ...] = (*generate.OPERATIONS, *models.OPERATIONS, *state.OPERATIONS)
+OPERATIONS: tuple[Operation, ...] = (
+    *generate.OPERATIONS,
+    *models.OPERATIONS,
+    *tokens.OPERATIONS,
+    *state.OPERATIONS,
+)
 
 
 def build_app(settings: GatewaySettings) -> Starlette:

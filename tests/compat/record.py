@@ -14,6 +14,8 @@ from penstock.shared.control import (
     CollectiveRpc,
     ControlCommand,
     ControlReply,
+    Detokenize,
+    DetokenizedText,
     DummyBatchDone,
     ExecuteDummyBatch,
     Invariants,
@@ -29,6 +31,8 @@ from penstock.shared.control import (
     SleepState,
     StartProfile,
     StopProfile,
+    Tokenize,
+    TokenizedText,
     Utility,
     UtilityAnswer,
     WakeUp,
@@ -256,6 +260,9 @@ _CALLS: list[Utility] = [
     SaveShardedState("/models/new", "w-{part}.safetensors", 1 << 30),
     CollectiveRpc("device_info", 1.5, [1, "a"], {"k": [None]}),
     ExecuteDummyBatch(),
+    Tokenize(prompt="a", add_special_tokens=False),
+    Tokenize(messages=[{"role": "user", "content": "a"}], chat_template_kwargs={"k": 1}, has_pieces=True),
+    Detokenize([1, 2]),
 ]
 _ANSWERS: list[UtilityAnswer] = [
     Invariants(7, 8, 1, 2),
@@ -267,6 +274,8 @@ _ANSWERS: list[UtilityAnswer] = [
     ShardedStateSaved("/models/new", ["w-0.safetensors"], 1000),
     RpcResult({"device": "cpu"}),
     DummyBatchDone(0.25),
+    TokenizedText([1, 2], 2048, [b"a", b"\xe2"]),
+    DetokenizedText("a"),
 ]
 SAMPLES += [
     (f"control call {i}", "EngineCommand", ControlCommand(call_id="c1", call=call, expires_at_ms=1795290000000))

@@ -1,6 +1,6 @@
 """Takes control calls from Redis and answers each once, whether the worker process or the core does what is asked.
 
-Calls are carried out one after the other, in the order in which they come, all but questions about sleep. Callers
+Calls are carried out one after the other, in the order in which they come, all but questions. Callers
 repeat a call that may have been lost: one whose id is known is passed over, for its reply is in Redis, or will be.
 """
 
@@ -21,8 +21,10 @@ from ...shared.control import (
     CollectiveRpc,
     ControlCommand,
     ControlReply,
+    Detokenize,
     IsSleeping,
     Sleep,
+    Tokenize,
     Utility,
     UtilityAnswer,
     WakeUp,
@@ -33,6 +35,8 @@ from .core_client import CoreClient
 from .sleep import SleepControl
 
 MAX_KNOWN_CALLS = 4096
+# They change nothing, so they wait for no other call, and are not worth a line in the log.
+_QUESTIONS = IsSleeping | Tokenize | Detokenize
 
 log = structlog.get_logger()
 
@@ -65,6 +69,10 @@ class ControlCalls:
             CollectiveRpc: self._collective_rpc,
         }
 
+    def answer_too(self, functions: dict[type, Callable[[Any], Awaitable[UtilityAnswer]]]) -> None:
+        """Have calls of further types answered, by what is there only once the core is ready."""
+        self._functions |= functions
+
     def receive(self, command: ControlCommand | UndecodableCall) -> None:
         """Begin with a call, unless it is known already. Returns at once."""
         call_id = command.call_id
@@ -95,7 +103,8 @@ class ControlCalls:
             async with self._turn_of(command.call):
                 if await self._calls.now_ms() >= command.expires_at_ms:
                     raise EngineTimeoutError("the engine came to the call too late, and has not begun it")
-                log.info("control_call", call=type(command.call).__name__, call_id=command.call_id)
+                if not isinstance(command.call, _QUESTIONS):
+                    log.info("control_call", call=type(command.call).__name__, call_id=command.call_id)
                 answer = await self._functions.get(type(command.call), self._core.call)(command.call)
         except asyncio.CancelledError:
             await self._refuse(command.call_id, EngineDeadError("the engine is leaving and has broken off the call"))
@@ -109,7 +118,7 @@ class ControlCalls:
             await self._calls.reply(ControlReply(call_id=command.call_id, engine_id=self._engine_id, answer=answer))
 
     def _turn_of(self, call: Utility) -> AbstractAsyncContextManager[None]:
-        return nullcontext() if isinstance(call, IsSleeping) else self._turn
+        return nullcontext() if isinstance(call, _QUESTIONS) else self._turn
 
     async def _collective_rpc(self, call: CollectiveRpc) -> UtilityAnswer:
         try:

@@ -28,6 +28,7 @@ from .intake import Intake
 from .live import LiveGenerations
 from .publisher import Publisher
 from .sleep import SleepControl
+from .text_calls import TextCalls
 
 LEASE_RENEWALS_PER_TTL = 3
 
@@ -67,6 +68,7 @@ class WorkerService:
     async def serve(self, ready: Ready, codec: TextCodec, stop: asyncio.Event) -> None:
         """Claim and publish until ``stop`` is set or the core is dead; ``drain`` or ``abandon`` comes next."""
         keys = self._broker.keys
+        self._control.answer_too(TextCalls(codec, ready.max_model_len, ready.vocab_size).functions)
         await self._subscriber.subscribe(keys.wake, self._claiming.wake, self._claiming.wake)
         await self._subscriber.subscribe(keys.engine_commands(self._engine_id), self._on_command)
         self._publishing = asyncio.create_task(self._publisher.run())

@@ -1,0 +1,85 @@
+"""What a client may ask of a model's tokenizer, which the worker processes have."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from ..shared.control import Detokenize, DetokenizedText, Tokenize, TokenizedText, Utility
+from ..shared.errors import EngineCallError, EngineDeadError, EngineNotFoundError
+from ..shared.records import EngineHeartbeat
+from .engine_calls import DEAF_STATES
+from .engine_control import CallOptions
+
+TEXT_TIMEOUT_S = 10.0
+
+A = TypeVar("A")
+
+
+class TextControl:
+    """The part of the client that is about text. Any engine of the model answers, one that sleeps as well.
+
+    All methods raise:
+        ValidationError: an argument is wrong, or the chat template refuses the messages.
+        UnknownModelError: no worker has ever served ``model`` here.
+        EngineDeadError: no engine of the model is there to answer.
+        EngineTimeoutError: none answered within ``timeout_s``.
+    """
+
+    def engines(self, model: str | None = None) -> Awaitable[list[EngineHeartbeat]]:
+        """Return the last heartbeat of each engine of the model."""
+        raise NotImplementedError
+
+    async def _call_engines(self, call: Utility, kind: type[A], options: CallOptions) -> dict[str, A]:
+        """Send ``call`` and return the answers, which are of type ``kind``."""
+        raise NotImplementedError
+
+    async def tokenize(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        *,
+        model: str | None = None,
+        add_special_tokens: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        has_pieces: bool = False,
+        timeout_s: float = TEXT_TIMEOUT_S,
+    ) -> TokenizedText:
+        """Return the token ids of a text or of chat messages, as a request with that prompt would have them.
+
+        Args:
+            add_special_tokens: those that the model expects around a text; the chat template adds its own.
+            has_pieces: return the bytes of each token, too.
+        """
+        if isinstance(prompt, str):
+            call = Tokenize(prompt=prompt, add_special_tokens=add_special_tokens, has_pieces=has_pieces)
+        else:
+            kwargs = dict(chat_template_kwargs) if chat_template_kwargs else None
+            messages = [dict(message) for message in prompt]
+            call = Tokenize(messages=messages, chat_template_kwargs=kwargs, has_pieces=has_pieces)
+        return await self._ask_one(call, TokenizedText, model, timeout_s)
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, model: str | None = None, timeout_s: float = TEXT_TIMEOUT_S
+    ) -> str:
+        """Return the text of ``token_ids``, special tokens included."""
+        call = Detokenize(token_ids=list(token_ids))
+        return (await self._ask_one(call, DetokenizedText, model, timeout_s)).text
+
+    async def _ask_one(self, call: Utility, kind: type[A], model: str | None, timeout_s: float) -> A:
+        """Ask one engine after the other until one is alive to answer."""
+        gone: Exception | None = None
+        for engine in await self.engines(model):
+            if engine.state in DEAF_STATES:
+                continue
+            options = CallOptions(engine_id=engine.engine_id, model=engine.model, timeout_s=timeout_s)
+            try:
+                (answer,) = (await self._call_engines(call, kind, options)).values()
+                return answer
+            except (EngineDeadError, EngineNotFoundError) as error:
+                gone = error
+            except EngineCallError as error:
+                (cause,) = error.errors.values()
+                if not isinstance(cause, EngineDeadError):
+                    raise cause from error
+                gone = cause
+        raise EngineDeadError(f"no engine of the model can be asked: {gone or 'none beats'}")
