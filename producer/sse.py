@@ -27,6 +27,8 @@ from .reconnect import END, StreamPosition
 KEEP_ALIVE_S = 15.0
 # So long the status waits for what goes wrong at first: the answer to the enqueue, and the worker's checks.
 STATUS_WAIT_S = 0.5
+# Browsers wait for three to five seconds by themselves.
+RETRY_MS = 1000
 
 COMMENT = b":\n\n"
 HEADERS: Mapping[str, str] = {
@@ -115,18 +117,22 @@ async def delta_events(
     deltas: AsyncGenerator[Delta],
     position: StreamPosition | None = None,
     encode: Callable[[Delta], bytes] = encode_delta,
+    *,
+    retry_ms: int | None = RETRY_MS,
 ) -> AsyncGenerator[bytes]:
     """Iterate over the events of ``deltas``, and close it at the end.
 
     Args:
         position: what the reader has already, as ``reconnect`` takes it; of one answer from the start when None.
         encode: makes the data of an event.
+        retry_ms: how long a browser waits before it comes back, told with the first event; its own time when None.
     """
     position = StreamPosition() if position is None else position
     async with contextlib.aclosing(deltas):
         async for delta in deltas:
             if position.advance(delta):
-                yield encode_event(encode(delta), event_id=str(position))
+                yield encode_event(encode(delta), event_id=str(position), retry_ms=retry_ms)
+                retry_ms = None
 
 
 class EventStream:

@@ -42,9 +42,11 @@ class Events:
 
     def __init__(self) -> None:
         self.coming: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
+        self.awaited = asyncio.Event()
         self.closed = False
 
     async def run(self) -> AsyncGenerator[bytes]:
+        self.awaited.set()
         try:
             while (item := await self.coming.get()) is not None:
                 if isinstance(item, Exception):
@@ -118,7 +120,7 @@ async def test_a_whole_reply() -> None:
     assert headers[b"content-type"].startswith(b"text/event-stream")
     assert (headers[b"x-accel-buffering"], headers[b"x-request-id"]) == (b"no", b"r")
     first, last, end = [await server.sent.get() for _ in range(3)]
-    assert first["body"] == b'id: 0\ndata: {"index":0,"text":"a","num_tokens":1}\n\n'
+    assert first["body"] == b'id: 0\nretry: 1000\ndata: {"index":0,"text":"a","num_tokens":1}\n\n'
     assert last["body"].startswith(b"id: end\n")
     assert json.loads(last["body"].split(b"data: ")[1])["finish_reason"] == "stop"
     assert (end["body"], end["more_body"]) == (b"", False)
@@ -181,8 +183,7 @@ async def test_as_an_iterator_it_is_silent_for_no_longer_than_it_should_be() -> 
 async def test_cancelling_the_iteration_closes_the_events() -> None:
     events = Events()
     reading = asyncio.create_task(anext(EventStream(events.run())))
-    while not events.coming._getters:  # type: ignore[attr-defined]  # it waits for an event
-        await asyncio.sleep(0)
+    await events.awaited.wait()
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
