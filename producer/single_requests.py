@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict
 
 from ..shared.broker import NEW, UNSERVED, Broker, Entry
 from ..shared.connection import CommandConnection, Subscriber
@@ -131,10 +131,12 @@ class SingleRequests:
                     await interactive.leave()
                 self._lease.let_go(interactive)
 
-    async def follow(self, model: str, request_id: str, **options: Unpack[FollowOptions]) -> AsyncGenerator[Delta]:
+    async def follow(
+        self, model: str, request_id: str, after: int = -1, *, border: int | None = None, linger_s: float | None = None
+    ) -> AsyncGenerator[Delta]:
         """Iterate over the deltas of a request that is already enqueued; leaving early cancels nothing."""
-        broker, linger_s = self.broker(model), options.pop("linger_s", None)
-        reader = DeltaReader(broker, self._subscriber, request_id, **options)
+        broker = self.broker(model)
+        reader = DeltaReader(broker, self._subscriber, request_id, after, border=border)
         try:
             await reader.subscribe()
             reader.catch_up()
