@@ -31,7 +31,7 @@ from .outputs import RequestOutput
 from .prompt import MAX_PAYLOAD_BYTES, Prompt, RequestOptions, build_request, check_flag, params_of_each
 from .queue_control import QueueControl
 from .reader import collect, in_kind
-from .single_requests import SingleRequests
+from .single_requests import FollowOptions, SingleRequests
 from .text_calls import TextControl
 
 RESULT_TTL_S = 3600.0
@@ -264,14 +264,11 @@ class Client(QueueControl, EngineControl, EngineView, TextControl):
         self._check_open()
         return await self._cards.read()
 
-    def follow(
-        self, model: str, request_ids: Sequence[str], after: int = -1, *, borders: Sequence[int] | None = None
-    ) -> AsyncGenerator[Delta]:
+    def follow(self, model: str, request_ids: Sequence[str], each: Sequence[FollowOptions]) -> AsyncGenerator[Delta]:
         """Iterate over the answers of a request that is already enqueued; see ``RequestHandle``."""
         self._check_open()
-        each = [None] * len(request_ids) if borders is None else borders
-        follow = self._requests.follow
-        return merge([follow(model, one, after, border=border) for one, border in zip(request_ids, each, strict=True)])
+        pairs = zip(request_ids, each, strict=True)
+        return merge([self._requests.follow(model, request_id, **options) for request_id, options in pairs])
 
     async def _build(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions) -> list[Outgoing]:
         """Return the single requests to send, one per answer."""

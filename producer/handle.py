@@ -9,6 +9,7 @@ from ..shared.errors import ValidationError
 from ..shared.messages import Delta
 from .fan_out import child_ids
 from .outputs import RequestOutput
+from .prompt import check_linger
 from .reader import collect
 
 if TYPE_CHECKING:
@@ -49,19 +50,28 @@ class RequestHandle:
         """
         return await collect(self.stream(), self.model, self.request_id, self._prompt, n=self.n)
 
-    def stream(self, after: int = -1) -> AsyncGenerator[Delta]:
+    def stream(self, after: int | Sequence[int] = -1, *, linger_s: float | None = None) -> AsyncGenerator[Delta]:
         """Iterate over the deltas that follow token ``after`` (-1: from the first). Leaving early cancels nothing.
 
         Any number of readers may stream one request, at any time until its result expires. With ``n`` > 1 this is the
-        merged stream of all answers, from their first tokens only: ``child(c).stream(after=...)`` resumes one.
+        merged stream of all answers, and ``after`` has one index for each; ``child(c).stream(after=...)`` is one alone.
+
+        Args:
+            linger_s: leave the request, if it was streamed with this option, so long to who comes after this reader.
+
+        Raises:
+            ValidationError: ``after`` is no index, or not one for each answer; or ``linger_s`` is no time.
         """
-        if isinstance(after, bool) or not isinstance(after, int) or after < -1:
-            raise ValidationError(f"after must be a token index, at least -1, got {after!r}")
-        if self.n > 1 and after != -1:
-            raise ValidationError(
-                f"after={after} says nothing of {self.n} answers; use handle.child(c).stream(after=...) for each"
-            )
-        return self._client.follow(self.model, self._child_ids, after)
+        each = list(after) if isinstance(after, Sequence) else [after] * (self.n if after == -1 else 1)
+        for index in each:
+            if isinstance(index, bool) or not isinstance(index, int) or index < -1:
+                raise ValidationError(f"after must be a token index, at least -1, got {index!r}")
+        if len(each) != self.n:
+            raise ValidationError(f"after={after} must have one index for each of {self.n} answers")
+        check_linger(linger_s)
+        return self._client.follow(
+            self.model, self._child_ids, [{"after": index, "linger_s": linger_s} for index in each]
+        )
 
     def replay(self, borders: Sequence[int]) -> AsyncGenerator[Delta]:
         """Iterate over all deltas again, one of which begins with token ``borders[child]`` of each answer.
@@ -71,7 +81,7 @@ class RequestHandle:
         """
         if len(borders) != self.n:
             raise ValidationError(f"borders must be {self.n} token indexes, one for each answer, got {len(borders)}")
-        return self._client.follow(self.model, self._child_ids, borders=borders)
+        return self._client.follow(self.model, self._child_ids, [{"border": border} for border in borders])
 
     async def cancel(self) -> None:
         """End the request with finish_reason "cancelled"; after its end, or a second time, this does nothing."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Coroutine, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, TypeVar, Unpack
+from typing import Any, Protocol, TypeVar, Unpack
 
 from ..shared.control import SleepState
 from ..shared.embedded import resolve_redis_url
 from ..shared.errors import ValidationError
+from ..shared.messages import Delta
 from ..shared.params import SamplingParams
 from .client import Client
 from .embeds import EmbedsArray
@@ -21,7 +22,16 @@ from .progress import ProgressBar
 from .prompt import Prompt, RequestOptions, params_of_each
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 MAX_IN_FLIGHT = 4096
+
+
+class Closable(Protocol[T_co]):
+    """An asynchronous iterator that can be left early."""
+
+    def __anext__(self) -> Awaitable[T_co]: ...
+
+    def aclose(self) -> Awaitable[None]: ...
 
 
 class LLM:
@@ -69,6 +79,42 @@ class LLM:
         each = params_of_each(params, len(wanted))
         with ProgressBar(len(wanted), shown=progress) as bar:
             return self._call(self._generate_all(wanted, each, options, bar))
+
+    def stream(
+        self,
+        prompt: Prompt | AsyncIterable[Prompt],
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Generator[Delta]:
+        """Generate from ``prompt`` and iterate over the output as it is produced; see ``Client.stream``.
+
+        Closing the iterator early cancels the request. Any number of threads may stream at once, each its own.
+        """
+        return self.iterate(self._client.stream(prompt, params, **options))
+
+    @property
+    def client(self) -> Client:
+        """The asynchronous client behind it: what it does, ``call`` and ``iterate`` do for threads that block."""
+        return self._client
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine of ``client`` to its end: ``llm.call(llm.client.submit(prompt))``. From any thread."""
+        return self._call(work)
+
+    def iterate(self, items: Closable[T]) -> Generator[T]:
+        """Iterate over what an asynchronous generator (or an ``EventStream``) gives; closing the iterator closes it."""
+        try:
+            while True:
+                try:
+                    item = self._call(_next(items))
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            closing = asyncio.run_coroutine_threadsafe(_close(items), self._loop)
+            # The loop's own thread gets here if it collects a forgotten iterator: it must not wait for itself.
+            if threading.current_thread() is not self._thread:
+                closing.result()
 
     def check_health(self, model: str | None = None) -> None:
         """Return if a live engine serves the model. Raises: as ``Client.check_health``."""
@@ -154,6 +200,14 @@ class LLM:
         self._thread.join()
         self._loop.close()
         self._stack.close()
+
+
+async def _next(items: Closable[T]) -> T:
+    return await items.__anext__()
+
+
+async def _close(items: Closable[Any]) -> None:
+    await items.aclose()
 
 
 def _as_list(prompts: Any) -> list[Prompt]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypedDict
 
 from ..shared.broker import NEW, UNSERVED, Broker, Entry
 from ..shared.connection import CommandConnection, Subscriber
@@ -17,8 +17,17 @@ from .due import ended_when_due
 from .enqueuer import Enqueuer
 from .health import Health
 from .lease import ClientLease, InteractiveRequest
+from .lingering import lingering
 from .outgoing import Outgoing
 from .reader import DeltaReader, without_error
+
+
+class FollowOptions(TypedDict, total=False):
+    """How a request is followed: ``after`` and ``border`` as of ``DeltaReader``, ``linger_s`` as of a handle."""
+
+    after: int
+    border: int
+    linger_s: float | None
 
 
 class InteractiveDeltas:
@@ -123,14 +132,15 @@ class SingleRequests:
                 self._lease.let_go(interactive)
 
     async def follow(
-        self, model: str, request_id: str, after: int = -1, *, border: int | None = None
+        self, model: str, request_id: str, after: int = -1, *, border: int | None = None, linger_s: float | None = None
     ) -> AsyncGenerator[Delta]:
         """Iterate over the deltas of a request that is already enqueued; leaving early cancels nothing."""
-        reader = DeltaReader(self.broker(model), self._subscriber, request_id, after, border=border)
+        broker = self.broker(model)
+        reader = DeltaReader(broker, self._subscriber, request_id, after, border=border)
         try:
             await reader.subscribe()
             reader.catch_up()
-            with self._health.watching(model):
+            with self._health.watching(model), lingering(broker, request_id, linger_s or 0.0):
                 async for delta in reader:
                     yield without_error(delta)
         finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from penstock.ops.local_stack import LocalStack
@@ -35,6 +37,23 @@ def test_errors_come_out_as_they_are(deployment: LocalStack) -> None:
             llm.generate(["a", "b"], [GREEDY])
         with pytest.raises(UnknownModelError):
             llm.generate("spell 7:", model="other")
+
+
+def test_streams_in_several_threads_and_one_that_is_closed(deployment: LocalStack) -> None:
+    with LLM(deployment.url, model="demo") as llm:
+
+        def text(number: int) -> str:
+            return "".join(delta.text for delta in llm.stream(f"spell {number}:", GREEDY))
+
+        with ThreadPoolExecutor(2) as threads:
+            assert list(threads.map(text, [7, 12])) == [" seven.", " twelve."]
+        endless = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+        stream = llm.stream("spell 7:", endless, request_id="closed-early")
+        assert next(stream).index == 0
+        stream.close()
+        assert llm.call(llm.client.status("closed-early")).state == "cancelled"
+        with pytest.raises(PromptTooLongError):
+            next(llm.stream("x" * 9000, GREEDY))
 
 
 def test_closing_twice_does_nothing(deployment: LocalStack) -> None:

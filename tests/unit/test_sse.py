@@ -1,0 +1,190 @@
+"""Server-sent events without a network: the bytes of an event, positions, and the ASGI side with a hand-made server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import pytest
+
+from penstock.producer import Delta, FinishReason
+from penstock.producer.reconnect import StreamPosition
+from penstock.producer.sse import COMMENT, EventStream, delta_events, encode_error, encode_event
+from penstock.shared.errors import QueueFullError, RequestFailedError, ValidationError
+
+
+class Server:
+    """What an ASGI server does for one reply; ``leave`` ends the reader's connection."""
+
+    def __init__(self) -> None:
+        self.sent: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
+        self._left = asyncio.Event()
+
+    def answer(self, stream: EventStream) -> asyncio.Task[None]:
+        return asyncio.create_task(stream({"type": "http"}, self._receive, self.sent.put))
+
+    def leave(self) -> None:
+        self._left.set()
+
+    async def body(self) -> bytes:
+        """The next piece."""
+        return (await self.sent.get())["body"]
+
+    async def _receive(self) -> dict[str, Any]:
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+
+class Events:
+    """Events that come when the test says so; knows whether it was left."""
+
+    def __init__(self) -> None:
+        self.coming: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
+        self.awaited = asyncio.Event()
+        self.closed = False
+
+    async def run(self) -> AsyncGenerator[bytes]:
+        self.awaited.set()
+        try:
+            while (item := await self.coming.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b'{"a":1}', b'data: {"a":1}\n'),
+        ("é", b"data: \xc3\xa9\n"),
+        ("", b"data: \n"),
+        ("a\nb\r\nc\rd", b"data: a\ndata: b\ndata: c\ndata: d\n"),
+        ("a\n\n", b"data: a\ndata: \ndata: \n"),
+        (" leading", b"data:  leading\n"),
+    ],
+)
+def test_lines_of_data(data: str | bytes, lines: bytes) -> None:
+    assert encode_event(data) == lines + b"\n"
+    assert encode_event(data, event="x", event_id="7", retry_ms=50) == b"event: x\nid: 7\nretry: 50\n" + lines + b"\n"
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\rb", "a\0b"])
+def test_a_field_with_a_line_end_is_refused(value: str) -> None:
+    with pytest.raises(ValidationError, match="event of an event must hold no line end"):
+        encode_event("x", event=value)
+    with pytest.raises(ValidationError, match="id of an event must hold no line end"):
+        encode_event("x", event_id=value)
+
+
+def test_positions_go_into_ids_and_come_back() -> None:
+    position = StreamPosition(3)
+    assert str(position) == "-1,-1,-1"
+    assert position.advance(Delta(index=0, token_ids=[1, 2], child=1))
+    assert position.advance(Delta(index=0, token_ids=[1], child=2, finish_reason=FinishReason.STOP))
+    assert str(position) == "-1,1,end"
+    again = StreamPosition.parse("-1,1,end", 3)
+    assert (again.after[:2], again.ended) == ([-1, 1], False)
+    assert not again.advance(Delta(index=1, child=2, finish_reason=FinishReason.STOP)), "its end was seen"
+    assert StreamPosition.parse(None, 3).after == [-1, -1, -1]
+    assert StreamPosition.parse("end", 3).ended
+
+
+@pytest.mark.parametrize("wrong", ["x", "1,2", "-2", "1.5", " 1", "1,", "9" * 30, "٣", "end,end"])
+def test_an_id_of_no_event_is_named(wrong: str) -> None:
+    with pytest.raises(ValidationError, match="Last-Event-ID must be"):
+        StreamPosition.parse(wrong)
+
+
+def test_an_error_is_told_without_what_is_not_ours() -> None:
+    assert encode_error(RequestFailedError("no")) == (
+        b'event: failure\nid: end\ndata: {"code":"request_failed","message":"no","retryable":false}\n\n'
+    )
+    assert b"secret" not in encode_error(RuntimeError("secret"))
+    assert b"id:" not in encode_error(QueueFullError("full", retry_after_s=1))
+
+
+async def test_a_whole_reply() -> None:
+    async def deltas() -> AsyncGenerator[Delta]:
+        yield Delta(index=0, token_ids=[5], text="a")
+        yield Delta(index=1, token_ids=[6], text="b", finish_reason=FinishReason.STOP)
+
+    server = Server()
+    await server.answer(EventStream(delta_events(deltas()), headers={"x-request-id": "r"}))
+    start = await server.sent.get()
+    assert start["status"] == 200
+    headers = dict(start["headers"])
+    assert headers[b"content-type"].startswith(b"text/event-stream")
+    assert (headers[b"x-accel-buffering"], headers[b"x-request-id"]) == (b"no", b"r")
+    first, last, end = [await server.sent.get() for _ in range(3)]
+    assert first["body"] == b'id: 0\nretry: 1000\ndata: {"index":0,"text":"a","num_tokens":1}\n\n'
+    assert last["body"].startswith(b"id: end\n")
+    assert json.loads(last["body"].split(b"data: ")[1])["finish_reason"] == "stop"
+    assert (end["body"], end["more_body"]) == (b"", False)
+
+
+async def test_silence_is_filled_and_a_reader_that_leaves_closes_the_events() -> None:
+    events, server = Events(), Server()
+    answering = server.answer(EventStream(events.run(), keep_alive_s=0.01, status_wait_s=0.0))
+    assert (await server.sent.get())["type"] == "http.response.start"
+    assert [await server.body() for _ in range(2)] == [COMMENT] * 2
+    events.coming.put_nowait(b"data: x\n\n")
+    while await server.body() != b"data: x\n\n":
+        pass
+    server.leave()
+    await answering
+    assert events.closed
+
+
+async def test_an_error_before_the_first_event_is_raised_so_that_a_status_can_say_it() -> None:
+    events, server = Events(), Server()
+    events.coming.put_nowait(QueueFullError("full", retry_after_s=1))
+    with pytest.raises(QueueFullError):
+        await server.answer(EventStream(events.run()))
+    assert server.sent.empty()
+    assert events.closed
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+async def test_a_later_error_is_the_last_event(is_ours: bool) -> None:
+    events, server = Events(), Server()
+    events.coming.put_nowait(b"data: x\n\n")
+    events.coming.put_nowait(RequestFailedError("no") if is_ours else RuntimeError("bug"))
+    answering = server.answer(EventStream(events.run()))
+    await asyncio.wait([answering])
+    error = answering.exception()
+    assert error is None if is_ours else isinstance(error, RuntimeError)
+    _, first, last = [server.sent.get_nowait() for _ in range(3)]
+    assert first["body"] == b"data: x\n\n"
+    assert last["body"].startswith(b"event: failure\n")
+    assert (b"bug" in last["body"], last["more_body"]) == (False, False)
+    assert events.closed
+
+
+async def test_as_an_iterator_it_is_silent_for_no_longer_than_it_should_be() -> None:
+    events = Events()
+    stream = await EventStream(events.run(), keep_alive_s=0.01, status_wait_s=0.0).start()
+    assert await anext(stream) == COMMENT
+    events.coming.put_nowait(b"data: x\n\n")
+    assert b"data: x\n\n" in [await anext(stream) for _ in range(3)]
+    events.coming.put_nowait(RuntimeError("bug"))
+    told = await anext(stream)
+    while told == COMMENT:
+        told = await anext(stream)
+    assert b"internal_error" in told
+    with pytest.raises(RuntimeError):
+        await anext(stream)
+    assert events.closed
+
+
+async def test_cancelling_the_iteration_closes_the_events() -> None:
+    events = Events()
+    reading = asyncio.create_task(anext(EventStream(events.run())))
+    await events.awaited.wait()
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert events.closed
