@@ -58,6 +58,12 @@ def is_thinking_off(chat_template_kwargs: Mapping[str, Any] | None) -> bool:
     return any((chat_template_kwargs or {}).get(switch) is False for switch in _SWITCHES)
 
 
+def effort_kwargs(reasoning_effort: str) -> dict[str, Any]:
+    """Return what a chat template is told of a ``reasoning_effort``."""
+    switches = dict.fromkeys(_SWITCHES, False) if reasoning_effort == "none" else {}
+    return {"reasoning_effort": reasoning_effort, **switches}
+
+
 class Split(NamedTuple):
     """A part of each."""
 
