@@ -22,12 +22,12 @@ def check_tool_calls(calls: Sequence[object], field: str) -> None:
         function = call.get("function")
         if not isinstance(function, Mapping):
             raise ValidationError(f"{place}.function must be an object, got {function!r}")
-        for place, value in ((f"{place}.id", call.get("id")), (f"{place}.function.name", function.get("name"))):
+        for name, value in (("id", call.get("id")), ("function.name", function.get("name"))):
             if not isinstance(value, str) or not value:
-                raise ValidationError(f"{place} must be a non-empty string, got {value!r}")
+                raise ValidationError(f"{place}.{name} must be a non-empty string, got {value!r}")
         arguments = function.get("arguments")
         if not isinstance(arguments, str):
-            raise ValidationError(f"{field}[{position}].function.arguments must be JSON as a string, got {arguments!r}")
+            raise ValidationError(f"{place}.function.arguments must be JSON as a string, got {arguments!r}")
 
 
 def check_tool_result(tool_call_id: object, field: str) -> None:

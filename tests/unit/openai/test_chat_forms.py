@@ -181,7 +181,7 @@ def test_parsers_are_those_of_the_card_unless_chosen() -> None:
     assert ParserChoice().among({"m": cards["m"]}, None) == Parsers("mistral", "qwen3")
     assert ParserChoice(tool_call="llama3_json", reasoning="none").of(cards["m"]) == Parsers("llama3_json", "none")
     for wrong in ({"tool_call": "x"}, {"reasoning": "x"}):
-        with pytest.raises(ConfigurationError, match="_parser must be one of .* got 'x'"):
+        with pytest.raises(ConfigurationError, match=r"_parser must be one of .* got 'x'"):
             ParserChoice(**wrong)
 
 
