@@ -234,7 +234,8 @@ def _embeds(prompt: EmbedsArray, request: EngineCoreRequest, card: ModelCard) ->
 
 
 def _message(position: int, message: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(message.get("role"), str) or "content" not in message:
+    # OpenAI's assistant messages that call tools may have no content.
+    if not isinstance(message.get("role"), str) or not message.keys() & {"content", "tool_calls"}:
         raise ValidationError(
             f"messages[{position}] must have a 'role' (a string) and a 'content', got keys {sorted(map(str, message))}"
         )

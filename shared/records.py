@@ -12,7 +12,10 @@ from .stats import EngineStats
 
 
 class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What a client may know of a served model; written by its workers when ready. JSON, so people can read it."""
+    """What a client may know of a served model; written by its workers when ready. JSON, so people can read it.
+
+    ``tool_call_parser`` and ``reasoning_parser`` are those that fit its chat template; empty where none is known to.
+    """
 
     version: int = WIRE_VERSION
     model: str
@@ -20,6 +23,8 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
     max_model_len: int = 0
     vocab_size: int = 0
     dtype: str = ""
+    tool_call_parser: str = ""
+    reasoning_parser: str = ""
 
 
 class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):

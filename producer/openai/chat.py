@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -10,7 +9,8 @@ from msgspec import UNSET, UnsetType
 
 from ...shared.messages import Delta, FinishReason
 from ..outputs import CompletionOutput, RequestOutput
-from .answer_parts import AnswerParser, MessageParts, PlainText
+from .answer_form import AnswerForm, answer_form
+from .answer_parts import AnswerParser, CallDelta, MessageParts
 from .common import (
     SYSTEM_FINGERPRINT,
     GenerationBody,
@@ -24,32 +24,78 @@ from .common import (
 from .errors import bad_field
 from .logprobs import ChatLogprobs, chat_logprobs
 from .messages import ChatMessage, template_messages
+from .parsers import Parsers
 from .prepared import Prepared
+from .reasoning import effort_kwargs
+from .tools.registry import ToolCallStyle, find_tool_call_style
 
 
 class ChatCompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     """The request. ``max_completion_tokens`` goes before ``max_tokens``; without both the model's length is the limit.
 
     vLLM's: ``prompt_logprobs`` (vLLM tells them beside the choices, which this API does not; refused),
-    ``add_generation_prompt``, ``continue_final_message`` and ``chat_template_kwargs``, for the chat template.
+    ``add_generation_prompt``, ``continue_final_message`` and ``chat_template_kwargs``, for the chat template;
+    ``include_reasoning``, whether reasoning is told where it is split from the answer. ``reasoning_effort`` goes to the
+    chat template; "none" also as the switches that templates have for thinking.
     """
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class FunctionCall(msgspec.Struct):
+    """``arguments`` are JSON as the model wrote it; cut short if the answer is."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call; ``id`` is what the message with its result names."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class FunctionCallDelta(msgspec.Struct, kw_only=True):
+    """What a chunk adds to a call: the name comes whole, with the first."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    """What a chunk adds to the ``index``-th call; ``id`` and ``type`` come with the first."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionCallDelta
+
+
 class AssistantMessage(msgspec.Struct, kw_only=True):
-    """The answer; ``content`` is null if it is tool calls alone. Nothing here refuses, so ``refusal`` is null."""
+    """The answer; ``content`` is null if it is tool calls alone. Nothing here refuses, so ``refusal`` is null.
+
+    ``reasoning`` is vLLM's word for what ``reasoning_content`` is DeepSeek's; both are given.
+    """
 
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
     reasoning: str | UnsetType = UNSET
-    tool_calls: list[dict[str, Any]] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -80,7 +126,8 @@ class MessageDelta(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    tool_calls: list[dict[str, Any]] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
@@ -106,12 +153,17 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
 
 
 class PreparedChat(Prepared, kw_only=True, frozen=True):
-    """``make_parser`` tells the text of each answer apart; ``num_top_logprobs`` is None if none are asked for."""
+    """``form`` tells the text of each answer apart; ``num_top_logprobs`` is None if none are asked for."""
 
     id_prefix: str = "chatcmpl"
     num_top_logprobs: int | None
     includes_usage: bool
-    make_parser: Callable[[], AnswerParser] = PlainText
+    form: AnswerForm
+    style: ToolCallStyle
+
+    def make_parser(self, *, whole: bool = False) -> AnswerParser:
+        """Return what reads one answer; ``whole`` if it comes in one piece."""
+        return self.form.make_parser(whole=whole)
 
     def answer(self, *outputs: RequestOutput, response_id: str | None = None) -> ChatCompletion:
         """As ``Prepared.answer``, of one output."""
@@ -122,7 +174,7 @@ class PreparedChat(Prepared, kw_only=True, frozen=True):
             object="chat.completion",
             created=created_at(response_id),
             model=output.model,
-            choices=[self._choice(one) for one in output.outputs],
+            choices=[self._choice(one, response_id) for one in output.outputs],
             usage=Usage.of([] if output.usage is None else [output.usage]),
             system_fingerprint=SYSTEM_FINGERPRINT,
         )
@@ -131,11 +183,12 @@ class PreparedChat(Prepared, kw_only=True, frozen=True):
         """As ``Prepared.events``."""
         return ChatChunks(self, response_id, model)
 
-    def _choice(self, output: CompletionOutput) -> ChatChoice:
+    def _choice(self, output: CompletionOutput, response_id: str) -> ChatChoice:
         finish_reason = finish_reason_of(output.finish_reason, has_output=bool(output.token_ids))
         assert finish_reason is not None
-        parser = self.make_parser()
-        message = whole_message(parser.feed(output.text), parser.finish())
+        parser = self.make_parser(whole=True)
+        parts = [parser.feed(output.text), parser.finish(is_cut=finish_reason == "length")]
+        message = self._message(parts, response_id, output.index)
         return ChatChoice(
             index=output.index,
             message=message,
@@ -144,23 +197,30 @@ class PreparedChat(Prepared, kw_only=True, frozen=True):
             stop_reason=stop_reason_of(output.finish_reason, output.stop_reason),
         )
 
+    def _message(self, parts: list[MessageParts], response_id: str, choice: int) -> AssistantMessage:
+        content = "".join(part.content for part in parts)
+        reasoning = "".join(part.reasoning for part in parts)
+        calls = [call for part in parts for call in part.tool_calls]  # each is whole
+        tool_calls = [
+            ToolCall(
+                id=self.style.call_id(response_id, choice, call["index"]),
+                type="function",
+                function=FunctionCall(call["function"].get("name", ""), call["function"]["arguments"]),
+            )
+            for call in calls
+        ]
+        return AssistantMessage(
+            role="assistant",
+            refusal=None,
+            content=content or (None if tool_calls or reasoning else ""),
+            reasoning=reasoning or UNSET,
+            reasoning_content=reasoning or UNSET,
+            tool_calls=tool_calls or UNSET,
+        )
+
     def logprobs_of(self, tokens: Any) -> ChatLogprobs | None:
         """The log probabilities of some tokens, if the caller asked for them."""
         return None if self.num_top_logprobs is None else chat_logprobs(tokens or (), self.num_top_logprobs)
-
-
-def whole_message(*parts: MessageParts) -> AssistantMessage:
-    """Put together what the text of one answer has said."""
-    content = "".join(part.content for part in parts)
-    reasoning = "".join(part.reasoning for part in parts)
-    tool_calls = [call for part in parts for call in part.tool_calls]
-    return AssistantMessage(
-        role="assistant",
-        refusal=None,
-        content=content or (None if tool_calls or reasoning else ""),
-        reasoning=reasoning or UNSET,
-        tool_calls=tool_calls or UNSET,
-    )
 
 
 class ChatChunks:
@@ -189,7 +249,8 @@ class ChatChunks:
             role="assistant" if is_first else UNSET,
             content=parts.content if parts.content or is_first else UNSET,
             reasoning=parts.reasoning or UNSET,
-            tool_calls=parts.tool_calls or UNSET,
+            reasoning_content=parts.reasoning or UNSET,
+            tool_calls=[self._call_delta(delta.child, call) for call in parts.tool_calls] or UNSET,
         )
         return self._chunk(
             ChatChunkChoice(
@@ -213,11 +274,17 @@ class ChatChunks:
     ) -> tuple[OpenAIFinishReason, MessageParts]:
         finish_reason = finish_reason_of(reason, has_output=delta.next_index > 0)
         assert finish_reason is not None
-        rest = parser.finish()
-        parts = MessageParts(
-            parts.content + rest.content, parts.reasoning + rest.reasoning, parts.tool_calls + rest.tool_calls
-        )
+        parts = parts.followed_by(parser.finish(is_cut=finish_reason == "length"))
         return parser.finish_reason(finish_reason), parts
+
+    def _call_delta(self, choice: int, call: CallDelta) -> ToolCallDelta:
+        name, index = call["function"].get("name"), call["index"]
+        arguments = call["function"]["arguments"]
+        if name is None:
+            return ToolCallDelta(index=index, function=FunctionCallDelta(arguments=arguments))
+        call_id = self._prepared.style.call_id(self._head[0], choice, index)
+        function = FunctionCallDelta(name=name, arguments=arguments)
+        return ToolCallDelta(index=index, id=call_id, type="function", function=function)
 
     def _chunk(self, *choices: ChatChunkChoice) -> ChatCompletionChunk:
         response_id, created, model = self._head
@@ -232,8 +299,8 @@ class ChatChunks:
         )
 
 
-def prepare_chat(body: ChatCompletionBody) -> PreparedChat:
-    """Return what a chat completion asks for.
+def prepare_chat(body: ChatCompletionBody, parsers: Parsers = Parsers()) -> PreparedChat:  # noqa: B008  # it is frozen
+    """Return what a chat completion asks of a model whose answers ``parsers`` read.
 
     Raises:
         OpenAIError: a field is wrong; it is named.
@@ -245,15 +312,26 @@ def prepare_chat(body: ChatCompletionBody) -> PreparedChat:
     template_kwargs = dict(body.chat_template_kwargs or {})
     if body.add_generation_prompt is not None:
         template_kwargs["add_generation_prompt"] = body.add_generation_prompt
+    if body.reasoning_effort is not None:
+        template_kwargs = {**effort_kwargs(body.reasoning_effort), **template_kwargs}
+    form = answer_form(body, parsers, grammar=body.grammar(), template_kwargs=template_kwargs)
+    template_kwargs |= form.template_kwargs
     if template_kwargs:
         options["chat_template_kwargs"] = template_kwargs
     return PreparedChat(
         prompts=[template_messages(body.messages)],
-        params=body.sampling_params(max_tokens=body.max_completion_tokens, logprobs=num_top),
+        params=body.sampling_params(
+            max_tokens=body.max_completion_tokens,
+            logprobs=num_top,
+            structured_outputs=form.grammar,
+            skip_special_tokens=False if form.needs_special_tokens else None,
+        ),
         options=options,
         stream=bool(body.stream),
         num_top_logprobs=num_top,
         includes_usage=body.includes_usage,
+        form=form,
+        style=find_tool_call_style(parsers.tool_call),
     )
 
 

@@ -140,7 +140,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             values["repetition_detection"] = RepetitionDetectionParams(
                 **msgspec.structs.asdict(self.repetition_detection)
             )
-        if "structured_outputs" not in values and (grammar := self._grammar()) is not None:
+        if "structured_outputs" not in values and (grammar := self.grammar()) is not None:
             values["structured_outputs"] = grammar
         return SamplingParams(**{"max_tokens": None, **values})
 
@@ -157,7 +157,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             options["cache_salt"] = self.cache_salt
         return options
 
-    def _grammar(self) -> StructuredOutputsParams | None:
+    def grammar(self) -> StructuredOutputsParams | None:
         """``structured_outputs``, or the ``guided_*`` that vLLM had before it."""
         guided = {name: value for name in _GUIDED if (value := getattr(self, f"guided_{name}")) is not None}
         if self.structured_outputs is None:

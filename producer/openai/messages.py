@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from .errors import bad_field
+from .tools.messages import check_tool_calls, check_tool_result
 
 
 class ContentPart(msgspec.Struct):
@@ -56,6 +57,10 @@ def _template_message(path: str, message: ChatMessage) -> dict[str, Any]:
     if content is None and not (message.role == "assistant" and message.tool_calls):
         raise bad_field(f"{path}.content", f"{path}.content must be text, got null")
     taken: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
+    if message.tool_calls:
+        check_tool_calls(message.tool_calls, f"{path}.tool_calls")
+    if message.role == "tool":
+        check_tool_result(message.tool_call_id, f"{path}.tool_call_id")
     for name in _PASSED_ON:
         value = getattr(message, name)
         if value is not UNSET and value is not None:

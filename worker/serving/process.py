@@ -28,6 +28,7 @@ from ...shared.log import configure_logging
 from ...shared.messages import EngineCoreOutputs, EngineState, Ready, WorkerStatus
 from ...shared.records import DeathCause, ModelCard
 from ..config import STATUS_INTERVAL_S, WorkerConfig
+from ..text.chat_style import ChatStyle
 from ..text.tokenizer import TextCodec
 from .core_client import CoreClient, CoreLostError, CoreStartupError
 from .heartbeat import Heartbeat
@@ -121,7 +122,7 @@ class WorkerProcess:
         return ready, codec
 
     async def _serve(self, ready: Ready, codec: TextCodec, signals: StopSignals) -> int:
-        await self._register(ready)
+        await self._register(ready, codec.chat_style)
         self._heartbeat.core_pid = self._core.pid
         # A caller that will not wait for an engine asks for its lease: whoever hears of READY must find one.
         await self._service.take_lease()
@@ -164,13 +165,15 @@ class WorkerProcess:
         )
         await self._service.abandon(cause, is_external=death.is_external)
 
-    async def _register(self, ready: Ready) -> None:
+    async def _register(self, ready: Ready, style: ChatStyle) -> None:
         card = ModelCard(
             model=self._config.engine.model_name,
             architecture=ready.architecture,
             max_model_len=ready.max_model_len,
             vocab_size=ready.vocab_size,
             dtype=ready.dtype,
+            tool_call_parser=style.tool_call_parser,
+            reasoning_parser=style.reasoning_parser,
         )
         await self._commands.execute("HSET", self._keys.models(), card.model, msgspec.json.encode(card))
         log.info(

@@ -1,6 +1,7 @@
 """A model's chat template, rendered in jinja2's sandbox with the names that templates on the hub expect.
 
-Source: transformers, "Chat templates" (trim_blocks, lstrip_blocks, ``raise_exception``, ``strftime_now``, ``tojson``).
+Source: transformers, "Chat templates" (trim_blocks, lstrip_blocks, ``raise_exception``, ``strftime_now``, ``tojson``,
+``tools`` and ``documents`` that are None where there are none, a template of its own for tools).
 """
 
 from __future__ import annotations
@@ -15,48 +16,61 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...shared.errors import ModelLoadError, ValidationError
+from .chat_messages import MessageForm, Messages
 
 
 class ChatTemplate:
     """Turns chat messages into the text the model was trained on."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: dict[str, str], tool_use_source: str | None = None) -> None:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
+        self.source, self.tool_use_source = source, source if tool_use_source is None else tool_use_source
         try:
-            self._template = environment.from_string(source)
+            self._template = environment.from_string(self.source)
+            self._tool_use_template = environment.from_string(self.tool_use_source)
         except TemplateError as error:
             raise ModelLoadError(f"the chat template cannot be read: {error}") from error
         self._special_tokens = special_tokens
+        self._form = MessageForm(self._render)
 
     @classmethod
     def load(cls, folder: Path, config: dict[str, Any]) -> ChatTemplate | None:
         """Return the template of ``chat_template.jinja`` or of the tokenizer's configuration, or None."""
         path = folder / "chat_template.jinja"
         source = path.read_text() if path.is_file() else config.get("chat_template")
+        tool_use_path, tool_use_source = folder / "additional_chat_templates" / "tool_use.jinja", None
+        if tool_use_path.is_file():
+            tool_use_source = tool_use_path.read_text()
         if isinstance(source, list):  # several named templates
-            source = next((t["template"] for t in source if t.get("name") == "default"), None)
+            named = {template.get("name"): template.get("template") for template in source}
+            source, tool_use_source = named.get("default"), named.get("tool_use")
         if not source:
             return None
-        return cls(source, _special_tokens(config))
+        return cls(source, _special_tokens(config), tool_use_source)
 
     @staticmethod
     def missing() -> ValidationError:
         return ValidationError("messages: this model has no chat template; pass the prompt as text or token ids")
 
-    def render(self, messages: list[dict[str, Any]], kwargs: dict[str, Any]) -> str:
-        """Return the prompt text for ``messages``.
+    def render(self, messages: Messages, kwargs: dict[str, Any]) -> str:
+        """Return the prompt text for ``messages``; ``kwargs`` are more names for the template, ``tools`` among them.
 
         Raises:
             ValidationError: the template refuses the messages, or fails on them.
         """
-        names = {"add_generation_prompt": True, **self._special_tokens, **kwargs, "messages": messages}
         try:
-            return self._template.render(**names)
+            return self._render(self._form.apply(messages), {"add_generation_prompt": True, **kwargs})
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             raise ValidationError(f"messages: the chat template refuses them: {error}") from error
+
+    def _render(self, messages: Messages, names: dict[str, Any]) -> str:
+        template = self._template if names.get("tools") is None else self._tool_use_template
+        return template.render(
+            **{"tools": None, "documents": None, **self._special_tokens, **names, "messages": messages}
+        )
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
@@ -78,5 +92,11 @@ def _strftime_now(pattern: str) -> str:
     return datetime.datetime.now().strftime(pattern)
 
 
-def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from ...shared.errors import ModelLoadError, UnsupportedParameterError
 from ...shared.params import SamplingParams
+from .chat_style import ChatStyle, style_of
 from .chat_template import ChatTemplate
 from .detokenizer import IncrementalDetokenizer, TokenKinds
 from .token_bytes import TokenBytes
@@ -71,6 +72,11 @@ class TextCodec:
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         """The text of ``token_ids`` by themselves."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    @property
+    def chat_style(self) -> ChatStyle:
+        """How the model writes tool calls and reasoning, as far as its chat template shows it."""
+        return ChatStyle() if self._chat_template is None else style_of(self._chat_template)
 
     def complete(self, params: SamplingParams) -> SamplingParams:
         """Return ``params`` with the token ids that an engine needs and only a tokenizer knows.

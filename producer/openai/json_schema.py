@@ -1,0 +1,115 @@
+"""JSON schemas that callers bring: whether they are any, and one placed inside of another.
+
+What a schema says, and whether the engine's library can hold an output to it, is found out by the engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...shared.errors import ValidationError
+from ...shared.structured_checks import MAX_GRAMMAR_NESTING
+
+_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+_MAPS_OF_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")
+_LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMAS = ("items", "additionalProperties", "not")
+_VALUES = ("const", "enum", "default", "examples")
+
+
+def check_schema(schema: object, field: str) -> dict[str, Any]:
+    """Return ``schema`` if it is a JSON schema.
+
+    Raises:
+        ValidationError: it is none; names the place below ``field``.
+    """
+    if not isinstance(schema, dict):
+        raise ValidationError(f"{field} must be a JSON schema, an object, got {schema!r}")
+    _check(schema, field, schema, depth=1)
+    return schema
+
+
+def under_definition(schema: dict[str, Any], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return ``schema`` so that it can stand inside of another, and the definitions that the other must have for it.
+
+    References point from the root of a document, so a schema that has any moves to ``#/$defs/name`` as a whole.
+    """
+    moved = _with_references_below(schema, f"#/$defs/{name}")
+    return (schema, {}) if moved == schema else ({"$ref": f"#/$defs/{name}"}, {name: moved})
+
+
+def _check(schema: object, place: str, root: dict[str, Any], depth: int) -> None:
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, dict):
+        raise ValidationError(f"{place} must be a JSON schema, an object, got {schema!r}")
+    if depth > MAX_GRAMMAR_NESTING:
+        raise ValidationError(f"{place} is nested deeper than {MAX_GRAMMAR_NESTING}; make the schema flatter")
+    _check_keywords(schema, place, root)
+    for key in _MAPS_OF_SCHEMAS:
+        if key in schema:
+            for name, child in _of_type(schema[key], dict, "an object", f"{place}.{key}").items():
+                _check(child, f"{place}.{key}.{name}", root, depth + 1)
+    for key in _LISTS_OF_SCHEMAS:
+        if key in schema:
+            children = _of_type(schema[key], list, "a list of schemas", f"{place}.{key}")
+            if not children:
+                raise ValidationError(f"{place}.{key} must have at least one schema")
+            for position, child in enumerate(children):
+                _check(child, f"{place}.{key}[{position}]", root, depth + 1)
+    for key in _SCHEMAS:
+        if key in schema:
+            _check(schema[key], f"{place}.{key}", root, depth + 1)
+
+
+def _check_keywords(schema: dict[str, Any], place: str, root: dict[str, Any]) -> None:
+    if "type" in schema:
+        types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        if not types or not all(isinstance(name, str) and name in _TYPES for name in types):
+            raise ValidationError(f"{place}.type must be one or more of {', '.join(_TYPES)}, got {schema['type']!r}")
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise ValidationError(f"{place}.required must be a list of names, got {required!r}")
+    if "enum" in schema and not _of_type(schema["enum"], list, "a list of values", f"{place}.enum"):
+        raise ValidationError(f"{place}.enum must have at least one value")
+    reference = schema.get("$ref")
+    if reference is not None and not _is_found(reference, root):
+        raise ValidationError(f"{place}.$ref must point to a schema in the same document, got {reference!r}")
+
+
+def _of_type(value: Any, kind: type, description: str, place: str) -> Any:
+    if not isinstance(value, kind):
+        raise ValidationError(f"{place} must be {description}, got {value!r}")
+    return value
+
+
+def _is_found(reference: object, root: dict[str, Any]) -> bool:
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        return False
+    node: Any = root
+    for part in reference.split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+            node = node[int(key)]
+        elif isinstance(node, dict) and key in node:
+            node = node[key]
+        else:
+            return False
+    return isinstance(node, dict | bool)
+
+
+def _with_references_below(node: Any, root: str) -> Any:
+    """A copy of a schema, or of a list of some, whose references begin at ``root`` instead of ``#``."""
+    if isinstance(node, list):
+        return [_with_references_below(item, root) for item in node]
+    if not isinstance(node, dict):
+        return node
+    moved: dict[str, Any] = {}
+    for key, value in node.items():
+        if key in _MAPS_OF_SCHEMAS and isinstance(value, dict):
+            moved[key] = {name: _with_references_below(child, root) for name, child in value.items()}
+        elif key == "$ref" and isinstance(value, str):
+            moved[key] = root + value[1:]
+        else:
+            moved[key] = value if key in _VALUES else _with_references_below(value, root)
+    return moved

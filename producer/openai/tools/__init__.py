@@ -1,0 +1,1 @@
+"""Tool calls: definitions checked, choices enforced, calls taken out of the text."""

@@ -1,0 +1,120 @@
+"""The tools that a request offers, and which of them the model shall call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ....shared.errors import ValidationError
+from ..json_schema import check_schema
+
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_KEYS = frozenset({"name", "description", "parameters", "strict"})
+
+
+class Function(NamedTuple):
+    """A function that the model may call; ``parameters`` is the JSON schema of its arguments, an object."""
+
+    name: str
+    description: str | None
+    parameters: dict[str, Any]
+    strict: bool
+
+    @property
+    def for_template(self) -> dict[str, Any]:
+        """As transformers hands a tool to a chat template, keys in its order."""
+        function: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        function["parameters"] = self.parameters
+        return {"type": "function", "function": function}
+
+
+class ToolChoice(NamedTuple):
+    """``mode`` is "none", "auto" or "required"; with ``name`` only that function may be called."""
+
+    mode: str
+    name: str | None = None
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the answer is one or more calls, and nothing else."""
+        return self.mode == "required"
+
+
+def read_tools(tools: object) -> list[Function]:
+    """Return the functions that ``tools``, OpenAI's list or None, offers.
+
+    Raises:
+        ValidationError: something in it is wrong; names the field.
+    """
+    if tools is None:
+        return []
+    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
+        raise ValidationError(f"tools must be a list of tools, got {tools!r}")
+    functions: dict[str, Function] = {}
+    for position, tool in enumerate(tools):
+        function = _read_tool(tool, f"tools[{position}]")
+        if function.name in functions:
+            raise ValidationError(f"tools[{position}].function.name must be another than before, got {function.name!r}")
+        functions[function.name] = function
+    return list(functions.values())
+
+
+def read_tool_choice(tool_choice: object, functions: Sequence[Function]) -> ToolChoice:
+    """Return what ``tool_choice`` asks for; None is "auto" where there are tools, else "none".
+
+    Raises:
+        ValidationError: it is no choice, or one that ``functions`` do not leave.
+    """
+    if tool_choice is None:
+        return ToolChoice("auto" if functions else "none")
+    if tool_choice in ("none", "auto", "required"):
+        assert isinstance(tool_choice, str)
+        if tool_choice == "required" and not functions:
+            raise ValidationError("tool_choice is 'required', but there are no tools; pass tools")
+        return ToolChoice(tool_choice if functions else "none")
+    if not isinstance(tool_choice, Mapping) or tool_choice.get("type") != "function":
+        raise ValidationError(
+            "tool_choice must be 'none', 'auto', 'required' or "
+            f"{{'type': 'function', 'function': {{'name': ...}}}}, got {tool_choice!r}"
+        )
+    function = tool_choice.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    known = [function.name for function in functions]
+    if name not in known:
+        offered = ", ".join(known) or "none"
+        raise ValidationError(f"tool_choice.function.name must be one of the tools ({offered}), got {name!r}")
+    return ToolChoice("required", name)
+
+
+def _read_tool(tool: object, field: str) -> Function:
+    if not isinstance(tool, Mapping):
+        raise ValidationError(f"{field} must be an object, got {tool!r}")
+    if tool.get("type") != "function":
+        raise ValidationError(f"{field}.type must be 'function', the only kind served here, got {tool.get('type')!r}")
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        raise ValidationError(f"{field}.function must be an object, got {function!r}")
+    unknown = sorted(map(str, function.keys() - _KEYS))
+    if unknown:
+        raise ValidationError(f"{field}.function.{unknown[0]} is unknown; a function has {', '.join(sorted(_KEYS))}")
+    name, description, strict = function.get("name"), function.get("description"), function.get("strict")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ValidationError(f"{field}.function.name must be 1 to 64 of a-z, A-Z, 0-9, _ and -, got {name!r}")
+    if not isinstance(description, str | None):
+        raise ValidationError(f"{field}.function.description must be a string, got {description!r}")
+    if not isinstance(strict, bool | None):
+        raise ValidationError(f"{field}.function.strict must be true or false, got {strict!r}")
+    return Function(name, description, _read_parameters(function, f"{field}.function.parameters"), bool(strict))
+
+
+def _read_parameters(function: Mapping[str, Any], field: str) -> dict[str, Any]:
+    given = function.get("parameters")
+    parameters = {"type": "object", "properties": {}} if given is None else check_schema(given, field)
+    if not parameters:
+        return {"type": "object"}
+    if parameters.get("type", "object") != "object":
+        raise ValidationError(f"{field}.type must be 'object', got {parameters['type']!r}")
+    return parameters

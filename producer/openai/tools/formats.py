@@ -1,0 +1,128 @@
+"""The forms in which models write tool calls: what begins a section of calls, and the grammar of one.
+
+A grammar is begun with the first character behind the marker (or with the first of the text), and returns where the
+section has ended; what it has not settled by then is content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .call_reader import CallReader
+from .json_reader import MalformedError, Reader, read_literally, skip_whitespace
+
+HERMES_BEGIN, HERMES_END = "<tool_call>", "</tool_call>"
+_MISTRAL_CALL_ID, _MISTRAL_ARGUMENTS = "[CALL_ID]", "[ARGS]"
+_MAX_NAME_CHARS = 256
+
+Grammar = Callable[[CallReader, str], Reader[None]]
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """How a family of models writes calls.
+
+    Args:
+        read_section: its grammar.
+        marker: what begins a section anywhere in the text; may be a special token of the vocabulary.
+        first_chars: a text that begins with one of these, whitespace aside, begins with a section that has no marker.
+        names_must_match: an object that names no tool of the request is content. For forms without a marker, in which
+            an answer in JSON looks like a call.
+    """
+
+    read_section: Grammar
+    marker: str | None = None
+    first_chars: str = ""
+    names_must_match: bool = False
+
+
+def _read_hermes(reader: CallReader, char: str) -> Reader[None]:
+    """An object, then the end marker, which some models leave out, and the end of the text may cut."""
+    char = yield from skip_whitespace(char)
+    char = yield from reader.read_call(char)
+    char = yield from skip_whitespace(char)
+    for expected in HERMES_END:
+        if not char or char == expected == ">":
+            reader.settle()
+        if char != expected or char == ">":
+            return
+        char = yield
+
+
+def _read_llama3(reader: CallReader, char: str) -> Reader[None]:
+    """Objects, with semicolons between them."""
+    while True:
+        char = yield from skip_whitespace(char)
+        char = yield from reader.read_call(char)
+        char = yield from skip_whitespace(char)
+        if char == ";":
+            char = yield
+        elif char != "{":
+            return
+
+
+def _read_mistral(reader: CallReader, char: str) -> Reader[None]:
+    """A list of objects or, since the tokenizer's version 11, ``name[ARGS]{...}``."""
+    char = yield from skip_whitespace(char)
+    if char == "[":
+        yield from _read_list(reader, char)
+    elif char == "{":
+        yield from reader.read_call(char)
+    else:
+        name, char = yield from _read_mistral_name(char)
+        yield from reader.read_arguments_of(name, char)
+
+
+def _read_mistral_name(char: str) -> Reader[tuple[str, str]]:
+    """Returns the name, and the first character of the arguments."""
+    name = ""
+    while char not in ("[", "{", ""):
+        if len(name) == _MAX_NAME_CHARS or not char.isprintable():
+            raise MalformedError
+        name += char
+        char = yield
+    if char == "[":
+        char = yield
+        if char == "C":
+            char = yield from read_literally(_MISTRAL_CALL_ID[1:], char)
+            while char != "[":
+                if not char.isalnum():
+                    raise MalformedError
+                char = yield
+            char = yield
+        char = yield from read_literally(_MISTRAL_ARGUMENTS[1:], char)
+        char = yield from skip_whitespace(char)
+    return name.strip(), char
+
+
+def _read_list(reader: CallReader, char: str) -> Reader[None]:
+    """A JSON list of objects."""
+    char = yield from read_literally("[", char)
+    char = yield from skip_whitespace(char)
+    if char == "]":
+        reader.settle()
+        return
+    while True:
+        char = yield from reader.read_call(char)
+        char = yield from skip_whitespace(char)
+        if char == "]":
+            reader.settle()
+            return
+        char = yield from read_literally(",", char)
+        char = yield from skip_whitespace(char)
+
+
+def named_call(name: str) -> CallFormat:
+    """The form of an answer that is the arguments of ``name`` and nothing else."""
+
+    def read(reader: CallReader, char: str) -> Reader[None]:
+        yield from reader.read_arguments_of(name, char)
+
+    return CallFormat(read, first_chars="{")
+
+
+HERMES = CallFormat(_read_hermes, marker=HERMES_BEGIN)
+LLAMA3_JSON = CallFormat(_read_llama3, marker="<|python_tag|>", first_chars="{", names_must_match=True)
+MISTRAL = CallFormat(_read_mistral, marker="[TOOL_CALLS]")
+LIST_OF_CALLS = CallFormat(_read_list, first_chars="[")

@@ -1,0 +1,141 @@
+"""JSON read one character at a time, as generators that are sent characters.
+
+A reader of a value is begun with the value's first character, and returns the first one behind the value. The end of
+the text is sent as an empty string. Whatever is no JSON raises ``MalformedError`` at the character where that shows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator
+from typing import TypeVar
+
+T = TypeVar("T")
+Reader = Generator[None, str, T]
+
+MAX_NESTING = 64
+
+_WHITESPACE = frozenset(" \t\n\r")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_OF_NUMBERS = frozenset("0123456789+-.eE")
+_ESCAPED = frozenset('"\\/bfnrtu')
+_HEX = frozenset("0123456789abcdefABCDEF")
+_WORDS = {"t": "true", "f": "false", "n": "null"}
+
+
+class MalformedError(Exception):
+    """The character that was sent cannot come here."""
+
+
+def skip_whitespace(char: str) -> Reader[str]:
+    """Return the first character, from ``char`` on, that is no whitespace."""
+    while char in _WHITESPACE:
+        char = yield
+    return char
+
+
+def read_value(char: str, nesting: int = 0) -> Reader[str]:
+    """Read any JSON value."""
+    if char == "{":
+        return (yield from _read_object(nesting))
+    if char == "[":
+        return (yield from _read_array(nesting))
+    if char == '"':
+        return (yield from read_string(char))[1]
+    if char in _WORDS:
+        return (yield from read_literally(_WORDS[char], char))
+    return (yield from _read_number(char))
+
+
+def read_string(char: str) -> Reader[tuple[str, str]]:
+    """Read a string; returns it decoded, and the character behind it."""
+    if char != '"':
+        raise MalformedError
+    raw = ['"']
+    while (char := (yield)) != '"':
+        if char < " ":  # a control character, or the end of the text
+            raise MalformedError
+        raw.append(char)
+        if char == "\\":
+            raw.append((yield from _read_escape()))
+    raw.append('"')
+    return json.loads("".join(raw)), (yield)
+
+
+def read_literally(text: str, char: str) -> Reader[str]:
+    """Read exactly ``text``, which is not empty."""
+    for expected in text:
+        if char != expected:
+            raise MalformedError
+        char = yield
+    return char
+
+
+def _read_escape() -> Reader[str]:
+    char = yield
+    if char not in _ESCAPED:
+        raise MalformedError
+    if char != "u":
+        return char
+    digits = ""
+    while len(digits) < 4:
+        digit = yield
+        if digit not in _HEX:
+            raise MalformedError
+        digits += digit
+    return "u" + digits
+
+
+def _read_number(char: str) -> Reader[str]:
+    raw = ""
+    while char in _OF_NUMBERS:
+        raw += char
+        char = yield
+    if not _NUMBER.fullmatch(raw):
+        raise MalformedError
+    return char
+
+
+def _read_array(nesting: int) -> Reader[str]:
+    if nesting == MAX_NESTING:
+        raise MalformedError
+    char = yield from skip_whitespace((yield))
+    if char == "]":
+        return (yield)
+    while True:
+        char = yield from read_value(char, nesting + 1)
+        char = yield from skip_whitespace(char)
+        if char == "]":
+            return (yield)
+        char = yield from _read_comma(char)
+
+
+def _read_object(nesting: int) -> Reader[str]:
+    if nesting == MAX_NESTING:
+        raise MalformedError
+    char = yield from skip_whitespace((yield))
+    if char == "}":
+        return (yield)
+    while True:
+        _, char = yield from read_key(char)
+        char = yield from read_value(char, nesting + 1)
+        char = yield from skip_whitespace(char)
+        if char == "}":
+            return (yield)
+        char = yield from _read_comma(char)
+
+
+def read_key(char: str) -> Reader[tuple[str, str]]:
+    """Read a key and its colon; returns the key, and the first character of the value."""
+    key, char = yield from read_string(char)
+    char = yield from skip_whitespace(char)
+    if char != ":":
+        raise MalformedError
+    return key, (yield from skip_whitespace((yield)))
+
+
+def _read_comma(char: str) -> Reader[str]:
+    if char != ",":
+        raise MalformedError
+    return (yield from skip_whitespace((yield)))

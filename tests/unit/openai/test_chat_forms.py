@@ -1,0 +1,207 @@
+"""Tools, response formats and reasoning of a chat completion: what the engine is asked, and how the answer is told."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.producer.openai.endpoints import CHAT_COMPLETIONS, prepare
+from penstock.producer.openai.errors import OpenAIError
+from penstock.producer.openai.parsers import ParserChoice, Parsers
+from penstock.producer.openai.prepared import Prepared
+from penstock.producer.outputs import CompletionOutput, RequestOutput
+from penstock.shared.errors import ConfigurationError
+from penstock.shared.messages import Delta, FinishReason
+from penstock.shared.records import ModelCard
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
+NOW = {"type": "function", "function": {"name": "now"}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>'
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
+
+
+def chat(reasoning: str = "none", tool_call: str = "hermes", **fields: Any) -> Prepared:
+    body = {"messages": [{"role": "user", "content": "Hot?"}], **fields}
+    return prepare(CHAT_COMPLETIONS, body, lambda _: Parsers(tool_call, reasoning))
+
+
+def answered(prepared: Prepared, text: str, reason: FinishReason = FinishReason.STOP) -> dict[str, Any]:
+    """The only choice of the response."""
+    output = CompletionOutput(index=0, text=text, token_ids=[1], finish_reason=reason)
+    whole = RequestOutput(request_id="r", model="m", prompt=None, outputs=[output], usage=None)
+    return msgspec.to_builtins(prepared.answer(whole))["choices"][0]
+
+
+def streamed(prepared: Prepared, *texts: str, reason: FinishReason = FinishReason.STOP) -> dict[str, Any]:
+    """The chunks of a stream, put together as a client does it."""
+    chunks = prepared.events("r", "m")
+    message: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": []}
+    finish_reason = None
+    for index, text in enumerate(texts):
+        is_last = index == len(texts) - 1
+        chunk = chunks.feed(Delta(index=index, token_ids=[1], text=text, finish_reason=reason if is_last else None))
+        for choice in msgspec.to_builtins(chunk)["choices"] if chunk else ():
+            finish_reason = choice["finish_reason"] or finish_reason
+            message["content"] += choice["delta"].get("content", "")
+            message["reasoning"] += choice["delta"].get("reasoning", "")
+            for call in choice["delta"].get("tool_calls", ()):
+                if "id" in call:
+                    assert call.pop("index") == len(message["tool_calls"])
+                    message["tool_calls"].append(call)
+                else:
+                    known = message["tool_calls"][call["index"]]["function"]
+                    known["arguments"] += call["function"]["arguments"]
+    return {"message": message, "finish_reason": finish_reason}
+
+
+def test_tools_reach_the_template_unless_none_is_to_be_called() -> None:
+    kwargs = chat(tools=[WEATHER]).options.get("chat_template_kwargs")
+    assert kwargs == {"tools": [WEATHER]}
+    assert chat(tools=[WEATHER], tool_choice="none").options.get("chat_template_kwargs") is None
+    assert answered(chat(tools=[WEATHER], tool_choice="none"), CALL)["message"]["content"] == CALL
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        ("auto", CALL),
+        ("required", '[{"name": "weather", "parameters": {"city": "Bonn"}}]'),
+        ({"type": "function", "function": {"name": "weather"}}, '{"city": "Bonn"}'),
+    ],
+    ids=["auto", "required", "named"],
+)
+def test_a_call_is_told_the_same_whole_and_in_any_pieces(choice: Any, text: str) -> None:
+    prepared = chat(tools=[WEATHER, NOW], tool_choice=choice)
+    told = answered(prepared, text)
+    (call,) = told["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Bonn"}'}
+    assert (told["finish_reason"], told["message"]["content"]) == ("tool_calls", None)
+    for pieces in ([text], list(text), [text[:30], text[30:], ""]):
+        told = streamed(prepared, *pieces)
+        assert (told["message"]["tool_calls"], told["finish_reason"]) == ([call], "tool_calls")
+        assert told["message"]["content"] == ""
+
+
+def test_a_call_that_the_limit_cuts_keeps_its_reason() -> None:
+    prepared = chat(tools=[WEATHER], tool_choice="required")
+    text = '[{"name": "weather", "parameters": {"city": "Bo'
+    for told in (answered(prepared, text, FinishReason.LENGTH), streamed(prepared, text, reason=FinishReason.LENGTH)):
+        assert told["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Bo'
+        assert told["finish_reason"] == "length"
+
+
+def test_without_parallel_calls_only_the_first_counts() -> None:
+    prepared = chat(tools=[WEATHER, NOW], parallel_tool_calls=False)
+    text = f'{CALL}\n<tool_call>{{"name": "now"}}</tool_call>'
+    assert len(answered(prepared, text)["message"]["tool_calls"]) == 1
+    assert len(streamed(prepared, *text)["message"]["tool_calls"]) == 1
+    assert len(answered(chat(tools=[WEATHER]), text)["message"]["tool_calls"]) == 2
+    held = chat(tools=[NOW], tool_choice="required", parallel_tool_calls=False).params.structured_outputs
+    assert held is not None
+    assert isinstance(held.json, dict)
+    assert held.json["maxItems"] == 1
+
+
+def test_reasoning_is_told_apart_in_answers_and_streams() -> None:
+    text = f"<think>\nIs it?\n</think>\n\nI look.\n{CALL}"
+    prepared = chat("qwen3", tools=[WEATHER])
+    message = answered(prepared, text)["message"]
+    assert (message["reasoning"], message["reasoning_content"], message["content"]) == ("Is it?", "Is it?", "I look.")
+    assert message["tool_calls"][0]["function"]["name"] == "weather"
+    told = streamed(prepared, *text)
+    assert {name: message[name] for name in told["message"]} == told["message"]
+    assert "reasoning" not in answered(chat("qwen3", include_reasoning=False), text)["message"]
+    assert answered(chat("none"), text)["message"]["content"] == text
+
+
+def test_the_prompt_may_have_begun_the_reasoning() -> None:
+    def content(**fields: Any) -> str | None:
+        return answered(chat("deepseek_r1", **fields), "Six.")["message"]["content"]
+
+    assert content() is None
+    assert content(chat_template_kwargs={"enable_thinking": False}) == "Six."
+    assert content(reasoning_effort="none") == "Six."
+    assert content(add_generation_prompt=False) == "Six."
+    # A grammar holds from the first token on.
+    assert content(structured_outputs={"regex": "Six."}) == "Six."
+    assert content(response_format=SCHEMA) == "Six."
+
+
+def test_special_tokens_are_asked_for_where_they_may_be_markers() -> None:
+    assert not chat(tools=[WEATHER]).params.skip_special_tokens
+    assert not chat("qwen3").params.skip_special_tokens
+    for plain in (chat(), chat(tools=[WEATHER], tool_choice="none"), chat(tools=[WEATHER], tool_choice="required")):
+        assert plain.params.skip_special_tokens
+
+
+def test_what_the_output_is_held_to() -> None:
+    held = chat(response_format=SCHEMA).params.structured_outputs
+    assert held is not None
+    assert held.json == CITY
+    assert chat(tools=[WEATHER]).params.structured_outputs is None
+    strict = {"type": "function", "function": {"name": "weather", "parameters": CITY, "strict": True}}
+    tagged = chat(tools=[strict]).params.structured_outputs
+    assert tagged is not None
+    assert tagged.structural_tag is not None
+    assert json.loads(tagged.structural_tag)["triggers"] == ["<tool_call>"]
+    assert chat(tool_call="mistral", tools=[strict]).params.structured_outputs is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "web"}]}, "tools[0].type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": SCHEMA, "structured_outputs": {"regex": "a"}}, "response_format"),
+        ({"response_format": SCHEMA, "tools": [WEATHER]}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}, "tools": [WEATHER], "tool_choice": "required"}, "structured_outputs"),
+        ({"reasoning_effort": "most"}, "reasoning_effort"),
+        ({"messages": [{"role": "tool", "content": "3"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages[0].tool_calls[0].function"),
+    ],
+)
+def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(OpenAIError) as caught:
+        chat(**fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_parsers_are_those_of_the_card_unless_chosen() -> None:
+    cards = {"m": ModelCard(model="m", tool_call_parser="mistral", reasoning_parser="qwen3"), "p": ModelCard(model="p")}
+    assert ParserChoice().among(cards, "m") == Parsers("mistral", "qwen3")
+    assert ParserChoice().among(cards, "p") == ParserChoice().among(cards, None) == Parsers("hermes", "none")
+    assert ParserChoice().among({"m": cards["m"]}, None) == Parsers("mistral", "qwen3")
+    assert ParserChoice(tool_call="llama3_json", reasoning="none").of(cards["m"]) == Parsers("llama3_json", "none")
+    for wrong in ({"tool_call": "x"}, {"reasoning": "x"}):
+        with pytest.raises(ConfigurationError, match=r"_parser must be one of .* got 'x'"):
+            ParserChoice(**wrong)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_any_cutting_of_a_stream_tells_the_same(data: st.DataObject) -> None:
+    fragments = [
+        "<think>",
+        "</think>",
+        CALL,
+        "<tool_call>",
+        " ",
+        "\n",
+        "so",
+        '{"name": "now", "arguments": {"a": ',
+        "}",
+    ]
+    text = "".join(data.draw(st.lists(st.sampled_from(fragments), max_size=8)))
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
+    bounds = [0, *cuts, len(text)]
+    pieces = [text[start:end] for start, end in itertools.pairwise(bounds)]
+    prepared = chat("qwen3", tools=[WEATHER, NOW], stream=True)
+    assert streamed(prepared, *pieces) == streamed(prepared, text)

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.producer.openai.json_schema import check_schema, under_definition
+from penstock.producer.openai.response_format import structured_outputs_of
+from penstock.producer.openai.tools.definitions import ToolChoice, read_tool_choice, read_tools
+from penstock.producer.openai.tools.forcing import forced_calls, strict_hermes_calls
+from penstock.producer.openai.tools.registry import TOOL_CALL_PARSERS, find_tool_call_style
+from penstock.shared.errors import ValidationError
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def tool(name: str = "weather", **function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **function}}
+
+
+def test_a_tool_reaches_the_template_as_transformers_gives_it() -> None:
+    strict, plain = read_tools([tool(parameters=CITY, description="Tells.", strict=True), tool("now")])
+    assert strict.for_template == tool(description="Tells.", parameters=CITY)
+    assert list(strict.for_template["function"]) == ["name", "description", "parameters"]
+    assert plain.for_template == tool("now", parameters={"type": "object", "properties": {}})
+    assert (strict.strict, plain.strict) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        ("weather", "tools must be a list"),
+        ([1], r"tools\[0\] must be an object"),
+        ([{"type": "custom"}], r"tools\[0\]\.type must be 'function'"),
+        ([{"type": "function", "function": 1}], r"tools\[0\]\.function must be an object"),
+        ([tool("a b")], r"tools\[0\]\.function\.name must be 1 to 64"),
+        ([tool(), tool()], r"tools\[1\]\.function\.name must be another"),
+        ([tool(description=1)], r"tools\[0\]\.function\.description must be a string"),
+        ([tool(strict="yes")], r"tools\[0\]\.function\.strict must be true or false"),
+        ([tool(schema={})], r"tools\[0\]\.function\.schema is unknown"),
+        ([tool(parameters=[])], r"tools\[0\]\.function\.parameters must be a JSON schema"),
+        ([tool(parameters={"type": "array"})], r"tools\[0\]\.function\.parameters\.type must be 'object'"),
+        ([tool(parameters={"properties": {"a": 1}})], r"parameters\.properties\.a must be a JSON schema"),
+    ],
+)
+def test_a_tool_that_is_none_is_named(tools: object, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        read_tools(tools)
+
+
+def test_the_choice_of_a_tool() -> None:
+    functions = read_tools([tool(), tool("now")])
+    assert read_tool_choice(None, functions) == ToolChoice("auto")
+    assert read_tool_choice(None, []) == read_tool_choice("auto", []) == ToolChoice("none")
+    assert read_tool_choice("required", functions) == ToolChoice("required")
+    assert read_tool_choice(tool("now"), functions) == ToolChoice("required", "now")
+    for choice, message in [
+        ("any", "tool_choice must be 'none', 'auto', 'required' or"),
+        ({"type": "allowed_tools"}, "tool_choice must be"),
+        (tool("then"), r"tool_choice\.function\.name must be one of the tools \(weather, now\), got 'then'"),
+    ]:
+        with pytest.raises(ValidationError, match=message):
+            read_tool_choice(choice, functions)
+    with pytest.raises(ValidationError, match="no tools"):
+        read_tool_choice("required", [])
+
+
+def test_forced_calls_are_arguments_or_a_list() -> None:
+    functions = read_tools([tool(parameters=CITY), tool("now")])
+    named = forced_calls(functions, ToolChoice("required", "weather"), is_parallel=True)
+    assert named.json == CITY
+    schema: Any = forced_calls(functions, ToolChoice("required"), is_parallel=False).json
+    assert (schema["minItems"], schema["maxItems"]) == (1, 1)
+    assert [call["properties"]["name"] for call in schema["items"]["anyOf"]] == [{"const": "weather"}, {"const": "now"}]
+
+
+def test_references_still_point_to_their_definitions_inside_of_another_schema() -> None:
+    tree = {
+        "type": "object",
+        "properties": {"left": {"$ref": "#"}, "value": {"$ref": "#/$defs/value"}, "const": {"$ref": "#"}},
+        "default": {"$ref": "#"},
+        "$defs": {"value": {"type": "integer"}},
+    }
+    assert under_definition(CITY, "a") == (CITY, {})
+    inside, definitions = under_definition(tree, "tree")
+    assert inside == {"$ref": "#/$defs/tree"}
+    moved = definitions["tree"]["properties"]
+    assert moved["left"] == {"$ref": "#/$defs/tree"}
+    assert moved["value"] == {"$ref": "#/$defs/tree/$defs/value"}
+    assert moved["const"] == {"$ref": "#/$defs/tree"}
+    assert definitions["tree"]["default"] == {"$ref": "#"}
+    check_schema({"anyOf": [inside], "$defs": definitions}, "schema")
+
+
+def test_calls_of_strict_functions_follow_their_schemas_in_free_text() -> None:
+    assert strict_hermes_calls(read_tools([tool()])) is None
+    held = strict_hermes_calls(read_tools([tool(parameters=CITY, strict=True), tool("now")]))
+    assert held is not None
+    assert held.structural_tag is not None
+    assert '"name\\": \\"weather\\", \\"arguments\\": ' in held.structural_tag
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (None, "schema must be a JSON schema"),
+        ({"type": "text"}, r"schema\.type must be one or more of"),
+        ({"type": []}, r"schema\.type must be"),
+        ({"properties": []}, r"schema\.properties must be an object"),
+        ({"required": "a"}, r"schema\.required must be a list of names"),
+        ({"items": {"enum": []}}, r"schema\.items\.enum must have at least one"),
+        ({"anyOf": []}, r"schema\.anyOf must have at least one"),
+        ({"anyOf": [True, 1]}, r"schema\.anyOf\[1\] must be a JSON schema"),
+        ({"$ref": "#/$defs/a"}, r"schema\.\$ref must point to a schema in the same document"),
+        ({"$ref": "other.json"}, r"schema\.\$ref must point"),
+    ],
+)
+def test_a_schema_that_is_none_is_named(schema: object, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        check_schema(schema, "schema")
+
+
+def test_a_schema_may_not_nest_without_end() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(100):
+        schema = {"items": schema}
+    with pytest.raises(ValidationError, match="nested deeper than 64"):
+        check_schema(schema, "schema")
+
+
+def test_response_formats() -> None:
+    assert structured_outputs_of(None) is None
+    assert structured_outputs_of({"type": "text"}) is None
+    any_object = structured_outputs_of({"type": "json_object"})
+    assert any_object is not None
+    assert any_object.json_object
+    described = {"name": "city", "schema": CITY, "strict": True}
+    held = structured_outputs_of({"type": "json_schema", "json_schema": described})
+    assert held is not None
+    assert (held.json, held.disable_additional_properties) == (CITY, True)
+
+
+@pytest.mark.parametrize(
+    ("response_format", "message"),
+    [
+        ("json", "response_format must be an object"),
+        ({"type": "xml"}, r"response_format\.type must be"),
+        ({"type": "json_schema"}, r"response_format\.json_schema must be an object"),
+        ({"type": "json_schema", "json_schema": {"schema": {}}}, r"response_format\.json_schema\.name must be"),
+        ({"type": "json_schema", "json_schema": {"name": "a"}}, r"response_format\.json_schema\.schema must be"),
+        (
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "text"}}},
+            r"response_format\.json_schema\.schema\.type must be",
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": 1}},
+            r"response_format\.json_schema\.strict must be",
+        ),
+    ],
+)
+def test_a_response_format_that_is_none_is_named(response_format: object, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        structured_outputs_of(response_format)
+
+
+def test_ids_of_calls_are_the_same_at_every_reading_and_fit_the_templates() -> None:
+    hermes, mistral = TOOL_CALL_PARSERS["hermes"], TOOL_CALL_PARSERS["mistral"]
+    assert hermes.call_id("r", 0, 1) == hermes.call_id("r", 0, 1) != hermes.call_id("r", 1, 0)
+    assert mistral.call_id("r", 0, 0).isalnum()
+    assert len(mistral.call_id("r", 0, 0)) == 9
+    with pytest.raises(ValidationError, match="tool_call_parser must be one of hermes, llama3_json, mistral, got 'x'"):
+        find_tool_call_style("x")

@@ -1,0 +1,142 @@
+"""Tools, tool calls and results in chat templates of the kinds that models on the hub have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.worker.text.chat_style import ChatStyle, style_of
+from penstock.worker.text.chat_template import ChatTemplate
+
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
+TOOLS_FIRST = """\
+{%- if tools is not none %}
+    {%- for tool in tools %}{{ tool | tojson(separators=(',', ':')) }}
+    {%- endfor %}
+{% endif %}"""
+TURN = "{%- if message.role != 'assistant' %}[{{ message.role }}]{{ message.content }}\n{%- endif %}"
+
+# As Qwen and Hermes have it: the object is made JSON; a text would be quoted once more.
+HERMES = (
+    TOOLS_FIRST
+    + """\
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}[assistant]{{ message.content if message.content else '' }}
+        {%- for call in message.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}
+    {%- endif %}
+    """
+    + TURN
+    + """\
+{%- endfor %}
+{%- if add_generation_prompt %}[assistant]{% endif %}"""
+)
+
+# As DeepSeek has it: the arguments are concatenated, and a call is one only without content.
+CONCATENATED = (
+    TOOLS_FIRST
+    + """\
+{%- for message in messages %}
+    {%- if message['role'] == 'assistant' and message['content'] is none %}
+        {%- for call in message['tool_calls'] %}{{ 'call ' + call['function']['arguments'] }}{% endfor %}
+    {%- elif message['role'] == 'assistant' %}{{ message['content'].split('</think>')[-1] }}
+    {%- endif %}
+    """
+    + TURN
+    + """\
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '[assistant]<think>\\n' }}{% endif %}"""
+)
+
+# Content is concatenated, too: None would fail.
+CONTENT_FIRST = (
+    TOOLS_FIRST
+    + """\
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}{{ '[assistant]' + message.content }}
+        {%- for call in message.tool_calls or [] %}[TOOL_CALLS]{{ call.function | tojson }}{% endfor %}
+    {%- endif %}
+    """
+    + TURN
+    + """\
+{%- endfor %}"""
+)
+
+
+def conversation(arguments: Any) -> list[dict[str, Any]]:
+    call = {"id": "a1b2c3d4e", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    return [
+        {"role": "user", "content": "1 + 2?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "3", "tool_call_id": "a1b2c3d4e"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted", "called"),
+    [
+        (HERMES, {"a": 1}, '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'),
+        (CONCATENATED, '{"a": 1}', 'call {"a": 1}'),
+        (CONTENT_FIRST, {"a": 1}, '[TOOL_CALLS]{"name": "add", "arguments": {"a": 1}}'),
+    ],
+    ids=["hermes", "concatenated", "content first"],
+)
+def test_calls_are_rendered_whichever_way_the_template_wants_their_arguments(
+    source: str, wanted: Any, called: str
+) -> None:
+    template = ChatTemplate(source, {})
+    rendered = [template.render(conversation(given), {"tools": [TOOL]}) for given in ({"a": 1}, '{"a": 1}')]
+    assert rendered[0] == rendered[1]
+    assert called in rendered[0]
+    assert json.dumps(TOOL, separators=(",", ":")) in rendered[0]
+    assert "[tool]3" in rendered[0]
+    transformers = pytest.importorskip("transformers.utils.chat_template_utils")
+    messages = conversation(wanted)
+    if source is CONTENT_FIRST:
+        messages[1]["content"] = ""
+    expected = transformers.render_jinja_template([messages], [TOOL], None, source, add_generation_prompt=True)[0]
+    assert rendered[0] == expected[0]
+
+
+def test_arguments_that_are_no_json_stay_as_the_model_wrote_them() -> None:
+    rendered = ChatTemplate(HERMES, {}).render(conversation('{"a": '), {"tools": [TOOL]})
+    assert '"arguments": "{\\"a\\": "' in rendered
+    assert '"arguments": {}' in ChatTemplate(HERMES, {}).render(conversation(""), {})
+
+
+def test_no_tools_are_none_as_in_transformers() -> None:
+    template = ChatTemplate("{{ tools is none }}{{ documents is none }}", {})
+    assert template.render([], {}) == "TrueTrue"
+
+
+def test_reasoning_is_there_under_each_of_its_names() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.reasoning_content }}{{ m.thinking }}{% endfor %}", {})
+    assert template.render([{"role": "assistant", "content": "6", "reasoning": "4 + 2"}], {}) == "4 + 24 + 2"
+
+
+def test_a_template_for_tools_takes_the_place_of_the_default_where_there_are_tools(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    for config in ({"chat_template": named}, {"chat_template": "plain"}):
+        template = ChatTemplate.load(tmp_path, config)
+        assert template is not None
+        assert (template.render([], {}), template.render([], {"tools": [TOOL]})) == ("plain", "with tools")
+
+
+def test_the_template_shows_how_calls_and_reasoning_are_written() -> None:
+    thinking = "{{ messages[0].content.split('</think>')[-1] }}"
+    for source, style in [
+        (HERMES, ChatStyle("hermes", "")),
+        (CONTENT_FIRST, ChatStyle("mistral", "")),
+        (CONCATENATED, ChatStyle("", "deepseek_r1")),
+        (HERMES + thinking, ChatStyle("hermes", "qwen3")),
+        (HERMES + "{# <function=name> #}", ChatStyle("", "")),
+        ("{{ '<|python_tag|>' }}", ChatStyle("llama3_json", "")),
+        ("{{ '</think>' }}{{ raise_exception('no') }}", ChatStyle("", "qwen3")),
+    ]:
+        assert style_of(ChatTemplate(source, {})) == style, source
