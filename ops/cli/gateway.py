@@ -33,6 +33,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shutdown-timeout", type=float, default=30.0, metavar="S", help="for running answers after SIGTERM (30)"
     )
     parser.add_argument("--keep-alive", type=float, default=15.0, metavar="S", help="between comments of a stream (15)")
+    parser.add_argument(
+        "--tool-call-parser", default="auto", metavar="NAME", help="hermes, llama3_json, mistral (by the chat template)"
+    )
+    parser.add_argument(
+        "--reasoning-parser",
+        default="auto",
+        metavar="NAME",
+        help="deepseek_r1, qwen3, mistral, seed_oss, kimi; none leaves it in the answer (by the chat template)",
+    )
     parser.add_argument("--fail-fast", action="store_true", help="503 while no engine serves the model, without a wait")
     parser.add_argument("--log-level", choices=LEVELS, default="info")
     parser.add_argument("--log-format", choices=FORMATS, default="auto")
@@ -43,6 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigurationError(f"the gateway needs {', '.join(missing)}: pip install 'penstock[gateway]'")
+    from ...producer.openai.parsers import ParserChoice
     from ..gateway.serve import serve
     from ..gateway.settings import GatewaySettings
 
@@ -61,6 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
             shutdown_timeout_s=arguments.shutdown_timeout,
             keep_alive_s=arguments.keep_alive,
             cors_origins=tuple(arguments.cors_origin),
+            parsers=ParserChoice(tool_call=arguments.tool_call_parser, reasoning=arguments.reasoning_parser),
             fail_fast=arguments.fail_fast,
         )
         return serve(settings, host=arguments.host, port=arguments.port)

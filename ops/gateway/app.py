@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...producer import Client
+from ...producer.openai.parsers import ModelParsers
 from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
 from .api_keys import ApiKeys
@@ -52,7 +53,8 @@ def build_app(settings: GatewaySettings) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         options = {"namespace": settings.namespace, "model": settings.model, "lease_ttl_s": settings.lease_ttl_s}
         async with Client.connect(settings.redis_url, **options) as client:
-            app.state.gateway = Gateway(settings, client, authenticator, metrics)
+            parsers = ModelParsers(client, settings.parsers, default_model=settings.model)
+            app.state.gateway = Gateway(settings, client, authenticator, metrics, parsers)
             yield
         await connection.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ...producer import Client
+from ...producer.openai.parsers import ModelParsers
 from .auth import Authenticator
 from .metrics import Metrics
 from .settings import GatewaySettings
@@ -17,3 +18,4 @@ class Gateway(msgspec.Struct, frozen=True):
     client: Client
     authenticator: Authenticator
     metrics: Metrics
+    parsers: ModelParsers

@@ -39,7 +39,8 @@ async def answer(client: Client, prepared: Prepared, options: RequestOptions, re
         for position, prompt in enumerate(prepared.prompts)
     ]
     try:
-        outputs = await asyncio.gather(*works)
+        with prepared.naming_fields():
+            outputs = await asyncio.gather(*works)
     finally:
         for work in works:
             work.cancel()

@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from ...producer.openai.parsers import ParserChoice
 from ...shared.errors import ConfigurationError
 from ...shared.keys import DEFAULT_NAMESPACE, check_name
 
@@ -28,6 +29,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         shutdown_timeout_s: how long running answers may take to end after SIGTERM.
         keep_alive_s: a stream that is silent for so long sends a comment, so that no proxy closes it.
         cors_origins: what browsers may call from; "*" is any, none turns CORS off.
+        parsers: what reads tool calls and reasoning in answers to chats.
         fail_fast: answer 503 at once while no engine serves the model, instead of waiting for one.
 
     Raises:
@@ -46,6 +48,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     shutdown_timeout_s: float = 30.0
     keep_alive_s: float = 15.0
     cors_origins: tuple[str, ...] = ()
+    parsers: ParserChoice = ParserChoice()
     fail_fast: bool = False
 
     def __post_init__(self) -> None:

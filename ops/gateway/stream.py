@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ...producer.openai.errors import error_of
-from ...producer.openai.prepared import ChunkMaker
+from ...producer.openai.prepared import ChunkMaker, Prepared
 from .generations import PromptDelta
 from .http import error_response
 from .position import Position
@@ -32,22 +32,23 @@ log = structlog.get_logger()
 
 
 async def events(
-    deltas: AsyncGenerator[PromptDelta], chunks: ChunkMaker, position: Position, *, num_per_prompt: int
+    deltas: AsyncGenerator[PromptDelta], prepared: Prepared, chunks: ChunkMaker, position: Position
 ) -> AsyncGenerator[bytes]:
     """Iterate over the encoded events of a stream that stands at ``position``; ends with [DONE].
 
     What ``position`` has is fed to ``chunks`` all the same, for its state, and not told again.
     """
     async with aclosing(deltas):
-        async for prompt, delta in deltas:
-            answer = prompt * num_per_prompt + delta.child
-            is_told = position.has(answer, delta)
-            chunk = chunks.feed(delta, prompt)
-            if is_told:
-                continue
-            position.advance(answer, delta)
-            if chunk is not None:
-                yield b"id: %b\ndata: %b\n\n" % (str(position).encode(), _encode(chunk))
+        with prepared.naming_fields():
+            async for prompt, delta in deltas:
+                answer = prompt * prepared.params.n + delta.child
+                is_told = position.has(answer, delta)
+                chunk = chunks.feed(delta, prompt)
+                if is_told:
+                    continue
+                position.advance(answer, delta)
+                if chunk is not None:
+                    yield b"id: %b\ndata: %b\n\n" % (str(position).encode(), _encode(chunk))
     usage = chunks.end()
     if usage is not None and not position.has_usage:
         position.has_usage = True

@@ -13,7 +13,7 @@ from .answer_parts import AnswerParser, CallDelta, MessageParts, PlainText
 from .common import OpenAIFinishReason
 from .parsers import NONE, Parsers
 from .reasoning import ReasoningFormat, ReasoningSplitter, find_reasoning_format, is_thinking_off
-from .response_format import structured_outputs_of
+from .response_format import SCHEMA_FIELD, structured_outputs_of
 from .tools.definitions import Function, ToolChoice, read_tool_choice, read_tools
 from .tools.forcing import forced_calls, strict_hermes_calls
 from .tools.formats import LIST_OF_CALLS, CallFormat, named_call
@@ -28,6 +28,7 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         functions: for the chat template; none with ``tool_choice`` "none".
         grammar: what holds the output; None leaves it free.
+        grammar_fields: from what the engine calls it to what the body does.
         call_format: None if the answer has no calls.
         is_single: only the first call counts.
         reasoning: None if nothing is split off.
@@ -37,6 +38,7 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
 
     functions: list[Function]
     grammar: StructuredOutputsParams | None
+    grammar_fields: dict[str, str]
     call_format: CallFormat | None
     is_single: bool
     reasoning: ReasoningFormat | None
@@ -160,12 +162,22 @@ def answer_form(
     return AnswerForm(
         functions=[] if choice.mode == "none" else functions,
         grammar=grammar or held or wanted,
+        grammar_fields=_grammar_fields(grammar, held, wanted),
         call_format=call_format,
         is_single=not is_parallel,
         reasoning=reasoning,
         is_inside=is_inside and reasoning is not None and reasoning.starts_in_prompt,
         includes_reasoning=fields.include_reasoning is not False,
     )
+
+
+def _grammar_fields(
+    own: StructuredOutputsParams | None, held: StructuredOutputsParams | None, wanted: StructuredOutputsParams | None
+) -> dict[str, str]:
+    if own is not None or (held is None and wanted is None):
+        return {}
+    field = SCHEMA_FIELD if held is None else "tools"
+    return {f"structured_outputs.{kind}": field for kind in ("json", "structural_tag")}
 
 
 def _calls(

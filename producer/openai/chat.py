@@ -299,13 +299,14 @@ class ChatChunks:
         )
 
 
-def prepare_chat(body: ChatCompletionBody, parsers: Parsers = Parsers()) -> PreparedChat:  # noqa: B008  # it is frozen
+def prepare_chat(body: ChatCompletionBody, parsers: Parsers | None = None) -> PreparedChat:
     """Return what a chat completion asks of a model whose answers ``parsers`` read.
 
     Raises:
         OpenAIError: a field is wrong; it is named.
         ValidationError: the same, of a sampling parameter.
     """
+    parsers = parsers or Parsers()
     body.check_stream()
     num_top = _num_top_logprobs(body)
     options = body.request_options()
@@ -331,6 +332,7 @@ def prepare_chat(body: ChatCompletionBody, parsers: Parsers = Parsers()) -> Prep
         num_top_logprobs=num_top,
         includes_usage=body.includes_usage,
         form=form,
+        fields=form.grammar_fields,
         style=find_tool_call_style(parsers.tool_call),
     )
 

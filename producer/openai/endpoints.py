@@ -18,10 +18,6 @@ from .prepared import Prepared
 CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 
 
-ParsersOf = Callable[[str | None], Parsers]
-"""Which parsers read the answers of the model that a body names."""
-
-
 class Endpoint(msgspec.Struct, frozen=True):
     """How the bodies of one path are read, and what is made of them."""
 
@@ -34,10 +30,6 @@ def _endpoint(body: type[msgspec.Struct], prepare: Callable[[Any, Parsers], Prep
     return Endpoint(body, prepare, msgspec.json.Decoder(body).decode)
 
 
-def _default_parsers(model: str | None) -> Parsers:
-    return Parsers()
-
-
 ENDPOINTS: Mapping[str, Endpoint] = {
     CHAT_COMPLETIONS: _endpoint(ChatCompletionBody, prepare_chat),
     COMPLETIONS: _endpoint(CompletionBody, lambda body, _: prepare_completion(body)),
@@ -45,19 +37,49 @@ ENDPOINTS: Mapping[str, Endpoint] = {
 }
 
 
-def prepare(path: str, body: bytes | Mapping[str, Any], parsers_of: ParsersOf = _default_parsers) -> Prepared:
-    """Return what ``body`` asks of ``path``: JSON, or what JSON was decoded to.
+class Decoded(msgspec.Struct, frozen=True):
+    """A body that has the form of its path's bodies; what it says was not looked at yet."""
 
-    ``parsers_of`` tells how answers of its model are read: ``ParserChoice.among`` the cards of the models served.
+    endpoint: Endpoint
+    body: Any
+
+    @property
+    def model(self) -> str | None:
+        """The model that it names."""
+        return self.body.model or None
+
+    def prepare(self, parsers: Parsers) -> Prepared:
+        """Return what it asks of a model whose answers ``parsers`` read.
+
+        Raises:
+            OpenAIError: 400, a field is wrong, which is named.
+        """
+        try:
+            return self.endpoint.prepare(self.body, parsers)
+        except PenstockError as error:
+            raise error_of(error) from error
+
+
+def decode(path: str, body: bytes | Mapping[str, Any]) -> Decoded:
+    """Return the body for ``path``: JSON, or what JSON was decoded to.
 
     Raises:
-        OpenAIError: 404, there is no such endpoint; 400, the body is no JSON or a field is wrong, which is named.
+        OpenAIError: 404, there is no such endpoint; 400, the body is no JSON, or a field is unknown or of another type.
     """
     endpoint = ENDPOINTS.get(path)
     if endpoint is None:
         raise OpenAIError(404, f"there is no endpoint {path}; there are {', '.join(ENDPOINTS)}", code="unknown_url")
     try:
-        decoded = endpoint.decode(body) if isinstance(body, bytes) else msgspec.convert(body, endpoint.body)
-        return endpoint.prepare(decoded, parsers_of(decoded.model))
-    except (PenstockError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        is_text = isinstance(body, bytes)
+        return Decoded(endpoint, endpoint.decode(body) if is_text else msgspec.convert(body, endpoint.body))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise error_of(error) from error
+
+
+def prepare(path: str, body: bytes | Mapping[str, Any], parsers: Parsers | None = None) -> Prepared:
+    """Return what ``body`` asks of ``path``, and of a model whose answers ``parsers`` read.
+
+    Raises:
+        OpenAIError: as ``decode`` and ``Decoded.prepare``.
+    """
+    return decode(path, body).prepare(parsers or Parsers())

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import math
+import time
 
 import msgspec
 
 from ...shared.errors import ConfigurationError, ValidationError
 from ...shared.records import ModelCard
+from ..client import Client
 from .reasoning import find_reasoning_format
 from .tools.registry import DEFAULT_TOOL_CALL_PARSER, find_tool_call_style
 
 AUTO, NONE = "auto", "none"
+
+_KNOWN_FOR_S = 30.0
+_UNKNOWN_FOR_S = 1.0
 
 
 class Parsers(msgspec.Struct, frozen=True):
@@ -49,8 +55,36 @@ class ParserChoice(msgspec.Struct, frozen=True, kw_only=True):
             reasoning=NONE if reasoning in (AUTO, "") else reasoning,
         )
 
-    def among(self, cards: Mapping[str, ModelCard], model: str | None) -> Parsers:
-        """Return the parsers for the model that a body names, or for the only one if it names none."""
-        if model is None and len(cards) == 1:
-            return self.of(next(iter(cards.values())))
-        return self.of(cards.get(model or ""))
+
+class ModelParsers:
+    """Which parsers read the answers of each model that is served, by the cards of its workers.
+
+    Args:
+        default_model: of bodies that name none.
+    """
+
+    def __init__(self, client: Client, choice: ParserChoice, *, default_model: str | None = None) -> None:
+        self._client = client
+        self._choice = choice
+        self._default_model = default_model
+        self._found: dict[str, Parsers] = {}
+        self._read_at = -math.inf
+        self._reading = asyncio.Lock()
+
+    async def find(self, model: str | None) -> Parsers:
+        """Return the parsers for the model that a body names, or for the only one if it names none.
+
+        Cards are read again after a while, since a model may have got another template, and soon for one that is not
+        known; for that there are the defaults.
+        """
+        name = model or self._default_model
+        async with self._reading:
+            age_s = time.monotonic() - self._read_at
+            is_known = name in self._found or (name is None and len(self._found) == 1)
+            if age_s > (_KNOWN_FOR_S if is_known else _UNKNOWN_FOR_S):
+                cards = await self._client.models()
+                self._found = {card.model: self._choice.of(card) for card in cards.values()}
+                self._read_at = time.monotonic()
+        if name is None and len(self._found) == 1:
+            return next(iter(self._found.values()))
+        return self._found.get(name or "") or self._choice.of(None)

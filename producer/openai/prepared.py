@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import msgspec
 
+from ...shared.errors import ValidationError
 from ...shared.messages import Delta
 from ...shared.params import SamplingParams
 from ..outputs import RequestOutput
@@ -37,6 +39,7 @@ class Prepared(msgspec.Struct, kw_only=True, frozen=True):
         id_prefix: begins the response's id (``common.new_id``).
         prompts: several only for a completion with a list of prompts; each is a request of its own.
         params, options: of each request; everything but the tenant and the request id.
+        fields: the body's names for fields of ``params`` that it does not have itself.
     """
 
     id_prefix: str
@@ -44,6 +47,7 @@ class Prepared(msgspec.Struct, kw_only=True, frozen=True):
     params: SamplingParams
     options: RequestOptions
     stream: bool
+    fields: Mapping[str, str] = {}
 
     @property
     def model(self) -> str | None:
@@ -60,6 +64,22 @@ class Prepared(msgspec.Struct, kw_only=True, frozen=True):
         if len(self.prompts) != 1:
             raise bad_field("prompt", f"prompt must be a single one here, got {len(self.prompts)}")
         return self.prompts[0]
+
+    @contextmanager
+    def naming_fields(self) -> Generator[None]:
+        """What an engine refuses within this block is raised with the body's name for the field.
+
+        Raises:
+            ValidationError: as raised within; its message begins with the name.
+        """
+        try:
+            yield
+        except ValidationError as error:
+            message = str(error)
+            name = next((name for name in self.fields if message.startswith(name)), None)
+            if name is None:
+                raise
+            raise type(error)(self.fields[name] + message[len(name) :]) from error
 
     def answer(self, *outputs: RequestOutput, response_id: str | None = None) -> msgspec.Struct:
         """Return the body of the response, given one output for each prompt; its id is the first output's unless given.

@@ -18,7 +18,7 @@ from ....producer.openai.chat import ChatCompletion, ChatCompletionBody
 from ....producer.openai.common import new_id
 from ....producer.openai.completions import Completion, CompletionBody
 from ....producer.openai.embeddings import EmbeddingsBody
-from ....producer.openai.endpoints import CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS, prepare
+from ....producer.openai.endpoints import CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS, decode
 from ....producer.openai.errors import OpenAIError
 from ....producer.openai.prepared import Prepared
 from .. import generations
@@ -33,12 +33,24 @@ from ..stream import EventStream, events
 LARGE_BODY_BYTES = 64 * 1024
 
 
+async def prepare(gateway: Gateway, path: str, body: bytes) -> Prepared:
+    """Return what a body of ``path`` asks, and how the answers of its model are read.
+
+    Raises:
+        OpenAIError: the body is wrong.
+    """
+    if len(body) <= LARGE_BODY_BYTES:
+        decoded = decode(path, body)
+        return decoded.prepare(await gateway.parsers.find(decoded.model))
+    decoded = await asyncio.to_thread(decode, path, body)
+    return await asyncio.to_thread(decoded.prepare, await gateway.parsers.find(decoded.model))
+
+
 async def generate(path: str, request: Request) -> Response:
     """Answer a body of ``path``."""
     gateway = gateway_of(request)
     body = await read_body(request, gateway.settings.max_body_bytes)
-    is_large = len(body) > LARGE_BODY_BYTES
-    prepared = await asyncio.to_thread(prepare, path, body) if is_large else prepare(path, body)
+    prepared = await prepare(gateway, path, body)
     identity: Identity = request.state.identity
     last_event_id = request.headers.get("last-event-id")
     if last_event_id is not None:
@@ -81,7 +93,7 @@ async def _event_stream(
     chunks = prepared.events(position.response_id, await _model_name(gateway, prepared))
     route, started_at = request.state.route, request.state.started_at
     return EventStream(
-        events(deltas, chunks, position, num_per_prompt=prepared.params.n),
+        events(deltas, prepared, chunks, position),
         keep_alive_s=gateway.settings.keep_alive_s,
         on_first=lambda: gateway.metrics.first_chunk.labels(route).observe(time.perf_counter() - started_at),
     )

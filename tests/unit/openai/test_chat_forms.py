@@ -29,7 +29,7 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY,
 
 def chat(reasoning: str = "none", tool_call: str = "hermes", **fields: Any) -> Prepared:
     body = {"messages": [{"role": "user", "content": "Hot?"}], **fields}
-    return prepare(CHAT_COMPLETIONS, body, lambda _: Parsers(tool_call, reasoning))
+    return prepare(CHAT_COMPLETIONS, body, Parsers(tool_call, reasoning))
 
 
 def answered(prepared: Prepared, text: str, reason: FinishReason = FinishReason.STOP) -> dict[str, Any]:
@@ -175,11 +175,10 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
 
 
 def test_parsers_are_those_of_the_card_unless_chosen() -> None:
-    cards = {"m": ModelCard(model="m", tool_call_parser="mistral", reasoning_parser="qwen3"), "p": ModelCard(model="p")}
-    assert ParserChoice().among(cards, "m") == Parsers("mistral", "qwen3")
-    assert ParserChoice().among(cards, "p") == ParserChoice().among(cards, None) == Parsers("hermes", "none")
-    assert ParserChoice().among({"m": cards["m"]}, None) == Parsers("mistral", "qwen3")
-    assert ParserChoice(tool_call="llama3_json", reasoning="none").of(cards["m"]) == Parsers("llama3_json", "none")
+    card, plain = ModelCard(model="m", tool_call_parser="mistral", reasoning_parser="qwen3"), ModelCard(model="p")
+    assert ParserChoice().of(card) == Parsers("mistral", "qwen3")
+    assert ParserChoice().of(plain) == ParserChoice().of(None) == Parsers("hermes", "none")
+    assert ParserChoice(tool_call="llama3_json", reasoning="none").of(card) == Parsers("llama3_json", "none")
     for wrong in ({"tool_call": "x"}, {"reasoning": "x"}):
         with pytest.raises(ConfigurationError, match=r"_parser must be one of .* got 'x'"):
             ParserChoice(**wrong)

@@ -1,0 +1,183 @@
+"""Tools, structured outputs and reasoning through the gateway, with the `openai` package and the demo model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Literal
+
+import openai
+import pydantic
+import pytest
+from openai import AsyncOpenAI
+
+from penstock.ops.local_stack import LocalStack
+
+pytestmark = pytest.mark.xdist_group("deployment")
+
+MESSAGES: Any = [{"role": "user", "content": "four plus two is"}]
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bonn", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER: Any = {"type": "function", "function": {"name": "weather", "description": "Tells.", "parameters": CITY}}
+NOW: Any = {"type": "function", "function": {"name": "now"}}
+HERMES = r'I look\. <tool_call>\{"name": "weather", "arguments": \{"city": "(Bonn|Rome)"\}\}</tool_call>'
+SPEAKS_HERMES = {"structured_outputs": {"regex": HERMES}}
+LIMIT = 120
+
+
+@pytest.fixture(scope="module")
+def url(deployment: LocalStack) -> Iterator[str]:
+    """A gateway that splits reasoning off."""
+    command = [sys.executable, "-m", "penstock.ops.cli", "gateway", "--port", "0", "--redis-url", deployment.url]
+    command += ["--reasoning-parser", "qwen3", "--log-level", "warning"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("ready: "), line
+            yield line.removeprefix("ready: ").strip()
+        finally:
+            process.terminate()
+
+
+@pytest.fixture
+async def ai(url: str) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as ai:
+        yield ai
+
+
+def check_weather(calls: Any) -> None:
+    for call in calls:
+        assert (call.type, call.function.name) == ("function", "weather")
+        assert json.loads(call.function.arguments) in ({"city": "Bonn"}, {"city": "Rome"})
+    assert len({call.id for call in calls}) == len(calls) > 0
+
+
+@pytest.mark.parametrize(
+    ("choice", "extra"),
+    [("auto", SPEAKS_HERMES), ("required", {}), ({"type": "function", "function": {"name": "weather"}}, {})],
+    ids=["auto", "required", "named"],
+)
+async def test_calls_come_whole_and_streamed(ai: AsyncOpenAI, choice: Any, extra: dict[str, Any]) -> None:
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "messages": MESSAGES,
+        "tools": [WEATHER],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "seed": 1,
+        "max_tokens": LIMIT,
+        "extra_body": extra,
+    }
+
+    async def streamed() -> Any:
+        async with ai.chat.completions.stream(**asked) as events:
+            names = [event.type async for event in events]
+            assert "tool_calls.function.arguments.delta" in names
+            return (await events.get_final_completion()).choices[0]
+
+    whole, choice_of_stream = await asyncio.gather(ai.chat.completions.create(**asked), streamed())
+    for told in (whole.choices[0], choice_of_stream):
+        assert told.finish_reason == "tool_calls"
+        check_weather(told.message.tool_calls)
+        assert (told.message.content or "") == ("I look." if extra else "")
+    # The conversation goes on with the call and its result.
+    call = whole.choices[0].message.tool_calls[0]
+    result = {"role": "tool", "tool_call_id": call.id, "content": "warm"}
+    message = whole.choices[0].message.model_dump(exclude_none=True)
+    after = await ai.chat.completions.create(
+        model="demo", messages=[*MESSAGES, message, result], tools=[WEATHER], temperature=0, max_tokens=LIMIT
+    )
+    assert (after.choices[0].message.content, after.choices[0].finish_reason) == (" six.", "stop")
+
+
+async def test_several_calls_are_numbered_and_none_are_made_where_none_are_wanted(ai: AsyncOpenAI) -> None:
+    two = f'{HERMES}\n<tool_call>{{"name": "now"}}</tool_call>'
+    asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "tools": [WEATHER, NOW], "max_tokens": 2 * LIMIT}
+    forced = {"structured_outputs": {"regex": two.replace('{"name": "now"}', r'\{"name": "now"\}')}}
+
+    async def chunks() -> list[Any]:
+        stream = await ai.chat.completions.create(**asked, stream=True, extra_body=forced)
+        return [chunk.choices[0] async for chunk in stream if chunk.choices]
+
+    told, none = await asyncio.gather(
+        chunks(), ai.chat.completions.create(**asked, tool_choice="none", extra_body=forced)
+    )
+    calls = [call for choice in told for call in choice.delta.tool_calls or ()]
+    assert [(call.index, call.function.name) for call in calls if call.id] == [(0, "weather"), (1, "now")]
+    assert "".join(call.function.arguments for call in calls if call.index == 1) == "{}"
+    assert told[-1].finish_reason == "tool_calls"
+    assert none.choices[0].message.tool_calls is None
+    assert "<tool_call>" in (none.choices[0].message.content or "")
+
+
+class Step(pydantic.BaseModel):
+    word: Literal["four", "two"]
+    is_even: bool
+
+
+class Sum(pydantic.BaseModel):
+    steps: list[Step] = pydantic.Field(min_length=1, max_length=2)
+    total: Literal["six", "seven"]
+
+
+async def test_answers_and_arguments_are_parsed_into_pydantic_models(ai: AsyncOpenAI) -> None:
+    tool = openai.pydantic_function_tool(Sum, name="sum")
+    asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "max_tokens": LIMIT, "seed": 2}
+    whole, called = await asyncio.gather(
+        ai.chat.completions.parse(**asked, response_format=Sum),
+        ai.chat.completions.parse(**asked, tools=[tool], tool_choice="required", parallel_tool_calls=False),
+    )
+    assert isinstance(whole.choices[0].message.parsed, Sum)
+    (call,) = called.choices[0].message.tool_calls or ()
+    assert isinstance(call.function.parsed_arguments, Sum)
+
+
+async def test_a_schema_that_cannot_be_held_to_is_named(ai: AsyncOpenAI) -> None:
+    def asking(schema: dict[str, Any], **options: Any) -> Any:
+        described: Any = {"name": "list", "schema": schema, "strict": True}
+        return ai.chat.completions.create(
+            model="demo",
+            messages=MESSAGES,
+            response_format={"type": "json_schema", "json_schema": described},
+            max_tokens=LIMIT,
+            **options,
+        )
+
+    for schema, options, message in [
+        ({"type": "text"}, {}, "type must be one or more of"),
+        ({"type": "array", "uniqueItems": True}, {}, "uniqueItems is not supported"),
+        ({"type": "array", "uniqueItems": True}, {"stream": True}, "uniqueItems is not supported"),
+    ]:
+        with pytest.raises(openai.BadRequestError, match=message) as caught:
+            await asking(schema, **options)
+        assert str(caught.value.param).startswith("response_format.json_schema.schema")
+
+
+async def test_reasoning_is_told_apart(ai: AsyncOpenAI) -> None:
+    asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "max_tokens": LIMIT}
+    extra = {"structured_outputs": {"regex": "<think>\n(four|two) and more\n</think>\n\nsix!"}}
+
+    async def streamed() -> list[Any]:
+        stream = await ai.chat.completions.create(**asked, stream=True, extra_body=extra)
+        return [chunk.choices[0].delta async for chunk in stream]
+
+    whole, deltas, kept = await asyncio.gather(
+        ai.chat.completions.create(**asked, extra_body=extra),
+        streamed(),
+        ai.chat.completions.create(**asked, extra_body={**extra, "include_reasoning": False}),
+    )
+    message: Any = whole.choices[0].message
+    assert message.reasoning == message.reasoning_content
+    assert message.reasoning in ("four and more", "two and more")
+    assert message.content == kept.choices[0].message.content == "six!"
+    assert getattr(kept.choices[0].message, "reasoning", None) is None
+    assert "".join(delta.content or "" for delta in deltas) == "six!"
+    assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas).endswith(" and more")
