@@ -43,10 +43,10 @@ class LocalGateway:
         """What it has logged so far, all starts."""
         return self._log_path.read_text()
 
-    @property
-    def pid(self) -> int:
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
         assert self._process is not None
-        return self._process.pid
+        self._process.send_signal(number)
 
     def __enter__(self) -> LocalGateway:
         self.start()
