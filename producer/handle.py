@@ -73,15 +73,18 @@ class RequestHandle:
             self.model, self._child_ids, [{"after": index, "linger_s": linger_s} for index in each]
         )
 
-    def replay(self, borders: Sequence[int]) -> AsyncGenerator[Delta]:
+    def replay(self, borders: Sequence[int], *, linger_s: float | None = None) -> AsyncGenerator[Delta]:
         """Iterate over all deltas again, one of which begins with token ``borders[child]`` of each answer.
 
         So a reader that keeps state from token to token can be brought where another one was, who had got so far: the
-        borders are the ``next_index`` of deltas that were received.
+        borders are the ``next_index`` of deltas that were received. ``linger_s`` is as of ``stream``.
         """
+        check_linger(linger_s)
         if len(borders) != self.n:
             raise ValidationError(f"borders must be {self.n} token indexes, one for each answer, got {len(borders)}")
-        return self._client.follow(self.model, self._child_ids, [{"border": border} for border in borders])
+        return self._client.follow(
+            self.model, self._child_ids, [{"border": border, "linger_s": linger_s} for border in borders]
+        )
 
     async def cancel(self) -> None:
         """End the request with finish_reason "cancelled"; after its end, or a second time, this does nothing."""

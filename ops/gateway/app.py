@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from ...producer import Client
 from ...producer.openai.parsers import ModelParsers
@@ -75,10 +75,10 @@ def build_app(settings: GatewaySettings) -> Starlette:
     return app
 
 
-def _endpoint(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(operation: Operation) -> Callable[[Request], Awaitable[ASGIApp]]:
     """The operation's handler, whose exceptions become responses here, before Starlette would log and raise them."""
 
-    async def endpoint(request: Request) -> Response:
+    async def endpoint(request: Request) -> ASGIApp:
         request.state.route = operation.path
         try:
             return await operation.handler(request)

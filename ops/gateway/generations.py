@@ -62,7 +62,7 @@ def stream(
 
 
 async def replay(
-    client: Client, prepared: Prepared, model: str, response_id: str, borders: Sequence[int]
+    client: Client, prepared: Prepared, model: str, response_id: str, borders: Sequence[int], *, linger_s: float
 ) -> AsyncGenerator[PromptDelta]:
     """Iterate over the deltas of a stream that was begun before, from its first, with a border where it was cut."""
     n = prepared.params.n
@@ -70,7 +70,7 @@ async def replay(
         await client.handle(request_id_of(response_id, position), model=model, n=n)
         for position in range(len(prepared.prompts))
     ]
-    streams = [handle.replay(borders[i * n : (i + 1) * n]) for i, handle in enumerate(handles)]
+    streams = [handle.replay(borders[i * n : (i + 1) * n], linger_s=linger_s) for i, handle in enumerate(handles)]
     async with aclosing(merged(streams)) as deltas:
         async for delta in deltas:
             yield delta

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.types import ASGIApp
 
-Handler = Callable[[Request], Awaitable[Response]]
+# A response is an ASGI application; that of a stream is no ``Response``.
+Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):

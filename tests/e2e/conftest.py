@@ -8,6 +8,7 @@ import pytest
 from safetensors import safe_open
 
 from penstock.ops.demo.run import MODEL
+from penstock.ops.local_gateway import LocalGateway
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client
 from penstock.worker.text.tokenizer import TextCodec
@@ -23,6 +24,14 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]
     options.append("--enable-prompt-embeds")
     with LocalStack(MODEL, options) as stack:
         yield stack
+
+
+@pytest.fixture(scope="session")
+def gateway(deployment: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalGateway]:
+    """One `penstock gateway` on the shared deployment, shared by the tests of one process; it wants no API keys."""
+    log_path = tmp_path_factory.mktemp("gateway") / "gateway.log"
+    with LocalGateway(deployment.url, ["--reconnect-grace", "1", "--max-body-bytes", "200000"], log_path) as gateway:
+        yield gateway
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from functools import partial
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from ....producer.openai.chat import ChatCompletion, ChatCompletionBody
 from ....producer.openai.common import new_id
@@ -21,13 +21,14 @@ from ....producer.openai.embeddings import EmbeddingsBody
 from ....producer.openai.endpoints import CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS, decode
 from ....producer.openai.errors import OpenAIError
 from ....producer.openai.prepared import Prepared
+from ....producer.sse import EventStream
 from .. import generations
 from ..auth import Identity
 from ..gateway import Gateway
 from ..http import gateway_of, json_response, read_body, while_connected
 from ..operations import Operation
 from ..position import Position
-from ..stream import EventStream, events
+from ..stream import event_stream, events
 
 # Larger bodies are read in a thread: milliseconds, in which other streams go on.
 LARGE_BODY_BYTES = 64 * 1024
@@ -46,7 +47,7 @@ async def prepare(gateway: Gateway, path: str, body: bytes) -> Prepared:
     return await asyncio.to_thread(decoded.prepare, await gateway.parsers.find(decoded.model))
 
 
-async def generate(path: str, request: Request) -> Response:
+async def generate(path: str, request: Request) -> ASGIApp:
     """Answer a body of ``path``."""
     gateway = gateway_of(request)
     body = await read_body(request, gateway.settings.max_body_bytes)
@@ -68,7 +69,7 @@ async def generate(path: str, request: Request) -> Response:
 
 async def _resumed(
     gateway: Gateway, request: Request, prepared: Prepared, identity: Identity, last_event_id: str
-) -> Response:
+) -> EventStream:
     if not prepared.stream:
         raise OpenAIError(400, "Last-Event-ID needs stream=true", param="stream")
     num_answers = len(prepared.prompts) * prepared.params.n
@@ -78,8 +79,14 @@ async def _resumed(
     if status.tenant != identity.tenant:
         raise OpenAIError(404, f"request {position.response_id!r} is unknown", code="request_not_found")
     gateway.metrics.resumed.inc()
-    borders = position.next_indexes
-    deltas = generations.replay(gateway.client, prepared, model, position.response_id, borders)
+    deltas = generations.replay(
+        gateway.client,
+        prepared,
+        model,
+        position.response_id,
+        position.next_indexes,
+        linger_s=gateway.settings.reconnect_grace_s,
+    )
     return await _event_stream(gateway, request, prepared, deltas, position)
 
 
@@ -89,13 +96,16 @@ async def _event_stream(
     prepared: Prepared,
     deltas: AsyncGenerator[generations.PromptDelta],
     position: Position,
-) -> Response:
+) -> EventStream:
     chunks = prepared.events(position.response_id, await _model_name(gateway, prepared))
-    route, started_at = request.state.route, request.state.started_at
-    return EventStream(
+    state = request.state
+    return await event_stream(
         events(deltas, prepared, chunks, position),
         keep_alive_s=gateway.settings.keep_alive_s,
-        on_first=lambda: gateway.metrics.first_chunk.labels(route).observe(time.perf_counter() - started_at),
+        on_first=lambda: gateway.metrics.first_chunk.labels(state.route).observe(
+            time.perf_counter() - state.started_at
+        ),
+        on_left=lambda: setattr(state, "has_left", True),
     )
 
 

@@ -1,0 +1,266 @@
+"""The gateway as HTTP: heads, statuses, keys, metrics, streams that are picked up, and what schemathesis makes up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from penstock.ops.cli import main
+from penstock.ops.local_gateway import LocalGateway
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import Client
+
+pytestmark = pytest.mark.xdist_group("deployment")
+
+CHAT = "/v1/chat/completions"
+COUNT = "count from four to nine:"
+COUNTED = " four five six seven eight nine."
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "messages": [{"role": "user", "content": COUNT}], "temperature": 0, **fields}
+
+
+@pytest.fixture
+def http(gateway: LocalGateway) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=gateway.root_url, timeout=60) as http:
+        yield http
+
+
+@pytest.fixture
+async def async_http(gateway: LocalGateway) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=gateway.root_url, timeout=60) as http:
+        yield http
+
+
+def test_curl_gets_a_stream(gateway: LocalGateway) -> None:
+    command = ["curl", "-sSN", f"{gateway.base_url}/chat/completions", "-H", "content-type: application/json"]
+    told = subprocess.run([*command, "-d", json.dumps(chat(stream=True))], capture_output=True, text=True, check=True)
+    events = [event.split("\n") for event in told.stdout.strip().split("\n\n")]
+    assert events[-1] == ["data: [DONE]"]
+    chunks = [json.loads(data.removeprefix("data: ")) for _, data in events[:-1]]
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == COUNTED
+    ids = [event_id.removeprefix("id: ") for event_id, _ in events[:-1]]
+    assert ids[-1] == f"{chunks[0]['id']}:8e"
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status", "code"),
+    [
+        ("POST", CHAT, b"{", 400, "invalid_json"),
+        ("POST", CHAT, b"\xff\xfe", 400, "invalid_json"),
+        ("POST", "/tokenize", b"{}", 400, None),
+        ("GET", CHAT, b"", 405, "http_error"),
+        ("GET", "/v1/nothing", b"", 404, "unknown_url"),
+    ],
+)
+def test_refusals_have_openais_form(
+    http: httpx.Client, method: str, path: str, content: bytes, status: int, code: str | None
+) -> None:
+    answer = http.request(method, path, content=content)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/json"
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["code"] == code
+
+
+def test_a_body_without_a_length_is_cut_off_at_the_limit(http: httpx.Client) -> None:
+    def endless() -> Iterator[bytes]:
+        for _ in range(100):
+            yield b" " * 10_000
+
+    answer = http.post(CHAT, content=endless())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+
+def test_a_request_id_is_echoed_or_drawn_and_other_sites_are_not_let_in(http: httpx.Client) -> None:
+    headers = {"x-request-id": "abc-1", "origin": "https://example.org"}
+    given = http.get("/version", headers=headers)
+    assert given.headers["x-request-id"] == "abc-1"
+    assert "access-control-allow-origin" not in given.headers
+    drawn = http.get("/version", headers={"x-request-id": "no spaces"})
+    assert re.fullmatch("[0-9a-f]{32}", drawn.headers["x-request-id"])
+
+
+def test_state_for_operators(http: httpx.Client) -> None:
+    assert http.get("/health").json() == http.get("/ready").json() == {"status": "ok"}
+    http.post(CHAT, json=chat(stream=True))
+    http.get("/v1/" + "x" * 20)
+    text = http.get("/metrics").text
+    route = f'route="{CHAT}"'
+    assert re.search(rf'penstock_http_requests_total\{{method="POST",{route},status="200"\}} \d', text)
+    assert re.search(rf"penstock_http_time_to_first_chunk_seconds_count\{{{route}\}} [1-9]", text)
+    assert 'penstock_engine_up{engine="' in text
+    assert 'penstock_queue_waiting_requests{band="interactive",model="demo"} 0.0' in text
+    assert "xxx" not in text
+
+
+async def read_events(
+    http: httpx.AsyncClient, body: dict[str, Any], headers: dict[str, str], *, leave_after: int | None = None
+) -> list[tuple[str, Any]]:
+    """Ids and chunks of a stream, up to its end or as many as ``leave_after`` says; [DONE] is left out."""
+    events: list[tuple[str, Any]] = []
+    event_id = ""
+    async with http.stream("POST", CHAT, json=body, headers=headers) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        async for line in answer.aiter_lines():
+            if line.startswith("id: "):
+                event_id = line.removeprefix("id: ")
+            elif line.startswith("data: ") and line != "data: [DONE]":
+                events.append((event_id, json.loads(line.removeprefix("data: "))))
+                if len(events) == leave_after:
+                    break
+    return events
+
+
+def texts_of(events: list[tuple[str, Any]], n: int) -> list[str]:
+    texts = [""] * n
+    for _, chunk in events:
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["delta"].get("content", "")
+    return texts
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_cut_stream_is_picked_up_from_its_last_event(async_http: httpx.AsyncClient, n: int) -> None:
+    body = chat(n=n, seed=5, temperature=1.2, stream=True, stream_options={"include_usage": True}, max_tokens=300)
+    body |= {"ignore_eos": True, "logprobs": True}
+    undisturbed = await read_events(async_http, body, {})
+    expected = texts_of(undisturbed, n)
+    events, headers = [], {}
+    for leave_after in (2, 3, None):
+        events += await read_events(async_http, body, headers, leave_after=leave_after)
+        headers = {"Last-Event-ID": events[-1][0]}
+    assert texts_of(events, n) == expected
+    assert len({event_id for event_id, _ in events}) == len(events)
+    assert events[-1][1]["usage"] == undisturbed[-1][1]["usage"]
+    tokens = [len(c["logprobs"]["content"]) for _, chunk in events for c in chunk["choices"] if c.get("logprobs")]
+    assert sum(tokens) == 300 * n
+    roles = [choice for _, chunk in events for choice in chunk["choices"] if "role" in choice["delta"]]
+    assert len(roles) == n
+    assert await read_events(async_http, body, headers) == []
+
+
+async def test_what_cannot_be_picked_up_is_told(async_http: httpx.AsyncClient) -> None:
+    unknown = f"chatcmpl-{'0' * 32}:3"
+    for event_id, body, status in (
+        (unknown, chat(stream=True), 404),
+        (unknown, chat(), 400),
+        (unknown, chat(stream=True, n=2), 400),
+        ("what is this", chat(stream=True), 400),
+    ):
+        answer = await async_http.post(CHAT, json=body, headers={"Last-Event-ID": event_id})
+        assert answer.status_code == status, answer.text
+
+
+def test_api_keys_stand_for_tenants(
+    deployment: LocalStack, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a gateway of its own, which is stopped in the middle of an answer: it lets it end."""
+
+    def penstock(*arguments: str) -> str:
+        assert main(["keys", *arguments, "--redis-url", deployment.url]) == 0
+        return capsys.readouterr().out.strip()
+
+    acme, other = penstock("create", "acme", "--band", "interactive", "--name", "web"), penstock("create", "other")
+    assert acme not in penstock("list", "--json")
+    log_path = tmp_path_factory.mktemp("keys") / "gateway.log"
+    with (
+        LocalGateway(deployment.url, ["--api-keys", "on", "--cors-origin", "https://example.org"], log_path) as gateway,
+        httpx.Client(base_url=gateway.root_url, timeout=60) as http,
+    ):
+        bearer = {"Authorization": f"Bearer {acme}"}
+        for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": f"Bearer {acme[:-1]}~"}):
+            refused = http.post(CHAT, json=chat(), headers=headers)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+        flipped = acme[:-1] + ("A" if acme[-1] != "A" else "B")
+        assert http.get("/v1/models", headers={"Authorization": f"Bearer {flipped}"}).status_code == 401
+        assert http.get("/health").status_code == 200
+        allowed = http.get("/v1/models", headers=bearer | {"origin": "https://example.org"})
+        assert allowed.headers["access-control-allow-origin"] == "https://example.org"
+
+        with http.stream("POST", CHAT, json=chat(stream=True, ignore_eos=True, max_tokens=400), headers=bearer) as told:
+            lines = told.iter_lines()
+            event_id = next(lines).removeprefix("id: ")
+            status = asyncio.run(status_of(deployment.url, event_id.partition(":")[0]))
+            assert (status.tenant, status.band) == ("acme", "interactive")
+            theirs = {"Authorization": f"Bearer {other}", "Last-Event-ID": event_id}
+            assert http.post(CHAT, json=chat(stream=True), headers=theirs).status_code == 404
+            penstock("revoke", acme.split("-")[1])
+            gateway_pid_ends(gateway)
+            assert list(lines)[-2] == "data: [DONE]"
+        assert gateway.stop() == 0
+    assert acme not in log_path.read_text()
+
+
+def gateway_pid_ends(gateway: LocalGateway) -> None:
+    """SIGTERM, and wait until it accepts no more."""
+    gateway.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            httpx.get(f"{gateway.root_url}/version")
+        except httpx.ConnectError:
+            return
+    raise AssertionError("it still accepts connections")
+
+
+async def status_of(url: str, request_id: str) -> Any:
+    async with Client.connect(url) as client:
+        return await client.status(request_id)
+
+
+def test_made_up_requests_get_what_the_document_says(gateway: LocalGateway) -> None:
+    """Whatever is sent: no 5xx, and each response as /openapi.json has it. Bounded by the number of examples."""
+    schema = schemathesis.openapi.from_url(f"{gateway.root_url}/openapi.json")
+    checks = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+    bounded = settings(
+        max_examples=5,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    )
+    seen: Counter[int] = Counter()
+
+    def send(case: Any) -> None:
+        if isinstance(case.body, dict):
+            # Most made-up names are of no model, and answers may be as long as the model allows.
+            case.body |= {"model": "demo"}
+            if case.path in (CHAT, "/v1/completions"):
+                case.body |= {"timeout_s": 0.2}
+        response = case.call(timeout=60)
+        seen[response.status_code] += 1
+        case.validate_response(response, checks=checks)
+
+    for result in schema.get_all_operations():
+        assert isinstance(result, Ok), result
+        operation = result.ok()
+        has_body = operation.method.upper() == "POST"
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)[: 1 + has_body]:
+            bounded(given(operation.as_strategy(generation_mode=mode))(send))()
+    assert seen[200] > 5
+    assert seen[400] > 10
