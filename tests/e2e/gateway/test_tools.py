@@ -181,3 +181,19 @@ async def test_reasoning_is_told_apart(ai: AsyncOpenAI) -> None:
     assert getattr(kept.choices[0].message, "reasoning", None) is None
     assert "".join(delta.content or "" for delta in deltas) == "six!"
     assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas).endswith(" and more")
+
+
+async def test_a_model_that_may_call_tools_answers_in_the_form_that_is_asked_for_or_calls(ai: AsyncOpenAI) -> None:
+    strict: Any = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "tools": [strict], "response_format": Sum}
+    asked["parallel_tool_calls"] = False
+    # Which of both, the first character decides; what the model makes of it is hot enough for either.
+    seeds = [ai.chat.completions.parse(**asked, max_tokens=LIMIT, seed=seed, temperature=5) for seed in range(16)]
+    choices = [completion.choices[0] for completion in await asyncio.gather(*seeds)]
+    for choice in choices:
+        if choice.message.tool_calls:
+            check_weather(choice.message.tool_calls)
+            assert choice.finish_reason == "tool_calls"
+        else:
+            assert isinstance(choice.message.parsed, Sum)
+    assert {bool(choice.message.tool_calls) for choice in choices} == {True, False}
