@@ -15,11 +15,11 @@ from .parsers import NONE, Parsers
 from .reasoning import ReasoningFormat, ReasoningSplitter, find_reasoning_format, is_thinking_off
 from .response_format import SCHEMA_FIELD, structured_outputs_of
 from .tools.definitions import Function, ToolChoice, read_tool_choice, read_tools
-from .tools.forcing import forced_calls, strict_hermes_calls
+from .tools.forcing import answer_or_hermes_calls, forced_calls, strict_hermes_calls
 from .tools.formats import LIST_OF_CALLS, CallFormat, named_call
 from .tools.parser import ToolCallParser
 from .tools.pieces import Content, Piece
-from .tools.registry import find_tool_call_style
+from .tools.registry import HERMES_PARSER, find_tool_call_style
 
 
 class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,12 +148,15 @@ def answer_form(
         raise ValidationError("response_format and structured_outputs both say what the output is; pass one of them")
     if grammar is not None and choice.is_forced:
         raise ValidationError("structured_outputs leaves no room for a forced call; pass tool_choice='auto'")
-    if wanted is not None and choice.mode == "auto":
-        raise ValidationError(
-            "response_format of JSON leaves no room for tool calls; pass tool_choice 'none', 'required' or a function"
-        )
     is_parallel = fields.parallel_tool_calls is not False
     call_format, held = _calls(functions, choice, parsers, is_parallel=is_parallel)
+    if wanted is not None and choice.mode == "auto":
+        if parsers.tool_call != HERMES_PARSER:
+            raise ValidationError(
+                f"response_format leaves no room for calls as {parsers.tool_call!r} reads them; pass tool_choice 'none', "
+                "'required' or a function"
+            )
+        held, wanted = None, answer_or_hermes_calls(wanted, functions, is_parallel=is_parallel)
     is_json = choice.is_forced or wanted is not None
     reasoning = None if is_json or parsers.reasoning == NONE else find_reasoning_format(parsers.reasoning)
     # A grammar holds from the first token on, so what has no start mark is the answer.
@@ -176,8 +179,9 @@ def _grammar_fields(
 ) -> dict[str, str]:
     if own is not None or (held is None and wanted is None):
         return {}
-    field = SCHEMA_FIELD if held is None else "tools"
-    return {f"structured_outputs.{kind}": field for kind in ("json", "structural_tag")}
+    if held is not None:
+        return {f"structured_outputs.{kind}": "tools" for kind in ("json", "structural_tag")}
+    return {"structured_outputs.json": SCHEMA_FIELD, "structured_outputs.structural_tag": "response_format and tools"}
 
 
 def _calls(
@@ -190,4 +194,4 @@ def _calls(
         held = forced_calls(functions, choice, is_parallel=is_parallel)
         return (LIST_OF_CALLS if choice.name is None else named_call(choice.name)), held
     style = find_tool_call_style(parsers.tool_call)
-    return style.call_format, strict_hermes_calls(functions) if parsers.tool_call == "hermes" else None
+    return style.call_format, strict_hermes_calls(functions) if parsers.tool_call == HERMES_PARSER else None

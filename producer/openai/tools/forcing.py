@@ -11,6 +11,8 @@ from ..json_schema import under_definition
 from .definitions import Function, ToolChoice
 from .formats import HERMES_BEGIN, HERMES_END
 
+_HERMES_END = f"}}\n{HERMES_END}"
+
 
 def forced_calls(functions: Sequence[Function], choice: ToolChoice, *, is_parallel: bool) -> StructuredOutputsParams:
     """Return what makes the output the arguments of the function that is named, or a list of calls.
@@ -34,13 +36,45 @@ def strict_hermes_calls(functions: Sequence[Function]) -> StructuredOutputsParam
         return None
     structures = [
         {
-            "begin": f'{HERMES_BEGIN}\n{{"name": {json.dumps(function.name)}, "arguments": ',
+            "begin": _hermes_begin(function),
             "schema": function.parameters if function.strict else {"type": "object"},
-            "end": f"}}\n{HERMES_END}",
+            "end": _HERMES_END,
         }
         for function in functions
     ]
     return StructuredOutputsParams(structural_tag=json.dumps({"structures": structures, "triggers": [HERMES_BEGIN]}))
+
+
+def answer_or_hermes_calls(
+    answer: StructuredOutputsParams, functions: Sequence[Function], *, is_parallel: bool
+) -> StructuredOutputsParams:
+    """Return what makes the output either ``answer``, which is JSON, or one or more calls; xgrammar only."""
+    schema = {"type": "object"} if answer.json is None else answer.json
+    calls = {
+        "type": "tags_with_separator",
+        "tags": [
+            {
+                "type": "tag",
+                "begin": _hermes_begin(function),
+                "content": _json(function.parameters),
+                "end": _HERMES_END,
+            }
+            for function in functions
+        ],
+        "separator": "\n",
+        "at_least_one": True,
+        "stop_after_first": not is_parallel,
+    }
+    either = {"type": "or", "elements": [_json(schema), calls]}
+    return StructuredOutputsParams(structural_tag=json.dumps({"type": "structural_tag", "format": either}))
+
+
+def _json(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
+
+
+def _hermes_begin(function: Function) -> str:
+    return f'{HERMES_BEGIN}\n{{"name": {json.dumps(function.name)}, "arguments": '
 
 
 def _list_of_calls(functions: Sequence[Function], *, is_parallel: bool) -> dict[str, Any]:

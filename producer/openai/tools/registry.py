@@ -27,12 +27,13 @@ class ToolCallStyle:
         return self.id_prefix + digest[: self.num_id_chars]
 
 
+HERMES_PARSER = "hermes"
+DEFAULT_TOOL_CALL_PARSER = HERMES_PARSER
 TOOL_CALL_PARSERS: dict[str, ToolCallStyle] = {
-    "hermes": ToolCallStyle(HERMES),
+    HERMES_PARSER: ToolCallStyle(HERMES),
     "llama3_json": ToolCallStyle(LLAMA3_JSON),
     "mistral": ToolCallStyle(MISTRAL, id_prefix="", num_id_chars=9),
 }
-DEFAULT_TOOL_CALL_PARSER = "hermes"
 
 
 def find_tool_call_style(name: str) -> ToolCallStyle:

@@ -161,7 +161,7 @@ def test_what_the_output_is_held_to() -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": SCHEMA, "structured_outputs": {"regex": "a"}}, "response_format"),
-        ({"response_format": SCHEMA, "tools": [WEATHER]}, "response_format"),
+        ({"response_format": SCHEMA, "tools": [WEATHER], "tool_call": "mistral"}, "response_format"),
         ({"structured_outputs": {"regex": "a"}, "tools": [WEATHER], "tool_choice": "required"}, "structured_outputs"),
         ({"reasoning_effort": "most"}, "reasoning_effort"),
         ({"messages": [{"role": "tool", "content": "3"}]}, "messages[0].tool_call_id"),
