@@ -40,7 +40,7 @@ class LocalStack:
         self._worker_options = list(worker_options)
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-")
         self._data_folder = Path(self._folder.name) / "data"
-        self._log_path = log_path or Path(self._folder.name) / "worker.log"
+        self.log_path = log_path or Path(self._folder.name) / "worker.log"
         self._num_workers = num_workers
         self._redis: EmbeddedRedis | None = None
         self.workers: list[LocalWorker] = []
@@ -60,7 +60,7 @@ class LocalStack:
         try:
             self._redis = EmbeddedRedis.start(self._data_folder)
             self.workers = [
-                LocalWorker(self._model, self.url, self._worker_options, self._log_path)
+                LocalWorker(self._model, self.url, self._worker_options, self.log_path)
                 for _ in range(self._num_workers)
             ]
             for worker in self.workers:

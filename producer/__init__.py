@@ -20,28 +20,40 @@ from ..shared.params import (
     SamplingParams,
     StructuredOutputsParams,
 )
+from ..shared.records import ModelCard
 from ..shared.stats import EngineStats, RequestStats
 from .client import Client
 from .conversation import Conversation
 from .handle import RequestHandle
 from .llm import LLM
+from .metrics import Counter, Gauge, Histogram, Metric
 from .outputs import CompletionOutput, RequestOutput
+from .pooling import PoolingOutput, PoolingRequestOutput
 from .prompt import Prompt
+from .queue_control import PauseMode
 
 __all__ = [
     "LLM",
     "Client",
     "CompletionOutput",
     "Conversation",
+    "Counter",
     "Delta",
     "EngineCallError",
     "EngineDeadError",
     "EngineStats",
     "FinishReason",
+    "Gauge",
+    "Histogram",
     "LoRARequest",
+    "Metric",
+    "ModelCard",
+    "PauseMode",
     "PenstockError",
     "PoisonRequestError",
+    "PoolingOutput",
     "PoolingParams",
+    "PoolingRequestOutput",
     "Prompt",
     "RepetitionDetectionParams",
     "RequestHandle",

@@ -24,14 +24,12 @@ from ..shared.errors import (
 )
 from ..shared.heartbeats import read_heartbeats
 from ..shared.keys import Keys
-from ..shared.messages import EngineState
 from ..shared.records import EngineHeartbeat
 from .engine_control import CALL_TIMEOUT_S, A, CallOptions
+from .health import DEAF_STATES
 
 # A call is sent again until it is answered, and the engine looked at: it may have lost its connection for a moment.
 LOOK_EVERY_S = 0.5
-# An engine in one of these states hears nothing yet, or nothing any more.
-DEAF_STATES = frozenset({EngineState.STARTING, EngineState.DEAD, EngineState.STOPPED, EngineState.FAILED})
 
 _decoder = msgspec.msgpack.Decoder(ControlReply)
 

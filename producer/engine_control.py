@@ -8,15 +8,19 @@ from typing import Any, TypedDict, TypeVar, Unpack
 import msgspec
 
 from ..shared.control import (
+    ENCODER,
+    MULTIMODAL,
     CheckInvariants,
     CollectiveRpc,
     DummyBatchDone,
     ExecuteDummyBatch,
+    InputCacheReset,
     Invariants,
     IsSleeping,
     PrefixCacheReset,
     ProfileSaved,
     ProfileStarted,
+    ResetInputCache,
     ResetPrefixCache,
     RpcResult,
     SaveShardedState,
@@ -30,6 +34,9 @@ from ..shared.control import (
     check_timeout,
 )
 from ..shared.errors import ValidationError
+from ..shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
+from ..shared.params import LoRARequest
+from .options import check_flag
 
 CALL_TIMEOUT_S = 60.0
 
@@ -108,10 +115,49 @@ class EngineControl:
         """Return how deeply each engine sleeps, and what of it."""
         return await self._call_engines(IsSleeping(), SleepState, options)
 
-    async def reset_prefix_cache(self, **options: Unpack[CallOptions]) -> dict[str, bool]:
-        """Forget what earlier prompts have left in the KV cache; False, and nothing is done, where requests run."""
-        answers = await self._call_engines(ResetPrefixCache(), PrefixCacheReset, options)
+    async def reset_prefix_cache(
+        self, *, reset_running_requests: bool = False, **options: Unpack[CallOptions]
+    ) -> dict[str, bool]:
+        """Forget what earlier prompts have left in the KV cache; False, and nothing is done, where requests run.
+
+        Args:
+            reset_running_requests: queue what runs again first, to go on after its last token, here or elsewhere.
+        """
+        call = ResetPrefixCache(check_flag("reset_running_requests", reset_running_requests))
+        answers = await self._call_engines(call, PrefixCacheReset, options)
         return {engine_id: answer.success for engine_id, answer in answers.items()}
+
+    async def reset_mm_cache(self, **options: Unpack[CallOptions]) -> dict[str, int]:
+        """Forget processed images, sounds and videos; returns how many. Prompts have none yet, so that is 0."""
+        return await self._reset_input_cache(MULTIMODAL, options)
+
+    async def reset_encoder_cache(self, **options: Unpack[CallOptions]) -> dict[str, int]:
+        """Forget what encoders have made of images, sounds and videos; returns how many. 0, as ``reset_mm_cache``."""
+        return await self._reset_input_cache(ENCODER, options)
+
+    async def _reset_input_cache(self, cache: str, options: CallOptions) -> dict[str, int]:
+        answers = await self._call_engines(ResetInputCache(cache), InputCacheReset, options)
+        return {engine_id: answer.num_entries for engine_id, answer in answers.items()}
+
+    async def add_lora(self, lora_request: LoRARequest, **options: Unpack[CallOptions]) -> dict[str, bool]:
+        """Load an adapter for requests to come; False where it is loaded already.
+
+        Engines of this version have no adapters: each answers with an ``UnsupportedCallError``.
+        """
+        return _successes(await self._call_engines(AddLora(lora_request), LoraChanged, options))
+
+    async def remove_lora(self, lora_id: int, **options: Unpack[CallOptions]) -> dict[str, bool]:
+        """Unload an adapter; False where it is not loaded."""
+        return _successes(await self._call_engines(RemoveLora(lora_id), LoraChanged, options))
+
+    async def list_loras(self, **options: Unpack[CallOptions]) -> dict[str, set[int]]:
+        """Return the ids of the adapters that each engine has loaded."""
+        answers = await self._call_engines(ListLoras(), LoraList, options)
+        return {engine_id: set(answer.lora_ids) for engine_id, answer in answers.items()}
+
+    async def pin_lora(self, lora_id: int, **options: Unpack[CallOptions]) -> dict[str, bool]:
+        """Keep an adapter loaded, whatever others are added. Refused as ``add_lora``."""
+        return _successes(await self._call_engines(PinLora(lora_id), LoraChanged, options))
 
     async def check_invariants(self, **options: Unpack[CallOptions]) -> dict[str, Invariants]:
         """Verify the engines' bookkeeping and return their numbers of blocks and requests."""
@@ -174,3 +220,7 @@ class EngineControl:
         """Run one token that belongs to no request through each model; returns the seconds that it took."""
         answers = await self._call_engines(ExecuteDummyBatch(), DummyBatchDone, options)
         return {engine_id: answer.time_s for engine_id, answer in answers.items()}
+
+
+def _successes(answers: Mapping[str, LoraChanged]) -> dict[str, bool]:
+    return {engine_id: answer.success for engine_id, answer in answers.items()}

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import structlog
+
+from ..shared.broker import Queue
 from ..shared.errors import EngineDeadError
+from ..shared.queue_stats import QueueStats
 from ..shared.records import EngineHeartbeat, ModelCard
 from .health import Health
+from .metrics import Metric, metrics_of
 from .single_requests import SingleRequests
+
+log = structlog.get_logger()
 
 
 class EngineView:
@@ -18,6 +25,10 @@ class EngineView:
         """Return what is known of a model, as the client finds it."""
         raise NotImplementedError
 
+    async def _queue(self, model: str | None) -> Queue:
+        """Return the queue of a model, as the client finds it."""
+        raise NotImplementedError
+
     async def engines(self, model: str | None = None) -> list[EngineHeartbeat]:
         """Return the last heartbeat of each engine of the model, ordered by engine id.
 
@@ -27,6 +38,46 @@ class EngineView:
             UnknownModelError: no worker has ever served ``model`` here.
         """
         return await self._health.engines((await self._card(model)).model)
+
+    async def get_metrics(self, model: str | None = None) -> list[Metric]:
+        """Return the figures of the model's queue and engines: counters, gauges and histograms, with labels.
+
+        They are those that ``engines`` and ``queue_stats`` tell, in the form that metrics have.
+
+        Raises: as ``engines``.
+        """
+        engines, queue = await self._look(model)
+        return metrics_of(engines, queue)
+
+    async def do_log_stats(self, model: str | None = None) -> None:
+        """Write a line for the model's queue and one for each of its engines to this process's log (structlog).
+
+        Raises: as ``engines``.
+        """
+        engines, queue = await self._look(model)
+        log.info(
+            "queue stats",
+            model=queue.model,
+            num_running=queue.num_running,
+            num_waiting=queue.depth,
+            oldest_age_s=round(queue.oldest_age_s, 2),
+            tokens_per_s=round(queue.tokens_per_s, 1),
+        )
+        for engine in engines:
+            log.info(
+                "engine stats",
+                engine_id=engine.engine_id,
+                state=engine.state.value,
+                num_running=engine.num_running_reqs,
+                num_waiting=engine.num_waiting_reqs,
+                kv_cache_usage=round(engine.kv_cache_usage, 3),
+                tokens_per_s=round(engine.tokens_per_s, 1),
+                error=engine.error,
+            )
+
+    async def _look(self, model: str | None) -> tuple[list[EngineHeartbeat], QueueStats]:
+        engines = await self.engines(model)
+        return engines, await (await self._queue(model)).stats()
 
     async def check_health(self, model: str | None = None) -> None:
         """Return if a live engine serves the model, by the heartbeats of this moment.

@@ -15,7 +15,7 @@ from contextlib import aclosing
 import msgspec
 
 from ..shared.errors import ValidationError
-from ..shared.keys import check_name
+from ..shared.keys import MAX_NAME_CHARS, check_name
 from ..shared.messages import Delta, EngineCoreRequest
 from ..shared.params import MAX_N
 from ..shared.seeds import derived_seed
@@ -35,6 +35,13 @@ def child_ids(request_id: str, n: int) -> list[str]:
     if n > 1 and SEPARATOR in request_id:
         raise ValidationError(f"request_id must hold no {SEPARATOR!r} with n={n}, got {request_id!r}")
     return [request_id, *(check_name("request_id", f"{request_id}{SEPARATOR}{child}") for child in range(1, n))]
+
+
+def possible_child_ids(request_id: str) -> list[str]:
+    """Return the ids that answers beyond the first may have, of a request whose ``n`` is not known."""
+    if SEPARATOR in request_id or len(request_id) > MAX_NAME_CHARS - len(f"{SEPARATOR}{MAX_N - 1}"):
+        return []
+    return child_ids(request_id, MAX_N)[1:]
 
 
 def children(request: EngineCoreRequest) -> list[EngineCoreRequest]:

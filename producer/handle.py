@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 from ..shared.errors import ValidationError
 from ..shared.messages import Delta
+from ..shared.params import RequestOutputKind
 from .fan_out import child_ids
+from .options import check_linger
+from .output_stream import outputs_of
 from .outputs import RequestOutput
-from .prompt import check_linger
 from .reader import collect
 
 if TYPE_CHECKING:
-    from .client import Client
+    from .detached import DetachedRequests
 
 
 class RequestHandle:
@@ -25,7 +27,9 @@ class RequestHandle:
 
     __slots__ = ("_child_ids", "_client", "_prompt", "model", "n", "request_id")  # submit_many makes thousands
 
-    def __init__(self, client: Client, model: str, request_id: str, prompt: object = None, *, n: int = 1) -> None:
+    def __init__(
+        self, client: DetachedRequests, model: str, request_id: str, prompt: object = None, *, n: int = 1
+    ) -> None:
         self._client = client
         self.model = model
         self.request_id = request_id
@@ -85,6 +89,10 @@ class RequestHandle:
         return self._client.follow(
             self.model, self._child_ids, [{"border": border, "linger_s": linger_s} for border in borders]
         )
+
+    def stream_outputs(self, kind: RequestOutputKind = RequestOutputKind.DELTA) -> AsyncGenerator[RequestOutput]:
+        """Iterate over what ``Client.stream_outputs`` gives, from the first token. Leaving early cancels nothing."""
+        return outputs_of(self.stream(), kind, self.model, self.request_id, self._prompt, n=self.n)
 
     async def cancel(self) -> None:
         """End the request with finish_reason "cancelled"; after its end, or a second time, this does nothing."""

@@ -18,6 +18,9 @@ LIVE_STATES = frozenset(
     {EngineState.READY, EngineState.BUSY, EngineState.DRAINING, EngineState.COMPILING, EngineState.SLEEPING}
 )
 
+# An engine in one of these states hears nothing yet, or nothing any more.
+DEAF_STATES = frozenset({EngineState.STARTING, EngineState.DEAD, EngineState.STOPPED, EngineState.FAILED})
+
 
 class Health:
     """Looks at heartbeats when asked, and remembers by model the last error that said nobody serves it."""

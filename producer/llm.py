@@ -9,20 +9,22 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, Unpack
 
-from ..shared.control import SleepState
 from ..shared.embedded import resolve_redis_url
 from ..shared.errors import ValidationError
 from ..shared.messages import Delta
-from ..shared.params import SamplingParams
+from ..shared.params import PoolingParams, SamplingParams
 from .client import Client
 from .embeds import EmbedsArray
-from .engine_control import CallOptions
+from .llm_control import LLMControl
+from .options import RequestOptions
 from .outputs import RequestOutput
+from .pooling import PoolingRequestOutput
 from .progress import ProgressBar
-from .prompt import Prompt, RequestOptions, params_of_each
+from .prompt import Prompt, params_of_each
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+Messages = Sequence[Mapping[str, Any]]
 MAX_IN_FLIGHT = 4096
 
 
@@ -34,8 +36,8 @@ class Closable(Protocol[T_co]):
     def aclose(self) -> Awaitable[None]: ...
 
 
-class LLM:
-    """Generate from a list of prompts and wait for all answers.
+class LLM(LLMControl):
+    """Generate from a list of prompts and wait for all answers; and control engines, queues and models, blocking.
 
     Args:
         url: Redis URL; ``PENSTOCK_REDIS_URL`` or the embedded Redis when None.
@@ -116,39 +118,37 @@ class LLM:
             if threading.current_thread() is not self._thread:
                 closing.result()
 
-    def check_health(self, model: str | None = None) -> None:
-        """Return if a live engine serves the model. Raises: as ``Client.check_health``."""
-        self._call(self._client.check_health(model))
-
-    def sleep(self, level: int = 1, *, mode: str = "keep", **options: Unpack[CallOptions]) -> dict[str, SleepState]:
-        """Let engines give their memory back; see ``Client.sleep``."""
-        return self._call(self._client.sleep(level, mode=mode, **options))
-
-    def wake_up(self, tags: Sequence[str] | None = None, **options: Unpack[CallOptions]) -> dict[str, SleepState]:
-        """Let engines take their memory again and serve; see ``Client.wake_up``."""
-        return self._call(self._client.wake_up(tags, **options))
-
-    def reset_prefix_cache(self, **options: Unpack[CallOptions]) -> dict[str, bool]:
-        """Forget what earlier prompts have left in KV caches; see ``Client.reset_prefix_cache``."""
-        return self._call(self._client.reset_prefix_cache(**options))
-
-    def start_profile(self, **options: Unpack[CallOptions]) -> dict[str, str]:
-        """Record what torch does in engines; see ``Client.start_profile``."""
-        return self._call(self._client.start_profile(**options))
-
-    def stop_profile(self, **options: Unpack[CallOptions]) -> dict[str, str]:
-        """Write the traces and return their files; see ``Client.stop_profile``."""
-        return self._call(self._client.stop_profile(**options))
-
-    def collective_rpc(
+    def chat(
         self,
-        method: str,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[CallOptions],
-    ) -> dict[str, Any]:
-        """Run a registered method in engines; see ``Client.collective_rpc``."""
-        return self._call(self._client.collective_rpc(method, args, kwargs, **options))
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+        **options: Unpack[RequestOptions],
+    ) -> list[RequestOutput]:
+        """``generate`` for one conversation, or for many at once: lists of ``{"role": ..., "content": ...}``.
+
+        What the model's chat template takes beside messages goes into ``chat_template_kwargs``: ``tools``,
+        ``add_generation_prompt``, ``enable_thinking`` and so on.
+
+        Raises:
+            ValidationError: what is given is no conversation.
+            and as ``generate``.
+        """
+        return self.generate(_as_conversations(messages), params, progress=progress, **options)
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: PoolingParams | None = None,
+        *,
+        progress: bool = True,
+        **options: Unpack[RequestOptions],
+    ) -> list[PoolingRequestOutput]:
+        """Embed, classify or score each prompt. No engine of this version does; see ``Client.encode``."""
+        wanted = _as_list(prompts)
+        with ProgressBar(len(wanted), shown=progress) as bar:
+            return self._call(self._encode_all(wanted, params, options, bar))
 
     def close(self) -> None:
         """Disconnect; twice does nothing."""
@@ -163,6 +163,15 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    async def _encode_all(
+        self, prompts: list[Prompt], params: PoolingParams | None, options: RequestOptions, bar: ProgressBar
+    ) -> list[PoolingRequestOutput]:
+        outputs = []
+        for prompt in prompts:
+            outputs.append(await self._client.encode(prompt, params, **options))
+            bar.advance(0)
+        return outputs
 
     async def _generate_all(
         self,
@@ -217,3 +226,18 @@ def _as_list(prompts: Any) -> list[Prompt]:
     if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int | dict):
         return [prompts]
     return list(prompts)
+
+
+def _as_conversations(messages: Any) -> list[Prompt]:
+    """One conversation or many, as a list."""
+    if isinstance(messages, Sequence) and not isinstance(messages, str):
+        if messages and all(isinstance(message, Mapping) for message in messages):
+            return [messages]
+        for position, conversation in enumerate(messages):
+            is_list = isinstance(conversation, Sequence) and not isinstance(conversation, str)
+            if not (is_list and conversation and all(isinstance(message, Mapping) for message in conversation)):
+                raise ValidationError(
+                    f"messages[{position}] must be a conversation, a list of messages, got {conversation!r}"
+                )
+        return list(messages)
+    raise ValidationError(f"messages must be a conversation or a list of them, got {messages!r}")

@@ -13,7 +13,8 @@ import msgspec
 
 from ..shared.broker import Entry
 from ..shared.messages import EngineCoreRequest, InputChunk
-from .prompt import RequestOptions, encode_request
+from .options import RequestOptions
+from .prompt import encode_request
 
 # Text of a prompt, in UTF-8, for each of its tokens: a guess, corrected by the engine's count when the request ends.
 BYTES_PER_TOKEN = 4

@@ -7,30 +7,40 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..shared.messages import Delta, FinishReason, TokenLogprobs, Usage
+from ..shared.messages import Delta, FinishReason, SegmentEnd, TokenLogprobs, Usage
 from ..shared.stats import RequestStats
 
 
 class CompletionOutput(msgspec.Struct, kw_only=True):
-    """One answer to a request.
+    """One answer to a request, or what is new of it.
 
-    ``logprobs`` has one entry per token, ``cumulative_logprob`` is the sum; None if the request did not ask.
+    ``finish_reason`` is None while it goes on.
+    ``logprobs`` has one entry per token, ``cumulative_logprob`` is the sum from the first token on; None if the request
+    did not ask.
     ``stats`` say where its time went; None if it never came to an engine.
+    ``segment_ends`` are those of streamed input, see ``Delta``.
     """
 
     index: int
     text: str
     token_ids: list[int]
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     cumulative_logprob: float | None = None
     logprobs: list[TokenLogprobs] | None = None
     stats: RequestStats | None = None
+    segment_ends: list[SegmentEnd] = []
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):
     """A finished request, with ``n`` answers; ``usage`` counts its prompt once and the output tokens of all.
 
+    ``Client.stream_outputs`` gives out some that are not ``finished``: their ``outputs`` hold the answers of which
+    there is something to tell, and there is no ``usage`` yet.
     ``prompt`` is as the caller gave it, or None where only the request_id is known. ``prompt_logprobs`` has one entry
     per token of the prompt, None for the first; None if the request did not ask. ``first_prompt_token`` is then its id
     and its bytes.
@@ -57,28 +67,34 @@ def final_output(request_id: str, model: str, prompt: object, wholes: Sequence[D
         request_id=request_id,
         model=model,
         prompt=prompt,
-        outputs=[_completion(index, whole) for index, whole in enumerate(wholes)],
-        usage=_usage([whole.usage for whole in wholes if whole.usage is not None]),
-        prompt_logprobs=[None, *wholes[0].prompt_logprobs] if wholes[0].prompt_logprobs else None,
+        outputs=[completion(index, whole) for index, whole in enumerate(wholes)],
+        usage=usage_of([whole.usage for whole in wholes if whole.usage is not None]),
+        prompt_logprobs=prompt_logprobs_of(wholes[0]),
         first_prompt_token=wholes[0].first_prompt_token,
     )
 
 
-def _completion(index: int, whole: Delta) -> CompletionOutput:
-    assert whole.finish_reason is not None
+def completion(index: int, told: Delta) -> CompletionOutput:
+    """Return what ``told`` says of answer ``index``."""
     return CompletionOutput(
         index=index,
-        text=whole.text,
-        token_ids=whole.token_ids,
-        finish_reason=whole.finish_reason,
-        stop_reason=whole.stop_reason,
-        cumulative_logprob=math.fsum(token.logprob for token in whole.logprobs) if whole.logprobs else None,
-        logprobs=whole.logprobs or None,
-        stats=whole.stats,
+        text=told.text,
+        token_ids=told.token_ids,
+        finish_reason=told.finish_reason,
+        stop_reason=told.stop_reason,
+        cumulative_logprob=math.fsum(token.logprob for token in told.logprobs) if told.logprobs else None,
+        logprobs=told.logprobs or None,
+        stats=told.stats,
+        segment_ends=told.segment_ends,
     )
 
 
-def _usage(each: Sequence[Usage]) -> Usage | None:
+def prompt_logprobs_of(told: Delta) -> list[TokenLogprobs | None] | None:
+    """One entry per token of the prompt, if ``told`` has any."""
+    return [None, *told.prompt_logprobs] if told.prompt_logprobs else None
+
+
+def usage_of(each: Sequence[Usage]) -> Usage | None:
     """The answers share one prompt, which is counted once, and cached as far as it was for all."""
     if not each:
         return None

@@ -5,59 +5,34 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import AsyncIterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from ..shared.errors import PayloadTooLargeError, PromptTooLongError, UnsupportedParameterError, ValidationError
 from ..shared.keys import check_name
 from ..shared.messages import EngineCoreRequest, InputChunk
-from ..shared.params import SamplingParams
+from ..shared.params import PoolingParams, SamplingParams
 from ..shared.prompt_embeds import PromptEmbeds
 from ..shared.records import ModelCard
 from .embeds import EmbedsArray, encode_embeds
+from .options import (
+    RequestOptions,
+    cache_salt_of,
+    check_flag,
+    check_linger,
+    lora_request_of,
+    trace_headers_of,
+    wanted_until,
+)
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | EmbedsArray
 """Text, token ids, chat messages (``{"role": ..., "content": ...}``; the worker applies the chat template), or
 embeddings (a numpy array or torch tensor; the worker must allow them)."""
 
 
-class RequestOptions(TypedDict, total=False):
-    """What a request may say beside its prompt and sampling parameters.
-
-    ``model``: which model; may be left out while the client has a default or Redis knows only one.
-    ``request_id``: idempotency key, drawn at random when left out.
-    ``tenant``: on whose account it waits and runs; the client's ``tenant`` when None.
-    ``band``: how urgent it is, one of the queue's bands ("interactive", "standard", "batch" unless configured
-    otherwise); the queue's default band when None.
-    ``deadline``: Unix time in seconds, by the clock of Redis, at which it expires: from then on it is not started, or
-    is stopped, and ends with finish_reason "expired" and the tokens so far.
-    ``timeout_s``: the same, in seconds from now; the earlier of the two holds.
-    ``priority``: lower is earlier, within what the engine has admitted, if it schedules by priority.
-    ``cache_salt``: only requests of the tenant with the same one share blocks of the KV cache.
-    ``fail_fast``: raise ``EngineDeadError`` rather than wait for an engine; the client's ``fail_fast`` when None.
-    ``chat_template_kwargs``: passed to the chat template, for a prompt of messages.
-    ``linger_s``: how long a request that is streamed goes on after it was left early, for somebody to follow it; it is
-    cancelled then, or when nobody follows any more. By default, and with 0, it is cancelled at once.
-    """
-
-    model: str | None
-    request_id: str | None
-    tenant: str | None
-    band: str | None
-    deadline: float | None
-    timeout_s: float | None
-    priority: int
-    cache_salt: str | None
-    fail_fast: bool | None
-    chat_template_kwargs: Mapping[str, Any] | None
-    linger_s: float | None
-
-
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
-MAX_CACHE_SALT_CHARS = 512
-MAX_LINGER_S = 86_400.0
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -80,7 +55,8 @@ def build_request(
     options = options or {}
     params = SamplingParams() if params is None else params
     if not isinstance(params, SamplingParams):
-        raise ValidationError(f"params must be a SamplingParams, got {type(params).__name__}")
+        hint = "; for pooling, use encode" if isinstance(params, PoolingParams) else ""
+        raise ValidationError(f"params must be a SamplingParams, got {type(params).__name__}{hint}")
     params.check_from_caller()
     # An engine is asked for one answer at a time: see fan_out.
     params.check_supported(n=params.n)
@@ -102,19 +78,14 @@ def build_request(
         model=card.model,
         tenant=check_name("tenant", tenant if own_tenant is None else own_tenant),
         priority=priority,
-        cache_salt=_cache_salt(options),
+        cache_salt=cache_salt_of(options),
+        lora_request=lora_request_of(options),
+        trace_headers=trace_headers_of(options),
         deadline=wanted_until(options) if options else None,
         band="" if band is None else check_name("band", band),
     )
     _set_prompt(request, prompt, card, options.get("chat_template_kwargs"))
     return request
-
-
-def _cache_salt(options: RequestOptions) -> str | None:
-    salt: Any = options.get("cache_salt")
-    if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= MAX_CACHE_SALT_CHARS):
-        raise ValidationError(f"cache_salt must be a string of 1 to {MAX_CACHE_SALT_CHARS} characters, got {salt!r}")
-    return salt
 
 
 def build_chunk(chunk: object, card: ModelCard) -> InputChunk:
@@ -131,24 +102,6 @@ def build_chunk(chunk: object, card: ModelCard) -> InputChunk:
     raise ValidationError(f"a chunk of input must be text or token ids, and not empty, got {chunk!r}")
 
 
-def wanted_until(options: RequestOptions) -> float | None:
-    """Return the Unix time at which the request expires, by ``deadline`` and ``timeout_s``; None if it never does.
-
-    Raises:
-        ValidationError: one of them is no finite positive number.
-    """
-    due: float | None = None
-    for name, start in (("deadline", 0.0), ("timeout_s", time.time())):
-        value: Any = options.get(name)
-        if value is None:
-            continue
-        valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e11
-        if not valid:
-            raise ValidationError(f"{name} must be a positive number of seconds, got {value!r}")
-        due = start + value if due is None else min(due, start + value)
-    return due
-
-
 def params_of_each(
     params: SamplingParams | Sequence[SamplingParams | None] | None, num_prompts: int
 ) -> list[SamplingParams | None]:
@@ -161,25 +114,6 @@ def params_of_each(
     if len(each) != num_prompts:
         raise ValidationError(f"params must be one or as many as the prompts ({num_prompts}), got {len(each)}")
     return each
-
-
-def check_flag(field: str, value: object) -> bool:
-    """Return ``value`` if it is True or False.
-
-    Raises:
-        ValidationError: it is anything else, a number or a string included.
-    """
-    if not isinstance(value, bool):
-        raise ValidationError(f"{field} must be True or False, got {value!r}")
-    return value
-
-
-def check_linger(linger_s: object) -> None:
-    """Raises ``ValidationError`` unless ``linger_s`` is None or a number of seconds of at most a day."""
-    if linger_s is None:
-        return
-    if isinstance(linger_s, bool) or not isinstance(linger_s, int | float) or not 0 <= linger_s <= MAX_LINGER_S:
-        raise ValidationError(f"linger_s must be a number of seconds in [0, {MAX_LINGER_S:g}], got {linger_s!r}")
 
 
 def encode_request(request: EngineCoreRequest, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:
@@ -208,6 +142,8 @@ def _set_prompt(
         if not prompt:
             raise ValidationError("prompt must not be empty, got ''")
         request.prompt = prompt
+    elif isinstance(prompt, AsyncIterable):
+        raise ValidationError("a prompt that grows lives with who sends it: use stream, stream_outputs or converse")
     elif not isinstance(prompt, Sequence) and isinstance(prompt, EmbedsArray):
         request.prompt_embeds = _embeds(prompt, request, card)
     elif not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import zlib
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..shared.control import Detokenize, DetokenizedText, Tokenize, TokenizedText, Utility
-from ..shared.errors import EngineCallError, EngineDeadError, EngineNotFoundError
+from ..shared.control import Utility
+from ..shared.errors import ConfigurationError, EngineCallError, EngineDeadError, EngineNotFoundError
 from ..shared.records import EngineHeartbeat
-from .engine_calls import DEAF_STATES
+from ..shared.text_control import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
 from .engine_control import CallOptions
+from .health import DEAF_STATES
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 TEXT_TIMEOUT_S = 10.0
+FILE_TIMEOUT_S = 60.0
 
 A = TypeVar("A")
 
@@ -65,6 +72,18 @@ class TextControl:
         call = Detokenize(token_ids=list(token_ids))
         return (await self._ask_one(call, DetokenizedText, model, timeout_s)).text
 
+    async def get_tokenizer(self, model: str | None = None, *, timeout_s: float = FILE_TIMEOUT_S) -> Tokenizer:
+        """Return the model's own tokenizer, handed over by an engine, for text that is not worth a call each.
+
+        Needs the package ``tokenizers`` here, which the client does without. Some MB may be on their way: keep it.
+
+        Raises:
+            ConfigurationError: ``tokenizers`` is not installed.
+        """
+        await asyncio.to_thread(_require_tokenizers)
+        file = await self._ask_one(GetTokenizer(), TokenizerFile, model, timeout_s)
+        return await asyncio.to_thread(_read_tokenizer, file)
+
     async def _ask_one(self, call: Utility, kind: type[A], model: str | None, timeout_s: float) -> A:
         """Ask one engine after the other until one is alive to answer."""
         gone: Exception | None = None
@@ -83,3 +102,20 @@ class TextControl:
                     raise cause from error
                 gone = cause
         raise EngineDeadError(f"no engine of the model can be asked: {gone or 'none beats'}")
+
+
+def _require_tokenizers() -> None:
+    """Before anything is asked for; an import reads files."""
+    try:
+        import tokenizers  # noqa: F401  # whether it can be
+    except ImportError:
+        raise ConfigurationError("get_tokenizer needs the package tokenizers: pip install tokenizers") from None
+
+
+def _read_tokenizer(file: TokenizerFile) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_buffer(zlib.decompress(file.data))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

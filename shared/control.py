@@ -17,12 +17,14 @@ from typing import Any
 import msgspec
 
 from .errors import ValidationError
-from .param_checks import check_token_ids
+from .lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
+from .text_control import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
 
 CONTROL_VERSION = 1
 SLEEP_LEVELS = (1, 2)
 SLEEP_MODES = ("keep", "wait", "abort")
 WEIGHTS, KV_CACHE = SLEEP_TAGS = ("weights", "kv_cache")
+MULTIMODAL, ENCODER = INPUT_CACHES = ("multimodal", "encoder")
 DEFAULT_SHARD_PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 MAX_TIMEOUT_S = 86_400.0
 
@@ -40,8 +42,26 @@ class CheckInvariants(msgspec.Struct, array_like=True, tag="check_invariants"):
     """Verify the block pool and the scheduler. Answer: ``Invariants``."""
 
 
-class ResetPrefixCache(msgspec.Struct, array_like=True, tag="reset_prefix_cache"):
-    """Forget what earlier requests have left in the KV cache. Answer: ``PrefixCacheReset``."""
+class ResetPrefixCache(msgspec.Struct, array_like=True, omit_defaults=True, tag="reset_prefix_cache"):
+    """Forget what earlier requests have left in the KV cache. Answer: ``PrefixCacheReset``.
+
+    With ``reset_running_requests`` what runs is queued again first, to go on after its last token.
+    """
+
+    reset_running_requests: bool = False
+
+
+class ResetInputCache(msgspec.Struct, array_like=True, tag="reset_input_cache"):
+    """Forget what was kept of earlier images, sounds and videos. Answer: ``InputCacheReset``.
+
+    ``cache`` is "multimodal" for processed inputs, or "encoder" for what the model's encoders made of them.
+    """
+
+    cache: str
+
+    def __post_init__(self) -> None:
+        if self.cache not in INPUT_CACHES:
+            raise ValidationError(f"cache must be one of {', '.join(INPUT_CACHES)}, got {self.cache!r}")
 
 
 class Sleep(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, tag="sleep"):
@@ -146,34 +166,6 @@ class ExecuteDummyBatch(msgspec.Struct, array_like=True, tag="execute_dummy_batc
     """Run one token through the model that belongs to no request and is stored nowhere. Answer: ``DummyBatchDone``."""
 
 
-class Tokenize(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, tag="tokenize"):
-    """Make token ids of a text, or of chat messages under the chat template. Answer: ``TokenizedText``.
-
-    Args:
-        add_special_tokens: those around a text; the chat template writes its own.
-        has_pieces: tell the bytes of each token.
-    """
-
-    prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    add_special_tokens: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
-    has_pieces: bool = False
-
-    def __post_init__(self) -> None:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValidationError("exactly one of prompt and messages must be given")
-
-
-class Detokenize(msgspec.Struct, array_like=True, tag="detokenize"):
-    """Make text of token ids, special tokens included. Answer: ``DetokenizedText``."""
-
-    token_ids: list[int]
-
-    def __post_init__(self) -> None:
-        check_token_ids("tokens", self.token_ids)
-
-
 Utility = (
     CheckInvariants
     | ResetPrefixCache
@@ -187,6 +179,12 @@ Utility = (
     | ExecuteDummyBatch
     | Tokenize
     | Detokenize
+    | ResetInputCache
+    | GetTokenizer
+    | AddLora
+    | RemoveLora
+    | ListLoras
+    | PinLora
 )
 
 
@@ -206,6 +204,12 @@ class PrefixCacheReset(msgspec.Struct, array_like=True, tag="prefix_cache_reset"
     """``success`` is False, and nothing is done, while any block is in use."""
 
     success: bool
+
+
+class InputCacheReset(msgspec.Struct, array_like=True, tag="input_cache_reset"):
+    """So many entries were forgotten."""
+
+    num_entries: int
 
 
 class SleepState(msgspec.Struct, array_like=True, omit_defaults=True, tag="sleep_state"):
@@ -252,20 +256,6 @@ class DummyBatchDone(msgspec.Struct, array_like=True, tag="dummy_batch_done"):
     time_s: float
 
 
-class TokenizedText(msgspec.Struct, array_like=True, omit_defaults=True, tag="tokenized_text"):
-    """``pieces`` are the bytes of each token, if they were asked for."""
-
-    token_ids: list[int]
-    max_model_len: int
-    pieces: list[bytes] = []
-
-
-class DetokenizedText(msgspec.Struct, array_like=True, tag="detokenized_text"):
-    """The text of the token ids."""
-
-    text: str
-
-
 UtilityAnswer = (
     Invariants
     | PrefixCacheReset
@@ -277,6 +267,10 @@ UtilityAnswer = (
     | DummyBatchDone
     | TokenizedText
     | DetokenizedText
+    | InputCacheReset
+    | TokenizerFile
+    | LoraChanged
+    | LoraList
 )
 
 

@@ -8,7 +8,8 @@
     ├── ValidationError               an argument of a request is wrong; nothing was enqueued or run
     │   ├── PromptTooLongError        prompt and max_tokens do not fit the model
     │   ├── PayloadTooLargeError      the encoded request is larger than max_payload_bytes
-    │   └── UnsupportedParameterError a known parameter that this version cannot honour yet
+    │   ├── UnsupportedParameterError a known parameter that this version cannot honour yet
+    │   └── UnsupportedTaskError      the model does not do what was asked: embed, classify, score, ...
     ├── UnknownModelError             no worker has ever served a model of that name here
     ├── RequestNotFoundError          the request_id is unknown, or its result has expired
     ├── InputClosedError              the request has ended or its input was closed: it takes no more chunks
@@ -22,6 +23,8 @@
     ├── EngineDeadError               the engine that was asked is gone, or none serves the model
     ├── EngineNotFoundError           no engine of that id beats for the model
     ├── EngineStateError              the engine cannot do that now: it sleeps, holds requests, is being profiled, ...
+    ├── UnsupportedCallError          the engine has no part that could do it: adapters, ...
+    ├── DrainTimeoutError             requests were still under way when the time for them was up
     ├── EngineTimeoutError            the engine did not answer in time; it may do what was asked all the same
     └── EngineCallError               a control call failed at some engine; carries each one's answer or error
 
@@ -87,6 +90,12 @@ class UnsupportedParameterError(ValidationError):
     """The parameter is part of the wire, but this version cannot honour it; it is refused, not ignored."""
 
     code = "unsupported_parameter"
+
+
+class UnsupportedTaskError(ValidationError):
+    """The model, or this version, does not do that with a prompt; the message names what it does."""
+
+    code = "unsupported_task"
 
 
 class UnknownModelError(PenstockError):
@@ -181,6 +190,19 @@ class EngineStateError(PenstockError):
     code = "engine_state"
 
 
+class UnsupportedCallError(PenstockError):
+    """The engine has no part that could do what is asked; the message names the part."""
+
+    code = "unsupported_call"
+
+
+class DrainTimeoutError(PenstockError, TimeoutError):
+    """Requests were still under way when the time for them to end was up; nothing was done to them."""
+
+    code = "drain_timeout"
+    retryable = True
+
+
 class EngineTimeoutError(PenstockError):
     """The engine did not answer in time. Whether it does what it was asked is not known."""
 
@@ -212,9 +234,11 @@ _BY_CODE: dict[str, type[PenstockError]] = {
         ValidationError,
         PromptTooLongError,
         UnsupportedParameterError,
+        UnsupportedTaskError,
         PoisonRequestError,
         EngineDeadError,
         EngineStateError,
+        UnsupportedCallError,
         EngineTimeoutError,
         EngineCallError,
         ModelLoadError,

@@ -28,6 +28,8 @@ MAX_LOGPROBS = 20
 MAX_N = 64
 MAX_PATTERN_SIZE = 2048
 MAX_PATTERN_COUNT = 1000
+GENERATE = "generate"
+POOLING_TASKS = ("embed", "classify", "score", "token_embed", "token_classify")
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -47,9 +49,19 @@ class LoRARequest(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
     base_model_name: str | None = None
     load_inplace: bool = False
 
+    def __post_init__(self) -> None:
+        if isinstance(self.lora_int_id, bool) or not isinstance(self.lora_int_id, int) or self.lora_int_id < 1:
+            raise ValidationError(f"lora_int_id must be an integer of at least 1, got {self.lora_int_id!r}")
+        for name in ("lora_name", "lora_path"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise ValidationError(f"{name} must be a string that is not empty, got {getattr(self, name)!r}")
+
 
 class PoolingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False):
-    """What to return for an embedding or classification request. On the wire now; served later."""
+    """What to return for an embedding or classification request. On the wire now; served later.
+
+    ``task`` is one of ``POOLING_TASKS``; "embed" where it is left out.
+    """
 
     task: str | None = None
     dimensions: int | None = None

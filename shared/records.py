@@ -5,16 +5,29 @@ Same rules as for messages: new fields are only appended and carry a default, ol
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from .messages import WIRE_VERSION, EngineState
+from .params import GENERATE
 from .stats import EngineStats
 
 
 class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
     """What a client may know of a served model; written by its workers when ready. JSON, so people can read it.
 
-    ``tool_call_parser`` and ``reasoning_parser`` are those that fit its chat template; empty where none is known to.
+    Args:
+        max_model_len: most tokens of prompt and output together; 0 where no worker has said it.
+        dtype, quantization: of the weights; the latter "" without.
+        eos_token_ids: end a generation, unless ``ignore_eos``.
+        has_chat_template: whether a prompt may be messages.
+        generation_config: what the model's makers recommend, from ``generation_config.json``; requests do not follow it
+            by themselves.
+        supported_tasks: what requests may ask for.
+        is_tracing_enabled: whether its workers make spans of requests that carry ``trace_headers``.
+        registered_at: when a worker last said all this, in seconds since the epoch.
+        tool_call_parser, reasoning_parser: those that fit its chat template; empty where none is known to.
     """
 
     version: int = WIRE_VERSION
@@ -25,6 +38,13 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
     dtype: str = ""
     tool_call_parser: str = ""
     reasoning_parser: str = ""
+    quantization: str = ""
+    eos_token_ids: list[int] = []
+    has_chat_template: bool = False
+    generation_config: dict[str, Any] = {}
+    supported_tasks: tuple[str, ...] = (GENERATE,)
+    is_tracing_enabled: bool = False
+    registered_at: float = 0.0
 
 
 class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -53,7 +53,7 @@ async def _stream(client: Client, prompt: str, params: SamplingParams) -> Any:
     return reason
 
 
-def _print(output: RequestOutput) -> FinishReason:
+def _print(output: RequestOutput) -> FinishReason | None:
     print(output.text)
     return output.outputs[0].finish_reason
 

@@ -10,7 +10,7 @@ import msgspec
 
 from ...producer import Client, Delta
 from ...producer.openai.prepared import Prepared
-from ...producer.prompt import RequestOptions
+from ...producer.options import RequestOptions
 from .auth import Identity
 from .settings import GatewaySettings
 

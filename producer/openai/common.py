@@ -12,7 +12,7 @@ from ...shared.errors import ValidationError
 from ...shared.messages import FinishReason
 from ...shared.messages import Usage as TokenCounts
 from ...shared.params import MAX_SEED, RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
-from ..prompt import RequestOptions
+from ..options import RequestOptions
 from .errors import bad_field, cancelled, expired
 
 # Which build answered; OpenAI's callers compare it to see whether answers to the same seed may differ.

@@ -11,8 +11,9 @@ import msgspec
 from ...shared.errors import ValidationError
 from ...shared.messages import Delta
 from ...shared.params import SamplingParams
+from ..options import RequestOptions
 from ..outputs import RequestOutput
-from ..prompt import Prompt, RequestOptions
+from ..prompt import Prompt
 from .errors import bad_field
 
 

@@ -256,6 +256,10 @@ class Broker:
         """Let an interactive request live on without its client for ``ttl_ms``, then as long as somebody listens."""
         await self._run("leave", [self.keys.request(request_id)], [self.keys.prefix, request_id, ttl_ms])
 
+    async def count_known(self, request_ids: Sequence[str]) -> int:
+        """Return how many of these ids are those of a request that has not expired."""
+        return await self._connection.execute("EXISTS", *map(self.keys.request, request_ids))
+
     async def release(self, claims: list[tuple[str, int]]) -> int:
         """Hand back claimed requests, given as (request_id, epoch); returns how many were still ours."""
         args: list[Any] = [self.keys.prefix]

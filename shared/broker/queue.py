@@ -119,13 +119,14 @@ class Queue:
             deadline=raw.deadline_ms / 1000 if raw.deadline_ms else None,
         )
 
-    async def pause(self, *, put_back: bool) -> int:
+    async def pause(self, *, put_back: bool, abort: bool = False) -> int:
         """Hand out no request until ``resume``, whatever is restarted; returns how many were running.
 
         Args:
             put_back: queue what runs again, to go on after its last token; else it runs on to its end.
+            abort: end what runs, and what was queued again before, with finish_reason "abort".
         """
-        return await self._run("pause", int(put_back))
+        return await self._run("pause", 2 if abort else int(put_back))
 
     async def resume(self) -> bool:
         """Hand out requests again; False if the queue was not paused."""

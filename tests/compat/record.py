@@ -18,11 +18,14 @@ from penstock.shared.control import (
     DetokenizedText,
     DummyBatchDone,
     ExecuteDummyBatch,
+    GetTokenizer,
+    InputCacheReset,
     Invariants,
     IsSleeping,
     PrefixCacheReset,
     ProfileSaved,
     ProfileStarted,
+    ResetInputCache,
     ResetPrefixCache,
     RpcResult,
     SaveShardedState,
@@ -33,10 +36,12 @@ from penstock.shared.control import (
     StopProfile,
     Tokenize,
     TokenizedText,
+    TokenizerFile,
     Utility,
     UtilityAnswer,
     WakeUp,
 )
+from penstock.shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
 from penstock.shared.messages import (
     AbortRequests,
     CancelCommand,
@@ -59,7 +64,7 @@ from penstock.shared.messages import (
     UtilityCall,
     UtilityOutput,
 )
-from penstock.shared.params import RepetitionDetectionParams, SamplingParams
+from penstock.shared.params import LoRARequest, RepetitionDetectionParams, SamplingParams
 from penstock.shared.prompt_embeds import PromptEmbeds
 from penstock.shared.stats import RequestStats, StepStats
 
@@ -237,6 +242,17 @@ SAMPLES: list[tuple[str, str, Any]] = [
             prompt_embeds=PromptEmbeds("bfloat16", (2, 1), b"\x80?\x00@"),
         ),
     ),
+    (
+        "request of a trace, with an adapter",
+        "EngineCoreRequest",
+        EngineCoreRequest(
+            request_id="r8",
+            prompt="hi",
+            sampling_params=SamplingParams(),
+            lora_request=LoRARequest("cats", 3, "/adapters/cats"),
+            trace_headers={"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
+        ),
+    ),
     ("cancel command", "EngineCommand", CancelCommand("r1")),
     ("drain command", "WorkerCommand", DrainCommand(5.0)),
     ("stop command", "WorkerCommand", StopCommand()),
@@ -263,6 +279,13 @@ _CALLS: list[Utility] = [
     Tokenize(prompt="a", add_special_tokens=False),
     Tokenize(messages=[{"role": "user", "content": "a"}], chat_template_kwargs={"k": 1}, has_pieces=True),
     Detokenize([1, 2]),
+    ResetPrefixCache(reset_running_requests=True),
+    ResetInputCache("encoder"),
+    GetTokenizer(),
+    AddLora(LoRARequest("cats", 3, "/adapters/cats")),
+    RemoveLora(3),
+    ListLoras(),
+    PinLora(3),
 ]
 _ANSWERS: list[UtilityAnswer] = [
     Invariants(7, 8, 1, 2),
@@ -276,6 +299,10 @@ _ANSWERS: list[UtilityAnswer] = [
     DummyBatchDone(0.25),
     TokenizedText([1, 2], 2048, [b"a", b"\xe2"]),
     DetokenizedText("a"),
+    InputCacheReset(0),
+    TokenizerFile(b"x"),
+    LoraChanged(True),
+    LoraList([3, 7]),
 ]
 SAMPLES += [
     (f"control call {i}", "EngineCommand", ControlCommand(call_id="c1", call=call, expires_at_ms=1795290000000))

@@ -55,6 +55,13 @@ def test_fields_of_a_later_version_are_skipped() -> None:
     assert (delta.index, delta.token_ids, delta.text) == (3, [1], "x")
 
 
+def test_a_card_of_an_earlier_worker_still_decodes() -> None:
+    written = b'{"version":1,"model":"m","architecture":"LlamaForCausalLM","max_model_len":9,"vocab_size":5}'
+    card = msgspec.json.decode(written, type=records.ModelCard)
+    assert (card.model, card.max_model_len, card.eos_token_ids) == ("m", 9, [])
+    assert (card.supported_tasks, card.is_tracing_enabled) == (("generate",), False)
+
+
 def test_every_wire_struct_is_a_versioned_or_enclosed_array() -> None:
     """What goes to Redis carries its version itself; what only goes over the pipe of one release need not."""
     kinds = [

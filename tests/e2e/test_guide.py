@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,10 +41,10 @@ PAGES = sorted(page for page in GUIDE.glob("*.md") if page.name != "README.md")
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 async def test_the_examples_of_a_page_do_what_they_say(page: Path, deployment: LocalStack) -> None:
-    names = {"SamplingParams": SamplingParams}
+    names: dict[str, Any] = {"SamplingParams": SamplingParams, "url": deployment.url}
     exec(compile(source_of(page), str(page), "exec"), names)
     async with Client.connect(deployment.url, model="demo") as client:
-        await names["page"](client)  # type: ignore[operator]
+        await names["page"](client)
 
 
 def test_a_claim_that_does_not_hold_is_found() -> None:

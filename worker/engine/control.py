@@ -18,11 +18,13 @@ from ...shared.control import (
     CollectiveRpc,
     DummyBatchDone,
     ExecuteDummyBatch,
+    InputCacheReset,
     Invariants,
     IsSleeping,
     PrefixCacheReset,
     ProfileSaved,
     ProfileStarted,
+    ResetInputCache,
     ResetPrefixCache,
     RpcResult,
     SaveShardedState,
@@ -35,7 +37,8 @@ from ...shared.control import (
     UtilityAnswer,
     WakeUp,
 )
-from ...shared.errors import EngineCallError, EngineStateError, PenstockError
+from ...shared.errors import EngineCallError, EngineStateError, PenstockError, UnsupportedCallError
+from ...shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
 from ...shared.messages import UtilityCall, UtilityOutput
 from ..progress import ProgressWriter
 from .core import EngineCore
@@ -78,6 +81,11 @@ class EngineControl:
             SaveShardedState: self._save_sharded_state,
             CollectiveRpc: self._collective_rpc,
             ExecuteDummyBatch: self._execute_dummy_batch,
+            ResetInputCache: self._reset_input_cache,
+            AddLora: self._refuse_adapters,
+            PinLora: self._refuse_adapters,
+            RemoveLora: self._remove_lora,
+            ListLoras: self._list_loras,
         }
 
     def answer(self, message: UtilityCall) -> UtilityOutput:
@@ -107,6 +115,20 @@ class EngineControl:
 
     def _reset_prefix_cache(self, _: ResetPrefixCache) -> PrefixCacheReset:
         return PrefixCacheReset(self._parts.core.reset_prefix_cache())
+
+    def _reset_input_cache(self, _: ResetInputCache) -> InputCacheReset:
+        """Prompts are text, tokens or embeddings: nothing is kept of any other kind of input."""
+        return InputCacheReset(0)
+
+    def _refuse_adapters(self, call: AddLora | PinLora) -> LoraChanged:
+        name = call.__struct_config__.tag
+        raise UnsupportedCallError(f"{name}: this engine has no low-rank adapters; serve a model that has them merged")
+
+    def _remove_lora(self, _: RemoveLora) -> LoraChanged:
+        return LoraChanged(success=False)
+
+    def _list_loras(self, _: ListLoras) -> LoraList:
+        return LoraList([])
 
     def _sleep(self, call: Sleep) -> SleepState:
         core = self._parts.core

@@ -156,6 +156,13 @@ class ClaimLoop:
             log.warning("request refused", request_id=claim.request_id, code=error.code, error=str(error))
             self._refuse(claim, RequestError(error.code, str(error), error.retryable))
             return
+        if segment.request.trace_headers:
+            log.info(
+                "traced request claimed",
+                request_id=claim.request_id,
+                attempt=claim.attempt,
+                trace_headers=segment.request.trace_headers,
+            )
         older = self._live.add(generation)
         if older is not None:
             self._core.abort_requests([older])

@@ -21,22 +21,28 @@ from ...shared.control import (
     CollectiveRpc,
     ControlCommand,
     ControlReply,
-    Detokenize,
     IsSleeping,
+    ResetPrefixCache,
     Sleep,
-    Tokenize,
     Utility,
     UtilityAnswer,
     WakeUp,
 )
-from ...shared.errors import EngineCallError, EngineDeadError, EngineTimeoutError, PenstockError, ValidationError
+from ...shared.errors import (
+    EngineCallError,
+    EngineDeadError,
+    EngineTimeoutError,
+    PenstockError,
+    ValidationError,
+)
 from ...shared.messages import CancelCommand, EngineCommand
+from ...shared.text_control import Detokenize, GetTokenizer, Tokenize
 from .core_client import CoreClient
 from .sleep import SleepControl
 
 MAX_KNOWN_CALLS = 4096
 # They change nothing, so they wait for no other call, and are not worth a line in the log.
-_QUESTIONS = IsSleeping | Tokenize | Detokenize
+_QUESTIONS = IsSleeping | Tokenize | Detokenize | GetTokenizer
 
 log = structlog.get_logger()
 
@@ -66,6 +72,7 @@ class ControlCalls:
         self._functions: dict[type, Callable[[Any], Awaitable[UtilityAnswer]]] = {
             Sleep: sleep.sleep,
             WakeUp: sleep.wake_up,
+            ResetPrefixCache: sleep.reset_prefix_cache,
             CollectiveRpc: self._collective_rpc,
         }
 

@@ -26,12 +26,12 @@ from ...shared.errors import EngineDeadError, PenstockError
 from ...shared.keys import Keys
 from ...shared.log import configure_logging
 from ...shared.messages import EngineCoreOutputs, EngineState, Ready, WorkerStatus
-from ...shared.records import DeathCause, ModelCard
+from ...shared.records import DeathCause
 from ..config import STATUS_INTERVAL_S, WorkerConfig
-from ..text.chat_style import ChatStyle
 from ..text.tokenizer import TextCodec
 from .core_client import CoreClient, CoreLostError, CoreStartupError
 from .heartbeat import Heartbeat
+from .model_card import make_card
 from .service import WorkerService
 from .stall import StallWatch
 
@@ -122,7 +122,7 @@ class WorkerProcess:
         return ready, codec
 
     async def _serve(self, ready: Ready, codec: TextCodec, signals: StopSignals) -> int:
-        await self._register(ready, codec.chat_style)
+        await self._register(ready, codec)
         self._heartbeat.core_pid = self._core.pid
         # A caller that will not wait for an engine asks for its lease: whoever hears of READY must find one.
         await self._service.take_lease()
@@ -165,16 +165,8 @@ class WorkerProcess:
         )
         await self._service.abandon(cause, is_external=death.is_external)
 
-    async def _register(self, ready: Ready, style: ChatStyle) -> None:
-        card = ModelCard(
-            model=self._config.engine.model_name,
-            architecture=ready.architecture,
-            max_model_len=ready.max_model_len,
-            vocab_size=ready.vocab_size,
-            dtype=ready.dtype,
-            tool_call_parser=style.tool_call_parser,
-            reasoning_parser=style.reasoning_parser,
-        )
+    async def _register(self, ready: Ready, codec: TextCodec) -> None:
+        card = await asyncio.to_thread(make_card, self._config.engine, ready, codec)
         await self._commands.execute("HSET", self._keys.models(), card.model, msgspec.json.encode(card))
         log.info(
             "ready",

@@ -9,6 +9,7 @@ that its claim is stale: in answer to a write, or to the renewal of the lease.
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import structlog
 
@@ -68,7 +69,8 @@ class WorkerService:
     async def serve(self, ready: Ready, codec: TextCodec, stop: asyncio.Event) -> None:
         """Claim and publish until ``stop`` is set or the core is dead; ``drain`` or ``abandon`` comes next."""
         keys = self._broker.keys
-        self._control.answer_too(TextCalls(codec, ready.max_model_len, ready.vocab_size).functions)
+        text_calls = TextCalls(Path(ready.model_folder), codec, ready.max_model_len, ready.vocab_size)
+        self._control.answer_too(text_calls.functions)
         await self._subscriber.subscribe(keys.wake, self._claiming.wake, self._claiming.wake)
         await self._subscriber.subscribe(keys.engine_commands(self._engine_id), self._on_command)
         self._publishing = asyncio.create_task(self._publisher.run())

@@ -1,4 +1,5 @@
 """Puts the engine to sleep and wakes it: what becomes of requests is decided here, what becomes of memory in the core.
+Also empties its cache, for which it may have to be cleared of requests as well.
 
 While it sleeps it claims nothing, and its lease and heart go on: its model counts as served, and requests wait.
 """
@@ -11,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from ...shared.broker import Broker
-from ...shared.control import IsSleeping, Sleep, SleepState, Utility, WakeUp
+from ...shared.control import IsSleeping, ResetPrefixCache, Sleep, SleepState, Utility, UtilityAnswer, WakeUp
 from ...shared.errors import BrokerError
 from ...shared.messages import EngineState, FinishReason
 from .claiming import ClaimLoop
@@ -71,6 +72,17 @@ class SleepControl:
         await self._follow(state)
         return state
 
+    async def reset_prefix_cache(self, call: ResetPrefixCache) -> UtilityAnswer:
+        """Let the core forget its cache; if that is wanted, all that runs is queued again before, here or elsewhere."""
+        if not call.reset_running_requests:
+            return await self._core.call(call)
+        await self._claiming.pause()
+        try:
+            await self._hand_back()
+            return await self._core.call(call)
+        finally:
+            await self._follow(await self._ask(IsSleeping()))
+
     async def _follow(self, state: SleepState) -> None:
         """Serve if the core is awake, and say what it does."""
         if state.is_sleeping:
@@ -105,7 +117,7 @@ class SleepControl:
         claims = await self._broker.claims(self._engine_id)
         num_returned = await self._broker.release(claims) if claims else 0
         if num_returned:
-            log.info("handed back requests before sleep", num_requests=num_returned)
+            log.info("handed back requests for a control call", num_requests=num_returned)
 
     def _forget(self, request_id: str) -> None:
         core_id = self._live.remove(request_id)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
-from ...shared.control import Detokenize, DetokenizedText, Tokenize, TokenizedText, UtilityAnswer
+from ...shared.control import UtilityAnswer
 from ...shared.errors import ValidationError
-from ..text.tokenizer import TextCodec
+from ...shared.text_control import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
+from ..text.tokenizer import TOKENIZER_FILE, TextCodec
 from .intake import LONG_PROMPT_CHARS
 
 
 class TextCalls:
-    """Answers with one model's tokenizer and chat template."""
+    """Answers with one model's tokenizer and chat template; ``folder`` is the model's."""
 
-    def __init__(self, codec: TextCodec, max_model_len: int, vocab_size: int) -> None:
+    def __init__(self, folder: Path, codec: TextCodec, max_model_len: int, vocab_size: int) -> None:
+        self._folder = folder
         self._codec = codec
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
@@ -23,7 +27,7 @@ class TextCalls:
     @property
     def functions(self) -> dict[type, Callable[[Any], Awaitable[UtilityAnswer]]]:
         """By type of call, what answers it."""
-        return {Tokenize: self._tokenize, Detokenize: self._detokenize}
+        return {Tokenize: self._tokenize, Detokenize: self._detokenize, GetTokenizer: self._get_tokenizer}
 
     async def _tokenize(self, call: Tokenize) -> TokenizedText:
         is_long = call.prompt is None or len(call.prompt) > LONG_PROMPT_CHARS
@@ -38,6 +42,12 @@ class TextCalls:
         if len(call.token_ids) > LONG_PROMPT_CHARS:
             return DetokenizedText(await asyncio.to_thread(self._decode, call.token_ids))
         return DetokenizedText(self._decode(call.token_ids))
+
+    async def _get_tokenizer(self, _: GetTokenizer) -> TokenizerFile:
+        return TokenizerFile(await asyncio.to_thread(self._compressed_file))
+
+    def _compressed_file(self) -> bytes:
+        return zlib.compress((self._folder / TOKENIZER_FILE).read_bytes())
 
     def _encode(self, call: Tokenize) -> list[int]:
         if call.messages is not None:

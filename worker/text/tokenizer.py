@@ -51,6 +51,11 @@ class TextCodec:
         tokenizer.no_padding()
         return cls(tokenizer, ChatTemplate.load(folder, _read_json(folder / "tokenizer_config.json")))
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether a prompt may be messages."""
+        return self._chat_template is not None
+
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``, with the special tokens the model expects around it."""
         return self._tokenizer.encode(text).ids

@@ -1,14 +1,26 @@
--- Stop handing out requests of a model, until it is resumed. KEYS: leases. ARGV: prefix, put_back.
--- With put_back '1' what runs is queued again, to go on after its last logged token; else it runs on to its end.
+-- Stop handing out requests of a model, until it is resumed. KEYS: leases. ARGV: prefix, what becomes of what runs.
+-- '0': it runs on to its end. '1': it is queued again, to go on after its last logged token. '2': it ends, aborted, and
+-- so does what was queued again before.
 -- Returns how many requests ran.
 local prefix, num_running = ARGV[1], 0
 redis.call('HSETNX', prefix .. 'queue', 'paused', now_ms())
 for _, engine in ipairs(redis.call('ZRANGE', prefix .. 'leases', 0, -1)) do
   local ids = redis.call('HKEYS', prefix .. 'claims:' .. engine)
   num_running = num_running + #ids
-  for _, id in ipairs(ARGV[2] == '1' and ids or {}) do
-    put_back(prefix, prefix .. 'request:' .. id, id, 'returned')
+  for _, id in ipairs(ARGV[2] ~= '0' and ids or {}) do
+    if ARGV[2] == '2' then
+      end_request(prefix, id, 'cancelled', 'abort')
+    else
+      put_back(prefix, prefix .. 'request:' .. id, id, 'returned')
+    end
     tell_engine(prefix, engine, id)
+  end
+end
+if ARGV[2] == '2' then
+  for _, line in ipairs({'returned', 'suspects'}) do
+    for _, id in ipairs(redis.call('LRANGE', prefix .. line, 0, -1)) do
+      end_request(prefix, id, 'cancelled', 'abort')
+    end
   end
 end
 return num_running

@@ -1,0 +1,123 @@
+"""What a request may say beside its prompt and sampling parameters, and what is wrong with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from ..shared.errors import ValidationError
+from ..shared.params import LoRARequest
+
+MAX_CACHE_SALT_CHARS = 512
+MAX_LINGER_S = 86_400.0
+MAX_TRACE_HEADERS_CHARS = 8192
+
+
+class SharedOptions(TypedDict, total=False):
+    """What a request, or several at once, may say beside prompt and sampling parameters.
+
+    ``model``: which model; may be left out while the client has a default or Redis knows only one.
+    ``tenant``: on whose account it waits and runs; the client's ``tenant`` when None.
+    ``band``: how urgent it is, one of the queue's bands ("interactive", "standard", "batch" unless configured
+    otherwise); the queue's default band when None.
+    ``deadline``: Unix time in seconds, by the clock of Redis, at which it expires: from then on it is not started, or
+    is stopped, and ends with finish_reason "expired" and the tokens so far.
+    ``timeout_s``: the same, in seconds from now; the earlier of the two holds.
+    ``priority``: lower is earlier, within what the engine has admitted, if it schedules by priority.
+    ``cache_salt``: only requests of the tenant with the same one share blocks of the KV cache.
+    ``fail_fast``: raise ``EngineDeadError`` rather than wait for an engine; the client's ``fail_fast`` when None.
+    ``chat_template_kwargs``: passed to the chat template, for a prompt of messages.
+    ``linger_s``: how long a request that is streamed goes on after it was left early, for somebody to follow it; it is
+    cancelled then, or when nobody follows any more. By default, and with 0, it is cancelled at once.
+    ``lora_request``: the adapter to apply. Engines without adapters refuse it, and those of this version have none.
+    ``trace_headers``: of the trace that it belongs to (W3C: "traceparent", "tracestate"); worker processes log them.
+    """
+
+    model: str | None
+    tenant: str | None
+    band: str | None
+    deadline: float | None
+    timeout_s: float | None
+    priority: int
+    cache_salt: str | None
+    fail_fast: bool | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    linger_s: float | None
+    lora_request: LoRARequest | None
+    trace_headers: Mapping[str, str] | None
+
+
+class RequestOptions(SharedOptions, total=False):
+    """The same, of one request, and ``request_id``: its idempotency key, drawn at random when left out."""
+
+    request_id: str | None
+
+
+def cache_salt_of(options: RequestOptions) -> str | None:
+    """Return the ``cache_salt``. Raises ``ValidationError`` if it is no string, empty or too long."""
+    salt: Any = options.get("cache_salt")
+    if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= MAX_CACHE_SALT_CHARS):
+        raise ValidationError(f"cache_salt must be a string of 1 to {MAX_CACHE_SALT_CHARS} characters, got {salt!r}")
+    return salt
+
+
+def lora_request_of(options: RequestOptions) -> LoRARequest | None:
+    """Return the ``lora_request``. Raises ``ValidationError`` if it is anything else."""
+    lora_request: Any = options.get("lora_request")
+    if not isinstance(lora_request, LoRARequest | None):
+        raise ValidationError(f"lora_request must be a LoRARequest, got {lora_request!r}")
+    return lora_request
+
+
+def trace_headers_of(options: RequestOptions) -> dict[str, str] | None:
+    """Return the ``trace_headers``. Raises ``ValidationError`` if they are no strings, or too long."""
+    headers: Any = options.get("trace_headers")
+    if headers is None:
+        return None
+    if not isinstance(headers, Mapping) or not all(isinstance(part, str) for item in headers.items() for part in item):
+        raise ValidationError(f"trace_headers must map strings to strings, got {headers!r}")
+    num_chars = sum(len(name) + len(value) for name, value in headers.items())
+    if num_chars > MAX_TRACE_HEADERS_CHARS:
+        raise ValidationError(
+            f"trace_headers must have at most {MAX_TRACE_HEADERS_CHARS} characters, got {num_chars}; pass traceparent "
+            "and tracestate alone"
+        )
+    return dict(headers)
+
+
+def wanted_until(options: RequestOptions) -> float | None:
+    """Return the Unix time at which the request expires, by ``deadline`` and ``timeout_s``; None if it never does.
+
+    Raises:
+        ValidationError: one of them is no finite positive number.
+    """
+    due: float | None = None
+    for name, start in (("deadline", 0.0), ("timeout_s", time.time())):
+        value: Any = options.get(name)
+        if value is None:
+            continue
+        valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e11
+        if not valid:
+            raise ValidationError(f"{name} must be a positive number of seconds, got {value!r}")
+        due = start + value if due is None else min(due, start + value)
+    return due
+
+
+def check_flag(field: str, value: object) -> bool:
+    """Return ``value`` if it is True or False.
+
+    Raises:
+        ValidationError: it is anything else, a number or a string included.
+    """
+    if not isinstance(value, bool):
+        raise ValidationError(f"{field} must be True or False, got {value!r}")
+    return value
+
+
+def check_linger(linger_s: object) -> None:
+    """Raises ``ValidationError`` unless ``linger_s`` is None or a number of seconds of at most a day."""
+    if linger_s is None:
+        return
+    if isinstance(linger_s, bool) or not isinstance(linger_s, int | float) or not 0 <= linger_s <= MAX_LINGER_S:
+        raise ValidationError(f"linger_s must be a number of seconds in [0, {MAX_LINGER_S:g}], got {linger_s!r}")

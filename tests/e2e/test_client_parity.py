@@ -1,0 +1,171 @@
+"""What vLLM's clients have, from the real stack with the demo model."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock.ops.demo.run import MODEL
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import (
+    LLM,
+    Client,
+    Counter,
+    EngineCallError,
+    Gauge,
+    Histogram,
+    LoRARequest,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+)
+from penstock.shared import errors
+from penstock.worker.text.tokenizer import TextCodec
+
+from .following import LONG, PROMPT, Following
+
+pytestmark = pytest.mark.xdist_group("deployment")
+
+PROMPT_TOKEN_IDS = TextCodec.load(MODEL).encode(PROMPT)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=32)
+CATS = LoRARequest("cats", 1, "/adapters/cats")
+TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+
+
+@pytest.fixture(scope="module")
+def expected(deployment: LocalStack) -> list[int]:
+    """What ``LONG`` gives undisturbed."""
+    with LLM(deployment.url, model="demo") as llm:
+        return list(llm.generate(PROMPT, LONG, progress=False)[0].outputs[0].token_ids)
+
+
+async def outputs(client: Client, prompt: Any, **params: Any) -> list[RequestOutput]:
+    asked = SamplingParams(n=2, seed=3, temperature=1.0, max_tokens=40, ignore_eos=True, logprobs=1, **params)
+    return [output async for output in client.stream_outputs(prompt, asked)]
+
+
+async def test_outputs_of_each_kind_are_those_that_generate_gives(client: Client) -> None:
+    kinds = [RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE, RequestOutputKind.FINAL_ONLY]
+    pieces, growing, final = [await outputs(client, PROMPT, output_kind=kind) for kind in kinds]
+    assert len(final) == 1
+    for answer in final[0].outputs:
+        mine = [item.outputs[0] for item in pieces if item.outputs[0].index == answer.index]
+        assert [token_id for part in mine for token_id in part.token_ids] == answer.token_ids
+        assert "".join(part.text for part in mine) == answer.text
+        assert mine[-1].cumulative_logprob == pytest.approx(answer.cumulative_logprob)
+        whole = [item.outputs[0] for item in growing if item.outputs[0].index == answer.index][-1]
+        assert (whole.token_ids, whole.text, whole.finish_reason) == (answer.token_ids, answer.text, "length")
+    assert pieces[-1].usage is not None
+    assert final[0].usage is not None
+    assert pieces[-1].usage.num_output_tokens == final[0].usage.num_output_tokens == 80
+
+
+async def test_the_card_and_the_tokenizer_are_those_of_the_model(client: Client) -> None:
+    card = await client.get_model_config()
+    assert (card.model, card.architecture, card.max_model_len) == ("demo", "LlamaForCausalLM", 2048)
+    assert (card.has_chat_template, card.eos_token_ids, card.quantization) == (True, [2], "")
+    assert card.generation_config == {"do_sample": False, "eos_token_id": 2}
+    assert card.registered_at > 1.7e9
+    assert await client.get_supported_tasks() == ("generate",)
+    assert await client.is_tracing_enabled() is False
+    tokenizer = await client.get_tokenizer()
+    token_ids = tokenizer.encode(PROMPT).ids
+    assert token_ids == PROMPT_TOKEN_IDS
+    output = await client.generate(token_ids, GREEDY)
+    assert tokenizer.decode(output.outputs[0].token_ids) == output.text
+
+
+async def test_running_requests_make_way_for_a_reset_and_go_on(client: Client, expected: list[int]) -> None:
+    following = Following(client)
+    await following.under_way()
+    assert list((await client.reset_prefix_cache()).values()) == [False]
+    assert list((await client.reset_prefix_cache(reset_running_requests=True)).values()) == [True]
+    await following.check(expected)
+
+
+async def test_a_pause_that_aborts_and_clears(client: Client, expected: list[int]) -> None:
+    following = Following(client)
+    await following.under_way()
+    try:
+        assert list((await client.pause_generation(mode="abort", clear_cache=True)).values()) == [True]
+        async with asyncio.timeout(30):
+            await following.task
+        assert [delta.finish_reason for delta in following.deltas if delta.finished] == ["abort"]
+        got = [token_id for delta in following.deltas for token_id in delta.token_ids]
+        assert 0 < len(got) < len(expected)
+        assert got == expected[: len(got)]
+        waiting = asyncio.create_task(client.generate("spell 7:", GREEDY))
+    finally:
+        await client.resume_generation()
+    assert (await waiting).text == " seven."
+    await client.wait_for_requests_to_drain(60)
+    assert await client.get_num_unfinished_requests() == 0
+
+
+async def test_engines_say_that_they_have_no_adapters(client: Client) -> None:
+    for call in (client.add_lora(CATS), client.pin_lora(1)):
+        with pytest.raises(EngineCallError, match="this engine has no low-rank adapters") as caught:
+            await call
+        assert {type(error) for error in caught.value.errors.values()} == {errors.UnsupportedCallError}
+    (engine_id,) = await client.list_loras()
+    assert await client.list_loras() == {engine_id: set()}
+    assert await client.remove_lora(1) == {engine_id: False}
+    assert await client.reset_mm_cache() == await client.reset_encoder_cache() == {engine_id: 0}
+    with pytest.raises(errors.UnsupportedParameterError, match="lora_request: this version serves no adapters"):
+        await client.generate("hi", GREEDY, lora_request=CATS)
+
+
+async def test_the_worker_logs_whose_trace_a_request_belongs_to(deployment: LocalStack, client: Client) -> None:
+    await client.generate("spell 7:", GREEDY, request_id="traced", trace_headers=TRACE)
+    await client.generate("spell 7:", GREEDY, request_id="untraced")
+    lines = [line for line in deployment.log_path.read_text().splitlines() if "traced request claimed" in line]
+    assert len(lines) == 1
+    assert "traced" in lines[0]
+    assert TRACE["traceparent"] in lines[0]
+
+
+async def test_metrics_are_those_of_queue_and_engines(client: Client) -> None:
+    await client.generate("spell 7:", GREEDY)
+
+    async def counted() -> dict[str, Any]:
+        return {metric.name: metric for metric in await client.get_metrics()}
+
+    async with asyncio.timeout(60):  # heartbeats come every second
+        while (
+            not (metrics := await counted())
+            .get("penstock:generation_tokens_total", Gauge(name="", labels={}, value=0))
+            .value
+        ):
+            await asyncio.sleep(0.05)
+    (engine,) = await client.engines()
+    tokens = metrics["penstock:generation_tokens_total"]
+    assert isinstance(tokens, Counter)
+    assert tokens.value > 0
+    assert tokens.labels == {"model_name": "demo", "engine": engine.engine_id}
+    first_tokens = metrics["penstock:time_to_first_token_seconds"]
+    assert isinstance(first_tokens, Histogram)
+    assert first_tokens.buckets["+Inf"] == first_tokens.count > 0
+    assert list(first_tokens.buckets.values()) == sorted(first_tokens.buckets.values())
+    assert metrics["penstock:queue_paused"] == Gauge(
+        name="penstock:queue_paused", labels={"model_name": "demo"}, value=0.0
+    )
+
+
+def test_the_blocking_facade(deployment: LocalStack) -> None:
+    one = [{"role": "user", "content": "spell 7:"}]
+    other = [{"role": "user", "content": "spell 12:"}]
+    with LLM(deployment.url, model="demo") as llm:
+        assert [output.text for output in llm.chat([one, other], GREEDY)] == [" seven.", " twelve."]
+        assert [output.text for output in llm.chat(one, GREEDY, progress=False)] == [" seven."]
+        assert llm.get_model_config().has_chat_template
+        assert llm.get_tokenizer().token_to_id("nothing of the kind") is None
+        assert list(llm.is_sleeping().values()) == [False]
+        assert (llm.is_running, llm.is_stopped, llm.errored) == (True, False, False)
+        llm.abort("unknown")
+        with pytest.raises(errors.UnsupportedTaskError, match="does not embed"):
+            llm.encode(["a", "b"])
+        for wrong in ("hi", ["hi"], [one, "hi"], [one, []]):
+            with pytest.raises(errors.ValidationError, match="must be a conversation"):
+                llm.chat(wrong, GREEDY)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,35 @@
+"""The methods that are there: blocking ones for asynchronous ones, and those of which the guide speaks."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from penstock.producer import LLM, Client, RequestHandle
+
+PAGE = Path(__file__).parents[3] / "ops" / "guide" / "client.md"
+# Their results are asynchronous themselves, or they are about the connection.
+ASYNCHRONOUS_ALONE = {"open", "submit", "submit_many", "add_request", "handle", "cancel"}
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def test_what_the_client_does_the_facade_does_blocking() -> None:
+    coroutines = {name for name in public(Client) if inspect.iscoroutinefunction(getattr(Client, name))}
+    assert coroutines - public(LLM) == ASYNCHRONOUS_ALONE
+    properties = {name for name in public(Client) if isinstance(inspect.getattr_static(Client, name), property)}
+    assert properties <= public(LLM)
+    assert inspect.signature(LLM.sleep) == inspect.signature(Client.sleep)
+
+
+def test_the_table_of_the_guide_names_what_there_is() -> None:
+    rows = [line.split("|")[1:-1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    kinds = {"client": Client, "llm": LLM, "handle": RequestHandle}
+    named = [pair for row in rows for pair in re.findall(r"`(client|llm|handle)\.(\w+)", row[1])]
+    assert len(rows) > 40
+    assert len(named) > 40
+    for owner, name in named:
+        assert name in public(kinds[owner]), f"{owner}.{name}"

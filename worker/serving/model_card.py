@@ -1,0 +1,47 @@
+"""What a worker process tells clients of the model that it serves."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from ...shared.messages import Ready
+from ...shared.records import ModelCard
+from ..config import EngineConfig
+from ..text.tokenizer import TextCodec
+
+# Of generation_config.json, what a caller can follow with SamplingParams.
+_RECOMMENDED = frozenset(
+    {"do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "eos_token_id"}
+)
+
+
+def make_card(config: EngineConfig, ready: Ready, codec: TextCodec) -> ModelCard:
+    """Return the card of a model that has just been loaded."""
+    return ModelCard(
+        model=config.model_name,
+        architecture=ready.architecture,
+        max_model_len=ready.max_model_len,
+        vocab_size=ready.vocab_size,
+        dtype=ready.dtype,
+        quantization=config.quantization or "",
+        eos_token_ids=ready.eos_token_ids,
+        has_chat_template=codec.has_chat_template,
+        generation_config=_generation_config(Path(ready.model_folder)),
+        tool_call_parser=codec.chat_style.tool_call_parser,
+        reasoning_parser=codec.chat_style.reasoning_parser,
+        registered_at=time.time(),
+    )
+
+
+def _generation_config(folder: Path) -> dict[str, Any]:
+    """The recommendations of a model folder; none where there is no file, or one that nobody can read."""
+    try:
+        recommended = json.loads((folder / "generation_config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(recommended, dict):
+        return {}
+    return {name: value for name, value in recommended.items() if name in _RECOMMENDED and value is not None}
