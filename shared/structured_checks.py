@@ -44,7 +44,7 @@ def check_structured_outputs(params: StructuredOutputsParams) -> None:
     else:
         _check_text(field, value)
         if given[0] in ("json", "structural_tag"):
-            _check_nesting(field, _parse_object(field, value))
+            check_nesting(field, _parse_object(field, value))
 
 
 def _check_text(field: str, value: Any) -> None:
@@ -73,7 +73,7 @@ def _check_choice(field: str, choices: Any) -> None:
 
 
 def _check_schema(field: str, schema: dict[str, Any]) -> None:
-    _check_nesting(field, schema)
+    check_nesting(field, schema)
     try:
         text = json.dumps(schema)
     except (TypeError, ValueError) as error:
@@ -93,7 +93,12 @@ def _parse_object(field: str, text: str) -> dict[str, Any]:
     return value
 
 
-def _check_nesting(field: str, value: Any) -> None:
+def check_nesting(field: str, value: Any) -> None:
+    """Nothing compiles, or recurses into, what is nested without end.
+
+    Raises:
+        ValidationError: deeper than ``MAX_GRAMMAR_NESTING``.
+    """
     level, depth = [value], 0
     while level:
         depth += 1

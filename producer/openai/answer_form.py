@@ -153,8 +153,8 @@ def answer_form(
     if wanted is not None and choice.mode == "auto":
         if parsers.tool_call != HERMES_PARSER:
             raise ValidationError(
-                f"response_format leaves no room for calls as {parsers.tool_call!r} reads them; pass tool_choice 'none', "
-                "'required' or a function"
+                f"response_format leaves no room for calls as {parsers.tool_call!r} reads them; pass tool_choice "
+                "'none', 'required' or a function"
             )
         held, wanted = None, answer_or_hermes_calls(wanted, functions, is_parallel=is_parallel)
     is_json = choice.is_forced or wanted is not None

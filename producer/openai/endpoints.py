@@ -74,6 +74,8 @@ def decode(path: str, body: bytes | Mapping[str, Any]) -> Decoded:
         return Decoded(endpoint, endpoint.decode(body) if is_text else msgspec.convert(body, endpoint.body))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise error_of(error) from error
+    except RecursionError as error:
+        raise OpenAIError(400, "the body is nested too deep", code="invalid_json") from error
 
 
 def prepare(path: str, body: bytes | Mapping[str, Any], parsers: Parsers | None = None) -> Prepared:

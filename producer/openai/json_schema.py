@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...shared.errors import ValidationError
-from ...shared.structured_checks import MAX_GRAMMAR_NESTING
+from ...shared.structured_checks import check_nesting
 
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _MAPS_OF_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")
@@ -25,7 +25,8 @@ def check_schema(schema: object, field: str) -> dict[str, Any]:
     """
     if not isinstance(schema, dict):
         raise ValidationError(f"{field} must be a JSON schema, an object, got {schema!r}")
-    _check(schema, field, schema, depth=1)
+    check_nesting(field, schema)
+    _check(schema, field, schema)
     return schema
 
 
@@ -38,28 +39,26 @@ def under_definition(schema: dict[str, Any], name: str) -> tuple[dict[str, Any],
     return (schema, {}) if moved == schema else ({"$ref": f"#/$defs/{name}"}, {name: moved})
 
 
-def _check(schema: object, place: str, root: dict[str, Any], depth: int) -> None:
+def _check(schema: object, place: str, root: dict[str, Any]) -> None:
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):
         raise ValidationError(f"{place} must be a JSON schema, an object, got {schema!r}")
-    if depth > MAX_GRAMMAR_NESTING:
-        raise ValidationError(f"{place} is nested deeper than {MAX_GRAMMAR_NESTING}; make the schema flatter")
     _check_keywords(schema, place, root)
     for key in _MAPS_OF_SCHEMAS:
         if key in schema:
             for name, child in _of_type(schema[key], dict, "an object", f"{place}.{key}").items():
-                _check(child, f"{place}.{key}.{name}", root, depth + 1)
+                _check(child, f"{place}.{key}.{name}", root)
     for key in _LISTS_OF_SCHEMAS:
         if key in schema:
             children = _of_type(schema[key], list, "a list of schemas", f"{place}.{key}")
             if not children:
                 raise ValidationError(f"{place}.{key} must have at least one schema")
             for position, child in enumerate(children):
-                _check(child, f"{place}.{key}[{position}]", root, depth + 1)
+                _check(child, f"{place}.{key}[{position}]", root)
     for key in _SCHEMAS:
         if key in schema:
-            _check(schema[key], f"{place}.{key}", root, depth + 1)
+            _check(schema[key], f"{place}.{key}", root)
 
 
 def _check_keywords(schema: dict[str, Any], place: str, root: dict[str, Any]) -> None:

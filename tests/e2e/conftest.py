@@ -30,7 +30,8 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]
 def gateway(deployment: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalGateway]:
     """One `penstock gateway` on the shared deployment, shared by the tests of one process; it wants no API keys."""
     log_path = tmp_path_factory.mktemp("gateway") / "gateway.log"
-    with LocalGateway(deployment.url, ["--reconnect-grace", "1", "--max-body-bytes", "200000"], log_path) as gateway:
+    options = ["--reconnect-grace", "1", "--max-body-bytes", "200000", "--reasoning-parser", "qwen3"]
+    with LocalGateway(deployment.url, options, log_path) as gateway:
         yield gateway
 
 

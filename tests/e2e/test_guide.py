@@ -40,9 +40,14 @@ PAGES = sorted(page for page in GUIDE.glob("*.md") if page.name != "README.md")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-async def test_the_examples_of_a_page_do_what_they_say(page: Path, deployment: LocalStack) -> None:
+async def test_the_examples_of_a_page_do_what_they_say(
+    page: Path, deployment: LocalStack, request: pytest.FixtureRequest
+) -> None:
+    source = source_of(page)
     names: dict[str, Any] = {"SamplingParams": SamplingParams, "url": deployment.url}
-    exec(compile(source_of(page), str(page), "exec"), names)
+    if "gateway_url" in source:
+        names["gateway_url"] = request.getfixturevalue("gateway").base_url
+    exec(compile(source, str(page), "exec"), names)
     async with Client.connect(deployment.url, model="demo") as client:
         await names["page"](client)
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import openai
@@ -14,7 +12,7 @@ import pydantic
 import pytest
 from openai import AsyncOpenAI
 
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local_gateway import LocalGateway
 
 pytestmark = pytest.mark.xdist_group("deployment")
 
@@ -32,24 +30,9 @@ SPEAKS_HERMES = {"structured_outputs": {"regex": HERMES}}
 LIMIT = 120
 
 
-@pytest.fixture(scope="module")
-def url(deployment: LocalStack) -> Iterator[str]:
-    """A gateway that splits reasoning off."""
-    command = [sys.executable, "-m", "penstock.ops.cli", "gateway", "--port", "0", "--redis-url", deployment.url]
-    command += ["--reasoning-parser", "qwen3", "--log-level", "warning"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line.startswith("ready: "), line
-            yield line.removeprefix("ready: ").strip()
-        finally:
-            process.terminate()
-
-
 @pytest.fixture
-async def ai(url: str) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as ai:
+async def ai(gateway: LocalGateway) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=gateway.base_url, api_key="none", max_retries=0) as ai:
         yield ai
 
 

@@ -174,6 +174,13 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
+def test_a_body_without_end_is_refused() -> None:
+    body = b'{"messages": [], "chat_template_kwargs": ' + b'{"a": ' * 100_000 + b"1" + b"}" * 100_001
+    with pytest.raises(OpenAIError, match="nested too deep") as caught:
+        prepare(CHAT_COMPLETIONS, body)
+    assert caught.value.status == 400
+
+
 def test_parsers_are_those_of_the_card_unless_chosen() -> None:
     card, plain = ModelCard(model="m", tool_call_parser="mistral", reasoning_parser="qwen3"), ModelCard(model="p")
     assert ParserChoice().of(card) == Parsers("mistral", "qwen3")
