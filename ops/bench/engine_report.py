@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator
 
 from rich.markup import escape
@@ -9,10 +10,11 @@ from rich.table import Table
 
 from .engine_row import EngineRow, SideRow
 from .follow import FollowRow
+from .gateway_row import GatewayRow
 from .goals import Goal, State
 from .growth import GrowthRow
 from .roofline import Bandwidth
-from .sides import ALONE
+from .sides import ALONE, VLLM_HTTP
 from .tables import figure_table
 
 _MIB = 2**20
@@ -139,6 +141,27 @@ def follow_table(row: FollowRow) -> Table:
     )
     figures = (row.num_deltas, row.deltas_per_s, row.deltas_per_client_cpu_s, row.appended_per_s_unheard)
     table.add_row(*(f"{figure:,.0f}" for figure in figures))
+    return table
+
+
+def gateway_table(row: GatewayRow) -> Table:
+    """The client's own streams, those over HTTP, and the rival's."""
+    table = figure_table(
+        f"{row.model}: {row.num_streams} streams, medians of the rounds",
+        "way",
+        "tokens/s",
+        "TTFT p50, ms",
+        "TTFT of one alone, p50, ms",
+        "CPU of the load, µs a token",
+        "of the gateway",
+    )
+    ways = {"client": row.client, "gateway": row.gateway, VLLM_HTTP: row.vllm}
+    for name, way in ways.items():
+        columns = [way.tokens_per_s, way.ttft_ms, way.idle_ttft_ms, way.load_cpu_us_per_token]
+        columns.append(row.gateway_cpu_us_per_token if way is row.gateway else [])
+        table.add_row(name, *(f"{statistics.median(figures):,.1f}" if figures else "-" for figures in columns))
+    caption = f"gateway over client {row.ratio:.2f}; TTFT added to one alone {row.added_ttft_ms:.2f} ms"
+    table.caption = f"{caption}; {VLLM_HTTP} {row.vllm_missing}" if row.vllm_missing else caption
     return table
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from .engine_row import EngineRow
 from .follow import FollowRow
+from .gateway_row import GatewayRow
 from .growth import GrowthRow
 from .queue_enqueue import EnqueueRow
 from .sides import ALONE, ALONE_INT8, LLAMA, SERVED, VLLM_ASYNC, VLLM_HTTP, VLLM_OFFLINE
@@ -20,6 +21,7 @@ MAX_SINGLE_OVER_LLAMA = {"smol135": 1.0, "qwen06": 1.0}
 MIN_SERVED_OVER_ALONE = {"smol135": 0.97, "tiny": 0.9}
 MAX_ITL_P99_OVER_VLLM = {"smol135": 0.3}
 MAX_ADDED_TTFT_MS = 2.0
+MIN_GATEWAY_OVER_CLIENT = 0.85
 MAX_READY_OVER_VLLM = 0.1
 MAX_RSS_OVER_VLLM = 0.4
 # By the rows of queue_enqueue, in order: one at a time, many tasks, in bulk.
@@ -102,6 +104,12 @@ def added_ttft_ms(row: EngineRow) -> float | None:
         return None
     differences = sorted(s.idle_ttft_ms - a.idle_ttft_ms for s, a in zip(served.rounds, alone.rounds, strict=True))
     return differences[len(differences) // 2]
+
+
+def gateway_goals(row: GatewayRow) -> Iterator[Goal]:
+    """How much of the client's throughput is left over HTTP."""
+    what = f"tokens/s of {row.num_streams} streams, through the gateway over the client's own"
+    yield Goal(model=row.model, what=what, value=row.ratio, at_least=MIN_GATEWAY_OVER_CLIENT)
 
 
 def growth_goals(row: GrowthRow) -> Iterator[Goal]:

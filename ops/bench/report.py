@@ -16,10 +16,11 @@ from rich.table import Table
 
 from ..latency import percentile
 from .durability import DurabilityCost
-from .engine_report import engine_tables, follow_table, goals_table, growth_table
+from .engine_report import engine_tables, follow_table, gateway_table, goals_table, growth_table
 from .engine_row import EngineRow
 from .follow import FollowRow
-from .goals import Goal, engine_goals, enqueue_goals, follow_goals, growth_goals
+from .gateway_row import GatewayRow
+from .goals import Goal, engine_goals, enqueue_goals, follow_goals, gateway_goals, growth_goals
 from .growth import GrowthRow
 from .queue_report import QueueRows, queue_tables
 from .recovery import Recovery
@@ -42,6 +43,7 @@ class BenchReport(msgspec.Struct, kw_only=True):
     bandwidth: Bandwidth | None = None
     engines: list[EngineRow] = []
     failures: dict[str, str] = {}
+    gateway: GatewayRow | None = None
     growth: GrowthRow | None = None
     follow: FollowRow | None = None
     durability: DurabilityCost | None = None
@@ -75,6 +77,8 @@ def print_report(console: Console, report: BenchReport) -> None:
     for row in report.engines:
         for table in engine_tables(row, report.bandwidth):
             console.print(table)
+    if report.gateway is not None:
+        console.print(gateway_table(report.gateway))
     if report.growth is not None:
         console.print(growth_table(report.growth))
     if report.follow is not None:
@@ -94,6 +98,8 @@ def print_report(console: Console, report: BenchReport) -> None:
 def all_goals(report: BenchReport) -> list[Goal]:
     """Of the rows that were chosen; further ones of the queue stand in its own tables."""
     goals = [goal for row in report.engines for goal in engine_goals(row)]
+    if report.gateway is not None:
+        goals += gateway_goals(report.gateway)
     if report.growth is not None:
         goals += growth_goals(report.growth)
     if report.follow is not None:

@@ -23,6 +23,7 @@ from ..demo.run import MODEL as DEMO_MODEL
 from .durability import durability_cost
 from .engine_row import EngineWork, measure_model
 from .follow import measure_follow
+from .gateway_row import measure_gateway
 from .growth import measure_growth
 from .private_redis import private_redis
 from .queue_enqueue import measure_enqueue
@@ -35,6 +36,8 @@ from .roofline import measure_bandwidth
 from .sides import choose_sides
 
 GROWTH_MODEL = "tiny"
+# A round of it takes seconds.
+GATEWAY_ROUNDS = 3
 WIDTH = 160
 
 
@@ -95,6 +98,15 @@ def _measures(
         report.bandwidth = measure_bandwidth()
         _measure_engines(options, report, scratch, console)
 
+    def gateway() -> None:
+        model = model_folder(GROWTH_MODEL, scratch)
+        rivals = choose_sides(options.peers, options.peers_folder, [])
+        rounds = GATEWAY_ROUNDS * options.rounds
+        engines = options.options_of_engines()
+        report.gateway = measure_gateway(
+            GROWTH_MODEL, model, engines, rivals, rounds, options.seed, scratch, console.print
+        )
+
     def growth() -> None:
         model = model_folder(GROWTH_MODEL, scratch)
         report.growth = measure_growth(GROWTH_MODEL, model, options.options_of_engines(), scratch, options.seed)
@@ -123,6 +135,7 @@ def _measures(
 
     return [
         ("engine", "measuring the bandwidth of memory …", engines),
+        ("gateway", "starting a gateway …", gateway),
         ("growth", "running ever larger batches …", growth),
         ("durability", "appending …", durability),
         ("recovery", "killing engine cores …", recovery),

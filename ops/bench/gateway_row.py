@@ -1,0 +1,175 @@
+"""The gateway beside the client's own streams: the same worker, the same requests, in alternating rounds.
+
+Both loads are processes of their own (``gateway_load``), so that each has what a machine leaves it beside worker, Redis
+and, over HTTP, the gateway. vLLM's HTTP server does the same requests afterwards, if it is among the rivals.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from ...shared.errors import ConfigurationError
+from ..latency import percentile
+from ..local_stack import LocalStack
+from .gateway_load import CLIENT, HTTP, LoadResult
+from .judge import read_vocab_size
+from .sides import VLLM_HTTP, Side
+from .workload import ALL_AT_ONCE, IDLE, WARM_UP, Phase, timed_phases
+
+NUM_STREAMS = 64
+LOAD_TIMEOUT_S = 600.0
+STOP_TIMEOUT_S = 60.0
+
+
+class GatewayWay(msgspec.Struct, kw_only=True):
+    """One way: by round tokens/s, TTFT (p50, ms) of all at once and of one request alone, and CPU of the load."""
+
+    tokens_per_s: list[float] = []
+    ttft_ms: list[float] = []
+    idle_ttft_ms: list[float] = []
+    load_cpu_us_per_token: list[float] = []
+
+    def add(self, everything: LoadResult, idle: LoadResult) -> None:
+        self.tokens_per_s.append(everything.tokens_per_s)
+        self.ttft_ms.append(percentile(everything.ttft_ms, 0.5))
+        self.idle_ttft_ms.append(percentile(idle.ttft_ms, 0.5))
+        self.load_cpu_us_per_token.append(1e6 * everything.cpu_s / everything.num_tokens)
+
+
+class GatewayRow(msgspec.Struct, kw_only=True):
+    """``vllm`` has no rounds where ``vllm_missing`` says why."""
+
+    model: str
+    num_streams: int
+    client: GatewayWay
+    gateway: GatewayWay
+    gateway_cpu_us_per_token: list[float]
+    vllm: GatewayWay
+    vllm_missing: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """Tokens/s of the gateway over the client's in each round, the median of the rounds."""
+        pairs = zip(self.gateway.tokens_per_s, self.client.tokens_per_s, strict=True)
+        return statistics.median(ours / theirs for ours, theirs in pairs)
+
+    @property
+    def added_ttft_ms(self) -> float:
+        """What the gateway adds to the first token of a request that comes alone, the median of the rounds."""
+        pairs = zip(self.gateway.idle_ttft_ms, self.client.idle_ttft_ms, strict=True)
+        return statistics.median(ours - theirs for ours, theirs in pairs)
+
+
+def measure_gateway(
+    name: str,
+    model: Path,
+    engine_options: list[str],
+    rivals: list[Side],
+    rounds: int,
+    seed: int,
+    scratch: Path,
+    tell: Callable[[str], None],
+) -> GatewayRow:
+    """Measure ``rounds`` of both ways.
+
+    Raises:
+        ConfigurationError: a process failed, or a way did not give the tokens that were asked for.
+    """
+    model = _with_words(model, scratch / f"{name}-with-words")
+    phases = [
+        phase
+        for phase in timed_phases(NUM_STREAMS, 0, read_vocab_size(model), seed)
+        if phase.name in (WARM_UP, ALL_AT_ONCE, IDLE)
+    ]
+    row = GatewayRow(
+        model=name,
+        num_streams=NUM_STREAMS,
+        client=GatewayWay(),
+        gateway=GatewayWay(),
+        gateway_cpu_us_per_token=[],
+        vllm=GatewayWay(),
+    )
+    options = ["--log-level", "warning", "--device", "cpu", "--dtype", "bfloat16", "--served-model-name", "bench"]
+    options += [*engine_options, "--max-num-seqs", str(NUM_STREAMS)]
+    with LocalStack(model, options) as stack, _gateway(stack.url) as (address, gateway):
+        for number in range(rounds):
+            ways = [(CLIENT, stack.url), (HTTP, address)]
+            for way, url in ways if number % 2 == 0 else ways[::-1]:
+                tell(f"gateway, round {number + 1} of {rounds}: {way} …")
+                before = sum(gateway.cpu_times()[:2])
+                _, everything, idle = _load(way, url, phases, scratch)
+                (row.gateway if way == HTTP else row.client).add(everything, idle)
+                if way == HTTP:
+                    num_tokens = everything.num_tokens + idle.num_tokens
+                    row.gateway_cpu_us_per_token.append(1e6 * (sum(gateway.cpu_times()[:2]) - before) / num_tokens)
+                wanted = sum(item.max_tokens for item in phases[1].items)
+                if everything.num_tokens != wanted:
+                    raise ConfigurationError(f"{way} gave {everything.num_tokens} tokens, not {wanted}")
+    _measure_rival(row, model, rivals, phases, scratch, tell)
+    return row
+
+
+def _with_words(model: Path, folder: Path) -> Path:
+    """A copy of a random model whose every token is text.
+
+    Of its own, only the 256 bytes are: most deltas would say nothing, and nothing would be sent for them over HTTP.
+    """
+    shutil.copytree(model, folder, dirs_exist_ok=True)
+    path = folder / "tokenizer.json"
+    tokenizer = msgspec.json.decode(path.read_bytes())
+    known = tokenizer["model"]["vocab"]
+    # The first character is a space, as byte-level tokenizers spell it.
+    known |= {f"\u0120w{token_id}": token_id for token_id in range(len(known), read_vocab_size(model))}
+    path.write_bytes(msgspec.json.encode(tokenizer))
+    return folder
+
+
+def _load(way: str, url: str, phases: list[Phase], scratch: Path) -> list[LoadResult]:
+    work, result = scratch / "phases.json", scratch / "loaded.json"
+    work.write_bytes(msgspec.json.encode(phases))
+    command = [sys.executable, "-m", "penstock.ops.bench.gateway_load", way, url, str(work), str(result)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, check=False)
+    if done.returncode != 0:
+        raise ConfigurationError(f"the load by {way} failed: {done.stderr.strip()[-1500:]}")
+    return msgspec.json.decode(result.read_bytes(), type=list[LoadResult])
+
+
+@contextmanager
+def _gateway(redis_url: str) -> Iterator[tuple[str, psutil.Process]]:
+    """The gateway's address, and its process."""
+    command = [sys.executable, "-m", "penstock.ops.cli", "gateway", "--redis-url", redis_url, "--port", "0"]
+    process = subprocess.Popen([*command, "--log-level", "warning"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line.startswith("ready: "):
+            raise ConfigurationError(f"the gateway did not start, its status is {process.wait(STOP_TIMEOUT_S)}")
+        yield line.removeprefix("ready: ").strip(), psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait(STOP_TIMEOUT_S)
+
+
+def _measure_rival(
+    row: GatewayRow, model: Path, rivals: list[Side], phases: list[Phase], scratch: Path, tell: Callable[[str], None]
+) -> None:
+    """vLLM's HTTP server, one life of it."""
+    rival = next((side for side in rivals if side.name == VLLM_HTTP), None)
+    row.vllm_missing = "not asked for" if rival is None else rival.why_missing
+    if rival is None or row.vllm_missing:
+        return
+    tell(f"gateway: {rival.name} …")
+    run = rival.run(model, phases, "bfloat16", scratch)
+    everything, idle = run.phase(ALL_AT_ONCE), run.phase(IDLE)
+    row.vllm.tokens_per_s.append(everything.tokens_per_s)
+    row.vllm.ttft_ms.append(percentile(everything.ttft_ms, 0.5))
+    row.vllm.idle_ttft_ms.append(percentile(idle.ttft_ms, 0.5))
