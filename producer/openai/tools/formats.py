@@ -101,8 +101,7 @@ def _read_list(reader: CallReader, char: str) -> Reader[None]:
     char = yield from read_literally("[", char)
     char = yield from skip_whitespace(char)
     if char == "]":
-        reader.settle()
-        return
+        raise MalformedError  # no call at all: the text is the answer
     while True:
         char = yield from reader.read_call(char)
         char = yield from skip_whitespace(char)
