@@ -124,8 +124,10 @@ class Generations:
             ValidationError: ``params.task`` is no task, or an option is unknown.
             UnknownModelError: no worker has ever served ``model`` here.
         """
-        del prompt  # its checks are those of the request, which an engine would have to be able to take
-        task = (PoolingParams() if params is None else params).task or POOLING_TASKS[0]
+        params = PoolingParams() if params is None else params
+        if not isinstance(params, PoolingParams):
+            raise ValidationError(f"params must be a PoolingParams, got {type(params).__name__}")
+        task = params.task or POOLING_TASKS[0]
         if task not in POOLING_TASKS:
             raise ValidationError(f"task must be one of {', '.join(POOLING_TASKS)}, got {task!r}")
         card = await self._builder.checked_card(options)

@@ -250,12 +250,16 @@ class EngineMachine(RuleBasedStateMachine):
     async def reap(self):
         return await self.broker.reap(CAUSE, max_deliveries=MAX_DELIVERIES, lease_ttl_ms=0)
 
-    @rule(put_back=st.booleans())
-    def pause(self, put_back: bool) -> None:
+    @rule(put_back=st.booleans(), abort=st.booleans())
+    def pause(self, put_back: bool, abort: bool) -> None:
         running = [r for r in self.expected.requests.values() if r.state == "claimed"]
-        assert self.do(self.queue.pause(put_back=put_back)) == len(running)
+        handed_back = [r for r in self.expected.requests.values() if r.is_returned]
+        assert self.do(self.queue.pause(put_back=put_back, abort=abort)) == len(running)
         self.expected.is_paused = True
-        if put_back:
+        if abort:
+            for request in (*running, *handed_back):
+                request.end_from_outside("cancelled")
+        elif put_back:
             for request in running:
                 request.queue_again()
 
