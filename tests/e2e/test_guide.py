@@ -7,8 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import openai  # noqa: F401  # pages import it in the event loop, where a first import, which reads files, may not be
 import pytest
 
+from penstock.ops.local_gateway import LocalGateway
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, SamplingParams
 
@@ -41,13 +43,10 @@ PAGES = sorted(page for page in GUIDE.glob("*.md") if page.name != "README.md")
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 async def test_the_examples_of_a_page_do_what_they_say(
-    page: Path, deployment: LocalStack, request: pytest.FixtureRequest
+    page: Path, deployment: LocalStack, gateway: LocalGateway
 ) -> None:
-    source = source_of(page)
-    names: dict[str, Any] = {"SamplingParams": SamplingParams, "url": deployment.url}
-    if "gateway_url" in source:
-        names["gateway_url"] = request.getfixturevalue("gateway").base_url
-    exec(compile(source, str(page), "exec"), names)
+    names: dict[str, Any] = {"SamplingParams": SamplingParams, "url": deployment.url, "gateway_url": gateway.base_url}
+    exec(compile(source_of(page), str(page), "exec"), names)
     async with Client.connect(deployment.url, model="demo") as client:
         await names["page"](client)
 
