@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import openai  # noqa: F401  # pages import it in the event loop, where a first import, which reads files, may not be
+import openai
 import pytest
 
 from penstock.ops.local_gateway import LocalGateway
@@ -41,11 +41,17 @@ def source_of(page: Path) -> str:
 PAGES = sorted(page for page in GUIDE.glob("*.md") if page.name != "README.md")
 
 
+@pytest.fixture(scope="module")
+def gateway_url(gateway: LocalGateway) -> str:
+    """That of the shared gateway; the `openai` package has done a call, since it reads files at its first."""
+    with openai.OpenAI(base_url=gateway.base_url, api_key="any") as sdk:
+        sdk.models.list()
+    return gateway.base_url
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-async def test_the_examples_of_a_page_do_what_they_say(
-    page: Path, deployment: LocalStack, gateway: LocalGateway
-) -> None:
-    names: dict[str, Any] = {"SamplingParams": SamplingParams, "url": deployment.url, "gateway_url": gateway.base_url}
+async def test_the_examples_of_a_page_do_what_they_say(page: Path, deployment: LocalStack, gateway_url: str) -> None:
+    names: dict[str, Any] = {"SamplingParams": SamplingParams, "url": deployment.url, "gateway_url": gateway_url}
     exec(compile(source_of(page), str(page), "exec"), names)
     async with Client.connect(deployment.url, model="demo") as client:
         await names["page"](client)
