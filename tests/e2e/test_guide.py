@@ -7,8 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
+from penstock.ops.local_gateway import LocalGateway
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, SamplingParams
 
@@ -39,15 +41,18 @@ def source_of(page: Path) -> str:
 PAGES = sorted(page for page in GUIDE.glob("*.md") if page.name != "README.md")
 
 
+@pytest.fixture(scope="module")
+def gateway_url(gateway: LocalGateway) -> str:
+    """That of the shared gateway; the `openai` package has done a call, since it reads files at its first."""
+    with openai.OpenAI(base_url=gateway.base_url, api_key="any") as sdk:
+        sdk.models.list()
+    return gateway.base_url
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-async def test_the_examples_of_a_page_do_what_they_say(
-    page: Path, deployment: LocalStack, request: pytest.FixtureRequest
-) -> None:
-    source = source_of(page)
-    names: dict[str, Any] = {"SamplingParams": SamplingParams, "url": deployment.url}
-    if "gateway_url" in source:
-        names["gateway_url"] = request.getfixturevalue("gateway").base_url
-    exec(compile(source, str(page), "exec"), names)
+async def test_the_examples_of_a_page_do_what_they_say(page: Path, deployment: LocalStack, gateway_url: str) -> None:
+    names: dict[str, Any] = {"SamplingParams": SamplingParams, "url": deployment.url, "gateway_url": gateway_url}
+    exec(compile(source_of(page), str(page), "exec"), names)
     async with Client.connect(deployment.url, model="demo") as client:
         await names["page"](client)
 
