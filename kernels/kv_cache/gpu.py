@@ -73,14 +73,21 @@ def with_plain_rows(heads: Tensor) -> Tensor:
 def to_cache(heads, scale, DTYPE: tl.constexpr):
     """What a cache of ``DTYPE`` holds of ``heads``: the same numbers, or in eight bits ``saturate(heads / scale)``."""
     if tl.float8e4nv == DTYPE:
-        scaled = tl.div_rn(heads.to(tl.float32), scale)
-        # Not tl.clamp, which makes a number of NaN.
-        scaled = tl.where(scaled > 448.0, 448.0, scaled)
-        scaled = tl.where(scaled < -448.0, -448.0, scaled)
-        stored = scaled.to(tl.float8e4nv)
+        stored = _saturated(heads, scale, 448.0).to(tl.float8e4nv)
+    elif tl.float8e5 == DTYPE:
+        stored = _saturated(heads, scale, 57344.0).to(tl.float8e5)
     else:
         stored = heads.to(DTYPE)
     return stored
+
+
+@triton.jit
+def _saturated(heads, scale, largest):
+    """``heads / scale`` in float32, at most ``largest`` either way."""
+    scaled = tl.div_rn(heads.to(tl.float32), scale)
+    # Not tl.clamp, which makes a number of NaN.
+    scaled = tl.where(scaled > largest, largest, scaled)
+    return tl.where(scaled < -largest, -largest, scaled)
 
 
 @triton.jit

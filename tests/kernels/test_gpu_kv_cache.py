@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock.kernels.kv_cache import gpu, reference
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-FP8 = torch.float8_e4m3fn
+FP8, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 NUM_BLOCKS, BLOCK_SIZE = 13, 5
 
 
@@ -34,7 +34,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("num_tokens", [1, 7, 63])
-@pytest.mark.parametrize("cache_dtype", [None, FP8])
+@pytest.mark.parametrize("cache_dtype", [None, FP8, E5M2])
 def test_tokens_land_in_their_slots_and_nothing_else_is_touched(
     num_tokens: int, slot_dtype: torch.dtype, dtype: torch.dtype, cache_dtype: torch.dtype | None, device: torch.device
 ) -> None:
@@ -56,15 +56,18 @@ def test_tokens_land_in_their_slots_and_nothing_else_is_touched(
         assert torch.equal(bytes_of(ours), bytes_of(theirs))
 
 
+@pytest.mark.parametrize(("kind", "largest"), [(FP8, 448), (E5M2, 57344)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_eight_bits_saturate_and_keep_what_is_no_number(dtype: torch.dtype, device: torch.device) -> None:
+def test_eight_bits_saturate_and_keep_what_is_no_number(
+    dtype: torch.dtype, kind: torch.dtype, largest: int, device: torch.device
+) -> None:
     numbers = [0.0, -0.0, 2**-10, 2**-9, 447.0, 448.0, 449.0, 480.0, -6e4, 6e4, float("inf"), -float("inf")]
     key = torch.tensor([[[*numbers, float("nan")]]], dtype=dtype, device=device)
-    found, expected = (torch.zeros(1, 1, 1, 13, dtype=FP8, device=device) for _ in range(2))
+    found, expected = (torch.zeros(1, 1, 1, 13, dtype=kind, device=device) for _ in range(2))
     slot = torch.zeros(1, dtype=torch.int32, device=device)
     gpu.store_kv_cache(key, key, found, found, slot, 1.0, 1.0)
     reference.store_kv_cache(key, key, expected, expected, slot, 1.0, 1.0)
-    assert found.float()[..., 5:-1].abs().max() == 448
+    assert found.float()[..., 5:-1].abs().max() == largest
     assert found.float()[..., -1].isnan().all()
     assert torch.equal(bytes_of(found), bytes_of(expected))
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 Compare = Callable[[Tensor, Tensor], None]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-FP8 = torch.float8_e4m3fn
+FP8, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 # (tokens, heads, head dim, rotated part of it); the last two leave some of a head as it is.
 ODD_SHAPES = [(1, 1, 2, 2), (9, 7, 42, 42), (63, 5, 128, 128), (7, 40, 128, 128), (5, 3, 80, 32), (5, 3, 10, 6)]
 
@@ -54,7 +54,7 @@ def test_apply_rotary(
         assert torch.equal(rotated[..., rotary_dim:], heads[..., rotary_dim:])
 
 
-@pytest.mark.parametrize("cache_dtype", [None, FP8])
+@pytest.mark.parametrize("cache_dtype", [None, FP8, E5M2])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (6, 2), (3, 3), (40, 8)])
 @pytest.mark.parametrize(("head_dim", "rotary_dim", "value_dim"), [(64, 64, 64), (24, 10, 7)])
