@@ -47,7 +47,8 @@ def compose_control(
         folder: where the model was loaded from.
         allocate_cache: makes the KV cache as it was made at first.
     """
-    on_cpu = msgspec.structs.replace(config, device="cpu")
+    # Nothing is computed with it, so what is for another device does not matter.
+    on_cpu = msgspec.structs.replace(config, device="cpu", quantization=None, attention_backend="auto")
     parts = ControlledParts(
         core=core,
         sleep=_make_sleep(config, folder, model, allocate_cache),

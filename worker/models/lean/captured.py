@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ....kernels.paged_attention import PagedBatch, is_capturable
+from ..attention import AttentionCall
 from ..forward import Forward, ModelInput
 from .cuda_graph import CudaGraphRecorder, Recorder
 from .decoder import LeanDecoder
@@ -129,6 +130,10 @@ class CapturedForward:
         return self._lean.network_of(module)
 
     @property
+    def attention_calls(self) -> list[AttentionCall]:
+        return self._lean.attention_calls
+
+    @property
     def bytes_per_token(self) -> int:
         return self._lean.bytes_per_token
 
@@ -220,7 +225,7 @@ def _obstacle(lean: LeanForward) -> str | None:
     if lean.is_batch_invariant:
         # The check at load watches the operations of each forward, and a replay shows none.
         return "a deterministic engine computes in tiles"
-    if not is_capturable(weight.device, weight.dtype):
+    if not is_capturable(weight.device, weight.dtype, lean.attention_backend):
         return f"there is no attention kernel for {weight.dtype} on {weight.device.type}"
     if any(isinstance(part, OwnMlp) for part in lean.network.modules()):
         return "its experts are computed by transformers"
