@@ -8,8 +8,9 @@ from torch import Tensor
 from ..dispatch import REFERENCE, TRITON_DTYPES, OnGpu, select
 from ..errors import KernelInputError
 from . import native, reference
+from .cache_slots import FP8_DTYPES, CacheSlots
 
-FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
+__all__ = ["FP8_DTYPES", "CacheSlots", "copy_blocks", "store_kv_cache"]
 
 _STORE_IMPLEMENTATIONS = {
     REFERENCE: reference.store_kv_cache,
@@ -56,12 +57,9 @@ def store_kv_cache(
     On a GPU, float8_e4m3fn needs compute capability 8.9 (Ada, Hopper).
     Source: Kwon et al. 2023 (arXiv:2309.06180), section 4; Micikevicius et al. 2022 (arXiv:2209.05433) for float8.
     """
-    check_pair("key", key, key_cache, key_scale)
-    check_pair("value", value, value_cache, value_scale)
-    check_slots(slot_mapping, key, value)
-    select(_STORE_IMPLEMENTATIONS, key.device, key.dtype)(
-        key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale
-    )
+    into = CacheSlots(key_cache, value_cache, slot_mapping, key_scale, value_scale)
+    into.check(key, value)
+    select(_STORE_IMPLEMENTATIONS, key.device, key.dtype)(key, value, into)
 
 
 def copy_blocks(cache: Tensor, block_pairs: Tensor) -> None:
@@ -84,23 +82,3 @@ def copy_blocks(cache: Tensor, block_pairs: Tensor) -> None:
             f"block_pairs must be int32 or int64 [N, 2], got {block_pairs.dtype} {tuple(block_pairs.shape)}"
         )
     select(_COPY_IMPLEMENTATIONS, cache.device, cache.dtype)(cache, block_pairs)
-
-
-def check_pair(name: str, new: Tensor, cache: Tensor, scale: float) -> None:
-    """Raise if ``new`` cannot be written into ``cache``, as ``store_kv_cache`` says."""
-    if new.ndim != 3:
-        raise KernelInputError(f"{name} must be [T, KVH, D], got shape {tuple(new.shape)}")
-    if cache.ndim != 4 or cache.shape[2:] != new.shape[1:] or not cache.is_contiguous():
-        raise KernelInputError(
-            f"{name}_cache must be contiguous [NB, BS, {new.shape[1]}, {new.shape[2]}], got {tuple(cache.shape)}"
-        )
-    if cache.dtype not in (new.dtype, *FP8_DTYPES):
-        raise KernelInputError(f"{name}_cache must have dtype {new.dtype} or be of {FP8_DTYPES}, got {cache.dtype}")
-    if scale <= 0 or (scale != 1 and cache.dtype not in FP8_DTYPES):
-        raise KernelInputError(f"{name}_scale must be positive, and 1 for a {cache.dtype} cache, got {scale}")
-
-
-def check_slots(slot_mapping: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raise if there is not one slot for each token."""
-    if not slot_mapping.shape == key.shape[:1] == value.shape[:1]:
-        raise KernelInputError(f"slot_mapping must be [{key.shape[0]}], got {tuple(slot_mapping.shape)}")

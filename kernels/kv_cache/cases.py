@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..bench.case import Case, Setting
-from . import FP8_DTYPES, copy_blocks, reference, store_kv_cache
+from . import FP8_DTYPES, CacheSlots, copy_blocks, reference, store_kv_cache
 
 _NUM_HEADS, _HEAD_DIM, _BLOCK_SIZE = 8, 128, 16
 
@@ -54,7 +54,7 @@ def _store_case(setting: Setting, num_tokens: int, cache_dtype: torch.dtype) -> 
 
 
 def _by_reference(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
-    reference.store_kv_cache(key, value, key_cache, value_cache, slots, 1.0, 1.0)
+    reference.store_kv_cache(key, value, CacheSlots(key_cache, value_cache, slots))
 
 
 def _copy_case(setting: Setting, num_pairs: int) -> Case:

@@ -9,19 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .cache_slots import CacheSlots
+
 _COPIED_BLOCK = 1024
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
-def store_kv_cache(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    key_scale: float,
-    value_scale: float,
-) -> None:
+def store_kv_cache(key: Tensor, value: Tensor, into: CacheSlots) -> None:
     """See ``kv_cache.store_kv_cache``."""
     num_tokens, num_heads, key_dim = key.shape
     value_dim = value.shape[2]
@@ -40,8 +34,9 @@ def store_kv_cache(
         "num_warps": num_warps_for(head_block * max(key_block, value_block)),
     }
     _store_kernel[(num_tokens,)](
-        *(key, value, key_cache, value_cache, slot_mapping.contiguous()),
-        *(key.stride(0), key.stride(1), value.stride(0), value.stride(1), float(key_scale), float(value_scale)),
+        *(key, value, into.key_cache, into.value_cache, into.slot_mapping.contiguous()),
+        *(key.stride(0), key.stride(1), value.stride(0), value.stride(1)),
+        *(float(into.key_scale), float(into.value_scale)),
         **constants,
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from penstock.kernels.gated_activation import gpu as gated_activation
+from penstock.kernels.kv_cache import CacheSlots
 from penstock.kernels.kv_cache import gpu as kv_cache
 from penstock.kernels.lora import gpu as lora
 from penstock.kernels.moe import gpu as moe
@@ -75,11 +76,9 @@ def _head_launches(dtype: torch.dtype, head_dim: int, rotary_dim: int) -> Iterat
     for cache_dtype in (dtype, FLOAT8, torch.float8_e5m2):
         cache = torch.zeros(4, 16, 8, head_dim, dtype=cache_dtype)
         for slot_dtype in (torch.int32, torch.int64):
-            slots = torch.zeros(3, dtype=slot_dtype)
-            yield lambda cache=cache, slots=slots: kv_cache.store_kv_cache(value, value, cache, cache, slots, 1.0, 1.0)
-            yield lambda cache=cache, slots=slots: rotary.rotary_and_store(
-                query_key, value, angles, angles, cache, cache, slots, 1.0, 1.0
-            )
+            into = CacheSlots(cache, cache, torch.zeros(3, dtype=slot_dtype))
+            yield lambda into=into: kv_cache.store_kv_cache(value, value, into)
+            yield lambda into=into: rotary.rotary_and_store(query_key, value, angles, angles, into)
 
 
 def attention_launches(num_shapes: int) -> Iterator[Launch]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.kv_cache import gpu, reference
+from penstock.kernels.kv_cache import CacheSlots, gpu, reference
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 FP8, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -50,8 +50,8 @@ def test_tokens_land_in_their_slots_and_nothing_else_is_touched(
         for _ in range(2)
     )
     scales = (0.5, 0.03) if cache_dtype else (1.0, 1.0)
-    gpu.store_kv_cache(key, value, found[0], found[1], slots, *scales)
-    reference.store_kv_cache(key, value, expected[0], expected[1], slots, *scales)
+    gpu.store_kv_cache(key, value, CacheSlots(found[0], found[1], slots, *scales))
+    reference.store_kv_cache(key, value, CacheSlots(expected[0], expected[1], slots, *scales))
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(bytes_of(ours), bytes_of(theirs))
 
@@ -65,8 +65,8 @@ def test_eight_bits_saturate_and_keep_what_is_no_number(
     key = torch.tensor([[[*numbers, float("nan")]]], dtype=dtype, device=device)
     found, expected = (torch.zeros(1, 1, 1, 13, dtype=kind, device=device) for _ in range(2))
     slot = torch.zeros(1, dtype=torch.int32, device=device)
-    gpu.store_kv_cache(key, key, found, found, slot, 1.0, 1.0)
-    reference.store_kv_cache(key, key, expected, expected, slot, 1.0, 1.0)
+    gpu.store_kv_cache(key, key, CacheSlots(found, found, slot))
+    reference.store_kv_cache(key, key, CacheSlots(expected, expected, slot))
     assert found.float()[..., 5:-1].abs().max() == largest
     assert found.float()[..., -1].isnan().all()
     assert torch.equal(bytes_of(found), bytes_of(expected))
@@ -77,8 +77,8 @@ def test_a_token_of_any_strides(device: torch.device) -> None:
     key = random(4, 8, 2, dtype=torch.float32, device=device).transpose(1, 2)
     found, expected = (torch.zeros(2, 4, 2, 8, device=device) for _ in range(2))
     slots = torch.tensor([3, 0, 7, 4], device=device)
-    gpu.store_kv_cache(key, key, found, found.clone(), slots, 1.0, 1.0)
-    reference.store_kv_cache(key, key, expected, expected.clone(), slots, 1.0, 1.0)
+    gpu.store_kv_cache(key, key, CacheSlots(found, found.clone(), slots))
+    reference.store_kv_cache(key, key, CacheSlots(expected, expected.clone(), slots))
     assert torch.equal(found, expected)
 
 
@@ -100,6 +100,6 @@ def test_blocks_are_copied(shape: tuple[int, int, int], dtype: torch.dtype, devi
 def test_nothing_to_do(device: torch.device) -> None:
     cache = torch.ones(2, 3, 1, 4, device=device)
     nothing = torch.empty(0, 1, 4, device=device)
-    gpu.store_kv_cache(nothing, nothing, cache, cache, torch.empty(0, dtype=torch.int64, device=device), 1.0, 1.0)
+    gpu.store_kv_cache(nothing, nothing, CacheSlots(cache, cache, torch.empty(0, dtype=torch.int64, device=device)))
     gpu.copy_blocks(cache, torch.empty(0, 2, dtype=torch.int64, device=device))
     assert cache.eq(1).all()
