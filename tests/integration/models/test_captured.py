@@ -195,6 +195,9 @@ def test_a_cache_may_wake_up_before_the_weights(device: torch.device, recording:
     allocate(forward, device)
     assert recording.num_captured == num_captured
     forward.network.embed_tokens.weight = weight
+    for _ in range(2):
+        forward.capture()
+        assert recording.num_captured == 2 * num_captured
     assert_equal(run(forward, device), expected)
     assert recording.num_captured == 2 * num_captured
 
