@@ -27,7 +27,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
         supported_tasks: what requests may ask for.
         is_tracing_enabled: whether its workers make spans of requests that carry ``trace_headers``.
         registered_at: when a worker last said all this, in seconds since the epoch.
-        attention_backend, kv_cache_dtype: what attends, and what keys and values are rounded to, as in ``messages.Ready``.
+        attention_backend, kv_cache_dtype: as in ``messages.Ready``.
         tool_call_parser, reasoning_parser: those that fit its chat template; empty where none is known to.
     """
 
