@@ -14,6 +14,9 @@ from typing import Any
 import torch
 
 REFERENCE = "reference"
+AUTO = "auto"
+# What a caller may ask for instead of what its device suggests, and where that stands in a table of implementations.
+BACKENDS = {"triton": "cuda", "native": "cpu", "reference": REFERENCE}
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 Implementation = Callable[..., Any]
@@ -48,12 +51,20 @@ class OnGpu:
 
 
 def select(
-    implementations: Mapping[str, Implementation | OnGpu], device: torch.device, dtype: torch.dtype
+    implementations: Mapping[str, Implementation | OnGpu],
+    device: torch.device,
+    dtype: torch.dtype,
+    backend: str = AUTO,
 ) -> Implementation:
-    """Return the implementation for ``device`` and ``dtype``: the one made for them, else the reference."""
+    """Return the implementation for ``device`` and ``dtype``: the one made for them, else the reference.
+
+    Args:
+        backend: one of ``BACKENDS`` to have that one, whatever the device.
+    """
     reference = implementations[REFERENCE]
     assert not isinstance(reference, OnGpu)
-    chosen = implementations.get(device.type, reference)
+    place = device.type if backend == AUTO else BACKENDS[backend]
+    chosen = implementations.get(place, reference)
     return chosen.choose(dtype, reference) if isinstance(chosen, OnGpu) else chosen
 
 

@@ -12,6 +12,7 @@ TOLERANCES = {
     torch.bfloat16: (2e-2, 2e-2),
     torch.float16: (2e-3, 2e-3),
     torch.float8_e4m3fn: (2**-3, 2**-9),
+    torch.float8_e5m2: (2**-2, 2**-16),
 }
 
 

@@ -146,7 +146,10 @@ class Hello(msgspec.Struct, array_like=True, tag="hello"):
 
 
 class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, tag="ready"):
-    """The model is loaded and the KV cache allocated; requests may come. ``model_folder`` holds the tokenizer."""
+    """The model is loaded and the KV cache allocated; requests may come. ``model_folder`` holds the tokenizer.
+
+    ``attention_backend`` is what attends: "triton", "native", "reference" or, where transformers' code does, that.
+    """
 
     version: int = WIRE_VERSION
     model_folder: str
@@ -163,6 +166,8 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     max_num_batched_tokens: int = 0
     kv_cache_size_tokens: int = 0
     load_time_s: float = 0.0
+    attention_backend: str = ""
+    kv_cache_dtype: str = ""
 
 
 class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):

@@ -27,6 +27,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
         supported_tasks: what requests may ask for.
         is_tracing_enabled: whether its workers make spans of requests that carry ``trace_headers``.
         registered_at: when a worker last said all this, in seconds since the epoch.
+        attention_backend, kv_cache_dtype: as in ``messages.Ready``.
         tool_call_parser, reasoning_parser: those that fit its chat template; empty where none is known to.
     """
 
@@ -45,6 +46,8 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
     supported_tasks: tuple[str, ...] = (GENERATE,)
     is_tracing_enabled: bool = False
     registered_at: float = 0.0
+    attention_backend: str = ""
+    kv_cache_dtype: str = ""
 
 
 class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -9,7 +9,9 @@ from ..shared.errors import ConfigurationError
 DEVICES = ("cpu", "cuda")
 DEFAULT_TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZATIONS = ("int8",)
+QUANTIZATIONS = ("int8", "fp8")
+ATTENTION_BACKENDS = ("auto", "triton", "native", "reference")
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 LOAD_FORMATS = ("auto", "dummy")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 STRUCTURED_OUTPUTS_BACKENDS = ("xgrammar", "llguidance")
@@ -41,8 +43,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         enable_prefix_caching: a request does not compute again what the beginning of another request of its tenant (and
             cache salt) has left in the KV cache. A model that keeps states besides keys and values does without.
         native_kernels: on the CPU, compile kernels in C++ at the first start, if there is a compiler, and use them.
-        quantization: "int8" to keep the weights of linear layers in bytes, and compute with bytes: on the CPU, with
-            native kernels; half the memory and up to twice the speed, for logits that differ by some percent.
+        quantization: "int8" or "fp8" to keep the weights of linear layers in bytes, and compute with bytes: half the
+            memory and up to twice the speed, for logits that differ by some percent. "int8" on the CPU, with native
+            kernels, or on a GPU; "fp8" on a GPU that has it.
+        attention_backend: what computes attention: "triton" on a GPU, "native" (compiled C++) on the CPU, "reference"
+            (plain torch) on either; "auto" takes what is made for the device, and the reference for what that lacks.
+        kv_cache_dtype: "fp8_e4m3" (or "fp8", the same) or "fp8_e5m2" to hold keys and values in eight bits: twice the
+            tokens in the same memory, for logits that differ by some percent. "auto" holds them as they come.
         async_scheduling: schedule the next batch while one is computed. The tokens are the same; a request that comes
             meanwhile joins a step later.
         enforce_eager: on a GPU, launch every operation of a decode by itself instead of replaying CUDA graphs, whose
@@ -95,6 +102,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     quantization: str | None = None
     async_scheduling: bool = False
     enforce_eager: bool = False
+    attention_backend: str = "auto"
+    kv_cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -113,6 +122,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
                 f"got {self.structured_outputs_backend!r}"
             )
         self._check_quantization()
+        self._check_attention()
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_engines_on_host"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -132,8 +142,34 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             raise ConfigurationError(
                 f"quantization must be one of {', '.join(QUANTIZATIONS)}, got {self.quantization!r}"
             )
+        if self.device == "cpu" and self.quantization == "fp8":
+            raise ConfigurationError("quantization 'fp8' needs a GPU (device 'cuda'); on the CPU there is 'int8'")
+        if self.device == "cpu" and not self.native_kernels:
+            raise ConfigurationError(f"quantization {self.quantization!r} needs native kernels on the CPU")
+
+    def _check_attention(self) -> None:
+        backend = self.attention_backend
+        for name, known in (("attention_backend", ATTENTION_BACKENDS), ("kv_cache_dtype", KV_CACHE_DTYPES)):
+            if getattr(self, name) not in known:
+                raise ConfigurationError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        if backend == "triton" and self.device != "cuda":
+            raise ConfigurationError(
+                "attention_backend 'triton' needs a GPU (device 'cuda'); on the CPU there are 'native' and 'reference'"
+            )
+        if backend != "native":
+            return
         if self.device != "cpu" or not self.native_kernels:
-            raise ConfigurationError(f"quantization {self.quantization!r} needs device 'cpu' and native kernels")
+            raise ConfigurationError("attention_backend 'native' needs device 'cpu' and native kernels")
+        if self.deterministic or self.eight_bit_cache:
+            option = "--deterministic" if self.deterministic else f"kv_cache_dtype {self.kv_cache_dtype!r}"
+            raise ConfigurationError(f"attention_backend 'native' cannot do {option}; use 'auto' or 'reference'")
+
+    @property
+    def eight_bit_cache(self) -> str | None:
+        """The full name of the floats of eight bits that keys and values are held in; None if they are not."""
+        if self.kv_cache_dtype == "auto":
+            return None
+        return "fp8_e4m3" if self.kv_cache_dtype == "fp8" else self.kv_cache_dtype
 
     @property
     def model_name(self) -> str:

@@ -8,8 +8,9 @@ from torch import Tensor
 from ..dispatch import REFERENCE, TRITON_DTYPES, OnGpu, select
 from ..errors import KernelInputError
 from . import native, reference
+from .cache_slots import FP8_DTYPES, CacheSlots
 
-FP8_DTYPE = torch.float8_e4m3fn
+__all__ = ["FP8_DTYPES", "CacheSlots", "copy_blocks", "store_kv_cache"]
 
 _STORE_IMPLEMENTATIONS = {
     REFERENCE: reference.store_kv_cache,
@@ -18,7 +19,7 @@ _STORE_IMPLEMENTATIONS = {
 }
 _COPY_IMPLEMENTATIONS = {
     REFERENCE: reference.copy_blocks,
-    "cuda": OnGpu(f"{__package__}.gpu", "copy_blocks", dtypes=(*TRITON_DTYPES, FP8_DTYPE)),
+    "cuda": OnGpu(f"{__package__}.gpu", "copy_blocks", dtypes=(*TRITON_DTYPES, *FP8_DTYPES)),
 }
 
 
@@ -37,13 +38,13 @@ def store_kv_cache(
     Token ``i`` goes to slot ``slot_mapping[i]``: row ``slot % BS`` of block ``slot // BS``.
     A negative slot is padding and is skipped, so a captured graph may run with fewer live tokens.
 
-    A cache of eight bits holds ``saturate(key / key_scale)``: what is beyond its largest number, 448, becomes that,
-    NaN stays NaN. Who reads it multiplies by the same scale.
+    A cache of eight bits holds ``saturate(key / key_scale)``: what is beyond its largest number, 448 or 57,344, becomes
+    that, NaN stays NaN. Who reads it multiplies by the same scale.
 
     Args:
         key: ``[T, KVH, D]``, any strides (a slice of a fused QKV needs no copy).
         value: ``[T, KVH, DV]``, any strides; ``DV`` may differ from ``D``. Dtype and device of ``key``.
-        key_cache: ``[NB, BS, KVH, D]``, contiguous, dtype of ``key`` or float8_e4m3fn. **Mutated.**
+        key_cache: ``[NB, BS, KVH, D]``, contiguous, dtype of ``key``, or float8_e4m3fn or float8_e5m2. **Mutated.**
         value_cache: ``[NB, BS, KVH, DV]``, contiguous, dtype of ``key_cache``. **Mutated.**
         slot_mapping: ``[T]`` int32 or int64, values in ``[-1, NB * BS)``; non-negative slots are unique.
         key_scale, value_scale: of a cache of eight bits; 1 for any other.
@@ -53,15 +54,12 @@ def store_kv_cache(
 
     Cost: memory bound, ``T * KVH * (D + DV)`` times the itemsizes of ``key`` and of its cache, in bytes. A token's
     bits do not depend on the others.
-    On a GPU, caches of eight bits need compute capability 8.9 (Ada, Hopper).
+    On a GPU, float8_e4m3fn needs compute capability 8.9 (Ada, Hopper).
     Source: Kwon et al. 2023 (arXiv:2309.06180), section 4; Micikevicius et al. 2022 (arXiv:2209.05433) for float8.
     """
-    check_pair("key", key, key_cache, key_scale)
-    check_pair("value", value, value_cache, value_scale)
-    check_slots(slot_mapping, key, value)
-    select(_STORE_IMPLEMENTATIONS, key.device, key.dtype)(
-        key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale
-    )
+    into = CacheSlots(key_cache, value_cache, slot_mapping, key_scale, value_scale)
+    into.check(key, value)
+    select(_STORE_IMPLEMENTATIONS, key.device, key.dtype)(key, value, into)
 
 
 def copy_blocks(cache: Tensor, block_pairs: Tensor) -> None:
@@ -84,23 +82,3 @@ def copy_blocks(cache: Tensor, block_pairs: Tensor) -> None:
             f"block_pairs must be int32 or int64 [N, 2], got {block_pairs.dtype} {tuple(block_pairs.shape)}"
         )
     select(_COPY_IMPLEMENTATIONS, cache.device, cache.dtype)(cache, block_pairs)
-
-
-def check_pair(name: str, new: Tensor, cache: Tensor, scale: float) -> None:
-    """Raise if ``new`` cannot be written into ``cache``, as ``store_kv_cache`` says."""
-    if new.ndim != 3:
-        raise KernelInputError(f"{name} must be [T, KVH, D], got shape {tuple(new.shape)}")
-    if cache.ndim != 4 or cache.shape[2:] != new.shape[1:] or not cache.is_contiguous():
-        raise KernelInputError(
-            f"{name}_cache must be contiguous [NB, BS, {new.shape[1]}, {new.shape[2]}], got {tuple(cache.shape)}"
-        )
-    if cache.dtype not in (new.dtype, FP8_DTYPE):
-        raise KernelInputError(f"{name}_cache must have dtype {new.dtype} or {FP8_DTYPE}, got {cache.dtype}")
-    if scale <= 0 or (scale != 1 and cache.dtype != FP8_DTYPE):
-        raise KernelInputError(f"{name}_scale must be positive, and 1 for a {cache.dtype} cache, got {scale}")
-
-
-def check_slots(slot_mapping: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raise if there is not one slot for each token."""
-    if not slot_mapping.shape == key.shape[:1] == value.shape[:1]:
-        raise KernelInputError(f"slot_mapping must be [{key.shape[0]}], got {tuple(slot_mapping.shape)}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..bench.case import Case, Setting
-from . import FP8_DTYPE, copy_blocks, reference, store_kv_cache
+from . import FP8_DTYPES, CacheSlots, copy_blocks, reference, store_kv_cache
 
 _NUM_HEADS, _HEAD_DIM, _BLOCK_SIZE = 8, 128, 16
 
@@ -19,7 +19,7 @@ Store = Callable[..., None]
 def cases(setting: Setting) -> Iterator[Case]:
     """Writes of a decode and of a prefill, into a cache of their dtype and of eight bits; copies of blocks."""
     for num_tokens in setting.choose(on_gpu=[1, 256, 8192], on_cpu=[64]):
-        for cache_dtype in (torch.bfloat16, FP8_DTYPE):
+        for cache_dtype in (torch.bfloat16, FP8_DTYPES[0]):
             yield _store_case(setting, num_tokens, cache_dtype)
     for num_pairs in setting.choose(on_gpu=[16, 1024], on_cpu=[16]):
         yield _copy_case(setting, num_pairs)
@@ -37,8 +37,8 @@ def _store_case(setting: Setting, num_tokens: int, cache_dtype: torch.dtype) -> 
         return tuple(into)
 
     def truth(fused: Tensor) -> tuple[Tensor, ...]:
-        of_same_dtype = torch.bfloat16 if cache_dtype == FP8_DTYPE else torch.float64
-        into = [cache.to(cache_dtype if cache_dtype == FP8_DTYPE else torch.float64) for cache in caches]
+        of_same_dtype = torch.bfloat16 if cache_dtype in FP8_DTYPES else torch.float64
+        into = [cache.to(cache_dtype if cache_dtype in FP8_DTYPES else torch.float64) for cache in caches]
         return store(_by_reference, into, fused.to(of_same_dtype))
 
     moved = num_tokens * _NUM_HEADS * _HEAD_DIM * 2
@@ -54,7 +54,7 @@ def _store_case(setting: Setting, num_tokens: int, cache_dtype: torch.dtype) -> 
 
 
 def _by_reference(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
-    reference.store_kv_cache(key, value, key_cache, value_cache, slots, 1.0, 1.0)
+    reference.store_kv_cache(key, value, CacheSlots(key_cache, value_cache, slots))
 
 
 def _copy_case(setting: Setting, num_pairs: int) -> Case:

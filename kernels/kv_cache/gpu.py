@@ -9,19 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .cache_slots import CacheSlots
+
 _COPIED_BLOCK = 1024
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
-def store_kv_cache(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    key_scale: float,
-    value_scale: float,
-) -> None:
+def store_kv_cache(key: Tensor, value: Tensor, into: CacheSlots) -> None:
     """See ``kv_cache.store_kv_cache``."""
     num_tokens, num_heads, key_dim = key.shape
     value_dim = value.shape[2]
@@ -40,8 +34,9 @@ def store_kv_cache(
         "num_warps": num_warps_for(head_block * max(key_block, value_block)),
     }
     _store_kernel[(num_tokens,)](
-        *(key, value, key_cache, value_cache, slot_mapping.contiguous()),
-        *(key.stride(0), key.stride(1), value.stride(0), value.stride(1), float(key_scale), float(value_scale)),
+        *(key, value, into.key_cache, into.value_cache, into.slot_mapping.contiguous()),
+        *(key.stride(0), key.stride(1), value.stride(0), value.stride(1)),
+        *(float(into.key_scale), float(into.value_scale)),
         **constants,
     )
 
@@ -73,14 +68,21 @@ def with_plain_rows(heads: Tensor) -> Tensor:
 def to_cache(heads, scale, DTYPE: tl.constexpr):
     """What a cache of ``DTYPE`` holds of ``heads``: the same numbers, or in eight bits ``saturate(heads / scale)``."""
     if tl.float8e4nv == DTYPE:
-        scaled = tl.div_rn(heads.to(tl.float32), scale)
-        # Not tl.clamp, which makes a number of NaN.
-        scaled = tl.where(scaled > 448.0, 448.0, scaled)
-        scaled = tl.where(scaled < -448.0, -448.0, scaled)
-        stored = scaled.to(tl.float8e4nv)
+        stored = _saturated(heads, scale, 448.0).to(tl.float8e4nv)
+    elif tl.float8e5 == DTYPE:
+        stored = _saturated(heads, scale, 57344.0).to(tl.float8e5)
     else:
         stored = heads.to(DTYPE)
     return stored
+
+
+@triton.jit
+def _saturated(heads, scale, largest):
+    """``heads / scale`` in float32, at most ``largest`` either way."""
+    scaled = tl.div_rn(heads.to(tl.float32), scale)
+    # Not tl.clamp, which makes a number of NaN.
+    scaled = tl.where(scaled > largest, largest, scaled)
+    return tl.where(scaled < -largest, -largest, scaled)
 
 
 @triton.jit

@@ -5,23 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .cache_slots import CacheSlots
 
-def store_kv_cache(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    key_scale: float,
-    value_scale: float,
-) -> None:
+
+def store_kv_cache(key: Tensor, value: Tensor, into: CacheSlots) -> None:
     """See ``kv_cache.store_kv_cache``."""
-    is_padding = slot_mapping < 0
+    slots = into.slot_mapping.long()
+    is_padding = slots < 0
     if is_padding.any():
         live = ~is_padding
-        key, value, slot_mapping = key[live], value[live], slot_mapping[live]
-    slots = slot_mapping.long()
-    for new, cache, scale in ((key, key_cache, key_scale), (value, value_cache, value_scale)):
+        key, value, slots = key[live], value[live], slots[live]
+    pairs = (key, into.key_cache, into.key_scale), (value, into.value_cache, into.value_scale)
+    for new, cache, scale in pairs:
         if new.dtype != cache.dtype:
             new, cache = quantize(new, scale, cache.dtype).view(torch.uint8), cache.view(torch.uint8)
         cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, new)

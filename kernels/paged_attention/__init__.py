@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..dispatch import REFERENCE, OnGpu, select
+from ..dispatch import AUTO, REFERENCE, OnGpu, select
 from ..errors import KernelInputError
+from ..kv_cache import FP8_DTYPES
 from . import invariant, native, reference
 from .batch import DeviceRows, MaskRule, PagedBatch
 from .variant import Variant
 
-__all__ = ["DeviceRows", "MaskRule", "PagedBatch", "is_capturable", "paged_attention"]
+__all__ = ["DeviceRows", "MaskRule", "PagedBatch", "backend_of", "is_capturable", "paged_attention"]
 
 _IMPLEMENTATIONS = {
     REFERENCE: reference.paged_attention,
@@ -24,9 +25,33 @@ _INVARIANT_IMPLEMENTATIONS = {
 }
 
 
-def is_capturable(device: torch.device, dtype: torch.dtype) -> bool:
+def backend_of(
+    device: torch.device,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    head_dims: tuple[int, int],
+    *,
+    backend: str = AUTO,
+    is_batch_invariant: bool = False,
+) -> str:
+    """Return which of ``dispatch.BACKENDS`` attends: ``backend`` where it can, else the reference.
+
+    Args:
+        dtype, cache_dtype: of queries and of caches.
+        head_dims: ``(D, DV)``.
+    """
+    implementations = _INVARIANT_IMPLEMENTATIONS if is_batch_invariant else _IMPLEMENTATIONS
+    chosen = select(implementations, device, dtype, backend)
+    if chosen is implementations[REFERENCE]:
+        return REFERENCE
+    if chosen is native.paged_attention:
+        return "native" if native.has_loop(dtype, cache_dtype, *head_dims) else REFERENCE
+    return "triton"
+
+
+def is_capturable(device: torch.device, dtype: torch.dtype, backend: str = AUTO) -> bool:
     """Whether a CUDA graph can hold ``PagedBatch.captured_decode``: the reference reads lengths on the host."""
-    return device.type == "cuda" and select(_IMPLEMENTATIONS, device, dtype) is not reference.paged_attention
+    return device.type == "cuda" and select(_IMPLEMENTATIONS, device, dtype, backend) is not reference.paged_attention
 
 
 def paged_attention(
@@ -44,6 +69,7 @@ def paged_attention(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
     is_batch_invariant: bool = False,
+    backend: str = AUTO,
 ) -> Tensor:
     """Attend each query token to the cached tokens of its own request, prefill chunks and decodes mixed.
 
@@ -53,7 +79,7 @@ def paged_attention(
 
     Args:
         query: ``[T, H, D]``, any strides; rows as ``batch`` says.
-        key_cache: ``[NB, BS, KVH, D]``, contiguous, dtype of ``query`` or float8_e4m3fn; ``KVH`` divides ``H``.
+        key_cache: ``[NB, BS, KVH, D]``, contiguous, dtype of ``query`` or float8 of either kind; ``KVH`` divides ``H``.
         value_cache: ``[NB, BS, KVH, DV]``, contiguous, dtype of ``key_cache``.
         batch: which tokens belong to which request, and where their blocks are.
         scale: factor on the scores, usually ``D ** -0.5``.
@@ -66,6 +92,7 @@ def paged_attention(
         key_scale, value_scale: what a float8 cache holds is worth this many times its number.
         is_batch_invariant: a token's result has the same bits in every batch of ``T`` tokens (on a GPU, of any
             number), whatever the others are and however its request is cut up; slower.
+        backend: one of ``dispatch.BACKENDS`` to have that one, where it can do what is asked.
 
     Returns:
         ``[T, H, DV]`` in the dtype of ``query``. Only slots of a request's own tokens are read for it, so what
@@ -82,7 +109,7 @@ def paged_attention(
     variant = Variant(scale, window, softcap, sinks, alibi_slopes, mask_rule, key_scale, value_scale)
     _check_variant(variant, query.shape[1], key_cache.dtype)
     implementations = _INVARIANT_IMPLEMENTATIONS if is_batch_invariant else _IMPLEMENTATIONS
-    return select(implementations, query.device, query.dtype)(query, key_cache, value_cache, batch, variant)
+    return select(implementations, query.device, query.dtype, backend)(query, key_cache, value_cache, batch, variant)
 
 
 def _check_inputs(query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: PagedBatch) -> None:
@@ -101,9 +128,9 @@ def _check_inputs(query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: 
         )
     if key_cache.shape[1] != batch.block_size:
         raise KernelInputError(f"the cache has blocks of {key_cache.shape[1]} tokens, the batch of {batch.block_size}")
-    if key_cache.dtype not in (query.dtype, torch.float8_e4m3fn) or value_cache.dtype != key_cache.dtype:
+    if key_cache.dtype not in (query.dtype, *FP8_DTYPES) or value_cache.dtype != key_cache.dtype:
         raise KernelInputError(
-            f"caches must both have the dtype of the query, {query.dtype}, or both float8_e4m3fn, "
+            f"caches must both have the dtype of the query, {query.dtype}, or both one of {FP8_DTYPES}, "
             f"got {key_cache.dtype} and {value_cache.dtype}"
         )
     if not (key_cache.is_contiguous() and value_cache.is_contiguous()):
@@ -114,7 +141,7 @@ def _check_variant(variant: Variant, num_heads: int, cache_dtype: torch.dtype) -
     for name, per_head in (("sinks", variant.sinks), ("alibi_slopes", variant.alibi_slopes)):
         if per_head is not None and (per_head.shape != (num_heads,) or not per_head.is_contiguous()):
             raise KernelInputError(f"{name} must be [{num_heads}] and contiguous, got {tuple(per_head.shape)}")
-    if cache_dtype != torch.float8_e4m3fn and (variant.key_scale, variant.value_scale) != (1.0, 1.0):
+    if cache_dtype not in FP8_DTYPES and (variant.key_scale, variant.value_scale) != (1.0, 1.0):
         raise KernelInputError(f"only a float8 cache has scales, got {variant.key_scale} and {variant.value_scale}")
     if variant.window is not None and variant.window < 1:
         raise KernelInputError(f"a window holds at least the token itself, got {variant.window}")

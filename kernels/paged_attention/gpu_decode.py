@@ -8,7 +8,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .gpu_tile import attend_keys, before_any_key, first_visible, load_slopes, split_keys, tile_rows, weighted_mean
+from .gpu_tile import (
+    attend_keys,
+    before_any_key,
+    first_visible,
+    load_query,
+    load_slopes,
+    split_keys,
+    store_result,
+    tile_rows,
+)
 
 
 @triton.jit(
@@ -16,41 +25,14 @@ from .gpu_tile import attend_keys, before_any_key, first_visible, load_slopes, s
     do_not_specialize_on_alignment=["block_table", "seq_lens"],
 )
 def decode_kernel(
-    out,
-    part_maximum,
-    part_total,
-    part_acc,
-    query,
-    key_cache,
-    value_cache,
-    block_table,
-    seq_lens,
-    sinks,
-    slopes,
-    query_stride_token,
-    query_stride_head,
-    query_stride_dim,
-    table_stride,
-    window,
-    num_splits,
-    score_scale,
-    cap,
-    value_scale,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    SPLIT_LEN: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    IS_WHOLE: tl.constexpr,
-):
+    out, part_maximum, part_total, part_acc, query, key_cache, value_cache, block_table, seq_lens, sinks, slopes,
+    query_stride_token, query_stride_head, query_stride_dim, table_stride, window, num_splits,
+    score_scale, cap, value_scale,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    SPLIT_LEN: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, IS_WHOLE: tl.constexpr,
+):  # fmt: skip
     """Program ``(head block of a KV head, split, row)``.
 
     With ``IS_WHOLE`` there is one split, and its result goes to ``out`` ``[B, H, DV]``. Else the running softmax
@@ -70,12 +52,8 @@ def decode_kernel(
 
     _, group_heads, is_row = tile_rows(0, 1, tl.program_id(0) % head_blocks, BLOCK_M, HEADS, GROUP)
     heads = kv_head * GROUP + group_heads
-    dims = tl.arange(0, BLOCK_D)
-    query_tile = tl.load(
-        query + row * query_stride_token + heads[:, None] * query_stride_head + dims[None, :] * query_stride_dim,
-        mask=is_row[:, None] & (dims < HEAD_DIM)[None, :],
-        other=0.0,
-    )
+    own_query = query + row * query_stride_token
+    query_tile = load_query(own_query, heads, is_row, query_stride_head, query_stride_dim, HEAD_DIM, BLOCK_D)
     # The sinks are left to the one who joins the splits.
     maximum, total = before_any_key(sinks if IS_WHOLE else None, heads, is_row, BLOCK_M)
     begin = tl.maximum(start + split * length, first_key // BLOCK_N * BLOCK_N)
@@ -89,14 +67,22 @@ def decode_kernel(
         *(NUM_KV_HEADS * HEAD_DIM, NUM_KV_HEADS * VALUE_DIM, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, BLOCK_N),
         *(HAS_WINDOW, HAS_SOFTCAP, slopes is not None, False),
     )
-    value_dims = tl.arange(0, BLOCK_DV)
-    is_value = is_row[:, None] & (value_dims < VALUE_DIM)[None, :]
+    places = row * NUM_KV_HEADS * GROUP + heads
     if IS_WHOLE:
-        result = weighted_mean(total, acc, value_scale)
-        places = (row * NUM_KV_HEADS * GROUP + heads)[:, None] * VALUE_DIM + value_dims[None, :]
-        tl.store(out + places, result.to(out.dtype.element_ty), mask=is_value)
+        store_result(out, places, is_row, total, acc, value_scale, VALUE_DIM, BLOCK_DV)
     else:
-        parts = (row * NUM_KV_HEADS * GROUP + heads) * num_splits + split
-        tl.store(part_maximum + parts, maximum, mask=is_row)
-        tl.store(part_total + parts, total, mask=is_row)
-        tl.store(part_acc + parts[:, None] * VALUE_DIM + value_dims[None, :], acc, mask=is_value)
+        parts = places * num_splits + split
+        _store_part(part_maximum, part_total, part_acc, parts, is_row, maximum, total, acc, VALUE_DIM, BLOCK_DV)
+
+
+@triton.jit
+def _store_part(
+    part_maximum, part_total, part_acc, places, is_row, maximum, total, acc,
+    VALUE_DIM: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """Write the running softmax of a split; ``places`` ``[M]`` is ``(row * H + head) * S + split`` of each."""
+    dims = tl.arange(0, BLOCK_DV)
+    tl.store(part_maximum + places, maximum, mask=is_row)
+    tl.store(part_total + places, total, mask=is_row)
+    is_value = is_row[:, None] & (dims < VALUE_DIM)[None, :]
+    tl.store(part_acc + places[:, None] * VALUE_DIM + dims[None, :], acc, mask=is_value)

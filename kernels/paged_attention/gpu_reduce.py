@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .gpu_tile import before_any_key, first_visible, fold, split_keys, weighted_mean
+from .gpu_tile import before_any_key, first_visible, fold, nothing_seen, split_keys, weighted_mean
 
 
 @triton.jit(do_not_specialize=["window", "num_splits"], do_not_specialize_on_alignment=["seq_lens"])
@@ -44,7 +44,7 @@ def reduce_kernel(
     is_row = tl.full([1], 1, tl.int1)
     heads = tl.zeros([1], tl.int32) + head
     maximum, total = before_any_key(sinks, heads, is_row, 1)
-    nothing, _ = before_any_key(None, heads, is_row, 1)
+    nothing, _ = nothing_seen(1)
     acc = tl.zeros([1, BLOCK_DV], tl.float32)
     for begin in tl.range(0, count, UNROLL):
         for offset in tl.static_range(UNROLL):

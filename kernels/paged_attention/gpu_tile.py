@@ -68,6 +68,17 @@ def tile_rows(first_token, num_tokens, head_block, BLOCK_M: tl.constexpr, HEADS:
 
 
 @triton.jit
+def load_query(start, heads, is_row, head_stride, dim_stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The rows' queries ``[M, BLOCK_D]``; ``start`` points at the token's heads, one pointer or ``[M, 1]``."""
+    dims = tl.arange(0, BLOCK_D)
+    return tl.load(
+        start + heads[:, None] * head_stride + dims[None, :] * dim_stride,
+        mask=is_row[:, None] & (dims < HEAD_DIM)[None, :],
+        other=0.0,
+    )
+
+
+@triton.jit
 def load_slopes(slopes, heads, is_row, BLOCK_M: tl.constexpr):
     """ALiBi slopes of the rows' heads ``[M]``, in units of log2; 0 where the model has none."""
     row_slopes = tl.zeros([BLOCK_M], tl.float32)
@@ -77,10 +88,15 @@ def load_slopes(slopes, heads, is_row, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
+def nothing_seen(BLOCK_M: tl.constexpr):
+    """Maximum and total ``[M]`` of a softmax over no keys."""
+    return tl.full([BLOCK_M], _NOTHING_SEEN, tl.float32), tl.zeros([BLOCK_M], tl.float32)
+
+
+@triton.jit
 def before_any_key(sinks, heads, is_row, BLOCK_M: tl.constexpr):
     """Maximum and total ``[M]`` of rows that have seen no key: a sink is a key that was seen before all."""
-    maximum = tl.full([BLOCK_M], _NOTHING_SEEN, tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    maximum, total = nothing_seen(BLOCK_M)
     if sinks is not None:
         logits = tl.load(sinks + heads, mask=is_row, other=0.0).to(tl.float32)
         maximum = tl.where(is_row, logits * _LOG2E, maximum)
@@ -106,27 +122,25 @@ def weighted_mean(total, acc, value_scale):
 
 
 @triton.jit
+def store_result(
+    out, places, is_row, total, acc, value_scale, VALUE_DIM: tl.constexpr, BLOCK_DV: tl.constexpr
+):  # fmt: skip
+    """Write the rows' results into ``out`` ``[T, H, DV]``; ``places`` ``[M]`` is ``token * H + head`` of each."""
+    dims = tl.arange(0, BLOCK_DV)
+    tl.store(
+        out + places[:, None] * VALUE_DIM + dims[None, :],
+        weighted_mean(total, acc, value_scale).to(out.dtype.element_ty),
+        mask=is_row[:, None] & (dims < VALUE_DIM)[None, :],
+    )
+
+
+@triton.jit
 def attend_keys(
-    rows,
-    softmax,
-    cache,
-    scoring,
-    begin,
-    middle,
-    end,
-    first_key,
-    stop,
-    KEY_STRIDE: tl.constexpr,
-    VALUE_STRIDE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    HAS_SLOPES: tl.constexpr,
-    HAS_UNMASKED: tl.constexpr,
-):
+    rows, softmax, cache, scoring, begin, middle, end, first_key, stop,
+    KEY_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_UNMASKED: tl.constexpr,
+):  # fmt: skip
     """Fold tiles of keys ``begin .. end`` into the running softmax of the rows, and return it.
 
     ``begin`` and ``middle`` are multiples of ``BLOCK_N``; only keys ``first_key .. stop`` are read.
@@ -143,8 +157,6 @@ def attend_keys(
     maximum, total, acc = softmax
     keys_of_head, values_of_head, table = cache
     window, score_scale, cap = scoring
-    dims = tl.arange(0, query.shape[1])
-    value_dims = tl.arange(0, acc.shape[1])
     for phase in tl.static_range(0 if HAS_UNMASKED else 1, 2):
         loop_begin = begin if phase == 0 else middle
         loop_end = middle if phase == 0 else end
@@ -153,33 +165,44 @@ def attend_keys(
             keys = start + tl.arange(0, BLOCK_N)
             is_read = (keys >= first_key) & (keys < stop)
             slots = (blocks * BLOCK_SIZE + keys % BLOCK_SIZE)[:, None]
-            key_tile = tl.load(
-                keys_of_head + slots * KEY_STRIDE + dims[None, :],
-                mask=is_read[:, None] & (dims < HEAD_DIM)[None, :],
-                other=0.0,
-            )
-            value_tile = tl.load(
-                values_of_head + slots * VALUE_STRIDE + value_dims[None, :],
-                mask=is_read[:, None] & (value_dims < VALUE_DIM)[None, :],
-                other=0.0,
-            )
+            key_tile = _load_tile(keys_of_head + slots * KEY_STRIDE, is_read, HEAD_DIM, query.shape[1])
+            value_tile = _load_tile(values_of_head + slots * VALUE_STRIDE, is_read, VALUE_DIM, acc.shape[1])
             # A tile ahead: loads whose addresses were loaded in the same turn get few stages from the compiler.
             blocks = _load_blocks(table, start + BLOCK_N, first_key, stop, BLOCK_SIZE, BLOCK_N)
             no_scores = tl.zeros([query.shape[0], BLOCK_N], tl.float32)
             scores = _dot(query, tl.trans(key_tile.to(query.dtype)), no_scores) * score_scale
             scores = _score(scores, keys, positions, slopes, cap, HAS_SOFTCAP, HAS_SLOPES)
             if phase == 1:
-                is_seen = keys[None, :] <= positions[:, None]
-                if HAS_WINDOW:
-                    is_seen = is_seen & (keys[None, :] > positions[:, None] - window)
-                scores = tl.where(is_seen, scores, float("-inf"))
-            joined = tl.maximum(maximum, tl.max(scores, 1))
-            weights = tl.exp2(scores - joined[:, None])
-            rescale = tl.exp2(maximum - joined)
-            total = total * rescale + tl.sum(weights, 1)
-            acc = _dot(weights.to(query.dtype), value_tile.to(query.dtype), acc * rescale[:, None])
-            maximum = joined
+                scores = _hide_unseen(scores, keys, positions, window, HAS_WINDOW)
+            maximum, total, acc = _fold_scores(maximum, total, acc, scores, value_tile.to(query.dtype))
     return maximum, total, acc
+
+
+@triton.jit
+def _load_tile(starts, is_read, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """Keys or values ``[N, BLOCK]`` that begin at ``starts`` ``[N, 1]``; zeros for those that are not read."""
+    dims = tl.arange(0, BLOCK)
+    return tl.load(starts + dims[None, :], mask=is_read[:, None] & (dims < DIM)[None, :], other=0.0)
+
+
+@triton.jit
+def _hide_unseen(scores, keys, positions, window, HAS_WINDOW: tl.constexpr):
+    """Scores ``[M, N]``, minus infinity where the token at a row's position does not see the key."""
+    is_seen = keys[None, :] <= positions[:, None]
+    if HAS_WINDOW:
+        is_seen = is_seen & (keys[None, :] > positions[:, None] - window)
+    return tl.where(is_seen, scores, float("-inf"))
+
+
+@triton.jit
+def _fold_scores(maximum, total, acc, scores, value_tile):
+    """The running softmax with one tile more, of ``scores`` ``[M, N]`` and values ``[N, BLOCK_DV]``."""
+    joined = tl.maximum(maximum, tl.max(scores, 1))
+    weights = tl.exp2(scores - joined[:, None])
+    rescale = tl.exp2(maximum - joined)
+    total = total * rescale + tl.sum(weights, 1)
+    acc = _dot(weights.to(value_tile.dtype), value_tile, acc * rescale[:, None])
+    return joined, total, acc
 
 
 @triton.jit

@@ -8,7 +8,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .gpu_tile import attend_keys, before_any_key, first_visible, fold, load_slopes, tile_rows, weighted_mean
+from .gpu_tile import (
+    attend_keys,
+    before_any_key,
+    first_visible,
+    fold,
+    load_query,
+    load_slopes,
+    nothing_seen,
+    store_result,
+    tile_rows,
+)
 
 
 @triton.jit
@@ -32,44 +42,42 @@ def _row_of_block(query_starts, block, first_row, num_rows, BLOCK_Q: tl.constexp
     return low, block - (start // BLOCK_Q + low - first_row)
 
 
+@triton.jit
+def _attend_in_parts(
+    rows, softmax, cache, scoring, begin, first_key, stop,
+    KEY_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
+):  # fmt: skip
+    """Attend to the keys between two multiples of ``SPLIT_LEN`` by themselves, and fold one part after the other in."""
+    maximum, total, acc = softmax
+    for split_start in tl.range(begin // SPLIT_LEN * SPLIT_LEN, stop, SPLIT_LEN):
+        empty_maximum, empty_total = nothing_seen(acc.shape[0])
+        empty = (empty_maximum, empty_total, tl.zeros([acc.shape[0], acc.shape[1]], tl.float32))
+        split_begin = tl.maximum(split_start, begin)
+        split_end = tl.minimum(split_start + SPLIT_LEN, stop)
+        part_maximum, part_total, part_acc = attend_keys(
+            *(rows, empty, cache, scoring, split_begin, split_begin, split_end, first_key, stop),
+            *(KEY_STRIDE, VALUE_STRIDE, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, BLOCK_N),
+            *(HAS_WINDOW, HAS_SOFTCAP, HAS_SLOPES, False),
+        )
+        maximum, total, acc = fold(maximum, total, acc, part_maximum, part_total, part_acc)
+    return maximum, total, acc
+
+
 @triton.jit(
     do_not_specialize=["table_stride", "window", "first_row", "num_rows"],
     do_not_specialize_on_alignment=["block_table", "query_starts", "seq_lens"],
 )
 def varlen_kernel(
-    out,
-    query,
-    key_cache,
-    value_cache,
-    block_table,
-    query_starts,
-    seq_lens,
-    sinks,
-    slopes,
-    query_stride_token,
-    query_stride_head,
-    query_stride_dim,
-    table_stride,
-    window,
-    first_row,
-    num_rows,
-    score_scale,
-    cap,
-    value_scale,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    SPLIT_LEN: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-):
+    out, query, key_cache, value_cache, block_table, query_starts, seq_lens, sinks, slopes,
+    query_stride_token, query_stride_head, query_stride_dim, table_stride, window, first_row, num_rows,
+    score_scale, cap, value_scale,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    SPLIT_LEN: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+):  # fmt: skip
     """Program ``(query block, head block of a KV head)``: rows ``first_row .. num_rows`` of the batch, into ``out``.
 
     Blocks that see most begin first. With a ``SPLIT_LEN`` the keys between two multiples of it are attended to by
@@ -90,56 +98,33 @@ def varlen_kernel(
     tokens, heads, is_row = tile_rows(first_token, query_len, tl.program_id(1) % head_blocks, BLOCK_M, HEADS, GROUP)
     heads += kv_head * GROUP
     packed = (query_start + tokens).to(tl.int64)
-    dims = tl.arange(0, BLOCK_D)
-    query_tile = tl.load(
-        query
-        + packed[:, None] * query_stride_token
-        + heads[:, None] * query_stride_head
-        + dims[None, :] * query_stride_dim,
-        mask=is_row[:, None] & (dims < HEAD_DIM)[None, :],
-        other=0.0,
-    )
+    starts = query + packed[:, None] * query_stride_token
+    query_tile = load_query(starts, heads, is_row, query_stride_head, query_stride_dim, HEAD_DIM, BLOCK_D)
+    positions = tl.where(is_row, seq_len - query_len + tokens, -1)
+    rows = (query_tile, positions, load_slopes(slopes, heads, is_row, BLOCK_M))
+    table = block_table + row.to(tl.int64) * table_stride
+    cache = (key_cache + kv_head * HEAD_DIM, value_cache + kv_head * VALUE_DIM, table)
+    scoring = (window, score_scale, cap)
+    maximum, total = before_any_key(sinks, heads, is_row, BLOCK_M)
+    softmax = (maximum, total, tl.zeros([BLOCK_M, BLOCK_DV], tl.float32))
+
     first_position = seq_len - query_len + first_token
     stop = tl.minimum(first_position + BLOCK_Q, seq_len)
     first_key = first_visible(first_position, window, HAS_WINDOW)
     begin = first_key // BLOCK_N * BLOCK_N
-    all_seen_stop = (first_position + 1) // BLOCK_N * BLOCK_N
-
-    rows = (
-        query_tile,
-        tl.where(is_row, seq_len - query_len + tokens, -1),
-        load_slopes(slopes, heads, is_row, BLOCK_M),
-    )
-    cache = (
-        key_cache + kv_head * HEAD_DIM,
-        value_cache + kv_head * VALUE_DIM,
-        block_table + row.to(tl.int64) * table_stride,
-    )
-    scoring = (window, score_scale, cap)
-    maximum, total = before_any_key(sinks, heads, is_row, BLOCK_M)
-    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     if SPLIT_LEN == 0:
+        all_seen_stop = (first_position + 1) // BLOCK_N * BLOCK_N
         middle = begin if HAS_WINDOW else all_seen_stop
         maximum, total, acc = attend_keys(
-            *(rows, (maximum, total, acc), cache, scoring, begin, middle, stop, first_key, stop),
+            *(rows, softmax, cache, scoring, begin, middle, stop, first_key, stop),
             *(NUM_KV_HEADS * HEAD_DIM, NUM_KV_HEADS * VALUE_DIM, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, BLOCK_N),
             *(HAS_WINDOW, HAS_SOFTCAP, slopes is not None, not HAS_WINDOW),
         )
     else:
-        for split_start in tl.range(begin // SPLIT_LEN * SPLIT_LEN, stop, SPLIT_LEN):
-            empty_maximum, empty_total = before_any_key(None, heads, is_row, BLOCK_M)
-            softmax = (empty_maximum, empty_total, tl.zeros([BLOCK_M, BLOCK_DV], tl.float32))
-            split_begin = tl.maximum(split_start, begin)
-            split_end = tl.minimum(split_start + SPLIT_LEN, stop)
-            part_maximum, part_total, part_acc = attend_keys(
-                *(rows, softmax, cache, scoring, split_begin, split_begin, split_end, first_key, stop),
-                *(NUM_KV_HEADS * HEAD_DIM, NUM_KV_HEADS * VALUE_DIM, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, BLOCK_N),
-                *(HAS_WINDOW, HAS_SOFTCAP, slopes is not None, False),
-            )
-            maximum, total, acc = fold(maximum, total, acc, part_maximum, part_total, part_acc)
-    value_dims = tl.arange(0, BLOCK_DV)
-    tl.store(
-        out + (packed * (NUM_KV_HEADS * GROUP) + heads)[:, None] * VALUE_DIM + value_dims[None, :],
-        weighted_mean(total, acc, value_scale).to(out.dtype.element_ty),
-        mask=is_row[:, None] & (value_dims < VALUE_DIM)[None, :],
-    )
+        maximum, total, acc = _attend_in_parts(
+            *(rows, softmax, cache, scoring, begin, first_key, stop),
+            *(NUM_KV_HEADS * HEAD_DIM, NUM_KV_HEADS * VALUE_DIM, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, BLOCK_N, SPLIT_LEN),
+            *(HAS_WINDOW, HAS_SOFTCAP, slopes is not None),
+        )
+    places = packed * (NUM_KV_HEADS * GROUP) + heads
+    store_result(out, places, is_row, total, acc, value_scale, VALUE_DIM, BLOCK_DV)

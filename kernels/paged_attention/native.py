@@ -23,8 +23,8 @@ def paged_attention(
 ) -> Tensor:
     """See ``paged_attention.paged_attention``."""
     function = library("decode", query.dtype)
-    is_plain = variant.has_plain_scores and variant.mask_rule is None and key_cache.dtype == query.dtype
-    is_known = query.shape[2] == value_cache.shape[3] and query.shape[2] in _HEAD_DIMS
+    is_plain = variant.has_plain_scores and variant.mask_rule is None
+    is_known = has_loop(query.dtype, key_cache.dtype, query.shape[2], value_cache.shape[3])
     if function is None or not is_plain or not is_known or batch.num_decodes == 0:
         return reference.paged_attention(query, key_cache, value_cache, batch, variant)
     if query.stride(2) != 1 or query.stride(1) != query.shape[2]:
@@ -39,6 +39,12 @@ def paged_attention(
     )
     reference.attend_prefill_rows(query, key_cache, value_cache, batch, variant, out)
     return out
+
+
+def has_loop(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, value_dim: int) -> bool:
+    """Whether the library is there, and computes heads of these sizes and types."""
+    is_known = head_dim == value_dim and head_dim in _HEAD_DIMS
+    return is_known and cache_dtype == dtype and library("decode", dtype) is not None
 
 
 def _addresses(batch: PagedBatch) -> tuple[Tensor, Tensor]:

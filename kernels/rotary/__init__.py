@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..dispatch import REFERENCE, OnGpu, select
 from ..errors import KernelInputError
-from ..kv_cache import check_pair, check_slots
+from ..kv_cache import CacheSlots
 from . import native, reference
 
 _IMPLEMENTATIONS = {
@@ -76,12 +76,10 @@ def rotary_and_store(
     num_heads = query_key.shape[1] - value.shape[1]
     if num_heads < 1:
         raise KernelInputError(f"query_key must be [T, H + {value.shape[1]}, D], got {tuple(query_key.shape)}")
-    check_pair("key", query_key[:, num_heads:], key_cache, key_scale)
-    check_pair("value", value, value_cache, value_scale)
-    check_slots(slot_mapping, query_key, value)
-    return select(_STORE_IMPLEMENTATIONS, query_key.device, query_key.dtype)(
-        query_key, value, cos, sin, key_cache, value_cache, slot_mapping, key_scale, value_scale
-    )
+    into = CacheSlots(key_cache, value_cache, slot_mapping, key_scale, value_scale)
+    into.check(query_key[:, num_heads:], value)
+    run = select(_STORE_IMPLEMENTATIONS, query_key.device, query_key.dtype)
+    return run(query_key, value, cos, sin, into)
 
 
 def _check(name: str, heads: Tensor, cos: Tensor, sin: Tensor) -> None:

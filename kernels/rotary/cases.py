@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..bench.case import Case, Setting
+from ..kv_cache import CacheSlots
 from . import apply_rotary, reference, rotary_and_store
 
 _NUM_HEADS, _NUM_KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 32, 8, 128, 16
@@ -70,4 +71,4 @@ def _store_case(setting: Setting, num_tokens: int, inputs: tuple[Tensor, Tensor,
 def _by_reference(
     query_key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
 ) -> Tensor:
-    return reference.rotary_and_store(query_key, value, cos, sin, key_cache, value_cache, slots, 1.0, 1.0)
+    return reference.rotary_and_store(query_key, value, cos, sin, CacheSlots(key_cache, value_cache, slots))

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..kv_cache.cache_slots import CacheSlots
 from ..kv_cache.gpu import num_warps_for, store_heads, to_cache, with_plain_rows
 
 _MAX_BLOCK = 2048
@@ -29,17 +30,7 @@ def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-def rotary_and_store(
-    query_key: Tensor,
-    value: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    key_scale: float,
-    value_scale: float,
-) -> Tensor:
+def rotary_and_store(query_key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, into: CacheSlots) -> Tensor:
     """See ``rotary.rotary_and_store``."""
     num_tokens, num_all, head_dim = query_key.shape
     num_kv_heads, value_dim = value.shape[1:]
@@ -61,9 +52,9 @@ def rotary_and_store(
     }
     # Behind the groups of query and key heads comes one program more for a token's values.
     _rotary_and_store_kernel[(num_tokens, num_groups + 1)](
-        *(query_key, value, cos.contiguous(), sin.contiguous(), query, key_cache, value_cache),
-        *(slot_mapping.contiguous(), query_key.stride(0), query_key.stride(1), value.stride(0), value.stride(1)),
-        *(float(key_scale), float(value_scale)),
+        *(query_key, value, cos.contiguous(), sin.contiguous(), query, into.key_cache, into.value_cache),
+        *(into.slot_mapping.contiguous(), query_key.stride(0), query_key.stride(1), value.stride(0), value.stride(1)),
+        *(float(into.key_scale), float(into.value_scale)),
         **constants,
     )
     return query
@@ -132,84 +123,63 @@ def _rotary_kernel(
 
 @triton.jit
 def _rotary_and_store_kernel(
-    query_key,
-    value,
-    cos,
-    sin,
-    query,
-    key_cache,
-    value_cache,
-    slot_mapping,
-    token_stride,
-    head_stride,
-    value_token_stride,
-    value_head_stride,
-    key_scale,
-    value_scale,
-    NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    NUM_GROUPS: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    VALUE_HEAD_BLOCK: tl.constexpr,
-    VALUE_BLOCK: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    ROTARY_DIM: tl.constexpr,
-    HEAD_BLOCK: tl.constexpr,
-    HALF_BLOCK: tl.constexpr,
-    REST_BLOCK: tl.constexpr,
-):
-    dtype = query.dtype.element_ty
-    cache_dtype = key_cache.dtype.element_ty
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slot_mapping + token).to(tl.int64)
-    group = tl.program_id(1)
-    if group == NUM_GROUPS:
+    query_key, value, cos, sin, query, key_cache, value_cache, slot_mapping,
+    token_stride, head_stride, value_token_stride, value_head_stride, key_scale, value_scale,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, NUM_GROUPS: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUE_HEAD_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr,
+    HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program ``(token, group of query and key heads)``; behind the groups comes one for the token's values."""
+    slot = tl.load(slot_mapping + tl.program_id(0)).to(tl.int64)
+    if tl.program_id(1) == NUM_GROUPS:
         store_heads(
-            value,
-            value_cache,
-            slot,
-            value_token_stride,
-            value_head_stride,
-            value_scale,
-            NUM_KV_HEADS,
-            VALUE_DIM,
-            VALUE_HEAD_BLOCK,
-            VALUE_BLOCK,
+            *(value, value_cache, slot, value_token_stride, value_head_stride, value_scale),
+            *(NUM_KV_HEADS, VALUE_DIM, VALUE_HEAD_BLOCK, VALUE_BLOCK),
         )
     else:
-        rows = (group * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK))[:, None]
-        columns = tl.arange(0, HALF_BLOCK)[None, :]
-        starts = token * token_stride + rows * head_stride
-        # A group may hold the last queries and the first keys: each row goes to one place, by its mask.
-        query_starts = (token * NUM_HEADS + rows) * HEAD_DIM
-        key_starts = (slot * NUM_KV_HEADS + rows - NUM_HEADS) * HEAD_DIM
-        is_query = rows < NUM_HEADS
-        is_key = (rows >= NUM_HEADS) & (rows < tl.where(slot >= 0, NUM_HEADS + NUM_KV_HEADS, 0))
-        half = columns < ROTARY_DIM // 2
-        first, second = _rotated(
-            query_key,
-            cos,
-            sin,
-            token,
-            starts + columns,
-            (rows < NUM_HEADS + NUM_KV_HEADS) & half,
-            columns,
-            ROTARY_DIM,
+        _rotate_group(
+            *(query_key, cos, sin, query, key_cache, slot, token_stride, head_stride, key_scale),
+            *(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ROTARY_DIM, HEAD_BLOCK, HALF_BLOCK, REST_BLOCK),
         )
-        # Rounded before they are made smaller still, as keys are that go another way to their cache.
-        first = first.to(dtype)
-        second = second.to(dtype)
-        tl.store(query + query_starts + columns, first, mask=is_query & half)
-        tl.store(query + query_starts + ROTARY_DIM // 2 + columns, second, mask=is_query & half)
-        tl.store(key_cache + key_starts + columns, to_cache(first, key_scale, cache_dtype), mask=is_key & half)
-        tl.store(
-            key_cache + key_starts + ROTARY_DIM // 2 + columns,
-            to_cache(second, key_scale, cache_dtype),
-            mask=is_key & half,
+
+
+@triton.jit
+def _rotate_group(
+    query_key, cos, sin, query, key_cache, slot, token_stride, head_stride, key_scale,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rotate this program's heads: queries into ``query``, keys into ``slot`` of their cache if that is not negative.
+
+    A group may hold the last queries and the first keys: each row goes to one place, by its mask.
+    """
+    dtype = query.dtype.element_ty
+    token = tl.program_id(0).to(tl.int64)
+    rows = (tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK))[:, None]
+    columns = tl.arange(0, HALF_BLOCK)[None, :]
+    starts = token * token_stride + rows * head_stride
+    query_rows = query + (token * NUM_HEADS + rows) * HEAD_DIM
+    key_rows = key_cache + (slot * NUM_KV_HEADS + rows - NUM_HEADS) * HEAD_DIM
+    is_query = rows < NUM_HEADS
+    is_key = (rows >= NUM_HEADS) & (rows < tl.where(slot >= 0, NUM_HEADS + NUM_KV_HEADS, 0))
+    is_row = rows < NUM_HEADS + NUM_KV_HEADS
+    half = columns < ROTARY_DIM // 2
+    first, second = _rotated(query_key, cos, sin, token, starts + columns, is_row & half, columns, ROTARY_DIM)
+    # Rounded before they are made smaller still, as keys are that go another way to their cache.
+    first, second = first.to(dtype), second.to(dtype)
+    _store_group(query_rows, key_rows, columns, is_query & half, is_key & half, first, key_scale)
+    _store_group(query_rows, key_rows, ROTARY_DIM // 2 + columns, is_query & half, is_key & half, second, key_scale)
+    if REST_BLOCK > 0:
+        rest = ROTARY_DIM + tl.arange(0, REST_BLOCK)[None, :]
+        kept = tl.load(query_key + starts + rest, mask=is_row & (rest < HEAD_DIM), other=0.0)
+        _store_group(
+            query_rows, key_rows, rest, is_query & (rest < HEAD_DIM), is_key & (rest < HEAD_DIM), kept, key_scale
         )
-        if REST_BLOCK > 0:
-            rest = ROTARY_DIM + tl.arange(0, REST_BLOCK)[None, :]
-            is_rest = (rest < HEAD_DIM) & (rows < NUM_HEADS + NUM_KV_HEADS)
-            kept = tl.load(query_key + starts + rest, mask=is_rest, other=0.0)
-            tl.store(query + query_starts + rest, kept, mask=is_query & is_rest)
-            tl.store(key_cache + key_starts + rest, to_cache(kept, key_scale, cache_dtype), mask=is_key & is_rest)
+
+
+@triton.jit
+def _store_group(query_rows, key_rows, columns, is_query, is_key, heads, key_scale):
+    """Write those rows of ``heads`` that are queries, and those that are keys in their cache's dtype."""
+    tl.store(query_rows + columns, heads, mask=is_query)
+    tl.store(key_rows + columns, to_cache(heads, key_scale, key_rows.dtype.element_ty), mask=is_key)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..kv_cache import reference as kv_cache_reference
+from ..kv_cache.cache_slots import CacheSlots
 
 
 def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -17,19 +18,9 @@ def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return rotated if turning.shape == heads.shape else torch.cat((rotated, heads[..., cos.shape[1] :]), dim=-1)
 
 
-def rotary_and_store(
-    query_key: Tensor,
-    value: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    key_scale: float,
-    value_scale: float,
-) -> Tensor:
+def rotary_and_store(query_key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, into: CacheSlots) -> Tensor:
     """See ``rotary.rotary_and_store``."""
     rotated = apply_rotary(query_key, cos, sin)
     query, key = rotated.tensor_split([rotated.shape[1] - value.shape[1]], dim=1)
-    kv_cache_reference.store_kv_cache(key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale)
+    kv_cache_reference.store_kv_cache(key, value, into)
     return query

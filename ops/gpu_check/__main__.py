@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .correctness import check_correctness
-from .engine import PartFailedError, measure_engine, measure_rival
+from .engine import PartFailedError, measure_engine, measure_rival, measure_variant
 from .goals import add_shares, find_goals
 from .kernel_times import time_kernels
 from .plan import ROOT, Plan, full_plan, quick_plan
@@ -82,10 +82,9 @@ def _parts(plan: Plan, engine_options: tuple[str, ...]) -> dict[str, Part]:
     parts: dict[str, Part] = {"correctness": partial(check_correctness, plan), "kernels": partial(time_kernels, plan)}
     parts |= {f"engine {shape}": partial(measure_engine, shape, engine_options, plan) for shape in plan.shapes}
     parts |= {f"transformers {shape}": partial(measure_rival, shape, plan) for shape in plan.shapes}
-    # What it costs, on the model where it costs most.
-    deterministic = (*engine_options, "--deterministic")
     return parts | {
-        f"engine {plan.shapes[0]} deterministic": partial(measure_engine, plan.shapes[0], deterministic, plan)
+        f"engine {variant.shape} {variant.name}": partial(measure_variant, variant, engine_options, plan)
+        for variant in plan.variants
     }
 
 

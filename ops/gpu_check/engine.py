@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .figures import decode_figures, prefill_figures, serving_figures
-from .plan import ROOT, Plan
+from .plan import ROOT, Plan, Variant
 from .program import Ended, run_program
 from .shape import Shape
 from .workload import GAP, MIXED, PREFILL, decode_phase_name, write_engine_workload, write_rival_workload
@@ -29,16 +30,29 @@ def measure_engine(shape: str, options: tuple[str, ...], plan: Plan, scratch: Pa
     Raises:
         PartFailedError: nothing had.
     """
+    return measure_variant(Variant("", shape, ()), options, plan, scratch, limit_s)
+
+
+def measure_variant(
+    variant: Variant, options: tuple[str, ...], plan: Plan, scratch: Path, limit_s: float
+) -> dict[str, Any]:
+    """``measure_engine`` of what differs by ``variant``, on the part of the work that is for variants.
+
+    Raises: as ``measure_engine``.
+    """
     started = time.monotonic()
+    if variant.name:
+        plan = plan.for_variants()
+    shape, options = variant.shape, (*options, *variant.options)
     folder = _model_folder(shape, plan, scratch, limit_s)
-    model = Shape.read(folder)
+    model = replace(Shape.read(folder), weight_bytes=variant.weight_bytes, cached_bytes=variant.cached_bytes)
     workload, output = scratch / f"engine-{shape}.json", scratch / f"engine-{shape}.out.json"
     write_engine_workload(plan, model.vocab_size, workload)
     command = [sys.executable, "-m", "penstock.worker.engine.offline", "--model", str(folder), "--steps"]
     command += ["--load-format", "dummy", "--dtype", "bfloat16", "--device", plan.device]
     command += ["--no-enable-prefix-caching", "--max-model-len", str(plan.max_model_len)]
-    command += ["--max-num-seqs", str(max(plan.batches))]
-    command += ["--max-num-batched-tokens", str(max(plan.prefill_tokens, *plan.batches))]
+    command += ["--max-num-seqs", str(plan.max_num_seqs)]
+    command += ["--max-num-batched-tokens", str(max(plan.prefill_tokens, plan.max_num_seqs))]
     if plan.device == "cpu":  # a cache for what is here, instead of the host's memory
         command += ["--kv-cache-memory", str(1 << 26)]
     command += [*options, "--workload", str(workload), "--output", str(output)]

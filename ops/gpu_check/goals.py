@@ -37,16 +37,29 @@ class Goal:
 
 
 def add_shares(parts: dict[str, Any]) -> None:
-    """Put into the engine's figures which share of the measured roofline they are; None where that is not known."""
+    """Put into the engine's figures which share of the measured roofline they are, and into a variant's how many times
+    the tokens they are of the engine without its option; None where that is not known."""
     roofline = (parts.get("kernels") or {}).get("roofline")
-    for part in (part for name, part in parts.items() if name.startswith("engine ")):
+    for name, part in parts.items():
+        kind, _, rest = name.partition(" ")
+        shape, _, variant = rest.partition(" ")
+        if kind != "engine":
+            continue
+        plain = {row["batch"]: row["tokens_per_s"] for row in _plain_rows(parts, shape)}
         for row in part.get("decode") or []:
+            if variant:
+                plain_rate = plain.get(row["batch"])
+                row["over_plain"] = row["tokens_per_s"] / plain_rate if plain_rate else None
             bound_ms = row["bytes_per_step"] / roofline["copy_gb_per_s"] * 1e-6 if roofline else None
             row["share_of_bandwidth"] = bound_ms / row["ms_per_step"] if bound_ms else None
         prefill = part.get("prefill")
         if prefill:
             bound_ms = prefill["flop"] / roofline["matmul_tflop_per_s"] * 1e-9 if roofline else None
             prefill["share_of_matmul"] = bound_ms / prefill["ms"] if bound_ms else None
+
+
+def _plain_rows(parts: dict[str, Any], shape: str) -> list[dict[str, Any]]:
+    return (parts.get(f"engine {shape}") or {}).get("decode") or []
 
 
 def find_goals(parts: dict[str, Any], kernels: tuple[str, ...], shapes: tuple[str, ...]) -> Iterator[Goal]:

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The engine with an option, to see what that gains or costs beside the engine without.
+
+    Args:
+        shape: one of ``Plan.shapes``.
+        options: of the offline engine.
+        weight_bytes, cached_bytes: a number of a linear layer, and of a key or value, takes.
+    """
+
+    name: str
+    shape: str
+    options: tuple[str, ...]
+    weight_bytes: int = 2
+    cached_bytes: int = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +37,9 @@ class Plan:
         kernels: what is timed.
         shapes: of ``worker/models/random_model.py``, in the order in which they are measured.
         batches: sizes whose decode steps are timed.
+        max_num_seqs: of the engine.
+        variants: what is measured of options, each on its shape.
+        variant_batches: as ``batches``, for variants; beside them only prefill is measured.
         decode_prompt_tokens, decode_tokens: of each of their requests.
         gap_batch, gap_tokens: requests that decode while the device is watched, and the tokens of each.
         prefill_tokens: of a prompt that is computed in one step.
@@ -35,6 +55,9 @@ class Plan:
     kernels: tuple[str, ...]
     shapes: tuple[str, ...]
     batches: tuple[int, ...]
+    max_num_seqs: int
+    variants: tuple[Variant, ...]
+    variant_batches: tuple[int, ...]
     decode_prompt_tokens: int
     decode_tokens: int
     gap_batch: int
@@ -47,6 +70,10 @@ class Plan:
     max_model_len: int
     limits_s: dict[str, float]
     total_s: float
+
+    def for_variants(self) -> Plan:
+        """What is measured of a variant: no serving, and the device is not watched."""
+        return replace(self, batches=self.variant_batches, num_mixed=0, gap_batch=0)
 
 
 def full_plan(device: str) -> Plan:
@@ -61,6 +88,15 @@ def full_plan(device: str) -> Plan:
         kernels=_kernels_with_cases(),
         shapes=("qwen06", "qwen8b"),
         batches=(1, 16, 64, 256),
+        max_num_seqs=256,
+        # Determinism where launches cost most; bytes where weights and caches take the time.
+        variants=(
+            Variant("deterministic", "qwen06", ("--deterministic",)),
+            Variant("fp8 cache", "qwen8b", ("--kv-cache-dtype", "fp8"), cached_bytes=1),
+            Variant("int8", "qwen8b", ("--quantization", "int8"), weight_bytes=1),
+            Variant("fp8", "qwen8b", ("--quantization", "fp8"), weight_bytes=1),
+        ),
+        variant_batches=(1, 64),
         decode_prompt_tokens=512,
         # The first of 256 prompts has some twenty tokens when the last has its first.
         decode_tokens=96,
@@ -87,6 +123,13 @@ def quick_plan(device: str) -> Plan:
         kernels=("rms_norm",),
         shapes=("tiny",),
         batches=(1, 4),
+        max_num_seqs=4,
+        variants=(
+            Variant("deterministic", "tiny", ("--deterministic",)),
+            Variant("fp8 cache", "tiny", ("--kv-cache-dtype", "fp8"), cached_bytes=1),
+            Variant("int8", "tiny", ("--quantization", "int8"), weight_bytes=1),
+        ),
+        variant_batches=(4,),
         decode_prompt_tokens=16,
         decode_tokens=12,
         gap_batch=4,

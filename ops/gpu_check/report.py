@@ -51,6 +51,7 @@ def _engine_lines(part: dict[str, Any]) -> Iterator[str]:
             f" (mean {row['mean_ms_per_step']:.2f}), {row['tokens_per_s']:.0f} tokens/s,"
             f" {_percent(row.get('share_of_bandwidth'))} of the bandwidth bound,"
             f" schedule and update {_percent(row['host_share'])}"
+            + (f", {_number(row['over_plain'], '.2f')} times the tokens without" if "over_plain" in row else "")
         )
     prefill = part.get("prefill")
     if prefill:

@@ -6,8 +6,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-_BF16_BYTES = 2
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -16,6 +14,7 @@ class Shape:
     Args:
         layer_weights: of one layer's products: ``E * H * D + 2 * E * KVH * D + H * D * E + 3 * E * F``.
         output_weights: of the last product, ``V * E``, tied to the embedding or not.
+        weight_bytes, cached_bytes: of a number of a product's weight, and of a key or value.
     """
 
     num_layers: int
@@ -24,6 +23,8 @@ class Shape:
     kv_heads_dim: int
     heads_dim: int
     vocab_size: int
+    weight_bytes: int = 2
+    cached_bytes: int = 2
 
     @classmethod
     def read(cls, folder: Path) -> Shape:
@@ -48,7 +49,7 @@ class Shape:
         """Read by a step that gives each of ``batch`` requests a token: all weights once, and their keys and values."""
         weights = self.num_layers * self.layer_weights + self.output_weights
         cached = batch * context_tokens * self.num_layers * 2 * self.kv_heads_dim
-        return _BF16_BYTES * (weights + cached)
+        return self.weight_bytes * weights + self.cached_bytes * cached
 
     def prefill_flop(self, num_tokens: int) -> float:
         """Of one prompt: the products of all its tokens, causal attention (half the square), one row of logits."""

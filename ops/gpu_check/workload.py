@@ -27,10 +27,11 @@ def write_engine_workload(plan: Plan, vocab_size: int, path: Path) -> None:
     ]
     phases.append(_phase(PREFILL, [(plan.prefill_tokens, 1)] * plan.num_prefills, 1, vocab_size))
     phases += _mixed_phases(plan, vocab_size)
-    lengths = [(_GAP_PROMPT_TOKENS, plan.gap_tokens)] * plan.gap_batch
-    gap = _phase(GAP, lengths, plan.gap_batch, vocab_size)
-    # Last, as the profiler is the part that is most likely to fail; and once before, for what compiles.
-    phases += [{**gap, "name": WARM_UP}, {**gap, "observes_device": True}]
+    if plan.gap_batch:
+        lengths = [(_GAP_PROMPT_TOKENS, plan.gap_tokens)] * plan.gap_batch
+        gap = _phase(GAP, lengths, plan.gap_batch, vocab_size)
+        # Last, as the profiler is the part that is most likely to fail; and once before, for what compiles.
+        phases += [{**gap, "name": WARM_UP}, {**gap, "observes_device": True}]
     _write(phases, path)
 
 
@@ -40,6 +41,8 @@ def write_rival_workload(plan: Plan, vocab_size: int, path: Path) -> None:
 
 
 def _mixed_phases(plan: Plan, vocab_size: int) -> list[dict[str, Any]]:
+    if not plan.num_mixed:
+        return []
     random = Random(SEED)
     lengths = [
         (random.randint(*plan.mixed_prompt_tokens), random.randint(*plan.mixed_output_tokens))

@@ -305,6 +305,25 @@ _ANSWERS: list[UtilityAnswer] = [
     LoraList([3, 7]),
 ]
 SAMPLES += [
+    (
+        "ready with what attends",
+        "CoreOutput",
+        Ready(
+            model_folder="/m",
+            architecture="LlamaForCausalLM",
+            max_model_len=2048,
+            num_blocks=10,
+            block_size=16,
+            dtype="bfloat16",
+            device="cuda",
+            vocab_size=400,
+            eos_token_ids=[2],
+            attention_backend="triton",
+            kv_cache_dtype="fp8_e4m3",
+        ),
+    ),
+]
+SAMPLES += [
     (f"control call {i}", "EngineCommand", ControlCommand(call_id="c1", call=call, expires_at_ms=1795290000000))
     for i, call in enumerate(_CALLS)
 ]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from penstock.kernels.gated_activation import gpu as gated_activation
+from penstock.kernels.kv_cache import CacheSlots
 from penstock.kernels.kv_cache import gpu as kv_cache
 from penstock.kernels.lora import gpu as lora
 from penstock.kernels.moe import gpu as moe
@@ -32,6 +33,7 @@ ATTENTION_SHAPES: list[tuple[torch.dtype, int, int, int, int, torch.dtype, dict[
     (torch.float16, 32, 8, 64, 64, torch.float16, EVERYTHING),
     (BF16, 32, 8, 128, 128, BF16, {}),
     (BF16, 32, 8, 128, 128, FLOAT8, {}),
+    (BF16, 32, 8, 128, 128, torch.float8_e5m2, {}),
     (BF16, 32, 32, 80, 80, BF16, {"window": 4096}),
     (BF16, 8, 4, 256, 256, BF16, {"softcap": 50.0}),
     (BF16, 128, 1, 576, 512, BF16, {}),
@@ -71,14 +73,12 @@ def _head_launches(dtype: torch.dtype, head_dim: int, rotary_dim: int) -> Iterat
     query_key, value = heads.split([40, 8], dim=1)
     angles = torch.zeros(3, rotary_dim, dtype=dtype)
     yield lambda: rotary.apply_rotary(query_key, angles, angles)
-    for cache_dtype in (dtype, torch.float8_e4m3fn):
+    for cache_dtype in (dtype, FLOAT8, torch.float8_e5m2):
         cache = torch.zeros(4, 16, 8, head_dim, dtype=cache_dtype)
         for slot_dtype in (torch.int32, torch.int64):
-            slots = torch.zeros(3, dtype=slot_dtype)
-            yield lambda cache=cache, slots=slots: kv_cache.store_kv_cache(value, value, cache, cache, slots, 1.0, 1.0)
-            yield lambda cache=cache, slots=slots: rotary.rotary_and_store(
-                query_key, value, angles, angles, cache, cache, slots, 1.0, 1.0
-            )
+            into = CacheSlots(cache, cache, torch.zeros(3, dtype=slot_dtype))
+            yield lambda into=into: kv_cache.store_kv_cache(value, value, into)
+            yield lambda into=into: rotary.rotary_and_store(query_key, value, angles, angles, into)
 
 
 def attention_launches(num_shapes: int) -> Iterator[Launch]:

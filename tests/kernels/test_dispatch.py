@@ -39,3 +39,12 @@ def test_where_it_cannot_run_the_reference_does_and_says_so_once(
         for _ in range(2):
             assert select({REFERENCE: reference, "cuda": implementation}, GPU, torch.bfloat16) is reference
     assert [record.message.startswith(why) for record in caplog.records] == [True]
+
+
+def test_a_backend_by_name_has_its_own_whatever_the_device() -> None:
+    implementations = {REFERENCE: reference, "cpu": min, "cuda": OnGpu("math", "gcd")}
+    assert select(implementations, GPU, torch.float32, "reference") is reference
+    assert select(implementations, CPU, torch.float32, "reference") is reference
+    assert select(implementations, CPU, torch.float32, "triton").__name__ == "gcd"
+    assert select(implementations, CPU, torch.float32, "auto") is min
+    assert select({REFERENCE: reference}, CPU, torch.float32, "native") is reference

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.kv_cache import gpu, reference
+from penstock.kernels.kv_cache import CacheSlots, gpu, reference
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-FP8 = torch.float8_e4m3fn
+FP8, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 NUM_BLOCKS, BLOCK_SIZE = 13, 5
 
 
@@ -34,7 +34,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("num_tokens", [1, 7, 63])
-@pytest.mark.parametrize("cache_dtype", [None, FP8])
+@pytest.mark.parametrize("cache_dtype", [None, FP8, E5M2])
 def test_tokens_land_in_their_slots_and_nothing_else_is_touched(
     num_tokens: int, slot_dtype: torch.dtype, dtype: torch.dtype, cache_dtype: torch.dtype | None, device: torch.device
 ) -> None:
@@ -50,21 +50,24 @@ def test_tokens_land_in_their_slots_and_nothing_else_is_touched(
         for _ in range(2)
     )
     scales = (0.5, 0.03) if cache_dtype else (1.0, 1.0)
-    gpu.store_kv_cache(key, value, found[0], found[1], slots, *scales)
-    reference.store_kv_cache(key, value, expected[0], expected[1], slots, *scales)
+    gpu.store_kv_cache(key, value, CacheSlots(found[0], found[1], slots, *scales))
+    reference.store_kv_cache(key, value, CacheSlots(expected[0], expected[1], slots, *scales))
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(bytes_of(ours), bytes_of(theirs))
 
 
+@pytest.mark.parametrize(("kind", "largest"), [(FP8, 448), (E5M2, 57344)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_eight_bits_saturate_and_keep_what_is_no_number(dtype: torch.dtype, device: torch.device) -> None:
+def test_eight_bits_saturate_and_keep_what_is_no_number(
+    dtype: torch.dtype, kind: torch.dtype, largest: int, device: torch.device
+) -> None:
     numbers = [0.0, -0.0, 2**-10, 2**-9, 447.0, 448.0, 449.0, 480.0, -6e4, 6e4, float("inf"), -float("inf")]
     key = torch.tensor([[[*numbers, float("nan")]]], dtype=dtype, device=device)
-    found, expected = (torch.zeros(1, 1, 1, 13, dtype=FP8, device=device) for _ in range(2))
+    found, expected = (torch.zeros(1, 1, 1, 13, dtype=kind, device=device) for _ in range(2))
     slot = torch.zeros(1, dtype=torch.int32, device=device)
-    gpu.store_kv_cache(key, key, found, found, slot, 1.0, 1.0)
-    reference.store_kv_cache(key, key, expected, expected, slot, 1.0, 1.0)
-    assert found.float()[..., 5:-1].abs().max() == 448
+    gpu.store_kv_cache(key, key, CacheSlots(found, found, slot))
+    reference.store_kv_cache(key, key, CacheSlots(expected, expected, slot))
+    assert found.float()[..., 5:-1].abs().max() == largest
     assert found.float()[..., -1].isnan().all()
     assert torch.equal(bytes_of(found), bytes_of(expected))
 
@@ -74,8 +77,8 @@ def test_a_token_of_any_strides(device: torch.device) -> None:
     key = random(4, 8, 2, dtype=torch.float32, device=device).transpose(1, 2)
     found, expected = (torch.zeros(2, 4, 2, 8, device=device) for _ in range(2))
     slots = torch.tensor([3, 0, 7, 4], device=device)
-    gpu.store_kv_cache(key, key, found, found.clone(), slots, 1.0, 1.0)
-    reference.store_kv_cache(key, key, expected, expected.clone(), slots, 1.0, 1.0)
+    gpu.store_kv_cache(key, key, CacheSlots(found, found.clone(), slots))
+    reference.store_kv_cache(key, key, CacheSlots(expected, expected.clone(), slots))
     assert torch.equal(found, expected)
 
 
@@ -97,6 +100,6 @@ def test_blocks_are_copied(shape: tuple[int, int, int], dtype: torch.dtype, devi
 def test_nothing_to_do(device: torch.device) -> None:
     cache = torch.ones(2, 3, 1, 4, device=device)
     nothing = torch.empty(0, 1, 4, device=device)
-    gpu.store_kv_cache(nothing, nothing, cache, cache, torch.empty(0, dtype=torch.int64, device=device), 1.0, 1.0)
+    gpu.store_kv_cache(nothing, nothing, CacheSlots(cache, cache, torch.empty(0, dtype=torch.int64, device=device)))
     gpu.copy_blocks(cache, torch.empty(0, 2, dtype=torch.int64, device=device))
     assert cache.eq(1).all()

@@ -100,10 +100,19 @@ def test_variants(kernel: str, options: dict[str, Any], device: torch.device, as
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_float8_cache(kernel: str, dtype: torch.dtype, device: torch.device, assert_close: Compare) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "cache_dtype"),
+    [
+        (torch.float32, torch.float8_e4m3fn),
+        (torch.bfloat16, torch.float8_e4m3fn),
+        (torch.bfloat16, torch.float8_e5m2),
+    ],
+)
+def test_a_float8_cache(
+    kernel: str, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device, assert_close: Compare
+) -> None:
     options: dict[str, Any] = {"scale": 0.3, "softcap": 6.0, "key_scale": 0.7, "value_scale": 1.5}
-    case = make_case(MIXED, 4, 2, 32, 16, dtype, block_size=16, cache_dtype=torch.float8_e4m3fn)
+    case = make_case(MIXED, 4, 2, 32, 16, dtype, block_size=16, cache_dtype=cache_dtype)
     assert_close(attend(kernel, case, device, **options), naive(case, **options))
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.kernels.kv_cache import CacheSlots
 from penstock.kernels.kv_cache import reference as kv_cache_reference
 from penstock.kernels.rotary import gpu, reference
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 Compare = Callable[[Tensor, Tensor], None]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-FP8 = torch.float8_e4m3fn
+FP8, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 # (tokens, heads, head dim, rotated part of it); the last two leave some of a head as it is.
 ODD_SHAPES = [(1, 1, 2, 2), (9, 7, 42, 42), (63, 5, 128, 128), (7, 40, 128, 128), (5, 3, 80, 32), (5, 3, 10, 6)]
 
@@ -54,7 +55,7 @@ def test_apply_rotary(
         assert torch.equal(rotated[..., rotary_dim:], heads[..., rotary_dim:])
 
 
-@pytest.mark.parametrize("cache_dtype", [None, FP8])
+@pytest.mark.parametrize("cache_dtype", [None, FP8, E5M2])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (6, 2), (3, 3), (40, 8)])
 @pytest.mark.parametrize(("head_dim", "rotary_dim", "value_dim"), [(64, 64, 64), (24, 10, 7)])
@@ -83,9 +84,11 @@ def test_rotary_and_store(
         ]
         for _ in range(2)
     )
-    query = gpu.rotary_and_store(query_key, value, cos, sin, found[0], found[1], slots, *scales)
+    query = gpu.rotary_and_store(query_key, value, cos, sin, CacheSlots(found[0], found[1], slots, *scales))
     rotated = gpu.apply_rotary(query_key, cos, sin)
-    kv_cache_reference.store_kv_cache(rotated[:, num_heads:], value, expected[0], expected[1], slots, *scales)
+    kv_cache_reference.store_kv_cache(
+        rotated[:, num_heads:], value, CacheSlots(expected[0], expected[1], slots, *scales)
+    )
     assert torch.equal(query, rotated[:, :num_heads])
     assert_close(rotated, reference.apply_rotary(query_key.double(), cos.double(), sin.double()))
     for ours, theirs in zip(found, expected, strict=True):
@@ -97,9 +100,9 @@ def test_the_reference_is_the_composition(device: torch.device) -> None:
     cos, sin = angles_of(3, 8, torch.float32, device)
     slots = torch.tensor([2, 0, -1], device=device)
     found, expected = ([torch.zeros(1, 3, 2, 8, device=device) for _ in range(2)] for _ in range(2))
-    query = reference.rotary_and_store(query_key, value, cos, sin, found[0], found[1], slots, 1.0, 1.0)
+    query = reference.rotary_and_store(query_key, value, cos, sin, CacheSlots(found[0], found[1], slots))
     rotated = reference.apply_rotary(query_key, cos, sin)
-    kv_cache_reference.store_kv_cache(rotated[:, 3:], value, expected[0], expected[1], slots, 1.0, 1.0)
+    kv_cache_reference.store_kv_cache(rotated[:, 3:], value, CacheSlots(expected[0], expected[1], slots))
     assert torch.equal(query, rotated[:, :3])
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours, theirs)
@@ -114,7 +117,9 @@ def test_a_token_has_the_same_bits_in_any_batch(device: torch.device) -> None:
         assert torch.equal(gpu.apply_rotary(heads[part], cos[part], sin[part]), rotated[part])
         keys, values = (torch.zeros(2, 32, 2, 20, device=device) for _ in range(2))
         slots = torch.arange(last - first, device=device)
-        query = gpu.rotary_and_store(heads[part], heads[part, 4:], cos[part], sin[part], keys, values, slots, 1.0, 1.0)
+        query = gpu.rotary_and_store(
+            heads[part], heads[part, 4:], cos[part], sin[part], CacheSlots(keys, values, slots)
+        )
         assert torch.equal(query, rotated[part, :4])
         assert torch.equal(keys.flatten(0, 1)[: last - first], rotated[part, 4:])
 
@@ -124,6 +129,6 @@ def test_no_tokens(device: torch.device) -> None:
     cache = torch.ones(2, 3, 1, 4, device=device)
     slots = torch.empty(0, dtype=torch.int64, device=device)
     assert gpu.apply_rotary(heads, angles, angles).shape == (0, 3, 4)
-    query = gpu.rotary_and_store(heads, heads[:, :1], angles, angles, cache, cache, slots, 1.0, 1.0)
+    query = gpu.rotary_and_store(heads, heads[:, :1], angles, angles, CacheSlots(cache, cache, slots))
     assert query.shape == (0, 2, 4)
     assert cache.eq(1).all()

@@ -14,8 +14,8 @@ from penstock.kernels import native
 from penstock.kernels.errors import KernelInputError
 from penstock.kernels.gated_activation import reference as silu_reference
 from penstock.kernels.gated_activation import silu_and_mul
+from penstock.kernels.kv_cache import CacheSlots, store_kv_cache
 from penstock.kernels.kv_cache import reference as kv_reference
-from penstock.kernels.kv_cache import store_kv_cache
 from penstock.kernels.linear import can_pack, can_quantize, linear, pack_weight, quantize_weight, unpack_weight
 from penstock.kernels.native.build import BuildError, build
 from penstock.kernels.paged_attention import PagedBatch, paged_attention
@@ -106,7 +106,7 @@ def test_store_kv_cache(dtype: torch.dtype) -> None:
     slots[::4] = -1
     caches = [torch.full((5, 4, 2, 8), 7.0, dtype=dtype) for _ in range(4)]
     store_kv_cache(key, value, caches[0], caches[1], slots)
-    kv_reference.store_kv_cache(key, value, caches[2], caches[3], slots, 1.0, 1.0)
+    kv_reference.store_kv_cache(key, value, CacheSlots(caches[2], caches[3], slots))
     assert torch.equal(caches[0], caches[2])
     assert torch.equal(caches[1], caches[3])
 

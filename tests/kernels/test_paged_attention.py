@@ -109,15 +109,17 @@ def test_alibi_slopes(
 
 @pytest.mark.parametrize("is_batch_invariant", [False, True])
 @pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_float8_cache(
     dtype: torch.dtype,
+    cache_dtype: torch.dtype,
     softcap: float | None,
     is_batch_invariant: bool,
     assert_close: Callable[[Tensor, Tensor], None],
 ) -> None:
     options: dict[str, Any] = {"scale": 0.3, "softcap": softcap, "key_scale": 0.7, "value_scale": 1.5}
-    case = make_case(MIXES["mixed"], 4, 2, 24, 16, dtype, cache_dtype=torch.float8_e4m3fn)
+    case = make_case(MIXES["mixed"], 4, 2, 24, 16, dtype, cache_dtype=cache_dtype)
     inputs = (case.query, case.key_cache, case.value_cache, case.batch)
     assert_close(paged_attention(*inputs, is_batch_invariant=is_batch_invariant, **options), naive(case, **options))
 

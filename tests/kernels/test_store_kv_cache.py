@@ -69,7 +69,7 @@ def test_wrong_inputs_are_named() -> None:
     ):
         with pytest.raises(KernelInputError, match=name):
             store_kv_cache(*arguments)
-    for cache_dtype, scale in ((torch.float32, 0.5), (torch.float8_e4m3fn, 0.0)):
+    for cache_dtype, scale in ((torch.float32, 0.5), (torch.float8_e4m3fn, 0.0), (torch.float8_e5m2, 0.0)):
         other = cache.to(cache_dtype)
         with pytest.raises(KernelInputError, match="value_scale must"):
             store_kv_cache(key, key, other, other, slots, value_scale=scale)

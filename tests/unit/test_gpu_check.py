@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,10 @@ def test_what_a_step_costs_at_least(tmp_path: Path) -> None:
     shape = Shape.read(tmp_path)
     weights = 5 * (4 * 6 + 2 * 4 * 3 + 6 * 4 + 3 * 4 * 7) + 11 * 4
     assert shape.decode_bytes(2, 10.0) == 2 * (weights + 2 * 10 * 5 * 2 * 3)
+    in_bytes = replace(shape, weight_bytes=1)
+    assert shape.decode_bytes(2, 10.0) - in_bytes.decode_bytes(2, 10.0) == weights
+    in_bytes = replace(shape, cached_bytes=1)
+    assert shape.decode_bytes(2, 10.0) - in_bytes.decode_bytes(2, 10.0) == 2 * 10 * 5 * 2 * 3
     layers = weights - 11 * 4
     assert shape.prefill_flop(10) == 2 * 10 * layers + 2 * 11 * 4 + 4 * 5 * 6 * 10 * 10 / 2
 
@@ -173,6 +178,10 @@ def test_goals_are_met_missed_or_not_measured() -> None:
             "mixed": mixed,
             "device_idle_share": None,
         },
+        "engine qwen06 fp8 cache": {
+            "error": None,
+            "decode": [{**decode[0], "tokens_per_s": 800.0}, {**decode[0], "batch": 7}],
+        },
         "transformers qwen06": {"error": None, "mixed": {**mixed, "tokens_per_s": 0.25}},
     }
     add_shares(parts)
@@ -188,8 +197,10 @@ def test_goals_are_met_missed_or_not_measured() -> None:
         "qwen06, mixed: tokens/s over transformers continuous": "not met",
     }
     assert goals["qwen06, decode at batch 1: share of bandwidth"].value == pytest.approx(0.85)
+    assert [row["over_plain"] for row in parts["engine qwen06 fp8 cache"]["decode"]] == [1.6, None]
     table = "\n".join(line for name, part in parts.items() for line in lines_of(name, part | {"seconds": 1.0}))
     assert "85% of the bandwidth bound" in table
+    assert "1.60 times the tokens without" in table
     assert "torch 2.00, other failed" in table
     assert "FAILED: AssertionError" in table
     assert any("not met" in line and "≥ 5" in line for line in goal_lines([goal.as_json() for goal in goals.values()]))
@@ -206,3 +217,5 @@ def test_the_whole_plan_takes_every_test_and_kernel_and_ends_in_time() -> None:
     assert {"test_gpu_sampling.py", "test_gpu_lora.py"} <= {path.name for path in plan.test_files}
     assert {"sampling", "rms_norm"} <= set(plan.kernels)
     assert plan.total_s < 8 * 60
+    assert set(plan.variant_batches) <= set(plan.batches), "else nothing to compare with"
+    assert {variant.shape for variant in plan.variants} <= set(plan.shapes)

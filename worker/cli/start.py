@@ -17,8 +17,10 @@ from ...shared.errors import ConfigurationError
 from ...shared.keys import check_name
 from ...shared.log import FORMATS, LEVELS, configure_logging
 from ..config import (
+    ATTENTION_BACKENDS,
     DEVICES,
     DTYPES,
+    KV_CACHE_DTYPES,
     QUANTIZATIONS,
     SCHEDULING_POLICIES,
     STREAM_INTERVAL_MS,
@@ -71,7 +73,22 @@ def _add_engine_arguments(engine: argparse._ArgumentGroup) -> None:
     engine.add_argument(
         "--quantization",
         choices=QUANTIZATIONS,
-        help="on the CPU, hold the weights of linear layers in bytes: faster, for logits that differ by some percent",
+        help="hold the weights of linear layers in bytes: faster, for logits that differ by some percent (fp8: on a "
+        "GPU)",
+    )
+    engine.add_argument(
+        "--attention-backend",
+        choices=ATTENTION_BACKENDS,
+        default="auto",
+        help="what computes attention: triton on a GPU, native (compiled) on the CPU, reference (torch) anywhere; "
+        "refused where it cannot (auto: what is made for the device)",
+    )
+    engine.add_argument(
+        "--kv-cache-dtype",
+        choices=KV_CACHE_DTYPES,
+        default="auto",
+        help="hold keys and values in eight bits: twice the tokens in the same memory, for logits that differ by some "
+        "percent; fp8 is fp8_e4m3 (auto: as they come)",
     )
     engine.add_argument(
         "--async-scheduling",
@@ -159,7 +176,7 @@ def _run(arguments: argparse.Namespace) -> int:
     count = f"{len(placements)} engine{'s' if len(placements) > 1 else ''}"
 
     def announce() -> None:
-        print(f"ready: model {engine.model_name} on {count}, {where}", flush=True)
+        print(f"ready: model {engine.model_name} on {count}, {where}{_chosen(engine)}", flush=True)
 
     worker_id = f"{socket.gethostname()}-{os.getpid()}"
     with resolve_redis_url(arguments.redis_url) as redis_url:
@@ -188,6 +205,16 @@ def _run(arguments: argparse.Namespace) -> int:
             sys.stderr.write(error.trace)
             raise
     return 0 if left_in_order else 1
+
+
+def _chosen(engine: EngineConfig) -> str:
+    """What was chosen otherwise than by default, of what changes speed and rounding, for the line that says ready."""
+    options = {
+        "attention": engine.attention_backend if engine.attention_backend != "auto" else None,
+        "KV cache in": engine.eight_bit_cache,
+        "weights in": engine.quantization,
+    }
+    return "".join(f", {name} {value}" for name, value in options.items() if value is not None)
 
 
 def _engine_config(arguments: argparse.Namespace, device: str, num_engines: int) -> EngineConfig:
@@ -222,6 +249,8 @@ def _engine_config(arguments: argparse.Namespace, device: str, num_engines: int)
         quantization=arguments.quantization,
         async_scheduling=arguments.async_scheduling,
         enforce_eager=arguments.enforce_eager,
+        attention_backend=arguments.attention_backend,
+        kv_cache_dtype=arguments.kv_cache_dtype,
         **given,
     )
 

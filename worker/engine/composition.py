@@ -141,16 +141,19 @@ def _load_native_kernels(config: EngineConfig) -> None:
     """Have the kernels of ``kernels/native`` compiled and used, where that can be.
 
     Raises:
-        ConfigurationError: they cannot, and ``quantization`` needs them.
+        ConfigurationError: they cannot, and an option needs them.
     """
     if config.device != "cpu" or not config.native_kernels:
         native.unload()
         return
     reason = native.load()
-    if reason is not None and config.quantization is not None:
+    if reason is None:
+        return
+    if config.quantization is not None:
         raise ConfigurationError(f"quantization {config.quantization!r} needs the compiled kernels, and {reason}")
-    if reason is not None:
-        _log.info("native_kernels_missing", reason=reason)
+    if config.attention_backend == "native":
+        raise ConfigurationError(f"attention_backend 'native' needs the compiled kernels, and {reason}")
+    _log.info("native_kernels_missing", reason=reason)
 
 
 def _make_runner(config: EngineConfig, model: LoadedModel) -> ModelRunner:
@@ -183,13 +186,14 @@ def _grammar_admission(config: EngineConfig, model: LoadedModel) -> GrammarAdmis
 
 
 def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
+    dtype = str(model.dtype).removeprefix("torch.")
     return Ready(
         model_folder=str(model.folder),
         architecture=model.architecture,
         max_model_len=model.max_model_len,
         num_blocks=num_blocks,
         block_size=config.block_size,
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=dtype,
         device=config.device,
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
@@ -197,4 +201,6 @@ def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.token_budget,
         kv_cache_size_tokens=num_blocks * config.block_size,
+        attention_backend=model.attention_backend,
+        kv_cache_dtype=config.eight_bit_cache or dtype,
     )

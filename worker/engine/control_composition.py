@@ -13,6 +13,7 @@ from ...shared.control import KV_CACHE, WEIGHTS
 from ...shared.embedded import data_folder
 from ...shared.errors import ConfigurationError
 from ..config import EngineConfig
+from ..models.lean.captured import CapturedForward
 from ..models.loader import LoadedModel, load_module, load_network
 from ..models.sharded_state import save_sharded_state
 from ..models.weights import ModelWeights, return_free_memory
@@ -47,7 +48,8 @@ def compose_control(
         folder: where the model was loaded from.
         allocate_cache: makes the KV cache as it was made at first.
     """
-    on_cpu = msgspec.structs.replace(config, device="cpu")
+    # Nothing is computed with it, so what is for another device does not matter.
+    on_cpu = msgspec.structs.replace(config, device="cpu", quantization=None, attention_backend="auto")
     parts = ControlledParts(
         core=core,
         sleep=_make_sleep(config, folder, model, allocate_cache),
@@ -76,9 +78,13 @@ def _make_sleep(
         model.forward.allocate(0, config.block_size, 0, device)
         return_free_memory()
 
-    return EngineSleep(
-        {WEIGHTS: ModelWeights(model.network, load_again), KV_CACHE: SleepableCache(free_cache, allocate_cache)}
-    )
+    def capture() -> None:
+        # A cache that woke up before the weights has captured nothing, and a step must not: it might look stalled.
+        if isinstance(model.forward, CapturedForward):
+            model.forward.capture()
+
+    weights, cache = ModelWeights(model.network, load_again), SleepableCache(free_cache, allocate_cache)
+    return EngineSleep({WEIGHTS: weights, KV_CACHE: cache}, on_awake=capture)
 
 
 def _profile_folder(config: EngineConfig) -> Path:

@@ -11,6 +11,7 @@ from ...kernels.paged_attention import PagedBatch
 from ...shared.messages import TokenLogprobs
 from ..models.forward import ModelInput
 from ..models.loader import LoadedModel
+from ..models.to_device import to_device
 from .batch import InputBatch, IntArray, StepInput
 from .core import AcceleratorError
 from .input_embeds import embed_inputs
@@ -48,7 +49,7 @@ class ModelRunner:
 
     def __init__(self, model: LoadedModel, *, max_num_seqs: int, block_size: int) -> None:
         self._model = model
-        self._is_on_cpu = model.device.type == "cpu"
+        self._device = model.device
         self._batch = InputBatch(max_num_seqs, model.max_model_len, block_size)
 
     @property
@@ -130,17 +131,17 @@ class ModelRunner:
         """Logits of the packed tokens ``logit_rows``, ascending: ``[len(logit_rows), V]``."""
         max_blocks = -(-int(step.seq_lens.max()) // self._batch.block_size)
         batch = PagedBatch(
-            block_table=self._to_device(self._batch.block_table[step.rows, :max_blocks]),
-            slot_mapping=self._to_device(step.slot_mapping),
+            block_table=to_device(self._batch.block_table[step.rows, :max_blocks], self._device),
+            slot_mapping=to_device(step.slot_mapping, self._device),
             query_lens=step.query_lens.tolist(),
             seq_lens=step.seq_lens.tolist(),
             block_size=self._batch.block_size,
         )
         return self._model.forward.run(
             ModelInput(
-                token_ids=self._to_device(step.token_ids),
-                positions=self._to_device(step.positions),
-                logit_rows=self._to_device(logit_rows),
+                token_ids=to_device(step.token_ids, self._device),
+                positions=to_device(step.positions, self._device),
+                logit_rows=to_device(logit_rows, self._device),
                 batch=batch,
                 state_slots=step.rows,
                 inputs_embeds=self._inputs_embeds(step),
@@ -159,7 +160,8 @@ class ModelRunner:
         logit_rows = np.union1d(step.logit_rows, prompt_rows.logit_rows)
         logits = self._forward(step, logit_rows)
         is_prompt = np.isin(logit_rows, prompt_rows.logit_rows)
-        of_prompt, of_sampled = (logits[self._to_device(np.nonzero(chosen)[0])] for chosen in (is_prompt, ~is_prompt))
+        places = (np.nonzero(chosen)[0] for chosen in (is_prompt, ~is_prompt))
+        of_prompt, of_sampled = (logits[to_device(rows, self._device)] for rows in places)
         return of_sampled, prompt_logprobs_of(of_prompt, prompt_rows, one_by_one=self._works_one_by_one)
 
     def _sample_step(self, logits: torch.Tensor, step: StepInput) -> tuple[IntArray, LogprobsByRow]:
@@ -173,12 +175,3 @@ class ModelRunner:
         raw = None if rows.num_logprobs is None else RawLogprobs.of(logits, rows.num_logprobs)
         token_ids = sample(logits, rows)
         return token_ids.cpu().numpy(), {} if raw is None else raw.at(token_ids)
-
-    def _to_device(self, array: IntArray) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        # Asking whether there is anything to do takes twice as long as the rest.
-        if self._is_on_cpu:
-            return tensor
-        # From pinned memory, or the copy would wait for all that the device still has to do. Torch keeps pinned buffers
-        # and gives one out again when the event behind its last copy has passed, however many steps are in flight.
-        return tensor.pin_memory().to(self._model.device, non_blocking=True)

@@ -23,7 +23,16 @@ from ...shared.errors import PenstockError
 from ...shared.log import configure_logging
 from ...shared.messages import EngineCoreRequest
 from ...shared.params import SamplingParams
-from ..config import DEVICES, DTYPES, LOAD_FORMATS, QUANTIZATIONS, SCHEDULING_POLICIES, EngineConfig
+from ..config import (
+    ATTENTION_BACKENDS,
+    DEVICES,
+    DTYPES,
+    KV_CACHE_DTYPES,
+    LOAD_FORMATS,
+    QUANTIZATIONS,
+    SCHEDULING_POLICIES,
+    EngineConfig,
+)
 from ..models.folder import resolve_model_folder
 from .core import EngineCore
 from .garbage import freeze_loaded_objects
@@ -148,6 +157,8 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--scheduling-policy", choices=SCHEDULING_POLICIES, default="fcfs")
     parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 chooses")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="as that of worker start")
+    parser.add_argument("--attention-backend", choices=ATTENTION_BACKENDS, default="auto", help="as there")
+    parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", help="as there")
     parser.add_argument("--deterministic", action="store_true", help="as that of worker start")
     parser.add_argument(
         "--no-enable-prefix-caching",
@@ -182,6 +193,8 @@ def main() -> int:
             enable_prefix_caching=arguments.enable_prefix_caching,
             async_scheduling=arguments.async_scheduling,
             enforce_eager=arguments.enforce_eager,
+            attention_backend=arguments.attention_backend,
+            kv_cache_dtype=arguments.kv_cache_dtype,
             **options,
         )
         workload = msgspec.json.decode(arguments.workload.read_bytes(), type=Workload)

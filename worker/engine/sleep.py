@@ -44,10 +44,12 @@ class EngineSleep:
 
     Args:
         parts: by tag, in the order in which they wake up.
+        on_awake: called when the last of them is back, for what needs them all.
     """
 
-    def __init__(self, parts: Mapping[str, Sleepable]) -> None:
+    def __init__(self, parts: Mapping[str, Sleepable], on_awake: Callable[[], None] = lambda: None) -> None:
         self._parts = parts
+        self._on_awake = on_awake
         self._levels = dict.fromkeys(parts, 0)
 
     @property
@@ -67,7 +69,10 @@ class EngineSleep:
 
     def wake_up(self, tags: list[str] | None) -> None:
         """Wake the parts of these tags, all when None; does nothing to those that are awake."""
-        for tag, part in self._parts.items():
-            if self._levels[tag] and (tags is None or tag in tags):
-                part.restore()
+        sleeping = [tag for tag, level in self._levels.items() if level]
+        for tag in sleeping:
+            if tags is None or tag in tags:
+                self._parts[tag].restore()
                 self._levels[tag] = 0
+        if sleeping and not any(self._levels.values()):
+            self._on_awake()

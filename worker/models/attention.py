@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from ...kernels.dispatch import AUTO
 from ...kernels.kv_cache import store_kv_cache
 from ...kernels.paged_attention import MaskRule, PagedBatch, paged_attention
 from ...kernels.rotary import rotary_and_store
@@ -31,6 +32,15 @@ _PROBED_QUERIES = 9
 _KNOWN_INPUTS = frozenset(("s_aux", "position_ids", "cache_position"))
 
 
+@dataclass(frozen=True)
+class CacheFormat:
+    """What caches hold: numbers of ``dtype``, each of which counts for so many times itself."""
+
+    dtype: torch.dtype
+    key_scale: float = 1.0
+    value_scale: float = 1.0
+
+
 @dataclass
 class AttentionCall:
     """The nth attention of a forward: a layer, or one of several attentions that a module makes.
@@ -39,6 +49,7 @@ class AttentionCall:
 
     Args:
         key_shape, value_shape: ``(KVH, D)`` and ``(KVH, DV)``.
+        dtype: of queries, keys and values as they come.
         window: positions a token sees; None sees all before it.
         has_own_rule: neither causal nor sliding; the rule that comes with each call decides.
     """
@@ -49,13 +60,15 @@ class AttentionCall:
     dtype: torch.dtype
     window: int | None
     has_own_rule: bool
+    cache_format: CacheFormat
     key_cache: Tensor | None = None
     value_cache: Tensor | None = None
 
     def allocate(self, num_blocks: int, block_size: int, device: torch.device) -> None:
         """Make its caches, ``[NB, BS, KVH, D]`` each."""
-        self.key_cache = zeros((num_blocks, block_size, *self.key_shape), self.dtype, device)
-        self.value_cache = zeros((num_blocks, block_size, *self.value_shape), self.dtype, device)
+        dtype = self.cache_format.dtype
+        self.key_cache = zeros((num_blocks, block_size, *self.key_shape), dtype, device)
+        self.value_cache = zeros((num_blocks, block_size, *self.value_shape), dtype, device)
 
     def attend(
         self,
@@ -69,11 +82,12 @@ class AttentionCall:
         sinks: Tensor | None = None,
         mask_rule: MaskRule | None = None,
         is_batch_invariant: bool = False,
+        backend: str = AUTO,
     ) -> Tensor:
         """Store keys and values ``[T, KVH, D]`` of the step and attend to what is stored; ``[T, H, DV]``."""
         assert self.key_cache is not None
         assert self.value_cache is not None
-        store_kv_cache(key, value, self.key_cache, self.value_cache, batch.slot_mapping)
+        store_kv_cache(key, value, self.key_cache, self.value_cache, batch.slot_mapping, **self._scales)
         return paged_attention(
             query,
             self.key_cache,
@@ -85,6 +99,8 @@ class AttentionCall:
             sinks=sinks,
             mask_rule=mask_rule if self.has_own_rule else None,
             is_batch_invariant=is_batch_invariant,
+            backend=backend,
+            **self._scales,
         )
 
     def rotate_and_attend(
@@ -97,25 +113,33 @@ class AttentionCall:
         batch: PagedBatch,
         scale: float,
         is_batch_invariant: bool = False,
+        backend: str = AUTO,
     ) -> Tensor:
         """``attend`` of heads ``[T, H + KVH, D]`` that are still to be rotated by the angles ``[T, D]``."""
         assert self.key_cache is not None
         assert self.value_cache is not None
-        query = rotary_and_store(query_key, value, cos, sin, self.key_cache, self.value_cache, batch.slot_mapping)
+        caches = self.key_cache, self.value_cache
+        query = rotary_and_store(query_key, value, cos, sin, *caches, batch.slot_mapping, **self._scales)
         return paged_attention(
             query,
-            self.key_cache,
-            self.value_cache,
+            *caches,
             batch,
             scale=scale,
             window=self.window,
             is_batch_invariant=is_batch_invariant,
+            backend=backend,
+            **self._scales,
         )
 
     @property
     def bytes_per_token(self) -> int:
         """Cache bytes of one token."""
-        return (self.key_shape[0] * self.key_shape[1] + self.value_shape[0] * self.value_shape[1]) * self.dtype.itemsize
+        num_elements = self.key_shape[0] * self.key_shape[1] + self.value_shape[0] * self.value_shape[1]
+        return num_elements * self.cache_format.dtype.itemsize
+
+    @property
+    def _scales(self) -> dict[str, Any]:
+        return {"key_scale": self.cache_format.key_scale, "value_scale": self.cache_format.value_scale}
 
 
 class PagedAttention:
@@ -123,11 +147,13 @@ class PagedAttention:
 
     Args:
         is_batch_invariant: use the kernel of that property.
+        backend: see ``forward.ForwardSettings``.
     """
 
-    def __init__(self, *, is_batch_invariant: bool = False) -> None:
+    def __init__(self, *, is_batch_invariant: bool = False, backend: str = AUTO) -> None:
         self.name = f"penstock_paged_{next(_NAME_NUMBERS)}"
         self._is_batch_invariant = is_batch_invariant
+        self._backend = backend
         self.calls: list[AttentionCall] = []
         self._batch: PagedBatch | None = None
         self._next_call = 0
@@ -140,17 +166,20 @@ class PagedAttention:
         return sum(call.bytes_per_token for call in self.calls)
 
     def record(self, run_forward: Callable[[], Any], max_model_len: int) -> None:
-        """Run a forward of any few tokens to learn which attentions the model makes.
+        """Run a forward of any few tokens to learn which attentions the model makes; their caches' formats stay.
 
         Raises:
             ModelLoadError: a layer asks for something the paged attention cannot do.
         """
+        formats = [call.cache_format for call in self.calls]
         self.calls = []
         AttentionInterface.register(self.name, lambda *args, **kwargs: self._record(max_model_len, *args, **kwargs))
         try:
             run_forward()
         finally:
             AttentionInterface.register(self.name, self._attend)
+        for call, cache_format in zip(self.calls, formats, strict=False):  # at first there are none
+            call.cache_format = cache_format
 
     def allocate(self, num_blocks: int, block_size: int, device: torch.device) -> None:
         """Make the caches of all calls."""
@@ -184,11 +213,8 @@ class PagedAttention:
             raise ModelLoadError(f"{layer} builds its attention mask itself, which is not supported")
         window, has_own_rule = _classify(attention_mask, max_model_len, query.device)
         (_, num_kv_heads, _, head_dim), value_dim = key.shape, value.shape[3]
-        self.calls.append(
-            AttentionCall(
-                module, (num_kv_heads, head_dim), (value.shape[1], value_dim), key.dtype, window, has_own_rule
-            )
-        )
+        shapes = (num_kv_heads, head_dim), (value.shape[1], value_dim)
+        self.calls.append(AttentionCall(module, *shapes, key.dtype, window, has_own_rule, CacheFormat(key.dtype)))
         return query.new_zeros(*query.shape[:1], query.shape[2], query.shape[1], value_dim), None
 
     def _attend(
@@ -221,6 +247,7 @@ class PagedAttention:
             sinks=s_aux,
             mask_rule=attention_mask,
             is_batch_invariant=self._is_batch_invariant,
+            backend=self._backend,
         )
         return out.unflatten(0, (query.shape[0], query.shape[2])), None
 

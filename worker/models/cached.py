@@ -15,6 +15,7 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel, cache_
 
 from ...kernels.paged_attention import PagedBatch
 from ...shared.errors import ModelLoadError
+from .attention import AttentionCall
 from .causal_lm import CausalLM
 from .cut import CutRule, Part, cut, take
 from .forward import ForwardSettings, ModelInput
@@ -25,6 +26,11 @@ _PROBE_TOKENS = 2
 
 class KeysAndValues(Protocol):
     """How a model comes to the keys and values in our paged cache. First ``record``, then ``allocate``."""
+
+    @property
+    def attention_calls(self) -> list[AttentionCall]:
+        """See ``forward.Forward``."""
+        ...
 
     @property
     def bytes_per_token(self) -> int: ...
@@ -136,6 +142,10 @@ class CachedForward:
     @property
     def keeps_state(self) -> bool:
         return self.bytes_per_request > 0
+
+    @property
+    def attention_calls(self) -> list[AttentionCall]:
+        return self._keys_and_values.attention_calls
 
     @property
     def bytes_per_token(self) -> int:

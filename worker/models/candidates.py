@@ -92,6 +92,7 @@ def choose_forward(
     settings: ForwardSettings,
     prepare: Callable[[Forward], Forward] = lambda forward: forward,
     prepared_tolerance: float | None = None,
+    prepared_with: str = "packed layers",
 ) -> Forward:
     """Return the first of ``CANDIDATES`` that computes what ``module``, with eager attention, does on its own.
 
@@ -102,6 +103,7 @@ def choose_forward(
         prepare: makes of the chosen way one that is faster. The choice is made before: with the arithmetic of the
             model's own layers rounding hides less of what is wrong. What comes of it has to conform, too.
         prepared_tolerance: what it may differ by; None as much as any.
+        prepared_with: what it has then, to say what went wrong.
 
     Raises:
         ModelLoadError: none does; says why, for each.
@@ -123,7 +125,7 @@ def choose_forward(
     try:
         check_conformance(forward, truth, prepared_tolerance)
     except Exception as error:  # as above
-        raise ModelLoadError(f"{architecture} cannot be served with packed layers: {_sentence(error)}") from error
+        raise ModelLoadError(f"{architecture} cannot be served with {prepared_with}: {_sentence(error)}") from error
     return forward
 
 

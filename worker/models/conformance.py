@@ -36,6 +36,7 @@ SURE = 5e-3
 _TOLERANCES = {torch.float32: SURE, torch.bfloat16: 0.1, torch.float16: 0.1}
 
 # Of weights and activations in bytes: random models, which have no outliers but no certainty either, have 0.02 to 0.1.
+# Of keys and values in eight bits: the same models have 0.02 to 0.16 with e4m3, 0.05 to 0.23 with e5m2.
 QUANTIZED_TOLERANCE = 0.3
 
 

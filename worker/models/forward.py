@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ...kernels.dispatch import AUTO
 from ...kernels.paged_attention import PagedBatch
+from .attention import AttentionCall
 
 
 @dataclass(slots=True)
@@ -42,10 +44,12 @@ class ForwardSettings:
     Args:
         max_model_len: most tokens of a request.
         is_batch_invariant: attention gives a token the same bits in every batch.
+        attention_backend: what attends; one of ``kernels.dispatch.BACKENDS``, or "auto" for what suits the device.
     """
 
     max_model_len: int
     is_batch_invariant: bool = False
+    attention_backend: str = AUTO
 
 
 class Forward(Protocol):
@@ -73,6 +77,11 @@ class Forward(Protocol):
     @property
     def keeps_state(self) -> bool:
         """A request has state besides keys and values, so its beginning cannot be shared by blocks."""
+        ...
+
+    @property
+    def attention_calls(self) -> list[AttentionCall]:
+        """The attentions that our kernels compute; none of a model that attends by its own code."""
         ...
 
     @property

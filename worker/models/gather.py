@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from ...kernels.paged_attention import PagedBatch
 from ...shared.errors import ModelLoadError
+from .attention import AttentionCall
 from .cached import CachedForward
 from .cut import CutRule
 from .forward import ForwardSettings
@@ -29,6 +30,10 @@ class GatheredTokens:
         self._tensors: list[PagedTensor] = []
         self._batch: PagedBatch | None = None
         self._next = 0
+
+    @property
+    def attention_calls(self) -> list[AttentionCall]:
+        return []
 
     @property
     def bytes_per_token(self) -> int:

@@ -15,17 +15,22 @@ from transformers.utils import logging as transformers_logging
 
 from ...shared.errors import ConfigurationError, ModelLoadError
 from ..config import EngineConfig
+from .attention_backend import check_attention_backend
 from .candidates import choose_forward
 from .conformance import QUANTIZED_TOLERANCE
+from .eight_bit_cache import hold_in_eight_bits
 from .folder import tokenizer_folder
 from .forward import Forward, ForwardSettings
 from .lean.captured import make_captured
 from .lean.native import make_native
 from .packed_linear import pack_linear_layers
+from .quantized_linear import quantize_linear_layers
 
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 # Their frequencies follow the longest request of a batch, so one request's output would depend on its neighbours.
 _BATCH_DEPENDENT_ROPE = ("longrope", "dynamic")
+# Of a GPU, from which on Triton converts to float8_e4m3fn.
+_FLOAT8_CAPABILITY = (8, 9)
 
 _log = structlog.get_logger(__name__)
 
@@ -40,6 +45,7 @@ class LoadedModel:
         is_length_chosen: ``max_model_len`` was asked for, and may not be lowered.
         vocab_size: every valid token id is below it.
         num_parameters: shared ones counted once.
+        attention_backend: what attends; see ``attention_backend.py``.
     """
 
     forward: Forward
@@ -50,6 +56,7 @@ class LoadedModel:
     vocab_size: int
     eos_token_ids: list[int]
     num_parameters: int
+    attention_backend: str
 
     @property
     def network(self) -> nn.Module:
@@ -74,7 +81,7 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
         ModelLoadError: a file, the architecture or its attention is not what we can run; says which.
         ConfigurationError: the device or ``max_model_len`` does not fit.
     """
-    device = _device(config.device)
+    device = _device(config)
     transformers_logging.disable_progress_bar()
     model_config = _read_config(folder, config)
     architecture = (model_config.architectures or [model_config.model_type])[0]
@@ -82,14 +89,18 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
     module = _load_module(folder, model_config, architecture, config, device)
     vocab_size = model_config.get_text_config().vocab_size
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
-    settings = ForwardSettings(max_model_len, is_batch_invariant=config.deterministic)
+    settings = ForwardSettings(max_model_len, config.deterministic, config.attention_backend)
     forward = choose_forward(
         module,
         architecture,
         vocab_size,
         settings,
-        partial(_prepare, config=config, device=device),
-        QUANTIZED_TOLERANCE if config.quantization else None,
+        partial(_prepare, config=config, device=device, vocab_size=vocab_size, max_model_len=max_model_len),
+        QUANTIZED_TOLERANCE if config.quantization or config.eight_bit_cache else None,
+        _described(config),
+    )
+    attention_backend = check_attention_backend(
+        forward, config.attention_backend, architecture, is_batch_invariant=config.deterministic
     )
     return LoadedModel(
         forward=forward,
@@ -100,6 +111,7 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
         vocab_size=vocab_size,
         eos_token_ids=_eos_token_ids(module),
         num_parameters=num_parameters,
+        attention_backend=attention_backend,
     )
 
 
@@ -110,7 +122,7 @@ def load_module(config: EngineConfig, folder: Path) -> PreTrainedModel:
     """
     model_config = _read_config(folder, config)
     architecture = (model_config.architectures or [model_config.model_type])[0]
-    return _load_module(folder, model_config, architecture, config, _device(config.device))
+    return _load_module(folder, model_config, architecture, config, _device(config))
 
 
 def load_network(config: EngineConfig, folder: Path, forward: Forward) -> nn.Module:
@@ -119,27 +131,61 @@ def load_network(config: EngineConfig, folder: Path, forward: Forward) -> nn.Mod
     Raises: as ``load_model``.
     """
     network = forward.network_of(load_module(config, folder))
-    _pack(network, config, _device(config.device))
+    _pack(network, config, _device(config))
     return network
 
 
-def _prepare(forward: Forward, config: EngineConfig, device: torch.device) -> Forward:
+def _prepare(
+    forward: Forward, config: EngineConfig, device: torch.device, vocab_size: int, max_model_len: int
+) -> Forward:
     """The same computation, as fast as it goes on ``device``."""
+    if config.eight_bit_cache is not None:
+        hold_in_eight_bits(forward, config.eight_bit_cache, vocab_size, max_model_len)
     _pack(forward.network, config, device)
-    if device.type == "cpu":
-        return make_native(forward, config.block_size)
-    return forward if config.enforce_eager else make_captured(forward)
+    if device.type == "cuda":
+        return forward if config.enforce_eager else make_captured(forward)
+    # The compiled decoder attends by itself, and has caches in the dtype of the weights.
+    is_native = config.attention_backend in ("auto", "native") and config.eight_bit_cache is None
+    return make_native(forward, config.block_size) if is_native else forward
+
+
+def _described(config: EngineConfig) -> str:
+    """What is particular about the prepared model."""
+    parts = [f"a KV cache of {config.eight_bit_cache}"] if config.eight_bit_cache else []
+    parts.append(f"linear layers in {config.quantization}" if config.quantization else "packed layers")
+    return " and ".join(parts)
 
 
 def _pack(network: nn.Module, config: EngineConfig, device: torch.device) -> None:
     if device.type == "cpu":
         _log.debug("linear_layers_packed", count=pack_linear_layers(network, config.quantization))
+    elif config.quantization is not None:
+        _log.debug("linear_layers_quantized", count=quantize_linear_layers(network, config.quantization))
 
 
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigurationError("device is 'cuda', but torch sees no GPU; use --device cpu or install a CUDA torch")
-    return torch.device(name)
+def _device(config: EngineConfig) -> torch.device:
+    if config.device == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigurationError(
+                "device is 'cuda', but torch sees no GPU; use --device cpu or install a CUDA torch"
+            )
+        check_float8(config, torch.cuda.get_device_capability())
+    return torch.device(config.device)
+
+
+def check_float8(config: EngineConfig, capability: tuple[int, int]) -> None:
+    """Verify that a GPU of ``capability`` has the floats of eight bits that ``config`` wants.
+
+    Raises:
+        ConfigurationError: it has not; says what it has.
+    """
+    if capability >= _FLOAT8_CAPABILITY:
+        return
+    has = f"compute capability 8.9 or newer (Ada, Hopper), and this GPU has {capability[0]}.{capability[1]}"
+    if config.quantization == "fp8":
+        raise ConfigurationError(f"quantization 'fp8' needs {has}; use 'int8'")
+    if config.eight_bit_cache == "fp8_e4m3":
+        raise ConfigurationError(f"kv_cache_dtype {config.kv_cache_dtype!r} needs {has}; use 'fp8_e5m2'")
 
 
 def _read_config(folder: Path, config: EngineConfig) -> PretrainedConfig:

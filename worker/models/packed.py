@@ -32,7 +32,9 @@ class PackedForward:
         self.network = module
         self._model = CausalLM(module)
         self._settings = settings
-        self._attention = PagedAttention(is_batch_invariant=settings.is_batch_invariant)
+        self._attention = PagedAttention(
+            is_batch_invariant=settings.is_batch_invariant, backend=settings.attention_backend
+        )
         install_attention(module, self._attention)
         self.profile(_PROBE_TOKENS, num_logit_rows=1)
         if not self._attention.calls:
@@ -47,7 +49,7 @@ class PackedForward:
 
     @property
     def attention_calls(self) -> list[AttentionCall]:
-        """What the model's own code asked of the attention, in order."""
+        """See ``forward.Forward``: what the model's own code asked of the attention, in order."""
         return self._attention.calls
 
     @property

@@ -86,14 +86,19 @@ def pack_linear_layers(model: nn.Module, quantization: str | None = None) -> int
     Args:
         quantization: "int8" to have them in bytes, where they can be.
     """
-    num_packed = 0
+    return replace_linear_layers(model, lambda plain: _pack(plain, quantization))
+
+
+def replace_linear_layers(model: nn.Module, make: Callable[[nn.Linear], nn.Module | None]) -> int:
+    """Put what ``make`` makes of each linear layer into its place, unless that is None; returns how many."""
+    num_replaced = 0
     for module in list(model.modules()):
         for name, child in module.named_children():
-            packed = _pack(child, quantization) if type(child) is nn.Linear else None
-            if packed is not None:
-                setattr(module, name, packed)
-                num_packed += 1
-    return num_packed
+            made = make(child) if type(child) is nn.Linear else None
+            if made is not None:
+                setattr(module, name, made)
+                num_replaced += 1
+    return num_replaced
 
 
 def _pack(plain: nn.Linear, quantization: str | None) -> PackedLinear | None:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ...kernels.paged_attention import PagedBatch
 from ...shared.errors import ModelLoadError
-from .attention import PagedAttention
+from .attention import AttentionCall, PagedAttention
 from .cached import CachedForward
 from .cut import CutRule
 from .forward import ForwardSettings
@@ -24,6 +24,10 @@ class InterfaceAttention:
     def __init__(self, attention: PagedAttention, max_model_len: int) -> None:
         self._attention = attention
         self._max_model_len = max_model_len
+
+    @property
+    def attention_calls(self) -> list[AttentionCall]:
+        return self._attention.calls
 
     @property
     def bytes_per_token(self) -> int:
@@ -48,7 +52,7 @@ class InterfaceAttention:
 
 def split_forward(module: PreTrainedModel, settings: ForwardSettings, rule: CutRule) -> CachedForward:
     """Make a ``Forward`` for a model that attends by transformers' interface and keeps states in its ``Cache``."""
-    attention = PagedAttention(is_batch_invariant=settings.is_batch_invariant)
+    attention = PagedAttention(is_batch_invariant=settings.is_batch_invariant, backend=settings.attention_backend)
     install_attention(module, attention)
     forward = CachedForward("split", module, settings, InterfaceAttention(attention, settings.max_model_len), rule)
     if not forward.keeps_state:

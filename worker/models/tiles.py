@@ -18,6 +18,7 @@ from torch import Tensor
 from ...kernels.paged_attention import PagedBatch
 from .forward import ModelInput
 from .loader import LoadedModel
+from .to_device import to_device
 
 IntArray = NDArray[np.int64]
 
@@ -60,6 +61,7 @@ def _cut(num_tokens: int, tile_sizes: tuple[int, ...]) -> Iterator[tuple[int, in
 
 def _forward_tile(model: LoadedModel, tokens: PackedTokens, start: int, tile_size: int, block_size: int) -> Tensor:
     """Wanted logits of the tile that begins with token ``start``."""
+    device = model.device
     stop = min(start + tile_size, len(tokens.token_ids))
     index = np.minimum(np.arange(start, start + tile_size), stop - 1)
     slots = np.where(np.arange(tile_size) < stop - start, tokens.slot_mapping[index], -1)
@@ -67,8 +69,8 @@ def _forward_tile(model: LoadedModel, tokens: PackedTokens, start: int, tile_siz
     num_blocks = -(-int(seq_lens.max()) // block_size)
     # Every token is a row of its own, a decode: to the model a request's second token of a tile is like any other.
     batch = PagedBatch(
-        block_table=_to_device(tokens.block_table[tokens.table_rows[index], :num_blocks], model),
-        slot_mapping=_to_device(slots, model),
+        block_table=to_device(tokens.block_table[tokens.table_rows[index], :num_blocks], device),
+        slot_mapping=to_device(slots, device),
         query_lens=[1] * tile_size,
         seq_lens=seq_lens.tolist(),
         block_size=block_size,
@@ -77,16 +79,12 @@ def _forward_tile(model: LoadedModel, tokens: PackedTokens, start: int, tile_siz
     # The last layer, too, sees a whole tile; a tile that nobody wants logits of makes one row for nobody.
     logit_rows = np.arange(tile_size if len(wanted) else 1)
     step = ModelInput(
-        token_ids=_to_device(tokens.token_ids[index], model),
-        positions=_to_device(tokens.positions[index], model),
-        logit_rows=_to_device(logit_rows, model),
+        token_ids=to_device(tokens.token_ids[index], device),
+        positions=to_device(tokens.positions[index], device),
+        logit_rows=to_device(logit_rows, device),
         batch=batch,
         state_slots=tokens.table_rows[index],
-        inputs_embeds=None if tokens.inputs_embeds is None else tokens.inputs_embeds[_to_device(index, model)],
+        inputs_embeds=None if tokens.inputs_embeds is None else tokens.inputs_embeds[to_device(index, device)],
     )
     logits = model.forward.run(step)
-    return logits[_to_device(wanted, model)]
-
-
-def _to_device(array: IntArray, model: LoadedModel) -> Tensor:
-    return torch.from_numpy(array).to(model.device, non_blocking=True)
+    return logits[to_device(wanted, device)]

@@ -27,6 +27,8 @@ def make_card(config: EngineConfig, ready: Ready, codec: TextCodec) -> ModelCard
         vocab_size=ready.vocab_size,
         dtype=ready.dtype,
         quantization=config.quantization or "",
+        attention_backend=ready.attention_backend,
+        kv_cache_dtype=ready.kv_cache_dtype,
         eos_token_ids=ready.eos_token_ids,
         has_chat_template=codec.has_chat_template,
         generation_config=_generation_config(Path(ready.model_folder)),

@@ -174,6 +174,8 @@ class WorkerProcess:
             architecture=card.architecture,
             dtype=ready.dtype,
             device=ready.device,
+            attention_backend=ready.attention_backend,
+            kv_cache_dtype=ready.kv_cache_dtype,
             kv_cache_tokens=ready.kv_cache_size_tokens,
             load_s=round(ready.load_time_s, 2),
         )

@@ -17,6 +17,7 @@ from penstock.worker.config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.model_runner import ModelRunner
+from penstock.worker.models.loader import check_float8
 
 from .harness import generate, request
 from .test_deterministic import DEMO_MODEL
@@ -70,5 +71,9 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded() -> None:
     for wrong in wrongs:
         with pytest.raises(ConfigurationError, match="quantization"):
             EngineConfig(model="any", **wrong)
-    with pytest.raises(ConfigurationError, match="device 'cpu'"):
-        EngineConfig(model="any", device="cuda", quantization="int8")
+    with pytest.raises(ConfigurationError, match="needs a GPU"):
+        EngineConfig(model="any", quantization="fp8")
+    old = EngineConfig(model="any", device="cuda", quantization="fp8")
+    check_float8(old, (8, 9))
+    with pytest.raises(ConfigurationError, match=r"quantization 'fp8' needs compute capability 8\.9.*has 8\.0"):
+        check_float8(old, (8, 0))

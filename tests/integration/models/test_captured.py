@@ -19,6 +19,7 @@ from torch import Tensor
 from penstock.kernels import paged_attention, rotary
 from penstock.worker.cli.start import COMMAND, _engine_config
 from penstock.worker.config import EngineConfig
+from penstock.worker.models.eight_bit_cache import hold_in_eight_bits
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
 from penstock.worker.models.lean import captured
 from penstock.worker.models.lean.captured import CapturedForward, capture_sizes, make_captured
@@ -194,6 +195,9 @@ def test_a_cache_may_wake_up_before_the_weights(device: torch.device, recording:
     allocate(forward, device)
     assert recording.num_captured == num_captured
     forward.network.embed_tokens.weight = weight
+    for _ in range(2):
+        forward.capture()
+        assert recording.num_captured == 2 * num_captured
     assert_equal(run(forward, device), expected)
     assert recording.num_captured == 2 * num_captured
 
@@ -228,6 +232,26 @@ def test_embeddings_and_batches_beyond_the_largest_go_one_by_one(device: torch.d
     assert recording.num_replayed == num_replayed
 
 
+@torch.inference_mode()
+def test_caches_of_eight_bits(device: torch.device, recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device.type == "cpu":
+        from ...kernels.interpreter import round_as_a_gpu  # imports Triton
+
+        round_as_a_gpu(monkeypatch)
+    plain, lean, other = (smallest_forward(device) for _ in range(3))
+    for one in (lean, other):
+        hold_in_eight_bits(one, "fp8_e4m3", 97, 64)
+    forward = CapturedForward(other, recording)
+    for one in (plain, lean, forward):
+        allocate(one, device)
+    assert {cache.dtype for cache in forward.caches} == {torch.float8_e4m3fn}
+    assert 4 * forward.bytes_per_token == plain.bytes_per_token
+    found = run(forward, device)
+    assert_equal(found, run(lean, device))
+    for ours, theirs in zip(found, run(plain, device), strict=True):
+        assert 0 < (ours - theirs).norm() < 0.2 * theirs.norm()
+
+
 def test_sizes() -> None:
     assert capture_sizes(1) == (1,)
     assert capture_sizes(5) == (1, 2, 4, 5)
@@ -241,7 +265,7 @@ def test_sizes() -> None:
 def test_what_cannot_be_captured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     lean = LeanForward(make_model("llama", torch.float32), SETTINGS)
     assert make_captured(lean) is lean, "there is no kernel for it on a CPU"
-    monkeypatch.setattr(captured, "is_capturable", lambda device, dtype: True)
+    monkeypatch.setattr(captured, "is_capturable", lambda *_: True)
     assert isinstance(make_captured(lean), CapturedForward)
     invariant = LeanForward(make_model("llama", torch.float32), ForwardSettings(64, is_batch_invariant=True))
     experts = LeanForward(make_model("mixtral", torch.float32), SETTINGS)
@@ -258,11 +282,11 @@ def test_only_kernels_of_a_gpu_can_be_captured() -> None:
 
 
 def test_a_gpu_engine_captures_unless_it_is_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured, "is_capturable", lambda device, dtype: True)
+    monkeypatch.setattr(captured, "is_capturable", lambda *_: True)
     lean = LeanForward(make_model("llama", torch.float32), SETTINGS)
     parser = argparse.ArgumentParser()
     COMMAND.add_arguments(parser)
     for options, kind in ((), CapturedForward), (("--enforce-eager",), LeanForward):
         config = _engine_config(parser.parse_args(["--model", "m", *options]), "cuda", 1)
         config = EngineConfig.decode(config.encode())
-        assert type(_prepare(lean, config, torch.device("cuda"))) is kind
+        assert type(_prepare(lean, config, torch.device("cuda"), 97, 64)) is kind

@@ -34,8 +34,8 @@ def parts(events: list[str]) -> dict[str, Part]:
 
 
 @pytest.fixture
-def sleep(parts: dict[str, Part]) -> EngineSleep:
-    return EngineSleep(parts)
+def sleep(parts: dict[str, Part], events: list[str]) -> EngineSleep:
+    return EngineSleep(parts, on_awake=lambda: events.append("awake"))
 
 
 def test_asleep_it_is_put_to_sleep_only_deeper(sleep: EngineSleep, events: list[str]) -> None:
@@ -57,7 +57,9 @@ def test_it_is_awake_when_all_is_back(sleep: EngineSleep, events: list[str]) -> 
     assert (sleep.is_asleep("weights"), sleep.is_asleep("kv_cache")) == (False, True)
     sleep.wake_up(["weights", "kv_cache"])
     assert sleep.state == SleepState()
-    assert events == ["weights restored", "kv_cache restored"]
+    assert events == ["weights restored", "kv_cache restored", "awake"]
+    sleep.wake_up(None)
+    assert events[3:] == []
 
 
 def test_half_awake_it_can_be_put_to_sleep_again(sleep: EngineSleep, events: list[str]) -> None:
@@ -77,7 +79,7 @@ def test_what_cannot_be_restored_still_sleeps(sleep: EngineSleep, parts: dict[st
     parts["weights"].failure = None
     sleep.wake_up(None)
     assert not sleep.state.is_sleeping
-    assert events[-2:] == ["weights restored", "kv_cache restored"]
+    assert events[-3:] == ["weights restored", "kv_cache restored", "awake"]
 
 
 def test_a_cache_for_which_there_is_no_room_holds_nothing() -> None:

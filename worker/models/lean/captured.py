@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ....kernels.paged_attention import PagedBatch, is_capturable
+from ..attention import AttentionCall
 from ..forward import Forward, ModelInput
 from .cuda_graph import CudaGraphRecorder, Recorder
 from .decoder import LeanDecoder
@@ -129,6 +130,10 @@ class CapturedForward:
         return self._lean.network_of(module)
 
     @property
+    def attention_calls(self) -> list[AttentionCall]:
+        return self._lean.attention_calls
+
+    @property
     def bytes_per_token(self) -> int:
         return self._lean.bytes_per_token
 
@@ -146,18 +151,24 @@ class CapturedForward:
         self._sizes = capture_sizes(num_slots)
         self._block_size = block_size
         self._num_columns = min(num_blocks, -(-self._lean.max_model_len // block_size))
-        # Weights may still be asleep when the cache wakes up; then the first decode captures.
+        # Weights may still be asleep when the cache wakes up; then ``capture`` is called when they are back.
         if self.network.embed_tokens.weight.device.type == device.type:
-            self._graphs = self._capture()
+            self.capture()
+
+    def capture(self) -> None:
+        """Capture every size, unless that is done, on the weights where they are now. Does nothing without a cache."""
+        if not self._sizes or (self._graphs is not None and self._graphs.weight_addresses == self._weight_addresses()):
+            return
+        self._graphs = None  # first let go of what was
+        self._graphs = self._capture()
 
     def run(self, step: ModelInput) -> Tensor:
         num_rows = len(step.batch.query_lens)
         place = bisect_left(self._sizes, num_rows)
         if place == len(self._sizes) or step.batch.num_decodes < num_rows or step.inputs_embeds is not None:
             return self._lean.run(step)
-        if self._graphs is None or self._graphs.weight_addresses != self._weight_addresses():
-            self._graphs = None
-            self._graphs = self._capture()
+        self.capture()
+        assert self._graphs is not None
         size, buffers = self._sizes[place], self._graphs.buffers
         buffers.fill(step, size)
         self._graphs.replays[size]()
@@ -220,7 +231,7 @@ def _obstacle(lean: LeanForward) -> str | None:
     if lean.is_batch_invariant:
         # The check at load watches the operations of each forward, and a replay shows none.
         return "a deterministic engine computes in tiles"
-    if not is_capturable(weight.device, weight.dtype):
+    if not is_capturable(weight.device, weight.dtype, lean.attention_backend):
         return f"there is no attention kernel for {weight.dtype} on {weight.device.type}"
     if any(isinstance(part, OwnMlp) for part in lean.network.modules()):
         return "its experts are computed by transformers"

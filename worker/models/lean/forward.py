@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from ....kernels.rotary import apply_rotary
 from ....shared.errors import ModelLoadError
+from ..attention import AttentionCall
 from ..forward import ForwardSettings, ModelInput
 from ..packed import PackedForward
 from .decoder import LeanDecoder
@@ -61,6 +62,14 @@ class LeanForward:
         return [call.window for call in self._calls]
 
     @property
+    def attention_backend(self) -> str:
+        return self._settings.attention_backend
+
+    @property
+    def attention_calls(self) -> list[AttentionCall]:
+        return self._calls
+
+    @property
     def bytes_per_token(self) -> int:
         return sum(call.bytes_per_token for call in self._calls)
 
@@ -73,9 +82,13 @@ class LeanForward:
 
     def transform(self, step: ModelInput) -> Tensor:
         """Compute ``step`` up to what ``lm_head`` makes logits of, ``[R, hidden size]``."""
-        is_batch_invariant = self._settings.is_batch_invariant
+        shared = {
+            "batch": step.batch,
+            "is_batch_invariant": self._settings.is_batch_invariant,
+            "backend": self._settings.attention_backend,
+        }
         attentions = [
-            partial(call.rotate_and_attend, batch=step.batch, scale=layer.scale, is_batch_invariant=is_batch_invariant)
+            partial(call.rotate_and_attend, scale=layer.scale, **shared)
             for call, layer in zip(self._calls, self._layers, strict=True)
         ]
         inputs = self.network.embed_tokens(step.token_ids) if step.inputs_embeds is None else step.inputs_embeds

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from ....kernels.decoder import Decoder, DecoderBatch, DecoderWeights, LayerWeights, can_cache, can_decode
 from ....kernels.linear import PackedWeight
+from ..attention import AttentionCall
 from ..forward import Forward, ModelInput
 from ..packed_linear import OwnPackedLinear
 from ..paged_tensor import zeros
@@ -42,6 +43,10 @@ class NativeForward:
 
     def network_of(self, module: PreTrainedModel) -> LeanDecoder:
         return self._lean.network_of(module)
+
+    @property
+    def attention_calls(self) -> list[AttentionCall]:
+        return self._lean.attention_calls
 
     @property
     def bytes_per_token(self) -> int:

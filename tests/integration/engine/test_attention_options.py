@@ -1,0 +1,166 @@
+"""Which kernel attends, and keys and values in eight bits: by option, checked at the start, and said."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+
+from penstock.ops.demo.task import demo_questions
+from penstock.shared.errors import ConfigurationError, ModelLoadError
+from penstock.worker.cli.start import _chosen
+from penstock.worker.config import EngineConfig
+from penstock.worker.engine.composition import Engine, build_engine
+from penstock.worker.models.cut import CutRule
+from penstock.worker.models.eight_bit_cache import hold_in_eight_bits
+from penstock.worker.models.forward import ForwardSettings
+from penstock.worker.models.gather import gather_forward
+from penstock.worker.models.lean.native import NativeForward
+from penstock.worker.models.loader import check_float8, load_model
+
+from .harness import SHAPE, generate, request
+from .test_deterministic import DEMO_MODEL
+from .test_quantization import HAS_COMPILER
+
+KV_CACHE_BYTES = 1 << 20
+
+
+def demo_engine(**options: Any) -> Engine:
+    config = EngineConfig(model=str(DEMO_MODEL), num_threads=1, kv_cache_memory=KV_CACHE_BYTES, **options)
+    return build_engine(config, DEMO_MODEL)
+
+
+def share_of_right_answers(engine: Engine) -> float:
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    questions = demo_questions(30, seed=1)
+    answers = generate(
+        engine.core,
+        [
+            request(str(index), tokenizer.encode(question.prompt).ids, max_tokens=40, ignore_eos=False)
+            for index, question in enumerate(questions)
+        ],
+    )
+    texts = [tokenizer.decode(answers[str(index)], skip_special_tokens=True).strip() for index in range(len(questions))]
+    return sum(text == question.answer for text, question in zip(texts, questions, strict=True)) / len(questions)
+
+
+@pytest.mark.parametrize(
+    ("kv_cache_dtype", "options", "name", "least"),
+    [
+        ("fp8", {}, "fp8_e4m3", 0.95),
+        ("fp8_e5m2", {}, "fp8_e5m2", 0.85),
+        ("fp8_e4m3", {"deterministic": True}, "fp8_e4m3", 0.95),
+    ],
+)
+def test_the_demo_model_still_answers_right_with_a_quarter_of_the_cache(
+    kv_cache_dtype: str, options: dict[str, Any], name: str, least: float
+) -> None:
+    plain = demo_engine(max_num_seqs=1000).ready
+    engine = demo_engine(max_num_seqs=1000, kv_cache_dtype=kv_cache_dtype, **options)
+    assert engine.ready.kv_cache_size_tokens == 4 * plain.kv_cache_size_tokens, "float32 is four times as wide"
+    assert (engine.ready.kv_cache_dtype, plain.kv_cache_dtype) == (name, "float32")
+    assert share_of_right_answers(engine) >= least
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
+def test_the_backend_that_was_asked_for_attends() -> None:
+    assert demo_engine().ready.attention_backend == "native"
+    native = load_model(EngineConfig(model=str(DEMO_MODEL), attention_backend="native"), DEMO_MODEL)
+    assert isinstance(native.forward, NativeForward)
+    reference = demo_engine(attention_backend="reference")
+    assert reference.ready.attention_backend == "reference"
+    assert share_of_right_answers(reference) >= 0.95
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
+def test_a_backend_that_lacks_the_models_heads_is_refused(tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(**{**SHAPE, "head_dim": 24, "num_hidden_layers": 1})
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"attention_backend is 'native'.*LlamaForCausalLM.*by reference here"):
+        build_engine(EngineConfig(model=str(tmp_path), attention_backend="native"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"attention_backend": "flash"},
+            "attention_backend must be one of auto, triton, native, reference, got",
+        ),
+        ({"attention_backend": "triton"}, "'triton' needs a GPU"),
+        ({"attention_backend": "native", "device": "cuda"}, "'native' needs device 'cpu' and native kernels"),
+        ({"attention_backend": "native", "native_kernels": False}, "needs device 'cpu' and native kernels"),
+        ({"attention_backend": "native", "deterministic": True}, "'native' cannot do --deterministic"),
+        ({"attention_backend": "native", "kv_cache_dtype": "fp8"}, "'native' cannot do kv_cache_dtype 'fp8'"),
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype must be one of auto, fp8, fp8_e4m3, fp8_e5m2, got 'int4'"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_loaded(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        EngineConfig(model="any", **options)
+
+
+def test_a_gpu_without_the_floats_is_refused() -> None:
+    for name in ("fp8", "fp8_e4m3"):
+        config = EngineConfig(model="any", device="cuda", kv_cache_dtype=name)
+        check_float8(config, (9, 0))
+        with pytest.raises(ConfigurationError, match=r"kv_cache_dtype '.*has 8\.6; use 'fp8_e5m2'"):
+            check_float8(config, (8, 6))
+    check_float8(EngineConfig(model="any", device="cuda", kv_cache_dtype="fp8_e5m2"), (8, 0))
+
+
+def test_a_model_that_needs_more_than_eight_bits_is_refused_by_name(
+    tmp_path: Path, model_folder: Callable[[str], Path]
+) -> None:
+    """A value that nobody looks at is so large that beside it all others become 0."""
+    module = transformers.AutoModelForCausalLM.from_config(
+        transformers.Qwen2Config(**{**SHAPE, "num_hidden_layers": 1})
+    )
+    attention = module.model.layers[0].self_attn
+    with torch.no_grad():
+        attention.v_proj.bias[0] = 1e6
+        for head in range(2):
+            attention.o_proj.weight[:, head * 16] = 0.0
+    module.save_pretrained(tmp_path)
+    shutil.copy(model_folder("qwen2") / "tokenizer.json", tmp_path)
+    message = "Qwen2ForCausalLM cannot be served with a KV cache of fp8_e4m3 and packed layers: .*logits differ"
+    with pytest.raises(ModelLoadError, match=message):
+        load_model(EngineConfig(model=str(tmp_path), kv_cache_dtype="fp8"), tmp_path)
+    assert load_model(EngineConfig(model=str(tmp_path)), tmp_path).architecture == "Qwen2ForCausalLM"
+
+
+def test_scales_make_small_and_large_numbers_fit(tmp_path: Path, model_folder: Callable[[str], Path]) -> None:
+    """As they come, these values would be 0 in eight bits, and these keys beyond their largest number."""
+    module = transformers.AutoModelForCausalLM.from_pretrained(model_folder("llama"), attn_implementation="eager")
+    with torch.no_grad():
+        for layer in module.model.layers:
+            layer.self_attn.v_proj.weight *= 1e-4
+            layer.self_attn.o_proj.weight *= 1e4
+            layer.self_attn.k_proj.weight *= 1e3
+            layer.self_attn.q_proj.weight *= 1e-3
+    module.save_pretrained(tmp_path)
+    shutil.copy(model_folder("llama") / "tokenizer.json", tmp_path)
+    config = EngineConfig(model=str(tmp_path), kv_cache_dtype="fp8")
+    assert load_model(config, tmp_path).attention_backend == "reference"
+
+
+def test_a_model_whose_own_code_reads_the_cache_is_refused(model_folder: Callable[[str], Path]) -> None:
+    module = transformers.AutoModelForCausalLM.from_pretrained(model_folder("llama"))
+    gathering = gather_forward(module, ForwardSettings(64), CutRule())
+    with pytest.raises(ModelLoadError, match=r"kv_cache_dtype 'fp8_e4m3' needs a model that attends by our kernels"):
+        hold_in_eight_bits(gathering, "fp8_e4m3", 128, 64)
+
+
+def test_an_engine_that_was_configured_before_the_options_is_as_it_was() -> None:
+    old = EngineConfig.decode(b'{"model":"m","device":"cuda","quantization":null}')
+    assert (old.attention_backend, old.kv_cache_dtype, old.eight_bit_cache) == ("auto", "auto", None)
+    new = EngineConfig(model="m", device="cuda", attention_backend="triton", kv_cache_dtype="fp8", quantization="fp8")
+    assert EngineConfig.decode(new.encode()) == new
+    assert _chosen(new) == ", attention triton, KV cache in fp8_e4m3, weights in fp8"
+    assert _chosen(old) == ""
