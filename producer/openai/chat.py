@@ -1,16 +1,27 @@
-"""POST /v1/chat/completions: the body, the response and the chunks of a stream."""
+"""POST /v1/chat/completions: the body, and how deltas become the response or the chunks of a stream."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from ...shared.messages import Delta, FinishReason
 from ..outputs import CompletionOutput, RequestOutput
 from .answer_form import AnswerForm, answer_form
 from .answer_parts import AnswerParser, CallDelta, MessageParts
+from .chat_objects import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    FunctionCall,
+    FunctionCallDelta,
+    MessageDelta,
+    ToolCall,
+    ToolCallDelta,
+)
 from .common import (
     SYSTEM_FINGERPRINT,
     GenerationBody,
@@ -34,7 +45,7 @@ class ChatCompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=Tru
     """The request. ``max_completion_tokens`` goes before ``max_tokens``; without both the model's length is the limit.
 
     vLLM's: ``prompt_logprobs`` (vLLM tells them beside the choices, which this API does not; refused),
-    ``add_generation_prompt``, ``continue_final_message`` and ``chat_template_kwargs``, for the chat template;
+    ``add_generation_prompt`` and ``chat_template_kwargs``, for the chat template;
     ``include_reasoning``, whether reasoning is told where it is split from the answer. ``reasoning_effort`` goes to the
     chat template; "none" also as the switches that templates have for thinking.
     """
@@ -51,105 +62,6 @@ class ChatCompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=Tru
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-
-
-class FunctionCall(msgspec.Struct):
-    """``arguments`` are JSON as the model wrote it; cut short if the answer is."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(msgspec.Struct, kw_only=True):
-    """A call; ``id`` is what the message with its result names."""
-
-    id: str
-    type: Literal["function"]
-    function: FunctionCall
-
-
-class FunctionCallDelta(msgspec.Struct, kw_only=True):
-    """What a chunk adds to a call: the name comes whole, with the first."""
-
-    name: str | UnsetType = UNSET
-    arguments: str
-
-
-class ToolCallDelta(msgspec.Struct, kw_only=True):
-    """What a chunk adds to the ``index``-th call; ``id`` and ``type`` come with the first."""
-
-    index: int
-    id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
-    function: FunctionCallDelta
-
-
-class AssistantMessage(msgspec.Struct, kw_only=True):
-    """The answer; ``content`` is null if it is tool calls alone. Nothing here refuses, so ``refusal`` is null.
-
-    ``reasoning`` is vLLM's word for what ``reasoning_content`` is DeepSeek's; both are given.
-    """
-
-    role: Literal["assistant"]
-    content: str | None
-    refusal: str | None
-    reasoning: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
-
-
-class ChatChoice(msgspec.Struct, kw_only=True):
-    """One of the ``n`` answers. ``stop_reason`` is vLLM's: what stopped it, if it was no end of sequence."""
-
-    index: int
-    message: AssistantMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: OpenAIFinishReason
-    stop_reason: int | str | None
-
-
-class ChatCompletion(msgspec.Struct, kw_only=True):
-    """The response."""
-
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    system_fingerprint: str
-
-
-class MessageDelta(msgspec.Struct, kw_only=True):
-    """What a chunk adds to the message; ``role`` comes with the first of each choice."""
-
-    role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
-
-
-class ChatChunkChoice(msgspec.Struct, kw_only=True):
-    """What a chunk adds to one choice."""
-
-    index: int
-    delta: MessageDelta
-    logprobs: ChatLogprobs | UnsetType | None = UNSET
-    finish_reason: OpenAIFinishReason | None
-    stop_reason: int | str | UnsetType | None = UNSET
-
-
-class ChatCompletionChunk(msgspec.Struct, kw_only=True):
-    """One event of a stream; that with ``usage`` has no choices."""
-
-    id: str
-    object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-    system_fingerprint: str
 
 
 class PreparedChat(Prepared, kw_only=True, frozen=True):

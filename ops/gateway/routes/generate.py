@@ -14,7 +14,8 @@ from functools import partial
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from ....producer.openai.chat import ChatCompletion, ChatCompletionBody
+from ....producer.openai.chat import ChatCompletionBody
+from ....producer.openai.chat_objects import ChatCompletion
 from ....producer.openai.common import new_id
 from ....producer.openai.completions import Completion, CompletionBody
 from ....producer.openai.embeddings import EmbeddingsBody

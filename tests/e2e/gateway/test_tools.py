@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
+import httpx
 import openai
 import pydantic
 import pytest
@@ -99,6 +100,33 @@ async def test_several_calls_are_numbered_and_none_are_made_where_none_are_wante
     assert told[-1].finish_reason == "tool_calls"
     assert none.choices[0].message.tool_calls is None
     assert "<tool_call>" in (none.choices[0].message.content or "")
+
+
+async def test_a_call_whose_stream_is_cut_goes_on_where_it_was(gateway: LocalGateway) -> None:
+    body = {"model": "demo", "messages": MESSAGES, "tools": [WEATHER], "tool_choice": "required", "stream": True}
+    body |= {"parallel_tool_calls": False, "max_tokens": LIMIT, "seed": 3}
+    told: list[dict[str, Any]] = []
+    last_event_id = ""
+
+    async def read(http: httpx.AsyncClient, num_events: int | None, headers: dict[str, str]) -> None:
+        nonlocal last_event_id
+        async with http.stream("POST", "/chat/completions", json=body, headers=headers) as response:
+            async for line in response.aiter_lines():
+                if line.startswith("id: "):
+                    last_event_id = line.removeprefix("id: ")
+                elif line.startswith("data: {"):
+                    told.append(json.loads(line.removeprefix("data: "))["choices"][0])
+                    if len(told) == num_events:
+                        return
+
+    async with httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as http:
+        await read(http, 2, {})
+        await read(http, None, {"Last-Event-ID": last_event_id})
+    calls = [call for choice in told for call in choice["delta"].get("tool_calls", ())]
+    assert [call["function"].get("name") for call in calls if "id" in call] == ["weather"]
+    arguments = "".join(call["function"]["arguments"] for call in calls)
+    assert json.loads(arguments) in ({"city": "Bonn"}, {"city": "Rome"})
+    assert [choice["finish_reason"] for choice in told if choice["finish_reason"]] == ["tool_calls"]
 
 
 class Step(pydantic.BaseModel):
