@@ -54,7 +54,7 @@ class LLM(LLMControl):
         self._thread.start()
         self._client = Client(url, **options)
         try:
-            self._call(self._client.open())
+            self.call(self._client.open())
         except BaseException:
             self._stop()
             raise
@@ -80,7 +80,7 @@ class LLM(LLMControl):
         wanted = _as_list(prompts)
         each = params_of_each(params, len(wanted))
         with ProgressBar(len(wanted), shown=progress) as bar:
-            return self._call(self._generate_all(wanted, each, options, bar))
+            return self.call(self._generate_all(wanted, each, options, bar))
 
     def stream(
         self,
@@ -101,14 +101,19 @@ class LLM(LLMControl):
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine of ``client`` to its end: ``llm.call(llm.client.submit(prompt))``. From any thread."""
-        return self._call(work)
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
 
     def iterate(self, items: Closable[T]) -> Generator[T]:
         """Iterate over what an asynchronous generator (or an ``EventStream``) gives; closing the iterator closes it."""
         try:
             while True:
                 try:
-                    item = self._call(_next(items))
+                    item = self.call(_next(items))
                 except StopAsyncIteration:
                     return
                 yield item
@@ -148,12 +153,12 @@ class LLM(LLMControl):
         """Embed, classify or score each prompt. No engine of this version does; see ``Client.encode``."""
         wanted = _as_list(prompts)
         with ProgressBar(len(wanted), shown=progress) as bar:
-            return self._call(self._encode_all(wanted, params, options, bar))
+            return self.call(self._encode_all(wanted, params, options, bar))
 
     def close(self) -> None:
         """Disconnect; twice does nothing."""
         if self._thread.is_alive():
-            self._call(self._client.close())
+            self.call(self._client.close())
             self._stop()
 
     def __enter__(self) -> LLM:
@@ -195,14 +200,6 @@ class LLM(LLMControl):
             if isinstance(result, BaseException):
                 raise result
         return results  # type: ignore[return-value]  # no exception is left in it
-
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except KeyboardInterrupt:
-            future.cancel()
-            raise
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

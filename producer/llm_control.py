@@ -18,7 +18,7 @@ def _blocking(method: Callable[Concatenate[Client, P], Coroutine[Any, Any, T]]) 
 
     @functools.wraps(method)
     def call(self: LLMControl, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._call(method(self._client, *args, **kwargs))
+        return self.call(method(self._client, *args, **kwargs))
 
     return call
 
@@ -28,7 +28,7 @@ class LLMControl:
 
     _client: Client
 
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` on the client's loop and wait for it."""
         raise NotImplementedError
 

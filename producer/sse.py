@@ -274,21 +274,21 @@ class _Pulse:
     def __init__(self, send: Send, every_s: float) -> None:
         self._send = send
         self._every_s = every_s
-        self._sent_at = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()
+        self._sent_at = self._loop.time()
         self._beating = asyncio.create_task(self._beat())
 
     async def send(self, piece: bytes) -> None:
-        self._sent_at = asyncio.get_running_loop().time()
+        self._sent_at = self._loop.time()
         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
     def stop(self) -> None:
         self._beating.cancel()
 
     async def _beat(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(max(0.0, self._sent_at + self._every_s - loop.time()))
-            if loop.time() >= self._sent_at + self._every_s:
+            await asyncio.sleep(max(0.0, self._sent_at + self._every_s - self._loop.time()))
+            if self._loop.time() >= self._sent_at + self._every_s:
                 await self.send(COMMENT)
 
 

@@ -72,7 +72,7 @@ def create_app() -> Flask:
 
     @app.get("/answers/<request_id>")
     def poll(request_id: str) -> ResponseReturnValue:
-        status = llm.call(llm.client.status(request_id))
+        status = llm.status(request_id)
         if status.state in ("queued", "claimed"):
             return jsonify(state=status.state, position=status.position), 202
         handle = llm.call(llm.client.handle(request_id))
