@@ -9,6 +9,10 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:engine:ENGINE                       string    heartbeat, expires after heartbeat_ttl_s
     NS:api_keys                            hash      id -> ApiKey of the gateway; until revoked
     NS:worker:WORKER:commands              channel   drain and stop, to a supervisor
+    NS:jobs                                zset      arq's queue of our jobs; arq writes what a job is to arq:job:NS:…
+    NS:jobs:health-check                   string    that a process runs our jobs; arq lets it expire
+    NS:jobs:due                            zset      KIND:ID of what is to be done -> ms at which it is; until it is
+    NS:jobs:holders                        hash      the same -> token of who is at it; until it lets go
     NS:{MODEL}:lane:BAND:TENANT            stream    what waits of a tenant, in order of arrival; gone when empty
     NS:{MODEL}:due:BAND:TENANT             zset      entries of that lane by deadline, where they have one; as the lane
     NS:{MODEL}:ready:BAND                  zset      tenants to claim from, by virtual time; gone when there is none
@@ -87,6 +91,15 @@ class Keys:
 
     def worker_commands(self, worker_id: str) -> str:
         return f"{self.namespace}:worker:{worker_id}:commands"
+
+    def jobs(self) -> str:
+        return f"{self.namespace}:jobs"
+
+    def jobs_due(self) -> str:
+        return f"{self.namespace}:jobs:due"
+
+    def job_holders(self) -> str:
+        return f"{self.namespace}:jobs:holders"
 
     def model(self, model: str) -> ModelKeys:
         return ModelKeys(self.namespace, model)

@@ -1,0 +1,103 @@
+"""The jobs process with a real arq, killed in the middle; the engine is played through the broker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from arq.connections import ArqRedis
+
+from penstock.producer.jobs import JobSet, JobSettings
+from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
+from penstock.shared.connection import CommandConnection
+from penstock.shared.errors import ConfigurationError, ValidationError
+from penstock.shared.keys import Keys
+from penstock.shared.messages import Delta, FinishReason, Usage
+from penstock.shared.records import ModelCard
+
+from .processes import JobsProcess, until
+
+Start = Callable[..., JobsProcess]
+
+
+@pytest.fixture
+async def broker(commands: CommandConnection, namespace: str) -> Broker:
+    card = ModelCard(model="m", max_model_len=100, vocab_size=50)
+    await commands.execute("HSET", Keys(namespace).models(), "m", msgspec.json.encode(card))
+    return Broker(commands, Keys(namespace).model("m"))
+
+
+@pytest.fixture
+def jobs(redis_url: str, namespace: str) -> JobSet:
+    return JobSet(JobSettings(redis_url=redis_url, namespace=namespace))
+
+
+@pytest.fixture
+async def pool(jobs: JobSet) -> AsyncIterator[ArqRedis]:
+    pool = jobs.pool()
+    yield pool
+    await pool.aclose(close_connection_pool=True)
+
+
+@pytest.fixture
+def start(redis_url: str, namespace: str, tmp_path: Path) -> Iterator[Start]:
+    started: list[JobsProcess] = []
+
+    def start(*options: str) -> JobsProcess:
+        started.append(JobsProcess(redis_url, namespace, tmp_path / "jobs.log", *options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+async def claim(broker: Broker) -> Claim:
+    found: list[Claim] = []
+
+    async def claimed() -> bool:
+        found.extend((await broker.claim("e0", Room(max_num_seqs=1), lease_ttl_ms=600_000)).claims)
+        return bool(found)
+
+    await until(claimed, "nothing was enqueued")
+    return found[0]
+
+
+async def test_a_generation_outlives_the_process_that_asked_for_it(
+    start: Start, broker: Broker, pool: ArqRedis, jobs: JobSet, commands: CommandConnection
+) -> None:
+    first = start()
+    job = await pool.enqueue_job("generate", [1, 2, 3], {"max_tokens": 2, "temperature": 0.0}, tenant="acme")
+    assert job is not None
+    running = await claim(broker)
+    assert running.request_id == job.job_id
+    await broker.append([Record(running.request_id, running.epoch, Delta(token_ids=[7], text="a"))])
+    first.kill()
+    second = start()
+
+    async def taken_up() -> bool:
+        return await commands.execute("GET", f"arq:retry:{job.job_id}") == b"2"
+
+    await until(taken_up, "the job of the dead process does not come back", 30)
+    last = Delta(index=1, token_ids=[8], text="b", finish_reason=FinishReason.LENGTH, usage=Usage(3, 2))
+    assert await broker.finish([FinalRecord(running.request_id, running.epoch, last)]) == []
+    output = await job.result(timeout=60, poll_delay=0.05)
+    assert (output["model"], output["outputs"][0]["text"]) == ("m", "ab")
+    assert output["outputs"][0]["token_ids"] == [7, 8]
+    assert output["usage"] == {"num_prompt_tokens": 3, "num_output_tokens": 2, "num_cached_tokens": 0}
+    assert (await broker.claim("e0", Room(max_num_seqs=1))).claims == []
+
+    wrong = await pool.enqueue_job("generate", "hi", {"max_token": 2})
+    assert wrong is not None
+    with pytest.raises(ValidationError, match="params has no max_token"):
+        await wrong.result(timeout=60, poll_delay=0.05)
+    assert await commands.execute("ZCARD", jobs.settings.keys.jobs_due()) == 0
+    assert second.stop() == 0
+
+
+async def test_a_worker_that_would_pickle_our_jobs_is_refused(jobs: JobSet, redis_url: str) -> None:
+    async with ArqRedis.from_url(redis_url) as pickling:
+        with pytest.raises(ConfigurationError, match="job_serializer"):
+            await jobs.on_startup({"redis": pickling})
