@@ -11,11 +11,13 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from arq.worker import Function, func
+
 from .context import JobContext
 from .holding import CutOffError, run_held
+from .settings import JOB_TIMEOUT_S
 
 DueJob = Callable[[JobContext, str], Coroutine[Any, Any, float | None]]
-ArqFunction = Callable[..., Coroutine[Any, Any, None]]
 
 # After an error that nobody foresaw: often enough to get well soon, seldom enough to read the log.
 PAUSE_AFTER_ERROR_S = 30.0
@@ -23,8 +25,8 @@ PAUSE_AFTER_ERROR_S = 30.0
 DUE_JOBS: dict[str, DueJob] = {}
 
 
-def arq_function(kind: str, job: DueJob) -> ArqFunction:
-    """Return what arq calls: it runs ``job`` for an item that is due, and lets go of it as the job says."""
+def arq_function(kind: str, job: DueJob) -> Function:
+    """Return an arq function that runs ``job`` for an item that is due, and lets go of it as the job says."""
 
     async def run(ctx: dict[str, Any], item_id: str) -> None:
         context = JobContext.of(ctx)
@@ -42,5 +44,4 @@ def arq_function(kind: str, job: DueJob) -> ArqFunction:
         finally:
             await asyncio.shield(hold.let_go(due_in_s))
 
-    run.__qualname__ = kind
-    return run
+    return func(run, name=kind, timeout=JOB_TIMEOUT_S, keep_result=0)

@@ -61,11 +61,7 @@ class JobSet:
     def functions(self) -> list[Function]:
         """``generate``, and what the agenda asks for."""
         generating = func(generate, name="generate", timeout=JOB_TIMEOUT_S, max_tries=MAX_TRIES)
-        due = [
-            func(arq_function(kind, job), name=kind, timeout=JOB_TIMEOUT_S, keep_result=0)
-            for kind, job in DUE_JOBS.items()
-        ]
-        return [generating, *due]
+        return [generating, *(arq_function(kind, job) for kind, job in DUE_JOBS.items())]
 
     @property
     def cron_jobs(self) -> list[CronJob]:
