@@ -29,6 +29,26 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--drain-timeout", type=int, default=10, metavar="S", help="time for running jobs at shutdown (10)"
     )
     parser.add_argument("--queue-name", default="", metavar="NAME", help="arq's queue (NAMESPACE:jobs)")
+    parser.add_argument(
+        "--allow-private-webhooks",
+        action="append",
+        default=[],
+        metavar="CIDR",
+        help="network that webhooks may call though it is private or loopback; may be repeated; 'all' for any",
+    )
+    parser.add_argument(
+        "--webhook-timeout", type=float, default=15.0, metavar="S", help="how long an attempt may take (15)"
+    )
+    parser.add_argument(
+        "--webhook-first-delay",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="before an event is tried again; each further delay is four times the one before, up to 6 h (5)",
+    )
+    parser.add_argument(
+        "--webhook-attempts", type=int, default=11, metavar="N", help="after which an event is given up (11: 26 h)"
+    )
     parser.add_argument("--burst", action="store_true", help="end when nothing is due")
     parser.add_argument("--check", action="store_true", help="run nothing; exit status 0 if a process runs these jobs")
     parser.add_argument("--log-level", choices=LEVELS, default="info")
@@ -38,14 +58,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     try:
         # Here, since the other commands do without arq.
-        from ...producer.jobs import JobSettings
+        from ...producer.jobs import JobSettings, WebhookSettings
         from ...producer.jobs.run import is_healthy, run_jobs
     except ImportError as error:
         raise ConfigurationError(str(error)) from error
     configure_logging(arguments.log_level)
     if arguments.log_level != "debug":
-        # Of every job, two lines; those of a sweep come every second.
-        logging.getLogger("arq").setLevel(logging.WARNING)
+        # Lines for every job, every attempt, and those of a sweep every second.
+        for name in ("arq", "httpx"):
+            logging.getLogger(name).setLevel(logging.WARNING)
     with resolve_redis_url(arguments.redis_url) as url:
         settings = JobSettings(
             redis_url=url,
@@ -57,6 +78,12 @@ def _run(arguments: argparse.Namespace) -> int:
             sweep_every_s=arguments.sweep_every,
             lease_ttl_s=arguments.lease_ttl,
             drain_timeout_s=arguments.drain_timeout,
+            webhooks=WebhookSettings(
+                allowed_networks=tuple(arguments.allow_private_webhooks),
+                timeout_s=arguments.webhook_timeout,
+                first_delay_s=arguments.webhook_first_delay,
+                max_attempts=arguments.webhook_attempts,
+            ),
         )
         if not arguments.check:
             asyncio.run(run_jobs(settings, burst=arguments.burst))

@@ -7,13 +7,16 @@ Needs the extra ``jobs``.
 """
 
 try:
-    import arq  # noqa: F401  # told here, where the remedy can be said
+    # Told here, where the remedy can be said.
+    import arq  # noqa: F401
+    import httpx  # noqa: F401
+    import standardwebhooks  # noqa: F401
 except ImportError as error:
-    raise ImportError("penstock.producer.jobs needs arq: pip install 'penstock[jobs]'") from error
+    raise ImportError(f"penstock.producer.jobs needs {error.name}: pip install 'penstock[jobs]'") from error
 
 from .context import JobContext
 from .job_set import JobSet
 from .serializer import deserialize, serialize
-from .settings import JobSettings
+from .settings import JobSettings, WebhookSettings
 
-__all__ = ["JobContext", "JobSet", "JobSettings", "deserialize", "serialize"]
+__all__ = ["JobContext", "JobSet", "JobSettings", "WebhookSettings", "deserialize", "serialize"]

@@ -8,13 +8,17 @@ from ...shared.connection import CommandConnection
 from ...shared.errors import ConfigurationError
 from ..agenda import Agenda
 from ..client import Client
+from ..webhooks.delivery import Delivery
+from ..webhooks.outbox import Outbox
+from ..webhooks.store import EventStore
+from ..webhooks.targets import WebhookTargets
 from .settings import JobSettings
 
 CONTEXT_KEY = "penstock"
 
 
 class JobContext:
-    """A client, a connection of commands and the agenda; ``of(ctx)`` finds it in arq's ``ctx``."""
+    """A client, a connection of commands, and what works with it; ``of(ctx)`` finds it in arq's ``ctx``."""
 
     def __init__(self, settings: JobSettings) -> None:
         self.settings = settings
@@ -30,6 +34,9 @@ class JobContext:
             namespace=settings.namespace,
         )
         self.agenda = Agenda(self.connection, self.keys, lease_ttl_s=settings.lease_ttl_s)
+        events = EventStore(self.connection, self.keys, self.agenda)
+        self.outbox = Outbox(self.connection, self.keys, events)
+        self.delivery = Delivery(self.connection, self.keys, events, settings.webhooks)
 
     @classmethod
     def of(cls, ctx: dict[str, Any]) -> JobContext:
@@ -54,8 +61,10 @@ class JobContext:
         """
         await self.client.open()
         await self.connection.open()
+        await WebhookTargets(self.connection, self.keys).publish_networks(self.settings.webhooks.allowed_networks)
 
     async def close(self) -> None:
         """Disconnect; doing it twice does nothing."""
         await self.client.close()
+        await self.delivery.close()
         await self.connection.close()

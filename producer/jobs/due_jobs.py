@@ -13,6 +13,7 @@ from typing import Any
 
 from arq.worker import Function, func
 
+from ..webhooks.store import DELIVER
 from .context import JobContext
 from .holding import CutOffError, run_held
 from .settings import JOB_TIMEOUT_S
@@ -22,7 +23,12 @@ DueJob = Callable[[JobContext, str], Coroutine[Any, Any, float | None]]
 # After an error that nobody foresaw: often enough to get well soon, seldom enough to read the log.
 PAUSE_AFTER_ERROR_S = 30.0
 
-DUE_JOBS: dict[str, DueJob] = {}
+
+async def _deliver_webhook(context: JobContext, event_id: str) -> float | None:
+    return await context.delivery.deliver(event_id)
+
+
+DUE_JOBS: dict[str, DueJob] = {DELIVER: _deliver_webhook}
 
 
 def arq_function(kind: str, job: DueJob) -> Function:

@@ -12,7 +12,8 @@ from arq.worker import Retry
 
 from ...shared.errors import ValidationError
 from ...shared.params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
-from ..prompt import Prompt, RequestOptions
+from ..options import RequestOptions
+from ..prompt import Prompt
 from .context import JobContext
 from .holding import CutOffError, run_held
 

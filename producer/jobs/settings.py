@@ -8,6 +8,7 @@ from ...shared.errors import ConfigurationError
 from ...shared.keys import DEFAULT_NAMESPACE, Keys
 from ..agenda import LEASE_TTL_S
 from ..client import RESULT_TTL_S
+from ..webhooks.settings import WebhookSettings
 
 # arq counts a job as lost when its longest time-out has passed, so ours return before that and go on as another run.
 JOB_TIMEOUT_S = 300.0
@@ -30,6 +31,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         lease_ttl_s: how long after its process's death a job is taken up by another.
         drain_timeout_s: how long running jobs have after SIGTERM; then they are handed back.
         health_check_interval_s: how often the process says that it lives.
+        webhooks: how events are delivered.
 
     Raises:
         ConfigurationError: a value is out of range; the message names it.
@@ -47,6 +49,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     lease_ttl_s: float = LEASE_TTL_S
     drain_timeout_s: int = 10
     health_check_interval_s: float = 5.0
+    webhooks: WebhookSettings = WebhookSettings()
 
     def __post_init__(self) -> None:
         positive = ("result_ttl_s", "poll_delay_s", "lease_ttl_s", "health_check_interval_s")

@@ -20,10 +20,15 @@ from .generation import ARQ_JOB
 # Of what waits for a free place among the running jobs, no more has to be looked at in a sweep.
 MAX_DUE = 500
 
+
+async def _collect_ends(context: JobContext) -> None:
+    await context.outbox.collect()
+
+
 Collector = Callable[[JobContext], Awaitable[None]]
 
 # What is run at every sweep, to put on the agenda what it does not know yet.
-COLLECTORS: tuple[Collector, ...] = ()
+COLLECTORS: tuple[Collector, ...] = (_collect_ends,)
 
 
 async def sweep(ctx: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ class JobsProcess:
         return self.process.wait(60)
 
 
-async def until(condition: Callable[[], Awaitable[object]], what: str, timeout_s: float = 90.0) -> None:
+async def until(condition: Callable[[], Awaitable[object]], what: str, timeout_s: float = 10.0) -> None:
     """Wait for something that another process does."""
     give_up_at = asyncio.get_running_loop().time() + timeout_s
     while not await condition():

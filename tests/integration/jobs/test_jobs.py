@@ -2,56 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
-
-import msgspec
 import pytest
 from arq.connections import ArqRedis
 
-from penstock.producer.jobs import JobSet, JobSettings
+from penstock.producer.jobs import JobSet
 from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ConfigurationError, ValidationError
-from penstock.shared.keys import Keys
 from penstock.shared.messages import Delta, FinishReason, Usage
-from penstock.shared.records import ModelCard
 
-from .processes import JobsProcess, until
-
-Start = Callable[..., JobsProcess]
-
-
-@pytest.fixture
-async def broker(commands: CommandConnection, namespace: str) -> Broker:
-    card = ModelCard(model="m", max_model_len=100, vocab_size=50)
-    await commands.execute("HSET", Keys(namespace).models(), "m", msgspec.json.encode(card))
-    return Broker(commands, Keys(namespace).model("m"))
-
-
-@pytest.fixture
-def jobs(redis_url: str, namespace: str) -> JobSet:
-    return JobSet(JobSettings(redis_url=redis_url, namespace=namespace))
-
-
-@pytest.fixture
-async def pool(jobs: JobSet) -> AsyncIterator[ArqRedis]:
-    pool = jobs.pool()
-    yield pool
-    await pool.aclose(close_connection_pool=True)
-
-
-@pytest.fixture
-def start(redis_url: str, namespace: str, tmp_path: Path) -> Iterator[Start]:
-    started: list[JobsProcess] = []
-
-    def start(*options: str) -> JobsProcess:
-        started.append(JobsProcess(redis_url, namespace, tmp_path / "jobs.log", *options))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
+from .conftest import Start
+from .processes import until
 
 
 async def claim(broker: Broker) -> Claim:
