@@ -110,6 +110,8 @@ local function accept(request, payload)
   end
   if request[14] then append_all(fields, 'webhook', request[14]) end
   if request[15] then append_all(fields, 'webhook_of', request[15], 'webhook_n', request[16]) end
+  -- The first answer comes first: what is there is of an earlier request of this id, not all of which was accepted.
+  if request[15] == id then redis.call('DEL', prefix .. 'ends:' .. id) end
   enter_lane(prefix, id, payload, tenant, band, tokens, due, fields)
   note_backlog(queue, tokens)
   note_backlog(prefix .. 'tenant:' .. tenant, tokens)
