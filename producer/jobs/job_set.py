@@ -28,6 +28,13 @@ MAX_TRIES = 1000
 RETRIES, MAX_PAUSE_S = 65, 1.0
 
 
+class JobQueue(ArqRedis):
+    """arq's connection to a queue. arq closes it by a name that redis-py has deprecated."""
+
+    async def close(self, close_connection_pool: bool | None = None) -> None:
+        await self.aclose(close_connection_pool)
+
+
 class JobSet:
     """Our jobs as parts of an arq worker's settings.
 
@@ -102,7 +109,7 @@ class JobSet:
         if CONTEXT_KEY in ctx:
             await JobContext.of(ctx).close()
 
-    def pool(self) -> ArqRedis:
+    def pool(self) -> JobQueue:
         """Return arq's connection to the queue: ``await pool.enqueue_job("generate", prompt, params)``.
 
         URLs mean what they mean everywhere else here, which arq's own ``RedisSettings.from_dsn`` does not know.
@@ -112,7 +119,7 @@ class JobSet:
             retry=Retry(ExponentialBackoff(cap=MAX_PAUSE_S, base=0.05), RETRIES),
             retry_on_error=[RedisConnectionError, RedisTimeoutError],
         )
-        return ArqRedis(
+        return JobQueue(
             connections, job_serializer=serialize, job_deserializer=deserialize, default_queue_name=self.queue_name
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -21,7 +20,6 @@ class JobsProcess:
             self.process = subprocess.Popen(
                 [*command, "--namespace", namespace, "--poll-delay", "0.05", *options],
                 stderr=log,
-                env={**os.environ, "PYTHONWARNINGS": "ignore"},
             )
 
     @property
@@ -39,7 +37,7 @@ class JobsProcess:
         return self.process.wait(60)
 
 
-async def until(condition: Callable[[], Awaitable[object]], what: str, timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], Awaitable[object]], what: str, timeout_s: float = 90.0) -> None:
     """Wait for something that another process does."""
     give_up_at = asyncio.get_running_loop().time() + timeout_s
     while not await condition():

@@ -16,12 +16,13 @@ class Receiver:
     """Listens on a port of its own; ``answers`` says what a path answers, 204 otherwise.
 
     ``seen`` counts POSTs by path and webhook-id, ``events`` has what they said by id. A signature that does not hold is
-    answered with 401 and in neither.
+    answered with 401 and in neither. What comes to ``/held`` is answered when ``released`` is set.
     """
 
     def __init__(self) -> None:
         self.secret = ""
         self.answers: dict[str, Answer] = {}
+        self.released = threading.Event()
         self.seen: dict[str, Counter[str]] = {}
         self.events: dict[str, dict[str, Any]] = {}
         receiver = self
@@ -49,6 +50,7 @@ class Receiver:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.released.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -62,4 +64,6 @@ class Receiver:
         assert event["id"] == event_id
         self.seen.setdefault(path, Counter())[event_id] += 1
         assert self.events.setdefault(event_id, event) == event
+        if path == "/held":
+            self.released.wait()
         return self.answers.get(path, (204, {}))

@@ -69,10 +69,11 @@ async def test_every_end_is_one_event_whoever_is_killed(
     for number in range(8):
         await client.submit([1, 2], greedy, request_id=f"r{number}", webhook_url=url)
     await client.submit([1, 2], SamplingParams(n=2, max_tokens=1), request_id="both", webhook_url=url)
+    await client.submit([1, 2], greedy, request_id="held", webhook_url=receiver.url("/held", "localhost"))
     await client.submit([1, 2], greedy, request_id="resp_1", webhook_url=url, webhook_events="response")
     await client.submit([1, 2], greedy, request_id="untold")
     await client.submit([1, 2], greedy, request_id="late", webhook_url=url, timeout_s=0.001)
-    claims = await claim_all(broker, 12)
+    claims = await claim_all(broker, 13)
 
     async def has_expired() -> bool:
         await broker.expire()
@@ -80,8 +81,10 @@ async def test_every_end_is_one_event_whoever_is_killed(
 
     await until(has_expired, "a request past its deadline does not end")
     await finish(broker, claims["r0"], FinishReason.STOP)
-    await until(lambda: _seen(receiver, 2), "the first events do not come")
-    process.kill()
+    await finish(broker, claims["held"], FinishReason.STOP)
+    await until(lambda: _seen(receiver, 3), "the first events do not come")
+    process.kill()  # in the middle of an attempt, whose answer nobody gets
+    receiver.released.set()
     # While nobody is there to tell them.
     await finish(broker, claims["r1"], FinishReason.ERROR, RequestError("bad", "no"))
     await client.cancel("r2")
@@ -90,7 +93,7 @@ async def test_every_end_is_one_event_whoever_is_killed(
     await finish(broker, claims["untold"], FinishReason.STOP)
     await finish(broker, claims["both"], FinishReason.STOP)
     process = start(*OPTIONS)
-    await until(lambda: _seen(receiver, 6), "events of the time without a process do not come")
+    await until(lambda: _seen(receiver, 7), "events of the time without a process do not come")
     for number in range(4, 8):
         await finish(broker, claims[f"r{number}"], FinishReason.LENGTH)
         if number == 5:
@@ -100,9 +103,14 @@ async def test_every_end_is_one_event_whoever_is_killed(
     # A parked request that is replayed ends a second time, and that is another event.
     assert await DeadLetter(commands, broker.keys).replay("r3")
     await finish(broker, (await claim_all(broker, 1))["r3"], FinishReason.STOP)
-    await until(lambda: _seen(receiver, 12), "not all events come")
+    await until(lambda: _seen(receiver, 13), "not all events come")
 
-    completed = {name: ["request.completed"] for name in ("r0", "r4", "r5", "r6", "r7", "both")}
+    async def held_again() -> bool:
+        return list(receiver.seen["/held"].values()) == [2]
+
+    await until(held_again, "an attempt that died with its process is not made again")
+
+    completed = {name: ["request.completed"] for name in ("r0", "r4", "r5", "r6", "r7", "both", "held")}
     others = {"r1": ["request.failed"], "r2": ["request.cancelled"], "late": ["request.expired"]}
     told = types_by_request(receiver)
     assert sorted(told.pop("r3")) == ["request.completed", "request.parked"]
