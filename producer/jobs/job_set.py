@@ -76,13 +76,17 @@ class JobSet:
         return [
             cron(
                 sweep,
-                name=f"{self.settings.namespace}:sweep",
+                name=self._sweep_name,
                 second=set(range(0, 60, self.settings.sweep_every_s)),
                 run_at_startup=True,
                 keep_result=0,
                 timeout=JOB_TIMEOUT_S,
             )
         ]
+
+    @property
+    def _sweep_name(self) -> str:
+        return f"{self.settings.namespace}:sweep"
 
     async def on_startup(self, ctx: dict[str, Any]) -> None:
         """Open a client for the jobs of this process.
@@ -126,8 +130,10 @@ class JobSet:
     def worker(self, *, burst: bool = False) -> Worker:
         """Return an arq worker with our jobs alone, for the running event loop; in a burst it ends when none is due."""
         settings = self.settings
+        # What another process has left in the queue may be a sweep.
+        sweeping = [func(sweep, name=self._sweep_name, keep_result=0)] if burst else []
         return Worker(
-            self.functions,
+            [*self.functions, *sweeping],
             queue_name=self.queue_name,
             # A burst ends when the queue is empty, which the next sweep would never let it be.
             cron_jobs=None if burst else self.cron_jobs,

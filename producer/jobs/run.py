@@ -10,7 +10,7 @@ from arq.constants import health_check_key_suffix
 from arq.worker import Worker
 
 from ...shared.redis_check import check_redis
-from ...shared.redis_link import LOST
+from ...shared.redis_link import LOST, Outage
 from .job_set import JobSet
 from .settings import JobSettings
 
@@ -26,15 +26,15 @@ async def run_jobs(settings: JobSettings, *, burst: bool = False) -> None:
         ConfigurationError: Redis cannot be reached or used when it begins.
     """
     await check_redis(settings.redis_url, namespace=settings.namespace)
+    jobs, outage = JobSet(settings), Outage(settings.redis_url, "jobs")
+    log.info("jobs are run", queue=jobs.queue_name, functions=sorted(function.name for function in jobs.functions))
     while True:
-        jobs = JobSet(settings)
         worker = jobs.worker(burst=burst)
-        log.info("jobs are run", queue=jobs.queue_name, functions=sorted(worker.functions))
         try:
             await _run(jobs, worker)
             return
         except LOST as error:
-            log.warning("Redis is away; jobs wait for it", reason=str(error) or type(error).__name__)
+            outage.note(error)
         # Those of a worker that has ended would do nothing.
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().remove_signal_handler(number)
