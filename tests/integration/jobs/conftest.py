@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.records import ModelCard
 
-from .processes import JobsProcess
+from .processes import JobsProcess, jobs_command
 from .receiver import Receiver
 
 Start = Callable[..., JobsProcess]
@@ -52,7 +53,24 @@ def start(redis_url: str, namespace: str, tmp_path: Path) -> Iterator[Start]:
     started: list[JobsProcess] = []
 
     def start(*options: str) -> JobsProcess:
-        started.append(JobsProcess(redis_url, namespace, tmp_path / "jobs.log", *options))
+        started.append(JobsProcess([*jobs_command(redis_url, namespace), *options], tmp_path / "jobs.log"))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+@pytest.fixture
+def start_app(redis_url: str, namespace: str, tmp_path: Path) -> Iterator[Start]:
+    """Starts an app's own arq worker by arq's own command."""
+    started: list[JobsProcess] = []
+    command = [sys.executable, "-m", "arq", "app_worker.WorkerSettings"]
+
+    def start() -> JobsProcess:
+        folder = str(Path(__file__).parent)
+        where = {"PYTHONPATH": folder, "APP_REDIS_URL": redis_url, "APP_NAMESPACE": namespace}
+        started.append(JobsProcess(command, tmp_path / "app.log", **where))
         return started[-1]
 
     yield start

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 
+def jobs_command(redis_url: str, namespace: str) -> list[str]:
+    """`penstock jobs` with short leases."""
+    command = [sys.executable, "-m", "penstock.ops.cli", "jobs", "--redis-url", redis_url, "--namespace", namespace]
+    return [*command, "--lease-ttl", "1", "--poll-delay", "0.05"]
+
+
 class JobsProcess:
-    """One `penstock jobs`, with short leases; its log is in a file."""
+    """A process that runs jobs; what it says on standard error goes into a file."""
 
-    def __init__(self, redis_url: str, namespace: str, log_path: Path, *options: str) -> None:
-        self._log_path = log_path
-        command = [sys.executable, "-m", "penstock.ops.cli", "jobs", "--redis-url", redis_url, "--lease-ttl", "1"]
+    def __init__(self, command: Sequence[str], log_path: Path, **environment: str) -> None:
         with log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, "--namespace", namespace, "--poll-delay", "0.05", *options],
-                stderr=log,
-            )
-
-    @property
-    def log(self) -> str:
-        return self._log_path.read_text()
+            self.process = subprocess.Popen(command, stderr=log, env={**os.environ, **environment})
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

@@ -27,7 +27,12 @@ async def claim(broker: Broker) -> Claim:
 
 
 async def test_a_generation_outlives_the_process_that_asked_for_it(
-    start: Start, broker: Broker, pool: ArqRedis, jobs: JobSet, commands: CommandConnection
+    start: Start,
+    start_app: Start,
+    broker: Broker,
+    pool: ArqRedis,
+    jobs: JobSet,
+    commands: CommandConnection,
 ) -> None:
     first = start()
     job = await pool.enqueue_job("generate", [1, 2, 3], {"max_tokens": 2, "temperature": 0.0}, tenant="acme")
@@ -36,12 +41,12 @@ async def test_a_generation_outlives_the_process_that_asked_for_it(
     assert running.request_id == job.job_id
     await broker.append([Record(running.request_id, running.epoch, Delta(token_ids=[7], text="a"))])
     first.kill()
-    second = start()
+    second = start_app()
 
     async def taken_up() -> bool:
         return await commands.execute("GET", f"arq:retry:{job.job_id}") == b"2"
 
-    await until(taken_up, "the job of the dead process does not come back", 30)
+    await until(taken_up, "the job of the dead process does not come back")
     last = Delta(index=1, token_ids=[8], text="b", finish_reason=FinishReason.LENGTH, usage=Usage(3, 2))
     assert await broker.finish([FinalRecord(running.request_id, running.epoch, last)]) == []
     output = await job.result(timeout=60, poll_delay=0.05)
@@ -50,6 +55,10 @@ async def test_a_generation_outlives_the_process_that_asked_for_it(
     assert output["usage"] == {"num_prompt_tokens": 3, "num_output_tokens": 2, "num_cached_tokens": 0}
     assert (await broker.claim("e0", Room(max_num_seqs=1))).claims == []
 
+    # The app's own job, by the same worker, after its own startup.
+    shouted = await pool.enqueue_job("shout", "fine")
+    assert shouted is not None
+    assert await shouted.result(timeout=60, poll_delay=0.05) == "FINE!"
     wrong = await pool.enqueue_job("generate", "hi", {"max_token": 2})
     assert wrong is not None
     with pytest.raises(ValidationError, match="params has no max_token"):
