@@ -31,6 +31,9 @@ class SharedOptions(TypedDict, total=False):
     ``linger_s``: how long a request that is streamed goes on after it was left early, for somebody to follow it; it is
     cancelled then, or when nobody follows any more. By default, and with 0, it is cancelled at once.
     ``lora_request``: the adapter to apply. Engines without adapters refuse it, and those of this version have none.
+    ``webhook_url``: who is told of the end, by a signed POST; of detached requests (``submit``) alone.
+    ``webhook_events``: how the event is called: "request" (``request.completed``) when None, or "response"
+    (``response.completed``, as OpenAI's).
     ``trace_headers``: of the trace that it belongs to (W3C: "traceparent", "tracestate"); worker processes log them.
     """
 
@@ -45,6 +48,8 @@ class SharedOptions(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
     linger_s: float | None
     lora_request: LoRARequest | None
+    webhook_url: str | None
+    webhook_events: str | None
     trace_headers: Mapping[str, str] | None
 
 

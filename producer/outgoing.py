@@ -12,9 +12,12 @@ from typing import Any
 import msgspec
 
 from ..shared.broker import Entry
+from ..shared.errors import ValidationError
 from ..shared.messages import EngineCoreRequest, InputChunk
 from .options import RequestOptions
 from .prompt import encode_request
+from .webhooks.records import WebhookTarget
+from .webhooks.targets import encode_target
 
 # Text of a prompt, in UTF-8, for each of its tokens: a guess, corrected by the engine's count when the request ends.
 BYTES_PER_TOKEN = 4
@@ -24,11 +27,17 @@ _num_calls = itertools.count()
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
-    """A request with what its caller said beside it; ``max_model_len`` is 0 while no worker has said it."""
+    """A request with what its caller said beside it; ``max_model_len`` is 0 while no worker has said it.
+
+    ``target`` is told of the end, once ``num_answers`` requests of one caller's request, ``answer_of``, have ended.
+    """
 
     request: EngineCoreRequest
     options: RequestOptions
     max_model_len: int
+    target: WebhookTarget | None = None
+    answer_of: str = ""
+    num_answers: int = 1
 
     @property
     def due_in_s(self) -> float | None:
@@ -39,7 +48,11 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
         """Return it as the broker takes it.
 
         Raises: as ``encode_request``.
+            ValidationError: somebody is to be told of the end of a request that ends with its listener.
         """
+        if self.target is not None and lease:
+            raise ValidationError("webhook_url needs a detached request: use submit, then stream from its handle")
+        is_one_of_several = self.target is not None and self.num_answers > 1
         request, own_fail_fast = self.request, self.options.get("fail_fast")
         num_prompt_tokens = _num_prompt_tokens(request)
         room = max(0, self.max_model_len - num_prompt_tokens) if self.max_model_len else 0
@@ -59,6 +72,9 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
             deadline_ms=None if deadline is None else math.ceil(deadline * 1000),
             timeout_ms=None if timeout_s is None else math.ceil(timeout_s * 1000),
             is_resumable=request.resumable,
+            webhook=None if self.target is None else encode_target(self.target),
+            webhook_of=self.answer_of if is_one_of_several else None,
+            webhook_n=self.num_answers if is_one_of_several else None,
             **lease,
         )
 

@@ -11,6 +11,7 @@ from .options import RequestOptions
 from .outgoing import Outgoing
 from .prompt import Prompt, build_request
 from .single_requests import SingleRequests
+from .webhooks.targets import webhook_target
 
 # Options of vLLM's clients that mean nothing here, and what to do instead.
 _NOT_OURS = {
@@ -72,7 +73,8 @@ class RequestBuilder:
     ) -> list[Outgoing]:
         """The same, for a model whose card is at hand."""
         request = build_request(prompt, params, card=card, tenant=self._tenant, options=options)
-        return [Outgoing(one, options, card.max_model_len) for one in children(request)]
+        each, target = children(request), webhook_target(request, options)
+        return [Outgoing(one, options, card.max_model_len, target, request.request_id, len(each)) for one in each]
 
     def check_open(self) -> None:
         """Raises ``ClientClosedError`` unless the client is connected."""

@@ -20,6 +20,7 @@ from .lease import ClientLease, InteractiveRequest
 from .lingering import lingering
 from .outgoing import Outgoing
 from .reader import DeltaReader, without_error
+from .webhooks.targets import WebhookTargets
 
 
 class FollowOptions(TypedDict, total=False):
@@ -81,6 +82,7 @@ class SingleRequests:
         self._result_ttl_ms = result_ttl_ms
         self._fail_fast = fail_fast
         self._max_payload_bytes = max_payload_bytes
+        self._targets = WebhookTargets(commands, keys)
         self._brokers: dict[str, Broker] = {}
         self._enqueuers: dict[str, Enqueuer] = {}
 
@@ -148,7 +150,9 @@ class SingleRequests:
 
     async def submit(self, outgoing: Sequence[Outgoing]) -> None:
         """Enqueue detached requests of one model; if that fails for one, those that were made are cancelled."""
-        model = outgoing[0].request.model
+        model, target = outgoing[0].request.model, outgoing[0].target
+        if target is not None:
+            await self._targets.admit(target)
         with self._health.watching(model):
             if len(outgoing) == 1:
                 await self._answered(model, await self._enqueuer(model).enqueue(self._entry(outgoing[0])))

@@ -9,6 +9,16 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:engine:ENGINE                       string    heartbeat, expires after heartbeat_ttl_s
     NS:api_keys                            hash      id -> ApiKey of the gateway; until revoked
     NS:worker:WORKER:commands              channel   drain and stop, to a supervisor
+    NS:jobs                                zset      arq's queue of our jobs; arq writes what a job is to arq:job:NS:…
+    NS:jobs:health-check                   string    that a process runs our jobs; arq lets it expire
+    NS:jobs:due                            zset      KIND:ID of what is to be done -> ms at which it is; until it is
+    NS:jobs:holders                        hash      the same -> token of who is at it; until it lets go
+    NS:webhooks:models                     set       models whose outbox is to be looked at; for ever
+    NS:webhooks:outbox                     stream    ends of what belongs to no model (batches), until a job takes them
+    NS:webhooks:event:EVENT                string    WebhookEvent; until purged, or some days after it was delivered
+    NS:webhooks:pending, :delivered, :dead zset      events in that state by the ms of their end; as those
+    NS:webhooks:secrets                    hash      tenant and URL -> WebhookSecret; for ever
+    NS:webhooks:networks                   string    private networks that the last jobs process may call; for ever
     NS:{MODEL}:lane:BAND:TENANT            stream    what waits of a tenant, in order of arrival; gone when empty
     NS:{MODEL}:due:BAND:TENANT             zset      entries of that lane by deadline, where they have one; as the lane
     NS:{MODEL}:ready:BAND                  zset      tenants to claim from, by virtual time; gone when there is none
@@ -39,6 +49,8 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:{MODEL}:wake                        channel   "something was enqueued", to idle workers
     NS:{MODEL}:request:ID                  hash      state of a request; result_ttl_ms after its end
     NS:{MODEL}:log:ID                      list      its Delta records; result_ttl_ms after its end
+    NS:{MODEL}:outbox                      stream    ends of requests that have a webhook, until a job takes them
+    NS:{MODEL}:ends:ID                     hash      answers to a request with a webhook that have ended, until all have
     NS:{MODEL}:input:ID                    list      InputChunks after its first, if it is resumable; as the log
     NS:{MODEL}:output:ID                   channel   the same records, as they are appended
     NS:{MODEL}:engine:ENGINE:commands      channel   cancellations and control calls, to the engine
@@ -88,6 +100,33 @@ class Keys:
     def worker_commands(self, worker_id: str) -> str:
         return f"{self.namespace}:worker:{worker_id}:commands"
 
+    def jobs(self) -> str:
+        return f"{self.namespace}:jobs"
+
+    def jobs_due(self) -> str:
+        return f"{self.namespace}:jobs:due"
+
+    def job_holders(self) -> str:
+        return f"{self.namespace}:jobs:holders"
+
+    def webhook_models(self) -> str:
+        return f"{self.namespace}:webhooks:models"
+
+    def webhook_outbox(self) -> str:
+        return f"{self.namespace}:webhooks:outbox"
+
+    def webhook_event(self, event_id: str) -> str:
+        return f"{self.namespace}:webhooks:event:{event_id}"
+
+    def webhook_events(self, state: str) -> str:
+        return f"{self.namespace}:webhooks:{state}"
+
+    def webhook_secrets(self) -> str:
+        return f"{self.namespace}:webhooks:secrets"
+
+    def webhook_networks(self) -> str:
+        return f"{self.namespace}:webhooks:networks"
+
     def model(self, model: str) -> ModelKeys:
         return ModelKeys(self.namespace, model)
 
@@ -106,6 +145,7 @@ class ModelKeys:
         self.leases = self.prefix + "leases"
         self.clients = self.prefix + "clients"
         self.dead = self.prefix + "dead"
+        self.outbox = self.prefix + "outbox"
         self.wake = self.prefix + "wake"
 
     def lane(self, band: str, tenant: str) -> str:

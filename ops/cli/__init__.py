@@ -9,12 +9,29 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from ...shared.command_line import Command, run_program
-from . import bench, chaos, dead, demo, embedded_redis, engine, gateway, generate, keys, models, queue, worker
+from . import (
+    bench,
+    chaos,
+    dead,
+    demo,
+    embedded_redis,
+    engine,
+    gateway,
+    generate,
+    jobs,
+    keys,
+    models,
+    queue,
+    webhook,
+    worker,
+)
 
 COMMANDS: tuple[Command, ...] = (
     demo.COMMAND,
     worker.COMMAND,
     generate.COMMAND,
+    jobs.COMMAND,
+    webhook.COMMAND,
     models.COMMAND,
     queue.COMMAND,
     dead.COMMAND,

@@ -34,6 +34,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         deadline_ms: time of day by the server's clock; None for no deadline.
         timeout_ms: time from now; the earlier of the two holds.
         is_resumable: its input may be extended until it is closed.
+        webhook: encoded target that is told of the end; None if nobody is.
+        webhook_of: the request whose answer it is, where that has several, ``webhook_n``; they are told of together.
     """
 
     request_id: str
@@ -50,6 +52,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     deadline_ms: int | None = None
     timeout_ms: int | None = None
     is_resumable: bool = False
+    webhook: str | None = None
+    webhook_of: str | None = None
+    webhook_n: int | None = None
 
 
 def enqueue_args(entries: Sequence[Entry]) -> list[bytes]:
@@ -72,6 +77,9 @@ def enqueue_args(entries: Sequence[Entry]) -> list[bytes]:
             entry.deadline_ms,
             entry.timeout_ms,
             entry.is_resumable,
+            entry.webhook,
+            entry.webhook_of,
+            entry.webhook_n,
         )
         for entry in entries
     ]

@@ -8,6 +8,14 @@ from typing import Any
 
 import msgspec
 
+from penstock.producer.webhooks.records import (
+    EventFamily,
+    EventState,
+    WebhookAttempt,
+    WebhookEvent,
+    WebhookSecret,
+    WebhookTarget,
+)
 from penstock.shared.control import (
     CallError,
     CheckInvariants,
@@ -341,6 +349,34 @@ SAMPLES += [
             logprobs=[TokenLogprobs(5, -2.5, 2, [(1, -0.5)], [b"b", b"\xe2\x82"])],
             prompt_logprobs=[TokenLogprobs(3, -2.5, 7, [], [b"a"])],
             first_prompt_token=(2, b"<s>"),
+        ),
+    ),
+]
+# These are JSON in Redis, which has the same names and defaults.
+SAMPLES += [
+    (
+        "webhook target",
+        "WebhookTarget",
+        WebhookTarget(url="https://example.com/hook", tenant="acme", model="demo", family=EventFamily.RESPONSE),
+    ),
+    (
+        "webhook secret in rotation",
+        "WebhookSecret",
+        WebhookSecret(tenant="acme", current="whsec_bmV3", created_at=2.5, previous="whsec_b2xk", previous_until=9.5),
+    ),
+    (
+        "webhook event given up",
+        "WebhookEvent",
+        WebhookEvent(
+            event_id="evt_1",
+            type="request.completed",
+            url="https://example.com/hook",
+            tenant="acme",
+            created_at=1.5,
+            body="{}",
+            state=EventState.DEAD,
+            num_attempts=1,
+            attempts=[WebhookAttempt(at=2.5, duration_s=0.25, status=410, error="status 410")],
         ),
     ),
 ]

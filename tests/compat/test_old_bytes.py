@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.producer.webhooks.records import WebhookEvent, WebhookSecret, WebhookTarget
 from penstock.shared import control, messages, records
 from penstock.shared.control import ControlReply
 from penstock.shared.messages import (
@@ -36,6 +37,9 @@ TYPES: dict[str, Any] = {
     "EngineCommand": EngineCommand,
     "WorkerCommand": WorkerCommand,
     "ControlReply": ControlReply,
+    "WebhookTarget": WebhookTarget,
+    "WebhookSecret": WebhookSecret,
+    "WebhookEvent": WebhookEvent,
 }
 
 
@@ -70,6 +74,9 @@ def test_every_wire_struct_is_a_versioned_or_enclosed_array() -> None:
         records.ModelCard,
         records.EngineHeartbeat,
         messages.InputChunk,
+        WebhookTarget,
+        WebhookSecret,
+        WebhookEvent,
     ]
     for kind in (*kinds, control.ControlCommand, control.ControlReply):
         assert kind.__struct_fields__[0] == "version"

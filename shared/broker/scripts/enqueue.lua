@@ -1,8 +1,9 @@
 -- Accept requests, each once. KEYS: leases. ARGV: prefix, a msgpack array of requests, then the payload of each.
 -- A request is an array: id, ttl_ms, client, client_ttl_ms, fail_fast, call, tenant, band, prompt, max, deadline_ms,
--- timeout_ms, is_resumable. An empty client means detached, an empty band the policy's default. A deadline is by this
--- server's clock; a timeout counts from now, and the earlier of the two holds; either may be nil. prompt and max are
--- numbers of tokens. What is resumable has one chunk of input so far.
+-- timeout_ms, is_resumable, webhook, webhook_of, webhook_n. An empty client means detached, an empty band the policy's
+-- default. A deadline is by this server's clock; a timeout counts from now, and the earlier of the two holds; either may
+-- be nil. prompt and max are numbers of tokens. What is resumable has one chunk of input so far. The last three are nil
+-- without a webhook, the last two where a request has one answer.
 -- Returns one answer each: 'new', 'unserved' if it was not to wait and no engine lives, or the state of the request that
 -- already has this id: the caller attaches to it. A call that is sent again is 'new' again. What is refused gets a list:
 -- {'unknown_band', names}, {'queue_full', scope, unit, limit, retry_after_ms} or {'over_quota', quota, limit,
@@ -107,6 +108,10 @@ local function accept(request, payload)
     append_all(fields, 'chunks', 1)
     redis.call('DEL', prefix .. 'input:' .. id)
   end
+  if request[14] then append_all(fields, 'webhook', request[14]) end
+  if request[15] then append_all(fields, 'webhook_of', request[15], 'webhook_n', request[16]) end
+  -- The first answer comes first: what is there is of an earlier request of this id, not all of which was accepted.
+  if request[15] == id then redis.call('DEL', prefix .. 'ends:' .. id) end
   enter_lane(prefix, id, payload, tenant, band, tokens, due, fields)
   note_backlog(queue, tokens)
   note_backlog(prefix .. 'tenant:' .. tenant, tokens)

@@ -52,12 +52,32 @@ local function leave_awaiting(prefix, key)
   redis.call('HSET', queue, 'rate_at', math.min(now, tonumber(at[1]) + now - tonumber(at[2])))
 end
 
+-- Put the end of a request into the outbox, where a jobs process finds it: so it is known as surely as the end itself.
+-- The ends of several answers to one request are gathered, and told together with the last.
+local ENDS_TTL_MS = 30 * 24 * 3600 * 1000
+local function note_end(prefix, id, state, target, of, num_answers)
+  local fields = {'state:' .. id, state, 'record:' .. id, redis.call('LINDEX', prefix .. 'log:' .. id, -1)}
+  if of then
+    local ends = prefix .. 'ends:' .. of
+    redis.call('HSET', ends, unpack(fields))
+    redis.call('PEXPIRE', ends, ENDS_TTL_MS)
+    if redis.call('HLEN', ends) < 2 * tonumber(num_answers) then return end
+    fields = redis.call('HGETALL', ends)
+    redis.call('DEL', ends)
+  end
+  local epoch = redis.call('HGET', prefix .. 'request:' .. id, 'epoch')
+  local event = 'evt_' .. redis.sha1hex(table.concat({prefix, id, epoch, now_ms()}, ' '))
+  redis.call('XADD', prefix .. 'outbox', '*', 'event', event, 'ended_at', now_ms(), 'target', target, 'request', of or id,
+    unpack(fields))
+end
+
 -- Give a request its last state: it leaves its line, its tenant is charged, hash and log begin to expire.
 local function close_request(prefix, key, id, state)
   local now = redis.call('HMGET', key, 'ttl', 'engine', 'client', 'fail_fast', 'entry', 'line', 'deadline', 'charged',
-    'tenant', 'band', 'prompt', 'max', 'count', 'charged_at', 'chunks', 'ending')
+    'tenant', 'band', 'prompt', 'max', 'count', 'charged_at', 'chunks', 'ending', 'webhook', 'webhook_of', 'webhook_n')
   redis.call('HSET', key, 'state', state)
   redis.call('HDEL', key, 'entry', 'line')
+  if now[17] then note_end(prefix, id, state, now[17], now[18], now[19]) end
   redis.call('PEXPIRE', key, now[1])
   redis.call('PEXPIRE', prefix .. 'log:' .. id, now[1])
   if now[15] then redis.call('PEXPIRE', prefix .. 'input:' .. id, now[1]) end
@@ -118,11 +138,12 @@ end
 local function park(prefix, id, cause, reason, code, message)
   local key, parked, parked_at = prefix .. 'request:' .. id, prefix .. 'parked:' .. id, now_ms()
   local request = redis.call('HMGET', key, 'attempts', 'deaths', 'count', 'ttl', 'epoch', 'engine', 'tenant', 'band',
-    'prompt', 'max', 'chunks')
+    'prompt', 'max', 'chunks', 'webhook')
   if request[11] then
     local input = redis.call('LRANGE', prefix .. 'input:' .. id, 0, -1)
     redis.call('HSET', parked, 'input', cmsgpack.pack(input))
   end
+  if request[12] then redis.call('HSET', parked, 'webhook', request[12]) end
   redis.call('HSET', parked, 'payload', redis.call('GET', prefix .. 'payload:' .. id), 'cause', cause,
     'deliveries', request[1], 'deaths', request[2] or 0, 'num_output_tokens', request[3], 'result_ttl_ms', request[4],
     'epoch', request[5] + 1, 'engine', request[6], 'tenant', request[7], 'band', request[8], 'prompt', request[9],

@@ -1,0 +1,170 @@
+"""What is to be done beside requests (deliver an event, run a batch), when, and who is at it.
+
+An item is ``KIND:ID``. Its score in one sorted set is when it is due; while somebody is at it, when that one's lease
+ends. So what is due is what nobody is at: a process that dies leaves its items due as soon as its leases end. The token
+of a hold fences: who was stopped for longer than the lease finds another token, and may not move the item any more.
+
+Times are by the clock of Redis. Whoever adds an item has written first what it is about, so that an item that is run
+twice, or comes too late, finds that there is nothing left to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from typing import Any
+
+import msgspec
+
+from ..shared.broker.script import Script
+from ..shared.connection import CommandConnection
+from ..shared.keys import Keys
+
+LEASE_TTL_S = 10.0
+# Of the lease, after which it is renewed.
+RENEW_SHARE = 1 / 3
+
+
+class DueItem(msgspec.Struct, frozen=True):
+    """An item that is due. ``token`` is of a hold whose lease has ended; empty if nobody was at it."""
+
+    kind: str
+    item_id: str
+    token: str = ""
+
+
+def _script(name: str, text: str) -> Script:
+    text = _CLOCK + text
+    return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+# KEYS of each: due, holders.
+_CLOCK = """
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+"""
+# ARGV: item, delay_ms. Due then, or earlier if it was; one that somebody is at is left alone. Returns whether it was.
+_ADD = _script(
+    "agenda_add",
+    """
+if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then return 0 end
+redis.call('ZADD', KEYS[1], 'LT', now + tonumber(ARGV[2]), ARGV[1])
+return 1
+""",
+)
+# ARGV: item, token, lease_ms. Returns 1 if it was due and is held now; holding it again with the same token is no harm.
+_HOLD = _script(
+    "agenda_hold",
+    """
+local due = redis.call('ZSCORE', KEYS[1], ARGV[1])
+if not due then return 0 end
+if tonumber(due) > now and redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then return 0 end
+redis.call('ZADD', KEYS[1], now + tonumber(ARGV[3]), ARGV[1])
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+return 1
+""",
+)
+# ARGV: item, token, lease_ms. Returns 0 if the hold is another's.
+_RENEW = _script(
+    "agenda_renew",
+    """
+if redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then return 0 end
+redis.call('ZADD', KEYS[1], 'XX', now + tonumber(ARGV[3]), ARGV[1])
+return 1
+""",
+)
+# ARGV: item, token, delay_ms: empty if it is done. Returns 0 if the hold is another's.
+_LET_GO = _script(
+    "agenda_let_go",
+    """
+if redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then return 0 end
+redis.call('HDEL', KEYS[2], ARGV[1])
+if ARGV[3] == '' then
+  redis.call('ZREM', KEYS[1], ARGV[1])
+else
+  redis.call('ZADD', KEYS[1], now + tonumber(ARGV[3]), ARGV[1])
+end
+return 1
+""",
+)
+# ARGV: most. Returns item and token, which may be empty, of each that is due, the longest due first.
+_DUE = _script(
+    "agenda_due",
+    """
+local found = {}
+for _, item in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[1])) do
+  found[#found + 1] = item
+  found[#found + 1] = redis.call('HGET', KEYS[2], item) or ''
+end
+return found
+""",
+)
+
+
+class Agenda:
+    """The agenda of one namespace.
+
+    All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries.
+    """
+
+    def __init__(self, connection: CommandConnection, keys: Keys, *, lease_ttl_s: float = LEASE_TTL_S) -> None:
+        self._connection = connection
+        self._keys = [keys.jobs_due(), keys.job_holders()]
+        self._lease_ttl_s = lease_ttl_s
+
+    async def add(self, kind: str, item_id: str, delay_s: float = 0.0) -> bool:
+        """Have an item due in ``delay_s``, or when it was, if that is earlier; False if somebody is at it now."""
+        return bool(await self._run(_ADD, f"{kind}:{item_id}", round(delay_s * 1000)))
+
+    async def remove(self, kind: str, item_id: str) -> None:
+        """Strike an item off, whoever is at it: that one loses its hold."""
+        for command, key in zip(("ZREM", "HDEL"), self._keys, strict=True):
+            await self._connection.execute(command, key, f"{kind}:{item_id}")
+
+    async def due(self, most: int) -> list[DueItem]:
+        """Return items that are due and nobody is at, the longest due first."""
+        flat = await self._run(_DUE, most)
+        found: list[DueItem] = []
+        for item, token in zip(flat[::2], flat[1::2], strict=True):
+            kind, _, item_id = item.decode().partition(":")
+            found.append(DueItem(kind, item_id, token.decode()))
+        return found
+
+    async def hold(self, kind: str, item_id: str) -> Hold | None:
+        """Take an item that is due; None if it is not, or somebody is at it."""
+        hold = Hold(self, f"{kind}:{item_id}", os.urandom(12).hex())
+        return hold if await self._run(_HOLD, hold.item, hold.token, self._lease_ms) else None
+
+    async def let_go(self, item: str, token: str, delay_s: float | None) -> bool:
+        """End a hold: the item is done, or due again in ``delay_s``. False if the hold is another's by now."""
+        delay_ms = "" if delay_s is None else round(delay_s * 1000)
+        return bool(await self._run(_LET_GO, item, token, delay_ms))
+
+    async def keep(self, hold: Hold) -> None:
+        """Renew a hold until it is lost; then return."""
+        while await self._run(_RENEW, hold.item, hold.token, self._lease_ms):  # noqa: ASYNC110  # it is the clock's turn
+            await asyncio.sleep(self._lease_ttl_s * RENEW_SHARE)
+
+    @property
+    def _lease_ms(self) -> int:
+        return round(self._lease_ttl_s * 1000)
+
+    async def _run(self, script: Script, *args: Any) -> Any:
+        return await self._connection.run_script(script, self._keys, list(args))
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """An item that this process is at; it has to be kept, and let go at the end."""
+
+    agenda: Agenda
+    item: str
+    token: str
+
+    async def keep(self) -> None:
+        """Renew the lease until the hold is lost; then return."""
+        await self.agenda.keep(self)
+
+    async def let_go(self, delay_s: float | None) -> bool:
+        """End it: the item is done (None), or due again in ``delay_s``. False if it was lost."""
+        return await self.agenda.let_go(self.item, self.token, delay_s)

@@ -1,0 +1,22 @@
+"""Jobs with arq: generations that an app's own arq jobs ask for, webhooks, batches.
+
+    from penstock.producer.jobs import JobSet, JobSettings
+
+``JobSet`` has the parts of an arq worker's settings, to be put into an app's own; ``penstock jobs`` runs them alone.
+Needs the extra ``jobs``.
+"""
+
+try:
+    # Told here, where the remedy can be said.
+    import arq  # noqa: F401
+    import httpx  # noqa: F401
+    import standardwebhooks  # noqa: F401
+except ImportError as error:
+    raise ImportError(f"penstock.producer.jobs needs {error.name}: pip install 'penstock[jobs]'") from error
+
+from .context import JobContext
+from .job_set import JobSet
+from .serializer import deserialize, serialize
+from .settings import JobSettings, WebhookSettings
+
+__all__ = ["JobContext", "JobSet", "JobSettings", "WebhookSettings", "deserialize", "serialize"]

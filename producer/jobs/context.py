@@ -1,0 +1,70 @@
+"""What every job has at hand; opened when the process starts, closed when it ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...shared.connection import CommandConnection
+from ...shared.errors import ConfigurationError
+from ..agenda import Agenda
+from ..client import Client
+from ..webhooks.delivery import Delivery
+from ..webhooks.outbox import Outbox
+from ..webhooks.store import EventStore
+from ..webhooks.targets import WebhookTargets
+from .settings import JobSettings
+
+CONTEXT_KEY = "penstock"
+
+
+class JobContext:
+    """A client, a connection of commands, and what works with it; ``of(ctx)`` finds it in arq's ``ctx``."""
+
+    def __init__(self, settings: JobSettings) -> None:
+        self.settings = settings
+        self.keys = settings.keys
+        # Jobs wait for a Redis that is away as long as it takes: they have nobody to tell.
+        self.connection = CommandConnection(settings.redis_url, retry_for_s=float("inf"))
+        self.client = Client(
+            settings.redis_url,
+            model=settings.model,
+            tenant=settings.tenant,
+            result_ttl_s=settings.result_ttl_s,
+            retry_for_s=float("inf"),
+            namespace=settings.namespace,
+        )
+        self.agenda = Agenda(self.connection, self.keys, lease_ttl_s=settings.lease_ttl_s)
+        events = EventStore(self.connection, self.keys, self.agenda)
+        self.outbox = Outbox(self.connection, self.keys, events)
+        self.delivery = Delivery(self.connection, self.keys, events, settings.webhooks)
+
+    @classmethod
+    def of(cls, ctx: dict[str, Any]) -> JobContext:
+        """Return the one of this arq worker.
+
+        Raises:
+            ConfigurationError: the worker was started without our ``on_startup``.
+        """
+        context = ctx.get(CONTEXT_KEY)
+        if not isinstance(context, cls):
+            raise ConfigurationError(
+                "the arq worker has Penstock's functions but did not run its on_startup; set on_startup in its "
+                "WorkerSettings, or await it in your own"
+            )
+        return context
+
+    async def open(self) -> None:
+        """Connect.
+
+        Raises:
+            ConfigurationError: Redis cannot be reached or used.
+        """
+        await self.client.open()
+        await self.connection.open()
+        await WebhookTargets(self.connection, self.keys).publish_networks(self.settings.webhooks.allowed_networks)
+
+    async def close(self) -> None:
+        """Disconnect; doing it twice does nothing."""
+        await self.client.close()
+        await self.delivery.close()
+        await self.connection.close()

@@ -1,0 +1,93 @@
+"""The job ``generate``: one generation, asked and answered in plain data."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from arq.worker import Retry
+
+from ...shared.errors import ValidationError
+from ...shared.params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+from ..options import RequestOptions
+from ..prompt import Prompt
+from .context import JobContext
+from .holding import CutOffError, run_held
+
+# Items of this kind stand for arq jobs that somebody else has enqueued: the sweep makes arq start them again.
+ARQ_JOB = "arq"
+_NESTED: dict[str, type] = {
+    "structured_outputs": StructuredOutputsParams,
+    "repetition_detection": RepetitionDetectionParams,
+}
+
+
+async def generate(
+    ctx: dict[str, Any], prompt: Prompt, params: Mapping[str, Any] | None = None, **options: Any
+) -> dict[str, Any]:
+    """Generate from ``prompt`` and return the whole ``RequestOutput`` as plain data.
+
+    The request is detached and its id is the arq job's, unless ``options`` name one: a job that is run again, because
+    its process died, finds the request where it is. Aborting the job leaves the request: ``Client.cancel(job_id)``
+    ends that.
+
+    Args:
+        prompt: text, token ids or messages.
+        params: fields of ``SamplingParams`` by name; ``structured_outputs`` and ``repetition_detection`` as dicts.
+        options: those of ``Client.submit``.
+
+    Raises: as ``Client.submit`` and ``RequestHandle.result``; arq keeps the error as the job's result.
+    """
+    context, job_id = JobContext.of(ctx), ctx["job_id"]
+    await context.agenda.add(ARQ_JOB, job_id)
+    hold = await context.agenda.hold(ARQ_JOB, job_id)
+    if hold is None:
+        raise Retry(defer=context.settings.lease_ttl_s)
+    try:
+        output = await run_held(hold, _generate(context, prompt, params, {"request_id": job_id, **options}))
+    except CutOffError as error:
+        raise Retry from error
+    finally:
+        await asyncio.shield(hold.let_go(None))
+    return output
+
+
+async def _generate(
+    context: JobContext, prompt: Prompt, params: Mapping[str, Any] | None, options: dict[str, Any]
+) -> dict[str, Any]:
+    handle = await context.client.submit(prompt, params_from(params), **RequestOptions(**options))
+    return _plain(await handle.result())
+
+
+def _plain(value: Any) -> Any:
+    """Return structs as dicts, those too that are arrays on the wire: here they are read by people's code."""
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.value if isinstance(value, enum.Enum) else value
+
+
+def params_from(plain: Mapping[str, Any] | None) -> SamplingParams | None:
+    """Return sampling parameters given by name.
+
+    Raises:
+        ValidationError: a name is none of a sampling parameter, or its value is wrong.
+    """
+    return None if plain is None else _made("params", SamplingParams, plain)
+
+
+def _made(field: str, kind: type, plain: object) -> Any:
+    if not isinstance(plain, Mapping):
+        raise ValidationError(f"{field} must be a dict of fields of {kind.__name__}, got {plain!r}")
+    if unknown := plain.keys() - set(kind.__struct_fields__):
+        raise ValidationError(f"{field} has no {', '.join(sorted(map(str, unknown)))}")
+    return kind(
+        **{
+            name: _made(f"{field}.{name}", _NESTED[name], value) if name in _NESTED and value is not None else value
+            for name, value in plain.items()
+        }
+    )

@@ -1,0 +1,158 @@
+"""The function set: what an arq worker needs to run our jobs, its own or an app's."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from arq.connections import ArqRedis
+from arq.cron import CronJob, cron
+from arq.worker import Function, Worker, func
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ...shared.errors import ConfigurationError
+from ...shared.redis_url import parse_pool
+from .context import CONTEXT_KEY, JobContext
+from .due_jobs import DUE_JOBS, arq_function
+from .generation import generate
+from .serializer import deserialize, serialize
+from .settings import JOB_TIMEOUT_S, JobSettings
+from .sweep import sweep
+
+# A generation is cut into slices of four minutes, and each of them, like each death, counts as a try.
+MAX_TRIES = 1000
+# About a minute in which a command is sent again to a Redis that is away.
+RETRIES, MAX_PAUSE_S = 65, 1.0
+
+
+class JobQueue(ArqRedis):
+    """arq's connection to a queue. arq closes it by a name that redis-py has deprecated."""
+
+    async def close(self, close_connection_pool: bool | None = None) -> None:
+        await self.aclose(close_connection_pool)
+
+
+class JobSet:
+    """Our jobs as parts of an arq worker's settings.
+
+        jobs = JobSet(JobSettings(redis_url="redis://localhost"))
+
+        class WorkerSettings:
+            functions = [*jobs.functions, my_own_job]
+            cron_jobs = jobs.cron_jobs
+            on_startup = jobs.on_startup
+            on_shutdown = jobs.on_shutdown
+            redis_pool = jobs.pool()
+            queue_name = jobs.queue_name
+            job_serializer = jobs.job_serializer
+            job_deserializer = jobs.job_deserializer
+
+    A worker with hooks of its own awaits ours in them: ``await jobs.on_startup(ctx)`` first, ``on_shutdown`` last.
+    """
+
+    job_serializer = staticmethod(serialize)
+    job_deserializer = staticmethod(deserialize)
+
+    def __init__(self, settings: JobSettings) -> None:
+        self.settings = settings
+
+    @property
+    def queue_name(self) -> str:
+        """arq's queue of our jobs."""
+        return self.settings.queue
+
+    @property
+    def functions(self) -> list[Function]:
+        """``generate``, and what the agenda asks for."""
+        generating = func(generate, name="generate", timeout=JOB_TIMEOUT_S, max_tries=MAX_TRIES)
+        return [generating, *(arq_function(kind, job) for kind, job in DUE_JOBS.items())]
+
+    @property
+    def cron_jobs(self) -> list[CronJob]:
+        """The sweep. Its name has the namespace, since arq's ids of cron jobs are those of a whole Redis."""
+        return [
+            cron(
+                sweep,
+                name=self._sweep_name,
+                second=set(range(0, 60, self.settings.sweep_every_s)),
+                run_at_startup=True,
+                keep_result=0,
+                timeout=JOB_TIMEOUT_S,
+            )
+        ]
+
+    @property
+    def _sweep_name(self) -> str:
+        return f"{self.settings.namespace}:sweep"
+
+    async def on_startup(self, ctx: dict[str, Any]) -> None:
+        """Open a client for the jobs of this process.
+
+        Raises:
+            ConfigurationError: Redis cannot be used, or the worker would write our jobs with pickle.
+        """
+        if ctx["redis"].job_serializer is None:
+            raise ConfigurationError(
+                "this arq worker writes its jobs with pickle, which Penstock's do not take: set job_serializer and "
+                "job_deserializer in WorkerSettings to those of the JobSet, or keep pickled jobs in another queue "
+                "and worker"
+            )
+        context = JobContext(self.settings)
+        try:
+            await context.open()
+        except BaseException:
+            await context.close()
+            raise
+        ctx[CONTEXT_KEY] = context
+
+    async def on_shutdown(self, ctx: dict[str, Any]) -> None:
+        """Close what ``on_startup`` has opened."""
+        if CONTEXT_KEY in ctx:
+            await JobContext.of(ctx).close()
+
+    def pool(self) -> JobQueue:
+        """Return arq's connection to the queue: ``await pool.enqueue_job("generate", prompt, params)``.
+
+        URLs mean what they mean everywhere else here, which arq's own ``RedisSettings.from_dsn`` does not know.
+        """
+        connections = parse_pool(
+            self.settings.redis_url,
+            retry=Retry(ExponentialBackoff(cap=MAX_PAUSE_S, base=0.05), RETRIES),
+            retry_on_error=[RedisConnectionError, RedisTimeoutError],
+        )
+        return JobQueue(
+            connections, job_serializer=serialize, job_deserializer=deserialize, default_queue_name=self.queue_name
+        )
+
+    def worker(self, *, burst: bool = False) -> Worker:
+        """Return an arq worker with our jobs alone, for the running event loop; in a burst it ends when none is due."""
+        settings = self.settings
+        # What another process has left in the queue may be a sweep.
+        sweeping = [func(sweep, name=self._sweep_name, keep_result=0)] if burst else []
+        return Worker(
+            [*self.functions, *sweeping],
+            queue_name=self.queue_name,
+            # A burst ends when the queue is empty, which the next sweep would never let it be.
+            cron_jobs=None if burst else self.cron_jobs,
+            redis_pool=self.pool(),
+            burst=burst,
+            on_startup=partial(_start_burst, self) if burst else self.on_startup,
+            on_shutdown=self.on_shutdown,
+            job_completion_wait=settings.drain_timeout_s,
+            max_jobs=settings.max_jobs,
+            job_timeout=JOB_TIMEOUT_S,
+            keep_result=settings.result_ttl_s,
+            poll_delay=settings.poll_delay_s,
+            health_check_interval=settings.health_check_interval_s,
+            job_serializer=serialize,
+            job_deserializer=deserialize,
+            log_results=False,
+        )
+
+
+async def _start_burst(jobs: JobSet, ctx: dict[str, Any]) -> None:
+    await jobs.on_startup(ctx)
+    await sweep(ctx)

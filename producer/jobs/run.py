@@ -1,0 +1,68 @@
+"""A process that runs our jobs alone, as ``penstock jobs`` does."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import structlog
+from arq.constants import health_check_key_suffix
+from arq.worker import Worker
+
+from ...shared.redis_check import check_redis
+from ...shared.redis_link import LOST, Outage
+from .job_set import JobSet
+from .settings import JobSettings
+
+PAUSE_AFTER_OUTAGE_S = 1.0
+
+log = structlog.get_logger()
+
+
+async def run_jobs(settings: JobSettings, *, burst: bool = False) -> None:
+    """Run jobs until SIGTERM or SIGINT; in a burst, until none is due. A Redis that goes away is waited for.
+
+    Raises:
+        ConfigurationError: Redis cannot be reached or used when it begins.
+    """
+    await check_redis(settings.redis_url, namespace=settings.namespace)
+    jobs, outage = JobSet(settings), Outage(settings.redis_url, "jobs")
+    log.info("jobs are run", queue=jobs.queue_name, functions=sorted(function.name for function in jobs.functions))
+    while True:
+        worker = jobs.worker(burst=burst)
+        try:
+            await _run(jobs, worker)
+            return
+        except LOST as error:
+            outage.note(error)
+        # Those of a worker that has ended would do nothing.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().remove_signal_handler(number)
+        await asyncio.sleep(PAUSE_AFTER_OUTAGE_S)
+
+
+async def _run(jobs: JobSet, worker: Worker) -> None:
+    try:
+        await worker.async_run()
+    except asyncio.CancelledError:
+        # So arq ends on a signal; anything else that cancels is the caller's.
+        if worker.main_task is None or not worker.main_task.cancelled():
+            raise
+    finally:
+        pool = worker.pool
+        try:
+            await worker.close()
+        finally:
+            # arq stops closing at the first thing that fails.
+            await jobs.on_shutdown(worker.ctx)
+            await pool.aclose(close_connection_pool=True)
+
+
+async def is_healthy(settings: JobSettings) -> bool:
+    """Whether a process has said lately that it runs these jobs."""
+    await check_redis(settings.redis_url, namespace=settings.namespace)
+    pool = JobSet(settings).pool()
+    try:
+        return bool(await pool.exists(settings.queue + health_check_key_suffix))
+    finally:
+        await pool.aclose(close_connection_pool=True)

@@ -1,0 +1,71 @@
+"""What a process that runs our jobs may be told."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...shared.errors import ConfigurationError
+from ...shared.keys import DEFAULT_NAMESPACE, Keys
+from ..agenda import LEASE_TTL_S
+from ..client import RESULT_TTL_S
+from ..webhooks.settings import WebhookSettings
+
+# arq counts a job as lost when its longest time-out has passed, so ours return before that and go on as another run.
+JOB_TIMEOUT_S = 300.0
+
+
+class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of our jobs, checked when made.
+
+    Args:
+        redis_url: ``redis://``, ``rediss://`` or ``unix://``; of requests and jobs alike.
+        namespace: prefix of all keys, as given to the workers.
+        model: what ``generate`` asks where the job names none; may be left out while exactly one is known.
+        tenant: on whose account ``generate`` queues where the job names none.
+        result_ttl_s: how long results can be read after the end, of requests and of ``generate`` jobs.
+        queue_name: arq's queue; ``NAMESPACE:jobs`` when empty. Jobs of two serializers must not share one.
+        max_jobs: how many run at a time in a process. They mostly wait.
+        poll_delay_s: how often the queue is looked at.
+        sweep_every_s: how often what is due is looked for: ended requests with a webhook, retries, the jobs of
+            processes that died. It divides 60.
+        lease_ttl_s: how long after its process's death a job is taken up by another.
+        drain_timeout_s: how long running jobs have after SIGTERM; then they are handed back.
+        health_check_interval_s: how often the process says that it lives.
+        webhooks: how events are delivered.
+
+    Raises:
+        ConfigurationError: a value is out of range; the message names it.
+    """
+
+    redis_url: str
+    namespace: str = DEFAULT_NAMESPACE
+    model: str | None = None
+    tenant: str = "default"
+    result_ttl_s: float = RESULT_TTL_S
+    queue_name: str = ""
+    max_jobs: int = 100
+    poll_delay_s: float = 0.2
+    sweep_every_s: int = 1
+    lease_ttl_s: float = LEASE_TTL_S
+    drain_timeout_s: int = 10
+    health_check_interval_s: float = 5.0
+    webhooks: WebhookSettings = WebhookSettings()
+
+    def __post_init__(self) -> None:
+        positive = ("result_ttl_s", "poll_delay_s", "lease_ttl_s", "health_check_interval_s")
+        for name, least in {**dict.fromkeys(positive, 0.01), "max_jobs": 2, "drain_timeout_s": 0}.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < 1e9:
+                raise ConfigurationError(f"{name} must be at least {least}, got {value!r}")
+        if self.sweep_every_s not in range(1, 61) or 60 % self.sweep_every_s:
+            raise ConfigurationError(f"sweep_every_s must be a whole number that divides 60, got {self.sweep_every_s}")
+        Keys(self.namespace)
+
+    @property
+    def keys(self) -> Keys:
+        return Keys(self.namespace)
+
+    @property
+    def queue(self) -> str:
+        """The name of arq's queue."""
+        return self.queue_name or self.keys.jobs()

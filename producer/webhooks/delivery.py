@@ -1,0 +1,133 @@
+"""An attempt to deliver an event, and what follows from it.
+
+    2xx: delivered. 410: the receiver wants no more. An address that may not be called: nobody tries again.
+    Anything else, a redirect too: again after a delay that grows, until ``max_attempts``; then the dead letter.
+
+An attempt is written down after it was made. So a process that dies in between makes the receiver see the event again,
+with the same id: delivered at least once, and known by its id.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+import structlog
+from standardwebhooks import Webhook
+
+from ...shared.connection import CommandConnection
+from ...shared.keys import Keys
+from .records import EventState, WebhookAttempt, WebhookEvent, WebhookSecret
+from .secrets import SecretStore, no_secret
+from .sender import ForbiddenAddressError, Sender
+from .settings import WebhookSettings
+from .store import EventStore
+
+MAX_ATTEMPTS_SHOWN = 20
+# A receiver that answers slowly must not take all places of a process.
+MAX_PER_HOST = 16
+PAUSE_OF_BUSY_HOST_S = 1.0
+JITTER = 0.1
+
+log = structlog.get_logger()
+
+
+class Delivery:
+    """Delivers events of one namespace."""
+
+    def __init__(self, connection: CommandConnection, keys: Keys, store: EventStore, settings: WebhookSettings) -> None:
+        self._store = store
+        self._secrets = SecretStore(connection, keys)
+        self._settings = settings
+        self._sender = Sender(settings)
+        self._under_way: Counter[str] = Counter()
+
+    async def close(self) -> None:
+        await self._sender.close()
+
+    async def deliver(self, event_id: str) -> float | None:
+        """Make the attempt that is due; returns in how many seconds the next is, or None if there is none."""
+        stored = await self._store.read(event_id)
+        if stored is None or stored.event.state is not EventState.PENDING:
+            return None
+        event, host = stored.event, urlsplit(stored.event.url).netloc
+        if (early_s := event.next_attempt_at - time.time()) > 0:
+            return early_s
+        if self._under_way[host] >= MAX_PER_HOST:
+            return PAUSE_OF_BUSY_HOST_S
+        self._under_way[host] += 1
+        try:
+            attempt, is_last = await self._attempt(event)
+        finally:
+            self._under_way[host] -= 1
+            if not self._under_way[host]:
+                del self._under_way[host]
+        after, delay_s = self._after(event, attempt, is_last)
+        if not await self._store.change(stored, after, keep_delivered_s=self._settings.keep_delivered_s):
+            return 0.0  # replayed or purged meanwhile: look again
+        if after.state is EventState.DEAD:
+            log.warning("a webhook event is given up", event_id=event_id, url=event.url, reason=attempt.error)
+        return delay_s
+
+    async def _attempt(self, event: WebhookEvent) -> tuple[WebhookAttempt, bool]:
+        """Return the attempt, and whether no other is to follow it should it have failed."""
+        at, started_at = time.time(), time.monotonic()
+
+        def attempt(status: int = 0, error: str = "") -> WebhookAttempt:
+            return WebhookAttempt(at=at, duration_s=time.monotonic() - started_at, status=status, error=error)
+
+        secret = await self._secrets.find(event.tenant, event.url)
+        if secret is None:
+            return attempt(error=no_secret(event.tenant)), False
+        try:
+            reply = await self._sender.post(event.url, signed_headers(event, secret, at), event.body)
+        except ForbiddenAddressError as error:
+            return attempt(error=str(error)), True
+        except TimeoutError:
+            return attempt(error=f"no answer within {self._settings.timeout_s:g} s"), False
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
+            return attempt(error=f"{type(error).__name__}: {error}"), False
+        if 200 <= reply.status < 300:
+            return attempt(reply.status), False
+        error = f"status {reply.status}" + (f": {reply.excerpt}" if reply.excerpt else "")
+        return attempt(reply.status, error), reply.status == HTTPStatus.GONE
+
+    def _after(self, event: WebhookEvent, attempt: WebhookAttempt, is_last: bool) -> tuple[WebhookEvent, float | None]:
+        """Return the event after an attempt, and the delay before the next."""
+        num_attempts, delay_s = event.num_attempts + 1, None
+        if attempt.error and not is_last:
+            delay_s = self._settings.delay_s(num_attempts)
+        if not attempt.error:
+            state = EventState.DELIVERED
+        elif delay_s is None:
+            state = EventState.DEAD
+        else:
+            state = EventState.PENDING
+            delay_s *= 1 + random.uniform(-JITTER, JITTER)
+        after = msgspec.structs.replace(
+            event,
+            state=state,
+            num_attempts=num_attempts,
+            next_attempt_at=0.0 if delay_s is None else time.time() + delay_s,
+            attempts=[*event.attempts, attempt][-MAX_ATTEMPTS_SHOWN:],
+        )
+        return after, delay_s
+
+
+def signed_headers(event: WebhookEvent, secret: WebhookSecret, at: float) -> dict[str, str]:
+    """Return the headers of Standard Webhooks for an attempt at Unix time ``at``: a signature for each valid secret."""
+    secrets = [secret.current, *([secret.previous] if secret.previous and at < secret.previous_until else [])]
+    signed_at = datetime.fromtimestamp(int(at), UTC)
+    return {
+        "content-type": "application/json",
+        "user-agent": "penstock",
+        "webhook-id": event.event_id,
+        "webhook-timestamp": str(int(at)),
+        "webhook-signature": " ".join(Webhook(one).sign(event.event_id, signed_at, event.body) for one in secrets),
+    }

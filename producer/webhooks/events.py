@@ -1,0 +1,107 @@
+"""What an event says: its type and data, from the end of a request as the broker has put it into the outbox.
+
+Types of OpenAI's Responses: https://platform.openai.com/docs/guides/webhooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ...shared.errors import ValidationError
+from ...shared.messages import Delta, FinishReason
+from .records import EventFamily, WebhookEvent, WebhookTarget
+
+_target_decoder = msgspec.json.Decoder(WebhookTarget)
+_delta_decoder = msgspec.msgpack.Decoder(Delta)
+
+_STATE, _RECORD = b"state:", b"record:"
+# State of an answer -> what its request's event is called; of several answers the first of these that one has.
+_OUTCOMES = {
+    "failed": "failed",
+    "parked": "parked",
+    "expired": "expired",
+    "cancelled": "cancelled",
+    "finished": "completed",
+}
+# OpenAI knows no parked and no expired response: the one has failed, the other kept what it had.
+_RESPONSE_OUTCOMES = {"parked": "failed", "expired": "incomplete"}
+
+
+class Answer(msgspec.Struct):
+    """How one answer to a request ended."""
+
+    request_id: str
+    state: str
+    delta: Delta
+
+
+def event_of(fields: Mapping[bytes, bytes]) -> WebhookEvent:
+    """Return the event that an entry of an outbox stands for.
+
+    Raises:
+        KeyError, ValueError, msgspec.MsgspecError: it is no such entry.
+    """
+    target = _target_decoder.decode(fields[b"target"])
+    event_id, ended_at = fields[b"event"].decode(), int(fields[b"ended_at"]) / 1000
+    if b"type" in fields:
+        event_type, data = fields[b"type"].decode(), msgspec.json.decode(fields[b"data"])
+    else:
+        answers = _answers(fields)
+        event_type, data = _type_of(answers, target.family), _data_of(fields[b"request"].decode(), answers, target)
+    body = {"object": "event", "id": event_id, "type": event_type, "created_at": int(ended_at), "data": data}
+    return WebhookEvent(
+        event_id=event_id,
+        type=event_type,
+        url=target.url,
+        tenant=target.tenant,
+        created_at=ended_at,
+        body=msgspec.json.encode(body).decode(),
+    )
+
+
+def _answers(fields: Mapping[bytes, bytes]) -> list[Answer]:
+    """The answers in their order: the first has the request's own id, the others a number behind it."""
+    ids = sorted((name.removeprefix(_STATE) for name in fields if name.startswith(_STATE)), key=lambda i: (len(i), i))
+    if not ids:
+        raise ValidationError("it has no answer")
+    return [Answer(i.decode(), fields[_STATE + i].decode(), _delta_decoder.decode(fields[_RECORD + i])) for i in ids]
+
+
+def _type_of(answers: list[Answer], family: EventFamily) -> str:
+    states = [answer.state for answer in answers]
+    outcome = next(name for state, name in _OUTCOMES.items() if state in states)
+    if family is EventFamily.REQUEST:
+        return f"{family}.{outcome}"
+    if outcome == "completed" and any(answer.delta.finish_reason is FinishReason.LENGTH for answer in answers):
+        outcome = "incomplete"
+    return f"{family}.{_RESPONSE_OUTCOMES.get(outcome, outcome)}"
+
+
+def _data_of(request_id: str, answers: list[Answer], target: WebhookTarget) -> dict[str, Any]:
+    """What a receiver needs to know and to fetch the rest; the text itself is not sent."""
+    if target.family is EventFamily.RESPONSE:
+        return {"id": request_id}
+    usages = [answer.delta.usage for answer in answers if answer.delta.usage is not None]
+    return {
+        "id": request_id,
+        "model": target.model,
+        "tenant": target.tenant,
+        "answers": [_plain(answer) for answer in answers],
+        "usage": {
+            "prompt_tokens": max((usage.num_prompt_tokens for usage in usages), default=0),
+            "completion_tokens": sum(usage.num_output_tokens for usage in usages),
+        },
+    }
+
+
+def _plain(answer: Answer) -> dict[str, Any]:
+    error = answer.delta.error
+    return {
+        "id": answer.request_id,
+        "status": _OUTCOMES[answer.state],
+        "finish_reason": answer.delta.finish_reason,
+        "error": None if error is None else {"code": error.code, "message": error.message},
+    }

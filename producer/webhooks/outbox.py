@@ -1,0 +1,71 @@
+"""From ends to events: what the broker's scripts (and batches) have put into outboxes is made an event, once each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import structlog
+
+from ...shared.connection import CommandConnection
+from ...shared.errors import PenstockError
+from ...shared.keys import Keys
+from .events import event_of
+from .records import WebhookTarget
+from .store import EventStore
+from .targets import encode_target
+
+# A sweep takes no more of one outbox; the next is a second later.
+MAX_ENTRIES = 200
+
+log = structlog.get_logger()
+
+
+class Outbox:
+    """All outboxes of one namespace: one per model, and one for what belongs to none."""
+
+    def __init__(self, connection: CommandConnection, keys: Keys, store: EventStore) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._store = store
+
+    async def collect(self) -> None:
+        """Make events of what is there. An entry goes when its event is made: who dies in between does it again."""
+        execute = self._connection.execute
+        models = [name.decode() for name in await execute("SMEMBERS", self._keys.webhook_models())]
+        outboxes = [self._keys.webhook_outbox(), *(self._keys.model(name).outbox for name in models)]
+        found = await asyncio.gather(*(execute("XRANGE", key, "-", "+", "COUNT", MAX_ENTRIES) for key in outboxes))
+        for key, entries in zip(outboxes, found, strict=True):
+            for entry_id, flat in entries:
+                await self._take(dict(zip(flat[::2], flat[1::2], strict=True)), key, entry_id)
+
+    async def _take(self, fields: Mapping[bytes, bytes], key: str, entry_id: bytes) -> None:
+        try:
+            event = event_of(fields)
+        except (msgspec.MsgspecError, PenstockError, KeyError, ValueError) as error:
+            # Nobody can make anything of it, now or later.
+            log.error("an entry of an outbox is no end, and is dropped", outbox=key, entry=entry_id, reason=str(error))
+        else:
+            await self._store.create(event)
+        await self._connection.execute("XDEL", key, entry_id)
+
+
+def outbox_command(
+    keys: Keys, target: WebhookTarget, event_type: str, data: Mapping[str, Any], ended_at: float
+) -> list[Any]:
+    """Return the Redis command that tells an end that no broker's script knows of (a batch's).
+
+    It belongs into the transaction that writes the end. Sent twice it makes one event.
+    """
+    event_id = f"evt_{os.urandom(20).hex()}"
+    fields = {
+        "event": event_id,
+        "ended_at": round(ended_at * 1000),
+        "target": encode_target(target),
+        "type": event_type,
+        "data": msgspec.json.encode(data),
+    }
+    return ["XADD", keys.webhook_outbox(), "*", *(part for field in fields.items() for part in field)]

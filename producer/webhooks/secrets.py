@@ -1,0 +1,125 @@
+"""Secrets that sign events: per tenant, and per URL where one has its own."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import time
+
+import msgspec
+
+from ...shared.connection import CommandConnection
+from ...shared.errors import ValidationError
+from ...shared.keys import Keys, check_name
+from .records import WebhookSecret
+
+PREFIX = "whsec_"
+# Standard Webhooks asks for 24 to 64 bytes.
+NUM_BYTES, MIN_BYTES, MAX_BYTES = 32, 24, 64
+KEEP_PREVIOUS_S = 86400.0
+
+_decoder = msgspec.json.Decoder(WebhookSecret)
+
+
+class SecretStore:
+    """The secrets of one namespace. They are in Redis as they are: an HMAC is made with the secret itself.
+
+    All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries.
+    """
+
+    def __init__(self, connection: CommandConnection, keys: Keys) -> None:
+        self._connection = connection
+        self._key = keys.webhook_secrets()
+
+    async def create(self, tenant: str, url: str = "", secret: str | None = None) -> WebhookSecret:
+        """Give a tenant a secret, drawn at random unless given, for one URL or for all without their own.
+
+        Raises:
+            ValidationError: there is one already, or ``secret`` is none.
+        """
+        made = WebhookSecret(
+            tenant=check_name("tenant", tenant),
+            url=url,
+            current=new_secret() if secret is None else check_secret(secret),
+            created_at=time.time(),
+        )
+        if not await self._connection.execute("HSETNX", self._key, _field(tenant, url), msgspec.json.encode(made)):
+            if await self.get(tenant, url) == made:
+                return made  # the call was sent again after a lost reply
+            raise ValidationError(f"{_named(tenant, url)} has a secret; 'penstock webhook secret rotate' replaces it")
+        return made
+
+    async def rotate(
+        self, tenant: str, url: str = "", secret: str | None = None, *, keep_previous_s: float = KEEP_PREVIOUS_S
+    ) -> WebhookSecret:
+        """Replace a secret; the one before signs, too, for ``keep_previous_s``, and any older one no more.
+
+        Raises:
+            ValidationError: there is none, or ``secret`` is none.
+        """
+        before = await self.get(tenant, url)
+        if before is None:
+            raise ValidationError(f"{_named(tenant, url)} has no secret; 'penstock webhook secret create' makes one")
+        made = msgspec.structs.replace(
+            before,
+            current=new_secret() if secret is None else check_secret(secret),
+            created_at=time.time(),
+            previous=before.current,
+            previous_until=time.time() + keep_previous_s,
+        )
+        await self._connection.execute("HSET", self._key, _field(tenant, url), msgspec.json.encode(made))
+        return made
+
+    async def get(self, tenant: str, url: str = "") -> WebhookSecret | None:
+        """Return the secret of exactly this tenant and URL."""
+        data = await self._connection.execute("HGET", self._key, _field(tenant, url))
+        return None if data is None else _decoder.decode(data)
+
+    async def find(self, tenant: str, url: str) -> WebhookSecret | None:
+        """Return the secret that signs a tenant's events to a URL; None if there is none for them."""
+        own, of_all = await self._connection.execute("HMGET", self._key, _field(tenant, url), _field(tenant, ""))
+        data = own or of_all
+        return None if data is None else _decoder.decode(data)
+
+    async def list(self) -> list[WebhookSecret]:
+        """Return all, by tenant and URL."""
+        found = [_decoder.decode(data) for data in await self._connection.execute("HVALS", self._key)]
+        return sorted(found, key=lambda secret: (secret.tenant, secret.url))
+
+    async def delete(self, tenant: str, url: str = "") -> bool:
+        """Remove a secret; False if there is none. Events that only it signs fail until there is another."""
+        return bool(await self._connection.execute("HDEL", self._key, _field(tenant, url)))
+
+
+def new_secret() -> str:
+    return PREFIX + base64.b64encode(os.urandom(NUM_BYTES)).decode()
+
+
+def check_secret(secret: str) -> str:
+    """Return ``secret`` if it is one of Standard Webhooks.
+
+    Raises:
+        ValidationError: it is none.
+    """
+    try:
+        num_bytes = len(base64.b64decode(secret.removeprefix(PREFIX), validate=True))
+    except binascii.Error:
+        num_bytes = 0
+    if not secret.startswith(PREFIX) or not MIN_BYTES <= num_bytes <= MAX_BYTES:
+        raise ValidationError(
+            f"a secret must be {PREFIX!r} and {MIN_BYTES} to {MAX_BYTES} bytes in base64; leave it out to draw one"
+        )
+    return secret
+
+
+def no_secret(tenant: str) -> str:
+    return f"tenant {tenant!r} has no webhook secret; make one with 'penstock webhook secret create --tenant {tenant}'"
+
+
+def _field(tenant: str, url: str) -> bytes:
+    return msgspec.json.encode([tenant, url])
+
+
+def _named(tenant: str, url: str) -> str:
+    return f"tenant {tenant!r}" + (f" with {url}" if url else "")

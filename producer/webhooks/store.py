@@ -1,0 +1,142 @@
+"""The events of one namespace: made once each, changed by whoever saw their last state."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+import msgspec
+
+from ...shared.broker.script import Script
+from ...shared.connection import CommandConnection
+from ...shared.errors import RequestNotFoundError
+from ...shared.keys import Keys
+from ..agenda import Agenda
+from .records import EventState, WebhookEvent
+
+# The kind of item on the agenda, and so the name of the job.
+DELIVER = "deliver_webhook"
+PAGE = 200
+
+_decoder = msgspec.json.Decoder(WebhookEvent)
+_STATES = list(EventState)
+
+
+def _script(name: str, text: str) -> Script:
+    return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+# KEYS: event, pending. ARGV: record, id, created_ms. Returns 0 if there is one of that id.
+_CREATE = _script(
+    "webhook_create",
+    """
+if not redis.call('SET', KEYS[1], ARGV[1], 'NX') then return 0 end
+redis.call('ZADD', KEYS[2], ARGV[3], ARGV[2])
+return 1
+""",
+)
+# KEYS: event, one for each state. ARGV: record as it was, as it is to be (empty to drop it), id, created_ms, number of
+# its state's key, ttl_ms (0 for ever), ms before which delivered ones have expired. Returns 0 if it is not as it was.
+_CHANGE = _script(
+    "webhook_change",
+    """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+for i = 2, #KEYS do redis.call('ZREM', KEYS[i], ARGV[3]) end
+if ARGV[2] == '' then
+  redis.call('DEL', KEYS[1])
+  return 1
+end
+redis.call('SET', KEYS[1], ARGV[2])
+if ARGV[6] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[6]) end
+redis.call('ZADD', KEYS[tonumber(ARGV[5])], ARGV[4], ARGV[3])
+redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', ARGV[7])
+return 1
+""",
+)
+
+
+class StoredEvent(msgspec.Struct, frozen=True):
+    """An event with the bytes it was read from, by which a change knows that nobody else has changed it."""
+
+    event: WebhookEvent
+    data: bytes
+
+
+class EventStore:
+    """Makes, changes and finds events.
+
+    All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries.
+    """
+
+    def __init__(self, connection: CommandConnection, keys: Keys, agenda: Agenda) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._agenda = agenda
+
+    async def create(self, event: WebhookEvent) -> None:
+        """Make an event, unless there is one of its id, and have it delivered."""
+        keys = [self._keys.webhook_event(event.event_id), self._keys.webhook_events(EventState.PENDING)]
+        args = [msgspec.json.encode(event), event.event_id, round(event.created_at * 1000)]
+        await self._connection.run_script(_CREATE, keys, args)
+        # Should it be delivered by now, the job finds that out.
+        await self._agenda.add(DELIVER, event.event_id)
+
+    async def read(self, event_id: str) -> StoredEvent | None:
+        data = await self._connection.execute("GET", self._keys.webhook_event(event_id))
+        return None if data is None else StoredEvent(_decoder.decode(data), data)
+
+    async def show(self, event_id: str) -> WebhookEvent:
+        """Return one event.
+
+        Raises:
+            RequestNotFoundError: there is none of this id, or it was delivered and is past its time.
+        """
+        return (await self._known(event_id)).event
+
+    async def list(self, state: EventState) -> list[WebhookEvent]:
+        """Return the events in one state, oldest first."""
+        ids = await self._connection.execute("ZRANGE", self._keys.webhook_events(state), 0, -1)
+        found: list[WebhookEvent] = []
+        for start in range(0, len(ids), PAGE):
+            keys = [self._keys.webhook_event(event_id.decode()) for event_id in ids[start : start + PAGE]]
+            found += [_decoder.decode(data) for data in await self._connection.execute("MGET", *keys) if data]
+        return found
+
+    async def change(self, stored: StoredEvent, event: WebhookEvent, *, keep_delivered_s: float) -> bool:
+        """Write an event anew; False, and nothing is written, if somebody else has changed it since it was read."""
+        ttl_ms = round(keep_delivered_s * 1000) if event.state is EventState.DELIVERED else 0
+        return await self._change(stored, msgspec.json.encode(event), event.state, ttl_ms)
+
+    async def replay(self, event_id: str) -> None:
+        """Deliver an event again, from its first attempt on and at once, whatever its state; its id stays the same.
+
+        Raises:
+            RequestNotFoundError: there is none of this id.
+        """
+        while True:
+            stored = await self._known(event_id)
+            fresh = msgspec.structs.replace(stored.event, state=EventState.PENDING, num_attempts=0, next_attempt_at=0.0)
+            if await self._change(stored, msgspec.json.encode(fresh), fresh.state, 0):
+                break
+        await self._agenda.add(DELIVER, event_id)
+
+    async def purge(self, event_id: str) -> bool:
+        """Throw an event away, delivered or not; False if there is none of this id."""
+        while (stored := await self.read(event_id)) is not None:
+            if await self._change(stored, b"", stored.event.state, 0):
+                await self._agenda.remove(DELIVER, event_id)
+                return True
+        return False
+
+    async def _known(self, event_id: str) -> StoredEvent:
+        stored = await self.read(event_id)
+        if stored is None:
+            raise RequestNotFoundError(f"no webhook event {event_id!r} is known; 'penstock webhook list' shows them")
+        return stored
+
+    async def _change(self, stored: StoredEvent, data: bytes, state: EventState, ttl_ms: int) -> bool:
+        event_id = stored.event.event_id
+        keys = [self._keys.webhook_event(event_id), *map(self._keys.webhook_events, _STATES)]
+        created_ms, oldest_ms = round(stored.event.created_at * 1000), round(time.time() * 1000) - ttl_ms
+        args = [stored.data, data, event_id, created_ms, _STATES.index(state) + 2, ttl_ms, oldest_ms if ttl_ms else 0]
+        return bool(await self._connection.run_script(_CHANGE, keys, args))

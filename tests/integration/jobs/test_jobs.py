@@ -1,0 +1,73 @@
+"""The jobs process with a real arq, killed in the middle; the engine is played through the broker."""
+
+from __future__ import annotations
+
+import pytest
+from arq.connections import ArqRedis
+
+from penstock.producer.jobs import JobSet
+from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
+from penstock.shared.connection import CommandConnection
+from penstock.shared.errors import ConfigurationError, ValidationError
+from penstock.shared.messages import Delta, FinishReason, Usage
+
+from .conftest import Start
+from .processes import until
+
+
+async def claim(broker: Broker) -> Claim:
+    found: list[Claim] = []
+
+    async def claimed() -> bool:
+        found.extend((await broker.claim("e0", Room(max_num_seqs=1), lease_ttl_ms=600_000)).claims)
+        return bool(found)
+
+    await until(claimed, "nothing was enqueued")
+    return found[0]
+
+
+async def test_a_generation_outlives_the_process_that_asked_for_it(
+    start: Start,
+    start_app: Start,
+    broker: Broker,
+    pool: ArqRedis,
+    jobs: JobSet,
+    commands: CommandConnection,
+) -> None:
+    first = start()
+    job = await pool.enqueue_job("generate", [1, 2, 3], {"max_tokens": 2, "temperature": 0.0}, tenant="acme")
+    assert job is not None
+    running = await claim(broker)
+    assert running.request_id == job.job_id
+    await broker.append([Record(running.request_id, running.epoch, Delta(token_ids=[7], text="a"))])
+    first.kill()
+    second = start_app()
+
+    async def taken_up() -> bool:
+        return await commands.execute("GET", f"arq:retry:{job.job_id}") == b"2"
+
+    await until(taken_up, "the job of the dead process does not come back")
+    last = Delta(index=1, token_ids=[8], text="b", finish_reason=FinishReason.LENGTH, usage=Usage(3, 2))
+    assert await broker.finish([FinalRecord(running.request_id, running.epoch, last)]) == []
+    output = await job.result(timeout=60, poll_delay=0.05)
+    assert (output["model"], output["outputs"][0]["text"]) == ("m", "ab")
+    assert output["outputs"][0]["token_ids"] == [7, 8]
+    assert output["usage"] == {"num_prompt_tokens": 3, "num_output_tokens": 2, "num_cached_tokens": 0}
+    assert (await broker.claim("e0", Room(max_num_seqs=1))).claims == []
+
+    # The app's own job, by the same worker, after its own startup.
+    shouted = await pool.enqueue_job("shout", "fine")
+    assert shouted is not None
+    assert await shouted.result(timeout=60, poll_delay=0.05) == "FINE!"
+    wrong = await pool.enqueue_job("generate", "hi", {"max_token": 2})
+    assert wrong is not None
+    with pytest.raises(ValidationError, match="params has no max_token"):
+        await wrong.result(timeout=60, poll_delay=0.05)
+    assert await commands.execute("ZCARD", jobs.settings.keys.jobs_due()) == 0
+    assert second.stop() == 0
+
+
+async def test_a_worker_that_would_pickle_our_jobs_is_refused(jobs: JobSet, redis_url: str) -> None:
+    async with ArqRedis.from_url(redis_url) as pickling:
+        with pytest.raises(ConfigurationError, match="job_serializer"):
+            await jobs.on_startup({"redis": pickling})
