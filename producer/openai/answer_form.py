@@ -14,7 +14,7 @@ from .common import OpenAIFinishReason
 from .parsers import NONE, Parsers
 from .reasoning import ReasoningFormat, ReasoningSplitter, find_reasoning_format, is_thinking_off
 from .response_format import SCHEMA_FIELD, structured_outputs_of
-from .tools.definitions import Function, ToolChoice, read_tool_choice, read_tools
+from .tools.definitions import Function, ToolChoice, allowed_functions, read_tool_choice, read_tools
 from .tools.forcing import answer_or_hermes_calls, forced_calls, strict_hermes_calls
 from .tools.formats import LIST_OF_CALLS, CallFormat, named_call
 from .tools.parser import ToolCallParser
@@ -141,8 +141,8 @@ def answer_form(
     Raises:
         ValidationError: a field is wrong, or two exclude each other; names them.
     """
-    functions = read_tools(fields.tools)
-    choice = read_tool_choice(fields.tool_choice, functions)
+    functions, tool_choice = allowed_functions(fields.tool_choice, read_tools(fields.tools))
+    choice = read_tool_choice(tool_choice, functions)
     wanted = structured_outputs_of(fields.response_format)
     if grammar is not None and wanted is not None:
         raise ValidationError("response_format and structured_outputs both say what the output is; pass one of them")

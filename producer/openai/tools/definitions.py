@@ -62,7 +62,26 @@ def read_tools(tools: object) -> list[Function]:
     return list(functions.values())
 
 
-def read_tool_choice(tool_choice: object, functions: Sequence[Function]) -> ToolChoice:
+def allowed_functions(tool_choice: object, functions: list[Function]) -> tuple[list[Function], object]:
+    """Return the functions that a choice of the type "allowed_tools" leaves, and the choice among them.
+
+    Raises:
+        ValidationError: it is a choice of that type, and wrong; names the field.
+    """
+    if not isinstance(tool_choice, Mapping) or tool_choice.get("type") != "allowed_tools":
+        return functions, tool_choice
+    field, allowed = "tool_choice.allowed_tools", tool_choice.get("allowed_tools")
+    if not isinstance(allowed, Mapping) or allowed.get("mode") not in ("auto", "required"):
+        raise ValidationError(f"{field}.mode must be 'auto' or 'required', in an object, got {allowed!r}")
+    tools = allowed.get("tools")
+    if not isinstance(tools, Sequence) or not tools or not all(isinstance(tool, Mapping) for tool in tools):
+        raise ValidationError(f"{field}.tools must be a list of at least one of the tools, got {tools!r}")
+    choices = [read_tool_choice(tool, functions, field=f"{field}.tools[{i}]") for i, tool in enumerate(tools)]
+    names = {choice.name for choice in choices}
+    return [function for function in functions if function.name in names], allowed["mode"]
+
+
+def read_tool_choice(tool_choice: object, functions: Sequence[Function], *, field: str = "tool_choice") -> ToolChoice:
     """Return what ``tool_choice`` asks for; None is "auto" where there are tools, else "none".
 
     Raises:
@@ -73,11 +92,11 @@ def read_tool_choice(tool_choice: object, functions: Sequence[Function]) -> Tool
     if tool_choice in ("none", "auto", "required"):
         assert isinstance(tool_choice, str)
         if tool_choice == "required" and not functions:
-            raise ValidationError("tool_choice is 'required', but there are no tools; pass tools")
+            raise ValidationError(f"{field} is 'required', but there are no tools; pass tools")
         return ToolChoice(tool_choice if functions else "none")
     if not isinstance(tool_choice, Mapping) or tool_choice.get("type") != "function":
         raise ValidationError(
-            "tool_choice must be 'none', 'auto', 'required' or "
+            f"{field} must be 'none', 'auto', 'required' or "
             f"{{'type': 'function', 'function': {{'name': ...}}}}, got {tool_choice!r}"
         )
     function = tool_choice.get("function")
@@ -85,7 +104,7 @@ def read_tool_choice(tool_choice: object, functions: Sequence[Function]) -> Tool
     known = [function.name for function in functions]
     if name not in known:
         offered = ", ".join(known) or "none"
-        raise ValidationError(f"tool_choice.function.name must be one of the tools ({offered}), got {name!r}")
+        raise ValidationError(f"{field}.function.name must be one of the tools ({offered}), got {name!r}")
     return ToolChoice("required", name)
 
 

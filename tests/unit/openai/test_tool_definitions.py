@@ -6,7 +6,7 @@ import pytest
 
 from penstock.producer.openai.json_schema import check_schema, under_definition
 from penstock.producer.openai.response_format import structured_outputs_of
-from penstock.producer.openai.tools.definitions import ToolChoice, read_tool_choice, read_tools
+from penstock.producer.openai.tools.definitions import ToolChoice, allowed_functions, read_tool_choice, read_tools
 from penstock.producer.openai.tools.forcing import forced_calls, strict_hermes_calls
 from penstock.producer.openai.tools.registry import TOOL_CALL_PARSERS, find_tool_call_style
 from penstock.shared.errors import ValidationError
@@ -56,13 +56,31 @@ def test_the_choice_of_a_tool() -> None:
     assert read_tool_choice(tool("now"), functions) == ToolChoice("required", "now")
     for choice, message in [
         ("any", "tool_choice must be 'none', 'auto', 'required' or"),
-        ({"type": "allowed_tools"}, "tool_choice must be"),
+        ({"type": "web"}, "tool_choice must be"),
         (tool("then"), r"tool_choice\.function\.name must be one of the tools \(weather, now\), got 'then'"),
     ]:
         with pytest.raises(ValidationError, match=message):
             read_tool_choice(choice, functions)
     with pytest.raises(ValidationError, match="no tools"):
         read_tool_choice("required", [])
+
+
+def test_allowed_tools_are_those_that_are_left() -> None:
+    functions = read_tools([tool(), tool("now")])
+
+    def allowing(*tools: Any, mode: str = "required") -> dict[str, Any]:
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
+
+    assert allowed_functions("auto", functions) == (functions, "auto")
+    assert allowed_functions(allowing(tool("now")), functions) == (functions[1:], "required")
+    for choice, message in [
+        (allowing(tool(), mode="none"), r"tool_choice\.allowed_tools\.mode must be"),
+        (allowing("auto"), r"tool_choice\.allowed_tools\.tools must be a list"),
+        (allowing(), r"tool_choice\.allowed_tools\.tools must be a list"),
+        (allowing(tool("then")), r"tool_choice\.allowed_tools\.tools\[0\]\.function\.name must be one of the tools"),
+    ]:
+        with pytest.raises(ValidationError, match=message):
+            allowed_functions(choice, functions)
 
 
 def test_forced_calls_are_arguments_or_a_list() -> None:
