@@ -1,0 +1,53 @@
+"""What is around the routes: the limit of running requests, the id and the status that are noted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from penstock.ops.gateway.auth import Authenticator
+from penstock.ops.gateway.edge import Edge
+from penstock.ops.gateway.metrics import Metrics
+
+
+async def test_more_than_may_run_are_told_to_come_back() -> None:
+    release, arrived = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scope["state"]["route"] = "/v1/models"
+        arrived.set()
+        await release.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    metrics = Metrics()
+    authenticator = Authenticator(None, tenant="acme")
+    edge = Edge(app, authenticator, metrics, is_public=frozenset({"/health"}), max_running=1)
+
+    async def call(path: str) -> tuple[int, dict[str, str], bytes]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        await edge({"type": "http", "method": "GET", "path": path, "headers": []}, receive, send)
+        head = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        return sent[0]["status"], head, sent[1]["body"]
+
+    first = asyncio.create_task(call("/v1/models"))
+    await arrived.wait()
+    status, head, body = await call("/v1/models")
+    assert (status, head["retry-after"], json.loads(body)["error"]["code"]) == (429, "1", "gateway_busy")
+    # Probes are let in all the same.
+    probe = asyncio.create_task(call("/health"))
+    release.set()
+    assert [(await first)[0], (await probe)[0]] == [200, 200]
+    assert len((await first)[1]["x-request-id"]) == 32
+    text = metrics.render([]).decode()
+    assert 'penstock_http_requests_total{method="GET",route="none",status="429"} 1.0' in text
+    assert 'penstock_http_requests_total{method="GET",route="/v1/models",status="200"} 2.0' in text
+    assert "penstock_http_requests_in_flight 0.0" in text
