@@ -49,7 +49,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         attention_backend: what computes attention: "triton" on a GPU, "native" (compiled C++) on the CPU, "reference"
             (plain torch) on either; "auto" takes what is made for the device, and the reference for what that lacks.
         kv_cache_dtype: "fp8_e4m3" (or "fp8", the same) or "fp8_e5m2" to hold keys and values in eight bits: twice the
-            tokens in the same memory, for logits that differ by some percent. "auto" holds them as they come.
+            tokens in the same memory, for logits that differ by some percent. "auto" holds them as they come. On the
+            CPU the compiled decoder has to do without, which costs most of its speed.
         async_scheduling: schedule the next batch while one is computed. The tokens are the same; a request that comes
             meanwhile joins a step later.
         enforce_eager: on a GPU, launch every operation of a decode by itself instead of replaying CUDA graphs, whose

@@ -66,6 +66,8 @@ async def test_the_card_and_the_tokenizer_are_those_of_the_model(client: Client)
     card = await client.get_model_config()
     assert (card.model, card.architecture, card.max_model_len) == ("demo", "LlamaForCausalLM", 2048)
     assert (card.has_chat_template, card.eos_token_ids, card.quantization) == (True, [2], "")
+    assert card.attention_backend in ("native", "reference", "triton")
+    assert card.kv_cache_dtype == card.dtype
     assert card.generation_config == {"do_sample": False, "eos_token_id": 2}
     assert card.registered_at > 1.7e9
     assert await client.get_supported_tasks() == ("generate",)

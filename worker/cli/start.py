@@ -88,7 +88,7 @@ def _add_engine_arguments(engine: argparse._ArgumentGroup) -> None:
         choices=KV_CACHE_DTYPES,
         default="auto",
         help="hold keys and values in eight bits: twice the tokens in the same memory, for logits that differ by some "
-        "percent; fp8 is fp8_e4m3 (auto: as they come)",
+        "percent, and on the CPU several times slower; fp8 is fp8_e4m3 (auto: as they come)",
     )
     engine.add_argument(
         "--async-scheduling",
