@@ -67,7 +67,13 @@ class JobSet:
     @property
     def functions(self) -> list[Function]:
         """``generate``, and what the agenda asks for."""
-        generating = func(generate, name="generate", timeout=JOB_TIMEOUT_S, max_tries=MAX_TRIES)
+        generating = func(
+            generate,
+            name="generate",
+            timeout=JOB_TIMEOUT_S,
+            max_tries=MAX_TRIES,
+            keep_result=self.settings.result_ttl_s,
+        )
         return [generating, *(arq_function(kind, job) for kind, job in DUE_JOBS.items())]
 
     @property
