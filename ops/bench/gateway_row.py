@@ -106,11 +106,12 @@ def measure_gateway(
             for way, url in ways if number % 2 == 0 else ways[::-1]:
                 tell(f"gateway, round {number + 1} of {rounds}: {way} …")
                 before = sum(gateway.cpu_times()[:2])
-                _, everything, idle = _load(way, url, phases, scratch)
+                _, everything = _load(way, url, phases[:2], scratch)
+                cpu_s = sum(gateway.cpu_times()[:2]) - before
+                (idle,) = _load(way, url, phases[2:], scratch)
                 (row.gateway if way == HTTP else row.client).add(everything, idle)
                 if way == HTTP:
-                    num_tokens = everything.num_tokens + idle.num_tokens
-                    row.gateway_cpu_us_per_token.append(1e6 * (sum(gateway.cpu_times()[:2]) - before) / num_tokens)
+                    row.gateway_cpu_us_per_token.append(1e6 * cpu_s / everything.num_tokens)
                 wanted = sum(item.max_tokens for item in phases[1].items)
                 if everything.num_tokens != wanted:
                     raise ConfigurationError(f"{way} gave {everything.num_tokens} tokens, not {wanted}")
