@@ -19,6 +19,7 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:webhooks:pending, :delivered, :dead zset      events in that state by the ms of their end; as those
     NS:webhooks:secrets                    hash      tenant and URL -> WebhookSecret; for ever
     NS:webhooks:networks                   string    private networks that the last jobs process may call; for ever
+    NS:response:TENANT:ID                  string    StoredResponse: what a response was asked; as its request's log
     NS:{MODEL}:lane:BAND:TENANT            stream    what waits of a tenant, in order of arrival; gone when empty
     NS:{MODEL}:due:BAND:TENANT             zset      entries of that lane by deadline, where they have one; as the lane
     NS:{MODEL}:ready:BAND                  zset      tenants to claim from, by virtual time; gone when there is none
@@ -126,6 +127,10 @@ class Keys:
 
     def webhook_networks(self) -> str:
         return f"{self.namespace}:webhooks:networks"
+
+    def response(self, tenant: str, response_id: str) -> str:
+        """``response_id`` holds no colon, so no two tenants share a key."""
+        return f"{self.namespace}:response:{check_name('tenant', tenant)}:{response_id}"
 
     def model(self, model: str) -> ModelKeys:
         return ModelKeys(self.namespace, model)

@@ -26,6 +26,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-running-requests", type=int, default=10_000, metavar="N", help="more at a time get 429 (default: 10000)"
     )
     parser.add_argument(
+        "--result-ttl", type=float, default=3600.0, metavar="S", help="answers and responses can be read so long (3600)"
+    )
+    parser.add_argument(
         "--reconnect-grace", type=float, default=5.0, metavar="S", help="a cut stream's request goes on so long (5)"
     )
     parser.add_argument("--lease-ttl", type=float, default=10.0, metavar="S", help="the same if this process dies (10)")
@@ -66,6 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
             api_keys=arguments.api_keys == "on",
             max_body_bytes=arguments.max_body_bytes,
             max_running_requests=arguments.max_running_requests,
+            result_ttl_s=arguments.result_ttl,
             reconnect_grace_s=arguments.reconnect_grace,
             lease_ttl_s=arguments.lease_ttl,
             shutdown_timeout_s=arguments.shutdown_timeout,

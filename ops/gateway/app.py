@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from ...producer import Client
 from ...producer.openai.parsers import ModelParsers
+from ...producer.openai.responses.service import Responses
 from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
 from .api_keys import ApiKeys
@@ -28,10 +29,12 @@ from .metrics import Metrics
 from .openapi import build_openapi
 from .operations import Operation
 from .routes import generate, models, state, tokens
+from .routes import responses as responses_routes
 from .settings import GatewaySettings
 
 OPERATIONS: tuple[Operation, ...] = (
     *generate.OPERATIONS,
+    *responses_routes.OPERATIONS,
     *models.OPERATIONS,
     *tokens.OPERATIONS,
     *state.OPERATIONS,
@@ -45,16 +48,26 @@ def build_app(settings: GatewaySettings) -> Starlette:
         ConfigurationError: the URL cannot be read, or Redis is not there or too old.
     """
     connection = CommandConnection(settings.redis_url)
-    keys = ApiKeys(connection, Keys(settings.namespace)) if settings.api_keys else None
-    authenticator = Authenticator(keys, tenant=settings.tenant)
+    keys = Keys(settings.namespace)
+    authenticator = Authenticator(ApiKeys(connection, keys) if settings.api_keys else None, tenant=settings.tenant)
     metrics = Metrics()
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         options = {"namespace": settings.namespace, "model": settings.model, "lease_ttl_s": settings.lease_ttl_s}
-        async with Client.connect(settings.redis_url, **options) as client:
+        result_ttl_s = settings.result_ttl_s
+        async with Client.connect(settings.redis_url, result_ttl_s=result_ttl_s, **options) as client:
             parsers = ModelParsers(client, settings.parsers, default_model=settings.model)
-            app.state.gateway = Gateway(settings, client, authenticator, metrics, parsers)
+            responses = Responses(
+                client,
+                connection,
+                keys,
+                parsers,
+                result_ttl_s=result_ttl_s,
+                linger_s=settings.reconnect_grace_s,
+                fail_fast=settings.fail_fast,
+            )
+            app.state.gateway = Gateway(settings, client, authenticator, metrics, parsers, responses)
             yield
         await connection.close()
 

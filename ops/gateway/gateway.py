@@ -6,6 +6,7 @@ import msgspec
 
 from ...producer import Client
 from ...producer.openai.parsers import ModelParsers
+from ...producer.openai.responses.service import Responses
 from .auth import Authenticator
 from .metrics import Metrics
 from .settings import GatewaySettings
@@ -19,3 +20,4 @@ class Gateway(msgspec.Struct, frozen=True):
     authenticator: Authenticator
     metrics: Metrics
     parsers: ModelParsers
+    responses: Responses

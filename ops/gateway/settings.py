@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from ...producer.client import RESULT_TTL_S
 from ...producer.openai.parsers import ParserChoice
 from ...shared.errors import ConfigurationError
 from ...shared.keys import DEFAULT_NAMESPACE, check_name
@@ -24,6 +25,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         api_keys: whether requests need a key of ``penstock keys``.
         max_body_bytes: of one request.
         max_running_requests: more at a time are answered with 429; the queue behind has limits of its own.
+        result_ttl_s: how long an answer can be read again, which a response of the Responses API is all the time.
         reconnect_grace_s: how long a cut stream's request goes on for somebody to pick it up; 0 cancels it at once.
         lease_ttl_s: the same where this process died.
         shutdown_timeout_s: how long running answers may take to end after SIGTERM.
@@ -43,6 +45,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     api_keys: bool = False
     max_body_bytes: int = MAX_BODY_BYTES
     max_running_requests: int = 10_000
+    result_ttl_s: float = RESULT_TTL_S
     reconnect_grace_s: float = 5.0
     lease_ttl_s: float = 10.0
     shutdown_timeout_s: float = 30.0
@@ -60,7 +63,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("reconnect_grace_s", "shutdown_timeout_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{name} must be a number of seconds, at least 0, got {getattr(self, name)}")
-        for name in ("lease_ttl_s", "keep_alive_s"):
+        for name in ("lease_ttl_s", "keep_alive_s", "result_ttl_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{name} must be a positive number of seconds, got {getattr(self, name)}")
         for origin in self.cors_origins:

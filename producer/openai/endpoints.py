@@ -14,8 +14,12 @@ from .embeddings import EmbeddingsBody, prepare_embeddings
 from .errors import OpenAIError, error_of
 from .parsers import Parsers
 from .prepared import Prepared
+from .responses.body import ResponseBody
+from .responses.rows import prepare_row
 
 CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+# Of a response that stands alone; what is kept is the Responses API's: see ``responses.service``.
+RESPONSES = "/v1/responses"
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -34,6 +38,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     CHAT_COMPLETIONS: _endpoint(ChatCompletionBody, prepare_chat),
     COMPLETIONS: _endpoint(CompletionBody, lambda body, _: prepare_completion(body)),
     EMBEDDINGS: _endpoint(EmbeddingsBody, lambda body, _: prepare_embeddings(body)),
+    RESPONSES: _endpoint(ResponseBody, prepare_row),
 }
 
 

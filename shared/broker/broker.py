@@ -260,6 +260,11 @@ class Broker:
         """Return how many of these ids are those of a request that has not expired."""
         return await self._connection.execute("EXISTS", *map(self.keys.request, request_ids))
 
+    async def forget(self, request_id: str) -> None:
+        """Take away what is kept of a request that has ended, before its time; ``cancel`` one that may not have."""
+        keys = self.keys
+        await self._connection.execute("UNLINK", *(key(request_id) for key in (keys.request, keys.log, keys.input)))
+
     async def release(self, claims: list[tuple[str, int]]) -> int:
         """Hand back claimed requests, given as (request_id, epoch); returns how many were still ours."""
         args: list[Any] = [self.keys.prefix]

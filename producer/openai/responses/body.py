@@ -1,0 +1,213 @@
+"""The body of POST /v1/responses, and the chat completion that it stands for.
+
+What a field means to the model is said once, by the chat completion; here it gets the shape and the names of that one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..chat import ChatCompletionBody
+from ..common import GenerationBody
+from ..errors import OpenAIError, bad_field
+from .conversation import chat_messages
+from .items import Item
+from .tool_fields import FunctionTool, chat_tools
+
+MAX_METADATA_PAIRS = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
+LOGPROBS = "message.output_text.logprobs"
+
+
+class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The form of the answer: "text", "json_object", or "json_schema" with a name and a schema."""
+
+    type: str
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How the answer shall look."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningConfig(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How much the model shall think. No summary is made, since the thoughts themselves are told."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponseBody(GenerationBody, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The request: OpenAI's fields, and those of vLLM and of Penstock that a chat completion has, too.
+
+    ``include``, ``max_tool_calls`` and ``background_options`` ask for nothing that could differ here, except
+    "message.output_text.logprobs". ``webhook_url``, which is Penstock's, is told of the end of a response in the
+    background. Fields from ``conversation`` on are refused unless they are null.
+    """
+
+    input: str | list[Any] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    previous_response_id: str | None = None
+    truncation: str | None = None
+    background: bool | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    max_tool_calls: int | None = None
+    background_options: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    webhook_url: str | None = None
+
+    conversation: Any = None
+    prompt: Any = None
+    context_management: Any = None
+    moderation: Any = None
+    prompt_cache_options: Any = None
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it can be asked for later."""
+        return self.store is not False
+
+
+_REFUSED = {
+    "conversation": "send previous_response_id",
+    "prompt": "send instructions and input",
+    "context_management": "send fewer input items",
+    "moderation": "no model here judges content",
+    "prompt_cache_options": "prefixes are cached anyway",
+    "n": "send several requests",
+    "max_tokens": "send max_output_tokens",
+}
+# Fields that a chat completion does not get: they have another name there, or say nothing to the model.
+_KEPT = {
+    "n",
+    "max_tokens",
+    "stream",
+    "stream_options",
+    "user",
+    "metadata",
+    "store",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+}
+_SAME = ("chat_template_kwargs", *(name for name in GenerationBody.__struct_fields__ if name not in _KEPT))
+
+
+def check_body(body: ResponseBody) -> None:
+    """Refuse what cannot be honoured, whatever the input.
+
+    Raises:
+        OpenAIError: 400, the field is named.
+    """
+    body.check_stream()
+    for name, remedy in _REFUSED.items():
+        value = getattr(body, name)
+        if value is not None and not (name == "n" and value == 1):
+            raise bad_field(name, f"{name} is not supported here; {remedy}", code="unsupported_parameter")
+    if body.input is None and body.previous_response_id is None:
+        raise bad_field("input", "input must be given", code="missing_required_parameter")
+    if body.truncation not in (None, "disabled"):
+        raise bad_field(
+            "truncation",
+            f"truncation must be 'disabled', got {body.truncation!r}: an input that is too long is refused, "
+            "so send fewer items",
+        )
+    if body.background and not body.is_stored:
+        raise bad_field("store", "store must not be false with background=true: it is asked for later")
+    if body.webhook_url is not None and not body.background:
+        raise bad_field("webhook_url", "webhook_url needs background=true: who waits for the response sees its end")
+    if body.top_logprobs is not None and LOGPROBS not in (body.include or ()):
+        raise bad_field("top_logprobs", f"top_logprobs={body.top_logprobs} needs include=[{LOGPROBS!r}]")
+    if body.text is not None and body.text.verbosity not in (None, "medium"):
+        raise bad_field("text.verbosity", f"text.verbosity {body.text.verbosity!r} is not supported; say it in words")
+    _check_metadata(body.metadata or {})
+
+
+def chat_body(body: ResponseBody, items: list[Item]) -> ChatCompletionBody:
+    """Return the chat completion that is asked for, given all items of the conversation.
+
+    Raises:
+        OpenAIError: 400, the field is named.
+    """
+    messages = chat_messages(body.instructions, items)
+    if not messages:
+        raise bad_field("input", "input must hold at least one item")
+    fields: dict[str, Any] = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    fields |= chat_tools(body.tools or [], body.tool_choice, body.parallel_tool_calls)
+    if body.max_output_tokens is not None:
+        fields["max_completion_tokens"] = body.max_output_tokens
+    if LOGPROBS in (body.include or ()):
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    if body.text is not None and body.text.format is not None:
+        fields |= _response_format(body.text.format)
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        fields["reasoning_effort"] = body.reasoning.effort
+    return msgspec.convert(msgspec.to_builtins(fields | {"messages": messages}), ChatCompletionBody)
+
+
+def named_as_here(error: OpenAIError) -> OpenAIError:
+    """Return an error about a field of the chat completion as one about the field of the response that it came from."""
+    if error.param is None:
+        return error
+    for theirs, ours in _NAMES:
+        if error.param.startswith(theirs):
+            param = ours + error.param.removeprefix(theirs)
+            message = error.message.replace(error.param, param)
+            return OpenAIError(error.status, message, type=error.type, param=param, code=error.error_code)
+    return error
+
+
+_NAMES = (
+    ("max_completion_tokens", "max_output_tokens"),
+    ("max_tokens", "max_output_tokens"),
+    ("response_format.json_schema", "text.format"),
+    ("response_format", "text.format"),
+    ("reasoning_effort", "reasoning.effort"),
+    ("messages", "input"),
+)
+
+
+def _response_format(form: TextFormat) -> dict[str, Any]:
+    if form.type == "text":
+        return {}
+    if form.type == "json_object":
+        return {"response_format": {"type": "json_object"}}
+    if form.type != "json_schema":
+        raise bad_field(
+            "text.format.type",
+            f"text.format.type must be 'text', 'json_object' or 'json_schema', got {form.type!r}",
+        )
+    for name in ("name", "schema"):
+        if getattr(form, name) is None:
+            raise bad_field(f"text.format.{name}", f"text.format.{name} must be given with type 'json_schema'")
+    schema = {name: value for name, value in msgspec.to_builtins(form).items() if name != "type"}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    if len(metadata) > MAX_METADATA_PAIRS:
+        raise bad_field("metadata", f"metadata must hold at most {MAX_METADATA_PAIRS} pairs, got {len(metadata)}")
+    for key, value in metadata.items():
+        if len(key) > MAX_METADATA_KEY_CHARS or len(value) > MAX_METADATA_VALUE_CHARS:
+            raise bad_field(
+                "metadata",
+                f"metadata must have keys of at most {MAX_METADATA_KEY_CHARS} characters and values of at most "
+                f"{MAX_METADATA_VALUE_CHARS}, got {key[:80]!r}",
+            )

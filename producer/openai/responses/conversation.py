@@ -1,0 +1,77 @@
+"""From items to the chat messages that a chat template takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import bad_field
+from .items import FunctionCall, FunctionCallOutput, Item, Message, Reasoning, Refusal
+
+# Templates know no "developer"; OpenAI's models take it for what others call "system".
+_ROLES = {"developer": "system"}
+
+
+def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Return the conversation as chat messages.
+
+    What a model did in one turn (thought, said, called) is one message of the assistant. System messages at the start
+    are one message, since most templates take no second.
+
+    Raises:
+        OpenAIError: an output belongs to no call before it.
+    """
+    messages: list[dict[str, Any]] = []
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    call_ids: set[str] = set()
+    for item in items:
+        match item:
+            case Message():
+                _add_message(messages, item)
+            case Reasoning():
+                turn = _turn(messages)
+                turn["reasoning_content"] = turn.get("reasoning_content", "") + _thoughts(item)
+            case FunctionCall():
+                call_ids.add(item.call_id)
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                _turn(messages).setdefault("tool_calls", []).append(call)
+            case FunctionCallOutput():
+                if item.call_id not in call_ids:
+                    raise bad_field(
+                        "input",
+                        f"input: no function_call with call_id {item.call_id!r} comes before its output; "
+                        "send the call as well, or the previous_response_id of the response that made it",
+                    )
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+    return messages
+
+
+def _add_message(messages: list[dict[str, Any]], message: Message) -> None:
+    role, text = _ROLES.get(message.role, message.role), _text(message.content)
+    if role == "assistant":
+        turn = _turn(messages, for_text=True)
+        turn["content"] = text
+    elif role == "system" and messages and all(known["role"] == "system" for known in messages):
+        messages[-1]["content"] += "\n\n" + text
+    else:
+        messages.append({"role": role, "content": text})
+
+
+def _turn(messages: list[dict[str, Any]], *, for_text: bool = False) -> dict[str, Any]:
+    """Return the assistant's message that is being put together: the last one, if what comes next belongs to it."""
+    last = messages[-1] if messages else None
+    if last is None or last["role"] != "assistant" or (for_text and (last["content"] or "tool_calls" in last)):
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _thoughts(item: Reasoning) -> str:
+    return "".join(part.text for part in item.content or item.summary)
+
+
+def _text(content: str | Sequence[Any]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.refusal if isinstance(part, Refusal) else part.text for part in content)

@@ -1,0 +1,153 @@
+"""Responses that were created before, here or elsewhere: read, followed, cancelled and deleted.
+
+A response is one request, whose id is the response's, and a record of what was asked, written before the request is
+enqueued. Nothing else is kept: the response and its events are told from the request's log by whoever asks, so any
+process can go on where another stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from ....shared.broker import Broker
+from ....shared.connection import CommandConnection
+from ....shared.errors import PenstockError
+from ....shared.keys import Keys
+from ...client import Client
+from ..errors import OpenAIError, bad_field
+from .events import Event
+from .objects import ENDED, DeletedResponse, ItemList, Response
+from .prepared import prepare_response
+from .record import StoredResponse
+from .store import ResponseStore
+
+MAX_PAGE = 100
+
+
+class KeptResponses:
+    """See ``Responses``."""
+
+    def __init__(
+        self, client: Client, commands: CommandConnection, keys: Keys, *, result_ttl_s: float, linger_s: float
+    ) -> None:
+        self._client = client
+        self._commands = commands
+        self._keys = keys
+        self._store = ResponseStore(commands, keys, result_ttl_s=result_ttl_s)
+        self._linger_s = linger_s
+
+    async def retrieve(self, tenant: str, response_id: str) -> Response:
+        """Return a response as it stands.
+
+        Raises:
+            OpenAIError: 404, the tenant has none of this id, or it has expired.
+        """
+        return (await self.read(tenant, response_id))[1]
+
+    async def follow(self, tenant: str, response_id: str, after: int = -1) -> AsyncGenerator[list[Event]]:
+        """Iterate over the events that follow number ``after`` (-1: all), of a response that runs or has ended.
+
+        Any number of readers may follow one, from any process; leaving early cancels nothing.
+
+        Raises: as ``retrieve``.
+        """
+        record, _ = await self._find(tenant, response_id)
+        transcriber = prepare_response(record).transcriber(after)
+        yield transcriber.create()
+        handle = await self._client.handle(record.id, model=record.model)
+        linger_s = None if record.body.background else self._linger_s or None
+        async with aclosing(handle.stream(linger_s=linger_s)) as deltas:
+            try:
+                async for delta in deltas:
+                    yield transcriber.take(delta)
+            except PenstockError as error:
+                yield transcriber.fail(error)
+        await self._store.ended(tenant, response_id)
+
+    async def cancel(self, tenant: str, response_id: str) -> Response:
+        """End a response that runs in the background, and return it; after its end this does nothing.
+
+        Raises:
+            OpenAIError: 404 as ``retrieve``; 400, it does not run in the background.
+        """
+        record, response = await self.read(tenant, response_id)
+        if not record.body.background:
+            raise bad_field(
+                "response_id",
+                f"response {response_id!r} was not created with background=true; close its connection to cancel it",
+            )
+        if response.status in ENDED:
+            return response
+        await self._client.cancel(record.id, model=record.model)
+        return await self.retrieve(tenant, response_id)
+
+    async def delete(self, tenant: str, response_id: str) -> DeletedResponse:
+        """End a response, if it runs, and forget it. Responses that went on from it have its text in their own.
+
+        Raises: as ``retrieve``.
+        """
+        record, _ = await self._find(tenant, response_id)
+        await self._store.delete(tenant, response_id)
+        broker = self._broker(record)
+        await broker.cancel(record.id)
+        await broker.forget(record.id)
+        return DeletedResponse(response_id)
+
+    async def input_items(
+        self, tenant: str, response_id: str, *, after: str | None = None, limit: int = 20, order: str = "desc"
+    ) -> ItemList:
+        """Return a page of the items that the response's own request had as input, those behind item ``after``.
+
+        Raises:
+            OpenAIError: 404 as ``retrieve``; 400, ``after`` is none of them, or a number or word is out of range.
+        """
+        if not 1 <= limit <= MAX_PAGE:
+            raise bad_field("limit", f"limit must be in [1, {MAX_PAGE}], got {limit}")
+        if order not in ("asc", "desc"):
+            raise bad_field("order", f"order must be 'asc' or 'desc', got {order!r}")
+        record, _ = await self._find(tenant, response_id)
+        items = record.items if order == "asc" else record.items[::-1]
+        ids = [item.id for item in items]
+        if after is not None and after not in ids:
+            raise bad_field("after", f"after must be the id of an input item of the response, got {after!r}")
+        first = 0 if after is None else ids.index(after) + 1
+        page = items[first : first + limit]
+        return ItemList(
+            data=page,
+            first_id=page[0].id if page else None,
+            last_id=page[-1].id if page else None,
+            has_more=first + limit < len(items),
+        )
+
+    async def read(self, tenant: str, response_id: str) -> tuple[StoredResponse, Response]:
+        """Return a record, and the response as its request's log tells it now.
+
+        Raises: as ``retrieve``.
+        """
+        record, state = await self._find(tenant, response_id)
+        transcriber = prepare_response(record).transcriber()
+        transcriber.create()
+        if state == "claimed":
+            transcriber.start()
+        # After the state: whatever that says, the log that is read now has at least so much.
+        for delta in await self._broker(record).read_log(record.id):
+            transcriber.take(delta)
+        response = transcriber.response
+        if response.status in ENDED:
+            await self._store.ended(tenant, response_id)
+        return record, response
+
+    async def _find(self, tenant: str, response_id: str) -> tuple[StoredResponse, str]:
+        """Return a record and the state of its request."""
+        record = await self._store.get(tenant, response_id)
+        if record is not None:
+            state = await self._broker(record).state(record.id)
+            if state is not None:
+                return record, state
+            await self._store.delete(tenant, response_id)
+        message = f"response {response_id!r} is unknown or has expired"
+        raise OpenAIError(404, message, param="response_id", code="response_not_found")
+
+    def _broker(self, record: StoredResponse) -> Broker:
+        return Broker(self._commands, self._keys.model(record.model))

@@ -1,0 +1,160 @@
+"""Items of output while they are written: each says which events open it, lengthen it and close it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from .events import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    ContentPartAdded,
+    ContentPartDone,
+    Event,
+    OutputItemAdded,
+    OutputItemDone,
+    OutputTextDelta,
+    OutputTextDone,
+    ReasoningTextDelta,
+    ReasoningTextDone,
+)
+from .items import FunctionCall, Item, ItemStatus, Message, OutputText, Reasoning, ReasoningText, item_id
+from .pieces import CallArguments, CallStart, Content, Piece, Thought
+
+Delta = OutputTextDelta | ReasoningTextDelta | ArgumentsDelta
+
+
+class OpenItem(Protocol):
+    """An item that is being written; ``place`` is its output_index."""
+
+    def continues_with(self, piece: Piece) -> bool:
+        """Whether a piece belongs to it."""
+        ...
+
+    def opening(self) -> list[Event]: ...
+
+    def lengthen(self, piece: Any) -> Delta:
+        """Add a piece that continues it."""
+        ...
+
+    def closing(self, status: ItemStatus) -> list[Event]: ...
+
+    def item(self, status: ItemStatus) -> Item:
+        """Return the item as it stands."""
+        ...
+
+
+class OpenMessage:
+    """What the model says."""
+
+    def __init__(self, response_id: str, place: int) -> None:
+        self._id = item_id(Message, response_id, place)
+        self._place = place
+        self._text = ""
+        self._logprobs: list[Any] = []
+
+    def continues_with(self, piece: Piece) -> bool:
+        return isinstance(piece, Content)
+
+    def opening(self) -> list[Event]:
+        message = Message(id=self._id, role="assistant", status="in_progress", content=[])
+        return [
+            OutputItemAdded(output_index=self._place, item=message),
+            ContentPartAdded(item_id=self._id, output_index=self._place, part=OutputText("")),
+        ]
+
+    def lengthen(self, piece: Content) -> Delta:
+        self._text += piece.text
+        self._logprobs += piece.logprobs
+        return OutputTextDelta(
+            item_id=self._id, output_index=self._place, delta=piece.text, logprobs=list(piece.logprobs)
+        )
+
+    def closing(self, status: ItemStatus) -> list[Event]:
+        done = OutputTextDone(item_id=self._id, output_index=self._place, text=self._text, logprobs=self._logprobs)
+        return [
+            done,
+            ContentPartDone(item_id=self._id, output_index=self._place, part=self._part()),
+            OutputItemDone(output_index=self._place, item=self.item(status)),
+        ]
+
+    def item(self, status: ItemStatus) -> Item:
+        return Message(id=self._id, role="assistant", status=status, content=[self._part()])
+
+    def _part(self) -> OutputText:
+        return OutputText(self._text, logprobs=list(self._logprobs))
+
+
+class OpenReasoning:
+    """What the model thinks."""
+
+    def __init__(self, response_id: str, place: int) -> None:
+        self._id = item_id(Reasoning, response_id, place)
+        self._place = place
+        self._text = ""
+
+    def continues_with(self, piece: Piece) -> bool:
+        return isinstance(piece, Thought)
+
+    def opening(self) -> list[Event]:
+        return [
+            OutputItemAdded(output_index=self._place, item=Reasoning(id=self._id, content=[], status="in_progress")),
+            ContentPartAdded(item_id=self._id, output_index=self._place, part=ReasoningText("")),
+        ]
+
+    def lengthen(self, piece: Thought) -> Delta:
+        self._text += piece.text
+        return ReasoningTextDelta(item_id=self._id, output_index=self._place, delta=piece.text)
+
+    def closing(self, status: ItemStatus) -> list[Event]:
+        return [
+            ReasoningTextDone(item_id=self._id, output_index=self._place, text=self._text),
+            ContentPartDone(item_id=self._id, output_index=self._place, part=ReasoningText(self._text)),
+            OutputItemDone(output_index=self._place, item=self.item(status)),
+        ]
+
+    def item(self, status: ItemStatus) -> Item:
+        return Reasoning(id=self._id, content=[ReasoningText(self._text)], status=status)
+
+
+class OpenCall:
+    """A call that the model makes."""
+
+    def __init__(self, response_id: str, place: int, start: CallStart) -> None:
+        self._id = item_id(FunctionCall, response_id, place)
+        self._place = place
+        self._call_id, self._name = start.call_id, start.name
+        self._arguments = ""
+
+    def continues_with(self, piece: Piece) -> bool:
+        return isinstance(piece, CallArguments)
+
+    def opening(self) -> list[Event]:
+        return [OutputItemAdded(output_index=self._place, item=self.item("in_progress"))]
+
+    def lengthen(self, piece: CallArguments) -> Delta:
+        self._arguments += piece.text
+        return ArgumentsDelta(item_id=self._id, output_index=self._place, delta=piece.text)
+
+    def closing(self, status: ItemStatus) -> list[Event]:
+        return [
+            ArgumentsDone(item_id=self._id, output_index=self._place, name=self._name, arguments=self._arguments),
+            OutputItemDone(output_index=self._place, item=self.item(status)),
+        ]
+
+    def item(self, status: ItemStatus) -> Item:
+        return FunctionCall(
+            id=self._id, call_id=self._call_id, name=self._name, arguments=self._arguments, status=status
+        )
+
+
+def open_item(piece: Piece, response_id: str, place: int) -> OpenItem:
+    """Return the item that begins with ``piece``."""
+    match piece:
+        case Thought():
+            return OpenReasoning(response_id, place)
+        case Content():
+            return OpenMessage(response_id, place)
+        case CallStart():
+            return OpenCall(response_id, place, piece)
+        case CallArguments():
+            raise ValueError("arguments of a call that did not begin")

@@ -1,0 +1,72 @@
+"""From what a body has as ``input`` to items."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..errors import OpenAIError, bad_field, error_of
+from .items import (
+    FunctionCall,
+    FunctionCallOutput,
+    InputText,
+    Item,
+    Message,
+    OutputText,
+    Reasoning,
+    item_id,
+)
+
+_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def read_items(given: str | list[Any] | None, response_id: str) -> list[Item]:
+    """Return the items of an input, each with an id, contents as lists of parts.
+
+    Raises:
+        OpenAIError: 400, an item has another form or is of a type that no model here reads; its field is named.
+    """
+    if given is None:
+        return []
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    return [_whole(_item(i, one), f"in{i}", response_id) for i, one in enumerate(given)]
+
+
+def _item(i: int, given: Any) -> Item:
+    if not isinstance(given, dict):
+        raise bad_field(f"input[{i}]", f"input[{i}] must be an item, an object, got {type(given).__name__}")
+    kind = given.get("type") or ("message" if "role" in given else None)
+    if kind not in _TYPES:
+        raise bad_field(
+            f"input[{i}].type",
+            f"input[{i}].type must be one of {', '.join(_TYPES)}, got {kind!r}",
+            code="unsupported_item_type",
+        )
+    try:
+        return msgspec.convert(given | {"type": kind}, Item)
+    except msgspec.ValidationError as error:
+        raise _inside(f"input[{i}]", error_of(error)) from error
+
+
+def _inside(path: str, error: OpenAIError) -> OpenAIError:
+    """Return an error about a field of one item as one about a field of the input."""
+    param = f"{path}.{error.param}" if error.param else path
+    reason = error.message.removeprefix(error.param or "")
+    if param.endswith(".type"):
+        reason += "; the models here read text: parts of type input_text, output_text and refusal"
+    return bad_field(param, param + (reason if error.param else f": {reason}"), code=error.error_code)
+
+
+def _whole(item: Item, index: str, response_id: str) -> Item:
+    item.id = item.id or item_id(type(item), response_id, index)
+    match item:
+        case Message():
+            if isinstance(item.content, str):
+                is_output = item.role == "assistant"
+                item.content = [OutputText(item.content) if is_output else InputText(item.content)]
+            item.status = "completed"
+        case FunctionCall() | FunctionCallOutput() | Reasoning():
+            item.status = item.status or "completed"
+    return item

@@ -1,0 +1,287 @@
+"""The Responses API through the real openai package, against a running gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Literal
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+from pydantic import BaseModel
+
+from penstock.ops.local_gateway import LocalGateway
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import Client
+from penstock.producer.openai.errors import OpenAIError
+from penstock.producer.openai.parsers import ModelParsers, ParserChoice
+from penstock.producer.openai.responses.body import ResponseBody
+from penstock.producer.openai.responses.service import Responses
+from penstock.producer.webhooks.events import event_of
+from penstock.producer.webhooks.secrets import SecretStore
+from penstock.shared.connection import CommandConnection
+from penstock.shared.keys import Keys
+
+pytestmark = pytest.mark.xdist_group("deployment")
+
+COUNT = "count from one to nine:"
+COUNTED = " one two three four five six seven eight nine."
+LONG: dict[str, Any] = {"model": "demo", "input": "spell 407:", "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture
+async def ai(gateway: LocalGateway) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=gateway.base_url, api_key="any", max_retries=0, timeout=60) as ai:
+        yield ai
+
+
+@pytest.fixture
+async def responses(client: Client, deployment: LocalStack) -> AsyncIterator[Responses]:
+    """What a gateway asks, on the same Redis."""
+    commands = CommandConnection(deployment.url)
+    parsers = ModelParsers(client, ParserChoice())
+    yield Responses(client, commands, Keys(), parsers, result_ttl_s=60)
+    await commands.close()
+
+
+def by_character(events: list[Any]) -> dict[int, Any]:
+    """What stands at each sequence number: events, and each character of a delta."""
+    at: dict[int, Any] = {}
+    for event in events:
+        text = event.delta if event.type.endswith(".delta") else "?"
+        for i, char in enumerate(reversed(text)):
+            assert event.sequence_number - i not in at
+            at[event.sequence_number - i] = (event.type, char)
+    return at
+
+
+async def events_of(stream: Any) -> list[Any]:
+    return [event async for event in stream]
+
+
+async def status_of(ai: AsyncOpenAI, response_id: str, wanted: str) -> Any:
+    async with asyncio.timeout(60):
+        while (response := await ai.responses.retrieve(response_id)).status != wanted:
+            assert response.status in ("queued", "in_progress"), response
+            await asyncio.sleep(0.02)
+    return response
+
+
+async def test_a_response_is_kept_and_gone_on_with(ai: AsyncOpenAI, responses: Responses) -> None:
+    first = await ai.responses.create(
+        model="demo", input="four plus two is", temperature=0, metadata={"k": "v"}, instructions="answer"
+    )
+    assert (first.status, first.metadata) == ("completed", {"k": "v"})
+    assert first.usage is not None
+    assert first.usage.total_tokens == first.usage.input_tokens + first.usage.output_tokens
+    assert await ai.responses.retrieve(first.id) == first
+
+    second = await ai.responses.create(
+        model="demo", input="spell 7:", temperature=0, max_output_tokens=1, previous_response_id=first.id
+    )
+    assert (second.status, second.previous_response_id) == ("incomplete", first.id)
+    assert second.incomplete_details is not None
+    assert second.incomplete_details.reason == "max_output_tokens"
+    items = [item async for item in ai.responses.input_items.list(second.id)]
+    assert [(item.type, item.content[0].text) for item in items] == [("message", "spell 7:")]  # type: ignore[union-attr]  # asserted
+
+    await ai.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        await ai.responses.retrieve(first.id)
+    with pytest.raises(openai.NotFoundError) as caught:
+        await ai.responses.create(model="demo", input="x", previous_response_id=first.id)
+    assert caught.value.param == "previous_response_id"
+
+    body = ResponseBody(model="demo", input="spell 8:", previous_response_id=second.id)
+    prompt: Any = (await responses.prepare("default", body)).chat.prompt
+    # What went before the deleted one is known all the same; its instructions are not.
+    assert [message["content"] for message in prompt] == [
+        *("four plus two is", first.output_text, "spell 7:", second.output_text, "spell 8:")
+    ]
+
+
+async def test_the_response_of_a_tenant_is_not_found_by_another(ai: AsyncOpenAI, responses: Responses) -> None:
+    kept = await ai.responses.create(model="demo", input="spell 7:", max_output_tokens=1)
+    assert (await responses.retrieve("default", kept.id)).id == kept.id
+    for attempt in (responses.retrieve, responses.cancel, responses.delete, responses.input_items):
+        with pytest.raises(OpenAIError) as caught:
+            await attempt("other", kept.id)
+        assert caught.value.status == 404
+    unkept = await ai.responses.create(model="demo", input="spell 7:", max_output_tokens=1, store=False)
+    with pytest.raises(openai.NotFoundError):
+        await ai.responses.retrieve(unkept.id)
+
+
+async def test_a_stream_can_be_read_again_from_any_number(ai: AsyncOpenAI) -> None:
+    async with ai.responses.stream(model="demo", input=COUNT, temperature=0) as stream:
+        events = await events_of(stream)
+        final = await stream.get_final_response()
+    assert final.output_text == COUNTED
+    types = [event.type for event in events]
+    assert types[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert types[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    whole = by_character(events)
+    assert sorted(whole) == list(range(len(whole)))
+    for after in (0, 3, 10, len(COUNTED), len(whole) - 2, len(whole) + 5):
+        rest = await events_of(await ai.responses.retrieve(final.id, stream=True, starting_after=after))
+        assert by_character(rest) == {number: told for number, told in whole.items() if number > after}
+
+
+async def test_the_background_runs_without_a_reader_and_is_followed_by_any(ai: AsyncOpenAI) -> None:
+    begun = await ai.responses.create(**LONG, background=True, max_output_tokens=300, temperature=1)
+    assert begun.status == "queued"
+    early = await ai.responses.retrieve(begun.id, stream=True)
+    seen: list[Any] = []
+    async for event in early:
+        seen.append(event)
+        if len(seen) == 7:
+            break
+    await early.close()
+    readers = [
+        await ai.responses.retrieve(begun.id, stream=True, starting_after=seen[-1].sequence_number),
+        await ai.responses.retrieve(begun.id, stream=True),
+    ]
+    rest, other = await asyncio.gather(*[events_of(reader) for reader in readers])
+    assert by_character(seen) | by_character(rest) == by_character(other)
+    assert by_character(seen).keys().isdisjoint(by_character(rest))
+    done = await status_of(ai, begun.id, "incomplete")
+    assert done == other[-1].response
+    assert len(done.output_text) > 100
+
+
+async def test_a_background_response_is_cancelled(ai: AsyncOpenAI) -> None:
+    stream = await ai.responses.create(**LONG, background=True, stream=True, temperature=1, max_output_tokens=1800)
+    first: Any = await anext(aiter(stream))
+    cancelled = await ai.responses.cancel(first.response.id)
+    assert cancelled.status == "cancelled"
+    assert (await ai.responses.cancel(first.response.id)).status == "cancelled"
+    last = (await events_of(stream))[-1]
+    assert (last.type, last.response.status) == ("response.incomplete", "cancelled")
+    with pytest.raises(openai.BadRequestError):
+        await ai.responses.create(model="demo", input="x", previous_response_id=first.response.id)
+
+
+class Weather(BaseModel):
+    city: Literal["rome", "oslo"]
+    is_hot: bool
+
+
+async def test_an_answer_is_parsed_by_a_model_of_pydantic(ai: AsyncOpenAI) -> None:
+    response = await ai.responses.parse(model="demo", input="weather?", text_format=Weather)
+    assert response.status == "completed", response
+    assert isinstance(response.output_parsed, Weather)
+
+
+async def test_a_function_is_called_and_its_output_sent_back(ai: AsyncOpenAI) -> None:
+    tool: Any = {
+        "type": "function",
+        "name": "weather",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"hot": {"type": "boolean"}},
+            "required": ["hot"],
+            "additionalProperties": False,
+        },
+    }
+    called = await ai.responses.create(
+        model="demo", input="weather?", tools=[tool], tool_choice={"type": "function", "name": "weather"}
+    )
+    (call,) = called.output
+    assert call.type == "function_call"
+    assert (call.name, call.status) == ("weather", "completed")
+    assert call.arguments.replace(" ", "") in ('{"hot":true}', '{"hot":false}')
+    told = await ai.responses.create(
+        model="demo",
+        previous_response_id=called.id,
+        input=[{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}],
+        max_output_tokens=3,
+    )
+    assert told.status in ("completed", "incomplete")
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "param"),
+    [
+        ({"model": "nobody"}, openai.NotFoundError, "model"),
+        ({"input": [{"type": "web_search_call"}]}, openai.BadRequestError, "input[0].type"),
+        ({"input": "one " * 3000}, openai.BadRequestError, None),
+        ({"input": "one " * 3000, "stream": True}, openai.BadRequestError, None),
+    ],
+)
+async def test_what_cannot_be_is_refused(
+    ai: AsyncOpenAI, fields: dict[str, Any], error: type[openai.APIStatusError], param: str | None
+) -> None:
+    body: dict[str, Any] = {"model": "demo", "input": "x", **fields}
+    with pytest.raises(error) as caught:
+        await ai.responses.create(**body)
+    if param is not None:
+        assert caught.value.param == param
+
+
+async def test_a_webhook_is_told_by_openais_names(ai: AsyncOpenAI, deployment: LocalStack) -> None:
+    """Up to the outbox: what jobs make of it has tests of its own."""
+    commands, keys = CommandConnection(deployment.url), Keys()
+    hook = {"webhook_url": "https://example.org/hook"}
+    body: dict[str, Any] = {"model": "demo", "input": COUNT, "background": True, "extra_body": hook}
+    with pytest.raises(openai.BadRequestError, match="webhook_url"):
+        await ai.responses.create(**body)  # the tenant has no secret to sign with
+    secrets = SecretStore(commands, keys)
+    await secrets.create("default")
+    told = await ai.responses.create(**body, max_output_tokens=2)
+    await status_of(ai, told.id, "incomplete")
+    await secrets.delete("default")
+    entries = await commands.execute("XRANGE", keys.model("demo").outbox, "-", "+")
+    events = [event_of(dict(zip(fields[::2], fields[1::2], strict=True))) for _, fields in entries]
+    await commands.close()
+    (event,) = [event for event in events if told.id in event.body]
+    assert (event.type, event.url, event.tenant) == ("response.incomplete", hook["webhook_url"], "default")
+    assert json.loads(event.body)["data"] == {"id": told.id}
+
+
+async def test_a_killed_gateway_takes_no_event_with_it(ai: AsyncOpenAI, deployment: LocalStack, tmp_path: Path) -> None:
+    """Two streams, one of them in the background, begin at a gateway that is killed with -9, and go on at another."""
+    doomed = LocalGateway(deployment.url, ["--lease-ttl", "60"], tmp_path / "doomed.log")
+    await asyncio.to_thread(doomed.start)
+    try:
+        async with AsyncOpenAI(base_url=doomed.base_url, api_key="any", max_retries=0, timeout=60) as there:
+            body = {**LONG, "stream": True, "temperature": 1, "max_output_tokens": 1500}
+            streams: list[Any] = [await there.responses.create(**body, background=b) for b in (True, False)]
+            seen = await asyncio.gather(*[some_of(stream, 12) for stream in streams])
+            await asyncio.to_thread(doomed.kill)
+            for stream in streams:
+                await stream.close()
+    finally:
+        await asyncio.to_thread(doomed.stop)
+    kept = await asyncio.gather(*[ai.responses.retrieve(events[0].response.id) for events in seen])
+    assert [response.status for response in kept] == ["in_progress", "in_progress"]
+    for events in seen:
+        response_id, last = events[0].response.id, events[-1].sequence_number
+        rest = await events_of(await ai.responses.retrieve(response_id, stream=True, starting_after=last))
+        whole = await events_of(await ai.responses.retrieve(response_id, stream=True))
+        assert by_character(events).keys().isdisjoint(by_character(rest))
+        assert by_character(events) | by_character(rest) == by_character(whole)
+        assert rest[-1].response.usage.output_tokens == 1500
+
+
+async def some_of(stream: Any, num_events: int) -> list[Any]:
+    """The first events; the stream stays open."""
+    events = []
+    async for event in stream:
+        events.append(event)
+        if len(events) == num_events:
+            break
+    return events
