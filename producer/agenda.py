@@ -44,12 +44,13 @@ _CLOCK = """
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 """
-# ARGV: item, delay_ms. Due then, or earlier if it was; one that somebody is at is left alone. Returns whether it was.
+# ARGV: item, delay_ms, LT or NX. Due then, or earlier if it was (LT), or when it was (NX); one that somebody is at is
+# left alone. Returns whether nobody was.
 _ADD = _script(
     "agenda_add",
     """
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then return 0 end
-redis.call('ZADD', KEYS[1], 'LT', now + tonumber(ARGV[2]), ARGV[1])
+redis.call('ZADD', KEYS[1], ARGV[3], now + tonumber(ARGV[2]), ARGV[1])
 return 1
 """,
 )
@@ -113,9 +114,13 @@ class Agenda:
         self._keys = [keys.jobs_due(), keys.job_holders()]
         self._lease_ttl_s = lease_ttl_s
 
-    async def add(self, kind: str, item_id: str, delay_s: float = 0.0) -> bool:
-        """Have an item due in ``delay_s``, or when it was, if that is earlier; False if somebody is at it now."""
-        return bool(await self._run(_ADD, f"{kind}:{item_id}", round(delay_s * 1000)))
+    async def add(self, kind: str, item_id: str, delay_s: float = 0.0, *, unless_known: bool = False) -> bool:
+        """Have an item due in ``delay_s``, or when it was, if that is earlier; False if somebody is at it now.
+
+        Args:
+            unless_known: an item that is on the agenda stays due when it was.
+        """
+        return bool(await self._run(_ADD, f"{kind}:{item_id}", round(delay_s * 1000), "NX" if unless_known else "LT"))
 
     async def remove(self, kind: str, item_id: str) -> None:
         """Strike an item off, whoever is at it: that one loses its hold."""

@@ -12,6 +12,11 @@
     │   └── UnsupportedTaskError      the model does not do what was asked: embed, classify, score, ...
     ├── UnknownModelError             no worker has ever served a model of that name here
     ├── RequestNotFoundError          the request_id is unknown, or its result has expired
+    ├── UnknownFileError              no file of that id is the tenant's, or it has expired
+    ├── UnknownBatchError             no batch of that id is the tenant's
+    ├── BatchEndedError               the batch has ended: it cannot be cancelled
+    ├── BatchHeldError                another runner has the batch
+    │   └── BatchTakenOverError       another runner took it from this one, whose lease had ended
     ├── InputClosedError              the request has ended or its input was closed: it takes no more chunks
     ├── ClientClosedError             the client was used after close()
     ├── RefusedForNowError            nothing was enqueued; carries retry_after_s
@@ -108,6 +113,37 @@ class RequestNotFoundError(PenstockError):
     """The request_id was never enqueued here, or its result is past its time to live."""
 
     code = "request_not_found"
+
+
+class UnknownFileError(PenstockError):
+    """The tenant has no file of that id: it was never made, was deleted, or has expired."""
+
+    code = "unknown_file"
+
+
+class UnknownBatchError(PenstockError):
+    """The tenant has no batch of that id."""
+
+    code = "unknown_batch"
+
+
+class BatchEndedError(PenstockError):
+    """The batch has ended, so there is nothing to cancel."""
+
+    code = "batch_ended"
+
+
+class BatchHeldError(PenstockError):
+    """Another runner holds the lease of the batch."""
+
+    code = "batch_held"
+    retryable = True
+
+
+class BatchTakenOverError(BatchHeldError):
+    """The lease of this runner had ended, and another has the batch now; what was done is kept."""
+
+    code = "batch_taken_over"
 
 
 class InputClosedError(PenstockError):

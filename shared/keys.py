@@ -1,6 +1,7 @@
 """The only place that spells a Redis key, with each key's type, life time and reason.
 
-All keys of a model carry the hash tag ``{model}``, so that every script touches one slot of a cluster.
+All keys of a model carry the hash tag ``{model}``, so that every script touches one slot of a cluster. Files and
+batches of a namespace have one slot, too: a batch's end makes its files in the same script.
 A namespace keeps deployments (and tests) on one Redis apart.
 
     key                                    type      lives
@@ -20,6 +21,12 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:webhooks:secrets                    hash      tenant and URL -> WebhookSecret; for ever
     NS:webhooks:networks                   string    private networks that the last jobs process may call; for ever
     NS:response:TENANT:ID                  string    StoredResponse: what a response was asked; as its request's log
+    NS:batches:{NS}:file:ID                string    FileRecord; until it is deleted or expires
+    NS:batches:{NS}:files:TENANT           zset      files of a tenant by time; as the file
+    NS:batches:{NS}:garbage                zset      file and batch ids by the ms from which their folder may be cleared
+    NS:batches:{NS}:batch:ID               hash      a batch: spec, status, counts, holder; BATCH_TTL_MS after its end
+    NS:batches:{NS}:batches:TENANT         zset      batches of a tenant by time; as the batch
+    NS:batches:{NS}:open                   zset      batches that want a runner -> ms at which the lease of theirs ends
     NS:{MODEL}:lane:BAND:TENANT            stream    what waits of a tenant, in order of arrival; gone when empty
     NS:{MODEL}:due:BAND:TENANT             zset      entries of that lane by deadline, where they have one; as the lane
     NS:{MODEL}:ready:BAND                  zset      tenants to claim from, by virtual time; gone when there is none
@@ -132,8 +139,32 @@ class Keys:
         """``response_id`` holds no colon, so no two tenants share a key."""
         return f"{self.namespace}:response:{check_name('tenant', tenant)}:{response_id}"
 
+    def batches(self) -> BatchKeys:
+        return BatchKeys(self.namespace)
+
     def model(self, model: str) -> ModelKeys:
         return ModelKeys(self.namespace, model)
+
+
+class BatchKeys:
+    """Keys of files and batches, which belong to tenants and not to models."""
+
+    def __init__(self, namespace: str) -> None:
+        self._prefix = f"{check_name('namespace', namespace)}:batches:{{{namespace}}}:"
+        self.garbage = self._prefix + "garbage"
+        self.open = self._prefix + "open"
+
+    def file(self, file_id: str) -> str:
+        return f"{self._prefix}file:{file_id}"
+
+    def files(self, tenant: str) -> str:
+        return f"{self._prefix}files:{tenant}"
+
+    def batch(self, batch_id: str) -> str:
+        return f"{self._prefix}batch:{batch_id}"
+
+    def batches(self, tenant: str) -> str:
+        return f"{self._prefix}batches:{tenant}"
 
 
 class ModelKeys:

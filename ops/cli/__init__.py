@@ -10,6 +10,7 @@ from importlib import metadata
 
 from ...shared.command_line import Command, run_program
 from . import (
+    batch,
     bench,
     chaos,
     dead,
@@ -30,6 +31,7 @@ COMMANDS: tuple[Command, ...] = (
     demo.COMMAND,
     worker.COMMAND,
     generate.COMMAND,
+    batch.COMMAND,
     jobs.COMMAND,
     webhook.COMMAND,
     models.COMMAND,

@@ -49,6 +49,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--webhook-attempts", type=int, default=11, metavar="N", help="after which an event is given up (11: 26 h)"
     )
+    parser.add_argument("--files-dir", metavar="DIR", help="of batches, shared by all hosts (in the data folder)")
     parser.add_argument("--burst", action="store_true", help="end when nothing is due")
     parser.add_argument("--check", action="store_true", help="run nothing; exit status 0 if a process runs these jobs")
     parser.add_argument("--log-level", choices=LEVELS, default="info")
@@ -78,6 +79,7 @@ def _run(arguments: argparse.Namespace) -> int:
             sweep_every_s=arguments.sweep_every,
             lease_ttl_s=arguments.lease_ttl,
             drain_timeout_s=arguments.drain_timeout,
+            files_dir=arguments.files_dir,
             webhooks=WebhookSettings(
                 allowed_networks=tuple(arguments.allow_private_webhooks),
                 timeout_s=arguments.webhook_timeout,

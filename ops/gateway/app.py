@@ -16,6 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ...producer import Client
+from ...producer.batches import BatchStore
 from ...producer.openai.parsers import ModelParsers
 from ...producer.openai.responses.service import Responses
 from ...shared.connection import CommandConnection
@@ -28,7 +29,7 @@ from .http import any_exception, http_exception
 from .metrics import Metrics
 from .openapi import build_openapi
 from .operations import Operation
-from .routes import generate, models, state, tokens
+from .routes import batches, files, generate, models, state, tokens
 from .routes import responses as responses_routes
 from .settings import GatewaySettings
 
@@ -37,6 +38,8 @@ OPERATIONS: tuple[Operation, ...] = (
     *responses_routes.OPERATIONS,
     *models.OPERATIONS,
     *tokens.OPERATIONS,
+    *files.OPERATIONS,
+    *batches.OPERATIONS,
     *state.OPERATIONS,
 )
 
@@ -45,7 +48,7 @@ def build_app(settings: GatewaySettings) -> Starlette:
     """Return the gateway as an ASGI application; it connects to Redis when its server starts it.
 
     Raises, at that start:
-        ConfigurationError: the URL cannot be read, or Redis is not there or too old.
+        ConfigurationError: the URL cannot be read, Redis is not there or too old, or the folder cannot be used.
     """
     connection = CommandConnection(settings.redis_url)
     keys = Keys(settings.namespace)
@@ -55,8 +58,10 @@ def build_app(settings: GatewaySettings) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         options = {"namespace": settings.namespace, "model": settings.model, "lease_ttl_s": settings.lease_ttl_s}
+        store = BatchStore(settings.redis_url, settings.files_dir, namespace=settings.namespace)
         result_ttl_s = settings.result_ttl_s
-        async with Client.connect(settings.redis_url, result_ttl_s=result_ttl_s, **options) as client:
+        async with Client.connect(settings.redis_url, result_ttl_s=result_ttl_s, **options) as client, store:
+            await store.files.contents.prepare()
             parsers = ModelParsers(client, settings.parsers, default_model=settings.model)
             responses = Responses(
                 client,
@@ -67,7 +72,7 @@ def build_app(settings: GatewaySettings) -> Starlette:
                 linger_s=settings.reconnect_grace_s,
                 fail_fast=settings.fail_fast,
             )
-            app.state.gateway = Gateway(settings, client, authenticator, metrics, parsers, responses)
+            app.state.gateway = Gateway(settings, client, authenticator, metrics, parsers, responses, store)
             yield
         await connection.close()
 

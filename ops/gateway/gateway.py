@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ...producer import Client
+from ...producer.batches import BatchStore
 from ...producer.openai.parsers import ModelParsers
 from ...producer.openai.responses.service import Responses
 from .auth import Authenticator
@@ -21,3 +22,4 @@ class Gateway(msgspec.Struct, frozen=True):
     metrics: Metrics
     parsers: ModelParsers
     responses: Responses
+    batches: BatchStore

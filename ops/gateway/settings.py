@@ -33,6 +33,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         cors_origins: what browsers may call from; "*" is any, none turns CORS off.
         parsers: what reads tool calls and reasoning in answers to chats.
         fail_fast: answer 503 at once while no engine serves the model, instead of waiting for one.
+        files_dir: where uploaded files and the answers of batches are; PENSTOCK_FILES_DIR, or "files" in the user's
+            data folder, when None. All hosts that serve or run them share it.
 
     Raises:
         ConfigurationError: a value is wrong; the message names it.
@@ -53,6 +55,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: tuple[str, ...] = ()
     parsers: ParserChoice = ParserChoice()
     fail_fast: bool = False
+    files_dir: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("namespace", self.namespace), ("tenant", self.tenant)):

@@ -7,6 +7,7 @@ from typing import Any
 from ...shared.connection import CommandConnection
 from ...shared.errors import ConfigurationError
 from ..agenda import Agenda
+from ..batches import ROW_RESULT_TTL_S, BatchStore
 from ..client import Client
 from ..webhooks.delivery import Delivery
 from ..webhooks.outbox import Outbox
@@ -34,6 +35,16 @@ class JobContext:
             namespace=settings.namespace,
         )
         self.agenda = Agenda(self.connection, self.keys, lease_ttl_s=settings.lease_ttl_s)
+        # Its results wait for a runner only, and there are many of them.
+        self.batch_client = Client(
+            settings.redis_url,
+            result_ttl_s=ROW_RESULT_TTL_S,
+            retry_for_s=float("inf"),
+            namespace=settings.namespace,
+        )
+        self.batches = BatchStore(
+            settings.redis_url, settings.files_dir, retry_for_s=float("inf"), namespace=settings.namespace
+        )
         events = EventStore(self.connection, self.keys, self.agenda)
         self.outbox = Outbox(self.connection, self.keys, events)
         self.delivery = Delivery(self.connection, self.keys, events, settings.webhooks)
@@ -60,11 +71,15 @@ class JobContext:
             ConfigurationError: Redis cannot be reached or used.
         """
         await self.client.open()
+        await self.batch_client.open()
+        await self.batches.open()
         await self.connection.open()
         await WebhookTargets(self.connection, self.keys).publish_networks(self.settings.webhooks.allowed_networks)
 
     async def close(self) -> None:
         """Disconnect; doing it twice does nothing."""
         await self.client.close()
+        await self.batch_client.close()
+        await self.batches.close()
         await self.delivery.close()
         await self.connection.close()

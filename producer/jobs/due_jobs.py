@@ -14,6 +14,7 @@ from typing import Any
 from arq.worker import Function, func
 
 from ..webhooks.store import DELIVER
+from .batches import RUN_BATCH, run_open_batch
 from .context import JobContext
 from .holding import CutOffError, run_held
 from .settings import JOB_TIMEOUT_S
@@ -28,7 +29,7 @@ async def _deliver_webhook(context: JobContext, event_id: str) -> float | None:
     return await context.delivery.deliver(event_id)
 
 
-DUE_JOBS: dict[str, DueJob] = {DELIVER: _deliver_webhook}
+DUE_JOBS: dict[str, DueJob] = {DELIVER: _deliver_webhook, RUN_BATCH: run_open_batch}
 
 
 def arq_function(kind: str, job: DueJob) -> Function:

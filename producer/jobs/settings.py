@@ -32,6 +32,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         drain_timeout_s: how long running jobs have after SIGTERM; then they are handed back.
         health_check_interval_s: how often the process says that it lives.
         webhooks: how events are delivered.
+        files_dir: where the files of batches are; as ``BatchStore`` has it when None.
 
     Raises:
         ConfigurationError: a value is out of range; the message names it.
@@ -50,6 +51,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     drain_timeout_s: int = 10
     health_check_interval_s: float = 5.0
     webhooks: WebhookSettings = WebhookSettings()
+    files_dir: str | None = None
 
     def __post_init__(self) -> None:
         positive = ("result_ttl_s", "poll_delay_s", "lease_ttl_s", "health_check_interval_s")

@@ -14,6 +14,7 @@ from arq.connections import ArqRedis
 from arq.constants import in_progress_key_prefix
 
 from ..agenda import DueItem
+from .batches import collect_batches
 from .context import JobContext
 from .generation import ARQ_JOB
 
@@ -28,7 +29,7 @@ async def _collect_ends(context: JobContext) -> None:
 Collector = Callable[[JobContext], Awaitable[None]]
 
 # What is run at every sweep, to put on the agenda what it does not know yet.
-COLLECTORS: tuple[Collector, ...] = (_collect_ends,)
+COLLECTORS: tuple[Collector, ...] = (_collect_ends, collect_batches)
 
 
 async def sweep(ctx: dict[str, Any]) -> None:

@@ -27,10 +27,19 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]
 
 
 @pytest.fixture(scope="session")
-def gateway(deployment: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalGateway]:
+def files_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the gateway keeps the contents of files."""
+    return tmp_path_factory.mktemp("files")
+
+
+@pytest.fixture(scope="session")
+def gateway(
+    deployment: LocalStack, files_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalGateway]:
     """One `penstock gateway` on the shared deployment, shared by the tests of one process; it wants no API keys."""
     log_path = tmp_path_factory.mktemp("gateway") / "gateway.log"
     options = ["--reconnect-grace", "1", "--max-body-bytes", "200000", "--reasoning-parser", "qwen3"]
+    options += ["--files-dir", str(files_dir)]
     with LocalGateway(deployment.url, options, log_path) as gateway:
         yield gateway
 

@@ -50,8 +50,11 @@ def gateway_url(gateway: LocalGateway) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-async def test_the_examples_of_a_page_do_what_they_say(page: Path, deployment: LocalStack, gateway_url: str) -> None:
-    names: dict[str, Any] = {"SamplingParams": SamplingParams, "url": deployment.url, "gateway_url": gateway_url}
+async def test_the_examples_of_a_page_do_what_they_say(
+    page: Path, deployment: LocalStack, gateway_url: str, tmp_path: Path
+) -> None:
+    names: dict[str, Any] = {"SamplingParams": SamplingParams, "folder": tmp_path}
+    names |= {"url": deployment.url, "gateway_url": gateway_url}
     exec(compile(source_of(page), str(page), "exec"), names)
     async with Client.connect(deployment.url, model="demo") as client:
         await names["page"](client)

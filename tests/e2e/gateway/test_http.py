@@ -247,7 +247,7 @@ def test_made_up_requests_get_what_the_document_says(gateway: LocalGateway) -> N
     seen: Counter[int] = Counter()
 
     def send(case: Any) -> None:
-        if isinstance(case.body, dict):
+        if isinstance(case.body, dict) and not case.path.startswith(("/v1/files", "/v1/batches")):
             # Most made-up names are of no model, and answers may be as long as the model allows.
             case.body |= {"model": "demo"}
             if case.path in (CHAT, "/v1/completions", "/v1/responses"):

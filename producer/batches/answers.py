@@ -1,0 +1,183 @@
+"""From one row to the line that its caller gets."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+import structlog
+
+from ...shared.errors import (
+    BrokerError,
+    ClientClosedError,
+    PenstockError,
+    RedisUnavailableError,
+    RefusedForNowError,
+    RequestNotFoundError,
+)
+from ...shared.messages import FinishReason
+from ..client import Client
+from ..openai.common import new_id
+from ..openai.endpoints import prepare
+from ..openai.errors import OpenAIError, error_of
+from ..openai.parsers import Parsers
+from ..openai.prepared import Prepared
+from ..outputs import RequestOutput
+from ..prompt import Prompt
+from .gathering import all_or_none
+from .input_rows import InputRow
+from .journal import JournalRow
+from .records import BatchSpec
+
+# Room in the queue comes sooner than its estimate where others give up.
+MAX_REFUSED_PAUSE_S = 30.0
+# A result can expire between its end and its reader only if the reader was stopped for that long.
+MAX_ATTEMPTS = 5
+# What says nothing of the row: the run ends, and is taken up again.
+_NOT_THE_ROWS_FAULT = (RedisUnavailableError, ClientClosedError, BrokerError)
+
+log = structlog.get_logger()
+
+
+class RowResponse(msgspec.Struct, kw_only=True):
+    """What the endpoint would have answered over HTTP."""
+
+    status_code: int
+    request_id: str
+    body: object
+
+
+class RowError(msgspec.Struct, kw_only=True):
+    """Why the endpoint was not asked, or was not waited for."""
+
+    code: str
+    message: str
+
+
+class RowAnswer(msgspec.Struct, kw_only=True):
+    """A line of the output or of the error file."""
+
+    id: str
+    custom_id: str
+    response: RowResponse | None
+    error: RowError | None
+
+
+UNFINISHED = {
+    "batch_expired": "the row had not ended when the completion window of the batch closed",
+    "batch_cancelled": "the row had not ended when the batch was cancelled",
+}
+
+_encoder = msgspec.json.Encoder()
+
+
+class Rows:
+    """Asks for rows of one batch. The request of a row has an id of its own, by which asking again attaches to it.
+
+    Args:
+        band: the queue's band in which rows wait.
+        parsers: read tool calls and reasoning in the model's answers.
+    """
+
+    def __init__(self, client: Client, spec: BatchSpec, band: str, parsers: Parsers) -> None:
+        self._client = client
+        self._spec = spec
+        self._band = band
+        self._parsers = parsers
+        self._id = spec.id.removeprefix("batch_")
+
+    async def answer(self, number: int, row: InputRow) -> JournalRow | None:
+        """Ask for a row and wait for its end; None if it expired with the batch. What is wrong with it is an answer.
+
+        Raises:
+            RedisUnavailableError, ClientClosedError, BrokerError: nothing is known of the row.
+        """
+        try:
+            prepared = prepare(self._spec.endpoint, bytes(row.body), self._parsers)
+            outputs = await self._outputs(number, prepared)
+            if "timeout_s" not in prepared.options and any(map(_expired, outputs)):
+                return None
+            body = prepared.answer(*outputs, response_id=new_id(prepared.id_prefix))
+        except _NOT_THE_ROWS_FAULT:
+            raise
+        except PenstockError as error:
+            return self._failed(number, row, error_of(error))
+        except Exception as error:
+            log.exception("a row of a batch failed", batch=self._spec.id, row=number)
+            return self._failed(number, row, error_of(error))
+        usages = [output.usage for output in outputs if output.usage is not None]
+        return JournalRow(
+            row=number,
+            failed=False,
+            line=self._line(number, row, RowResponse(status_code=200, request_id=self._request_id(number), body=body)),
+            num_prompt_tokens=sum(usage.num_prompt_tokens for usage in usages),
+            num_cached_tokens=sum(usage.num_cached_tokens for usage in usages),
+            num_output_tokens=sum(usage.num_output_tokens for usage in usages),
+        )
+
+    def unfinished(self, number: int, row: InputRow, code: str) -> JournalRow:
+        """Return the line of a row that was not waited for."""
+        line = self._line(number, row, None, RowError(code=code, message=UNFINISHED[code]))
+        return JournalRow(row=number, failed=True, line=line)
+
+    async def cancel(self, number: int, row: InputRow) -> None:
+        """End the requests of a row, if there are some."""
+        try:
+            prepared = prepare(self._spec.endpoint, bytes(row.body), self._parsers)
+        except PenstockError:
+            return  # it never became a request
+        ids = self._request_ids(number, len(prepared.prompts))
+        cancels = [self._client.cancel(one, model=prepared.model, n=prepared.params.n) for one in ids]
+        for result in await asyncio.gather(*cancels, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, RequestNotFoundError):
+                raise result
+
+    async def _outputs(self, number: int, prepared: Prepared) -> list[RequestOutput]:
+        """Return the output of each prompt of a row."""
+        ids = self._request_ids(number, len(prepared.prompts))
+        return await all_or_none(
+            [self._output(one, prompt, prepared) for one, prompt in zip(ids, prepared.prompts, strict=True)]
+        )
+
+    async def _output(self, request_id: str, prompt: Prompt, prepared: Prepared) -> RequestOutput:
+        options = prepared.options | {
+            "request_id": request_id,
+            "tenant": self._spec.tenant,
+            "band": self._band,
+            "deadline": float(self._spec.expires_at),
+        }
+        attempt = 0
+        while True:
+            try:
+                handle = await self._client.submit(prompt, prepared.params, **options)
+                return await handle.result()
+            except RefusedForNowError as error:
+                await asyncio.sleep(min(error.retry_after_s, MAX_REFUSED_PAUSE_S))
+            except RequestNotFoundError:
+                attempt += 1
+                if attempt == MAX_ATTEMPTS:
+                    raise
+
+    def _failed(self, number: int, row: InputRow, error: OpenAIError) -> JournalRow:
+        response = RowResponse(status_code=error.status, request_id=self._request_id(number), body=error.body)
+        return JournalRow(row=number, failed=True, line=self._line(number, row, response))
+
+    def _line(
+        self, number: int, row: InputRow, response: RowResponse | None, error: RowError | None = None
+    ) -> msgspec.Raw:
+        digest = hashlib.sha256(f"{self._id} {number}".encode()).hexdigest()[:32]
+        answer = RowAnswer(id=f"batch_req_{digest}", custom_id=row.custom_id, response=response, error=error)
+        return msgspec.Raw(_encoder.encode(answer))
+
+    def _request_id(self, number: int) -> str:
+        return f"batch-{self._id}-{number}"
+
+    def _request_ids(self, number: int, num_prompts: int) -> Sequence[str]:
+        plain = self._request_id(number)
+        return [plain] if num_prompts == 1 else [f"{plain}-{i}" for i in range(num_prompts)]
+
+
+def _expired(output: RequestOutput) -> bool:
+    return any(one.finish_reason is FinishReason.EXPIRED for one in output.outputs)

@@ -1,0 +1,287 @@
+"""Files: a record in Redis, the contents in a folder."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from ...shared.connection import CommandConnection
+from ...shared.errors import UnknownFileError, ValidationError
+from ...shared.keys import BatchKeys, check_name
+from .contents import Contents
+from .listing import read_page
+from .records import (
+    MAX_EXPIRY_S,
+    MAX_FILE_BYTES,
+    PURPOSES,
+    Deleted,
+    FileObject,
+    FileRecord,
+    Page,
+    check_expiry,
+)
+from .script_texts import SCRIPTS
+
+MAX_LIMIT = 10_000
+MAX_FILENAME_CHARS = 512
+# What is begun and not known as a file after so long is no file any more.
+UPLOAD_TTL_S = 24 * 3600.0
+_CLEAR_AT_ONCE = 100
+
+_record_decoder = msgspec.json.Decoder(FileRecord)
+
+
+class Upload(msgspec.Struct, frozen=True):
+    """Contents that are stored, and not yet a file."""
+
+    file_id: str
+    num_bytes: int
+    sha256: str
+
+
+def check_upload(purpose: str, filename: str, expires_after_s: int | None) -> None:
+    """Check what is said of an upload beside its contents.
+
+    Raises:
+        ValidationError: a field is wrong.
+    """
+    if purpose != "batch":
+        raise ValidationError(f"purpose must be 'batch', the only one that is served here, got {purpose!r}")
+    check_expiry("expires_after.seconds", expires_after_s)
+    if not 1 <= len(filename) <= MAX_FILENAME_CHARS or not filename.isprintable():
+        raise ValidationError(f"filename must be 1 to {MAX_FILENAME_CHARS} printable characters, got {filename!r}")
+
+
+class Files:
+    """Makes, shows, reads and deletes files. Those of other tenants are unknown.
+
+    Args:
+        max_file_bytes: most bytes of an upload.
+    """
+
+    def __init__(
+        self,
+        connection: CommandConnection,
+        keys: BatchKeys,
+        contents: Contents,
+        *,
+        max_file_bytes: int = MAX_FILE_BYTES,
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self.contents = contents
+        self._max_file_bytes = max_file_bytes
+
+    async def create(
+        self,
+        chunks: AsyncIterable[bytes],
+        *,
+        filename: str,
+        tenant: str = "default",
+        purpose: str = "batch",
+        expires_after_s: int | None = None,
+    ) -> FileObject:
+        """Store what ``chunks`` give, a part at a time; the file is known once all of it is on the disk.
+
+        Args:
+            expires_after_s: 3600 to 2592000 (30 days, the default).
+
+        Raises:
+            ValidationError: a field is wrong, or the file empty.
+            PayloadTooLargeError: it has more than ``max_file_bytes``.
+        """
+        check_upload(purpose, filename, expires_after_s)
+        check_name("tenant", tenant)
+        upload = await self.receive(chunks)
+        return await self.keep(
+            upload, filename=filename, tenant=tenant, purpose=purpose, expires_after_s=expires_after_s
+        )
+
+    async def receive(self, chunks: AsyncIterable[bytes]) -> Upload:
+        """Store contents that are no file yet: ``keep`` makes them one, or a day makes them garbage.
+
+        Raises:
+            ValidationError: nothing came.
+            PayloadTooLargeError: more than ``max_file_bytes`` came.
+        """
+        file_id = f"file-{secrets.token_hex(16)}"
+        await self.reserve(file_id)
+        received = await self.contents.receive(file_id, chunks, self._max_file_bytes)
+        return Upload(file_id, received.num_bytes, received.sha256)
+
+    async def keep(
+        self,
+        upload: Upload,
+        *,
+        filename: str,
+        tenant: str = "default",
+        purpose: str = "batch",
+        expires_after_s: int | None = None,
+    ) -> FileObject:
+        """Make received contents a file.
+
+        Raises:
+            ValidationError: a field is wrong.
+        """
+        check_upload(purpose, filename, expires_after_s)
+        check_name("tenant", tenant)
+        now = await self.time_s()
+        file = FileObject(
+            id=upload.file_id,
+            bytes=upload.num_bytes,
+            created_at=int(now),
+            expires_at=int(now) + (expires_after_s or MAX_EXPIRY_S),
+            filename=filename,
+            purpose=purpose,
+        )
+        record = FileRecord(file=file, tenant=tenant, sha256=upload.sha256)
+        keys = [self._keys.file(file.id), self._keys.files(tenant), self._keys.garbage]
+        await self._connection.run_script(SCRIPTS["put_file"], keys, file_args(record, now))
+        return file
+
+    async def discard(self, upload: Upload) -> None:
+        """Remove contents that will not be kept."""
+        await self._clear(upload.file_id)
+
+    async def reserve(self, file_id: str) -> None:
+        """Note that contents of that id are about to be written, to be cleared should they never become a file."""
+        clear_ms = int((await self.time_s() + UPLOAD_TTL_S) * 1000)
+        await self._connection.execute("ZADD", self._keys.garbage, clear_ms, file_id)
+
+    async def record(self, file_id: str, *, tenant: str = "default") -> FileRecord:
+        """Return all that is known of a file.
+
+        Raises:
+            UnknownFileError: the tenant has none of that id.
+        """
+        (record,) = await self._read([file_id])
+        if record is None or record.tenant != tenant:
+            raise UnknownFileError(f"no file {file_id!r} is known; it may have been deleted, or have expired")
+        return record
+
+    async def get(self, file_id: str, *, tenant: str = "default") -> FileObject:
+        """Return a file.
+
+        Raises: as ``record``.
+        """
+        return (await self.record(file_id, tenant=tenant)).file
+
+    async def is_known(self, file_id: str) -> bool:
+        """Whether there is such a file, whoever's it is."""
+        return (await self._read([file_id]))[0] is not None
+
+    async def content(self, file_id: str, *, tenant: str = "default") -> AsyncIterator[bytes]:
+        """Iterate over the contents, a part at a time.
+
+        Raises:
+            UnknownFileError: as ``record``, or the folder does not hold the contents whole; before the first part.
+        """
+        file = await self.get(file_id, tenant=tenant)
+        async for chunk in self.contents.read(file_id, file.bytes):
+            yield chunk
+
+    async def path(self, file_id: str, *, tenant: str = "default") -> Path:
+        """Return where the contents are, whole, for a server that sends files by itself.
+
+        Raises: as ``content``.
+        """
+        file = await self.get(file_id, tenant=tenant)
+        await self.contents.check(file_id, file.bytes)
+        return self.contents.path(file_id)
+
+    async def list(
+        self,
+        *,
+        tenant: str = "default",
+        after: str | None = None,
+        limit: int = MAX_LIMIT,
+        order: str = "desc",
+        purpose: str | None = None,
+    ) -> Page[FileObject]:
+        """Return a page of the tenant's files, the newest first unless ``order`` is "asc".
+
+        Raises:
+            ValidationError: an argument is wrong, or ``after`` no file of the tenant.
+        """
+        if purpose is not None and purpose not in PURPOSES:
+            raise ValidationError(f"purpose must be one of {', '.join(PURPOSES)}, got {purpose!r}")
+
+        async def read(ids: Sequence[str]) -> list[FileObject | None]:
+            return [None if record is None else record.file for record in await self._read(ids)]
+
+        return await read_page(
+            self._connection,
+            self._keys.files(tenant),
+            read,
+            lambda file: file.id,
+            after=after,
+            limit=limit,
+            most=MAX_LIMIT,
+            order=order,
+            wanted=lambda file: purpose is None or file.purpose == purpose,
+        )
+
+    async def delete(self, file_id: str, *, tenant: str = "default") -> Deleted:
+        """Forget a file and remove its contents. A batch that was made of it is not touched.
+
+        Raises:
+            UnknownFileError: the tenant has none of that id.
+        """
+        await self.record(file_id, tenant=tenant)
+        keys = [self._keys.file(file_id), self._keys.files(tenant), self._keys.garbage]
+        await self._connection.run_script(SCRIPTS["delete_file"], keys, [file_id])
+        await self._clear(file_id)
+        return Deleted(id=file_id)
+
+    async def clear_garbage(self) -> int:
+        """Remove contents of expired and deleted files, and of what was never finished; returns how many those were.
+
+        A process that has no such folder leaves it to those who have it.
+        """
+        num_cleared = 0
+        if not await self.contents.exists():
+            return 0
+        while True:
+            due_ms = int(await self.time_s() * 1000)
+            limit = ("LIMIT", 0, _CLEAR_AT_ONCE)
+            ids = await self._connection.execute("ZRANGEBYSCORE", self._keys.garbage, "-inf", due_ms, *limit)
+            for item_id in ids:
+                await self._clear(item_id.decode())
+            num_cleared += len(ids)
+            if len(ids) < _CLEAR_AT_ONCE:
+                return num_cleared
+
+    async def time_s(self) -> float:
+        """Unix time by the clock of Redis, which all hosts share."""
+        seconds, microseconds = await self._connection.execute("TIME")
+        return int(seconds) + int(microseconds) / 1e6
+
+    async def _clear(self, item_id: str) -> None:
+        await self.contents.clear(item_id)
+        await self._connection.execute("ZREM", self._keys.garbage, item_id)
+
+    async def _read(self, ids: Sequence[str]) -> list[FileRecord | None]:
+        found = await self._connection.execute("MGET", *map(self._keys.file, ids))
+        return [None if record is None else _record_decoder.decode(record) for record in found]
+
+
+def file_args(record: FileRecord, created_s: float) -> list[str | bytes | int]:
+    """Return what the scripts take of a file: id, record, created_ms, expires_ms."""
+    expires_at = record.file.expires_at
+    expires_ms = "" if expires_at is None else expires_at * 1000
+    return [record.file.id, msgspec.json.encode(record), int(created_s * 1000), expires_ms]
+
+
+def new_file(file_id: str, num_bytes: int, filename: str, expires_after_s: int | None, now: float) -> FileObject:
+    """Return the file object of a batch's output; it never expires unless ``expires_after_s`` says so."""
+    return FileObject(
+        id=file_id,
+        bytes=num_bytes,
+        created_at=int(now),
+        expires_at=None if expires_after_s is None else int(now) + expires_after_s,
+        filename=filename,
+        purpose="batch_output",
+    )

@@ -1,0 +1,149 @@
+"""The lines of an input file: checked as a whole before the first is run, and read one at a time afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from array import array
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .records import MAX_ROWS, RowProblem
+
+# Later ones are of the same kinds; who mends these sees them at the next try.
+MAX_PROBLEMS = 100
+MAX_CUSTOM_ID_CHARS = 512
+
+
+class InputRow(msgspec.Struct, frozen=True):
+    """One line: a request, and the name by which its caller finds the answer."""
+
+    custom_id: Any = None
+    method: Any = None
+    url: Any = None
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _BodyHead(msgspec.Struct, frozen=True):
+    """What is checked of a body here; the rest is the endpoint's, and an error of that row alone."""
+
+    model: Any = None
+    stream: Any = False
+
+
+_row_decoder = msgspec.json.Decoder(InputRow)
+_head_decoder = msgspec.json.Decoder(_BodyHead)
+
+
+class InputRows:
+    """The rows of a checked file, by their number from 0; ``model`` is that of all of them. Close it after use."""
+
+    def __init__(self, path: Path, offsets: array[int], model: str) -> None:
+        self._offsets = offsets
+        self.model = model
+        self._fd = os.open(path, os.O_RDONLY)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def read(self, row: int) -> InputRow:
+        """Read one row; blocks for the disk."""
+        start = self._offsets[row]
+        return _row_decoder.decode(os.pread(self._fd, self._offsets[row + 1] - start, start))
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class _Check:
+    """What is known after some lines: where they are, whose ids, the model, and what is wrong."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.offsets = array("Q")
+        self.problems: list[RowProblem] = []
+        self.model = ""
+        self._endpoint = endpoint
+        self._lines_of: dict[str, int] = {}
+
+    def add(self, number: int, line: bytes) -> None:
+        """Check line ``number`` (from 1)."""
+        try:
+            row = _row_decoder.decode(line)
+        except msgspec.ValidationError:
+            return self._note("invalid_json_line", number, "the line must be a JSON object")
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return self._note("invalid_json_line", number, f"the line must be valid JSON: {error}")
+        for name in ("custom_id", "method", "url"):
+            if not isinstance(getattr(row, name), str):
+                return self._note("missing_required_parameter", number, f"{name} must be given, as a string", name)
+        if row.method != "POST":
+            return self._note("invalid_method", number, f"method must be 'POST', got {row.method!r}", "method")
+        if row.url != self._endpoint:
+            message = f"url must be the endpoint of the batch, {self._endpoint}, got {row.url!r}"
+            return self._note("url_mismatch", number, message, "url")
+        if not 1 <= len(row.custom_id) <= MAX_CUSTOM_ID_CHARS:
+            message = f"custom_id must have 1 to {MAX_CUSTOM_ID_CHARS} characters, got {len(row.custom_id)}"
+            return self._note("invalid_custom_id", number, message, "custom_id")
+        first = self._lines_of.setdefault(row.custom_id, number)
+        if first != number:
+            message = f"custom_id must be unique, got {row.custom_id!r}, which line {first} has"
+            return self._note("duplicate_custom_id", number, message, "custom_id")
+        return self._check_body(number, bytes(row.body))
+
+    def _check_body(self, number: int, body: bytes) -> None:
+        try:
+            head = _head_decoder.decode(body)
+        except msgspec.ValidationError:
+            return self._note("missing_required_parameter", number, "body must be given, as a JSON object", "body")
+        if not isinstance(head.model, str) or not head.model:
+            return self._note("missing_required_parameter", number, "body.model must be given", "body.model")
+        if head.stream not in (False, None):
+            message = "body.stream must be left out: nobody listens to a row"
+            return self._note("unsupported_parameter", number, message, "body.stream")
+        self.model = self.model or head.model
+        if head.model != self.model:
+            message = f"body.model must be the same in all lines, got {head.model!r} after {self.model!r}"
+            return self._note("model_mismatch", number, message, "body.model")
+        return None
+
+    def _note(self, code: str, line: int, message: str, param: str | None = None) -> None:
+        self.problems.append(RowProblem(code=code, message=message, line=line, param=param))
+
+
+def check_input(path: Path, endpoint: str) -> InputRows | list[RowProblem]:
+    """Read a file once; blocks for the disk. Returns its rows, or what is wrong with it.
+
+    Blank lines are passed over. Memory: 8 bytes and the ``custom_id`` of each row.
+    """
+    check, end = _Check(endpoint), 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            start, end = end, end + len(line)
+            if not line.strip():
+                continue
+            if len(check.offsets) == MAX_ROWS:
+                return [RowProblem(code="too_many_tasks", message=f"a batch must have at most {MAX_ROWS} lines")]
+            check.offsets.append(start)
+            check.add(number, line)
+            if len(check.problems) == MAX_PROBLEMS:
+                return check.problems
+    if not check.offsets:
+        return [RowProblem(code="empty_file", message="the file must have at least one line")]
+    check.offsets.append(end)
+    return check.problems or InputRows(path, check.offsets, check.model)
+
+
+def check_linked(source: Path, folder: Path, endpoint: str) -> InputRows | list[RowProblem]:
+    """Link ``source`` into the working folder of its batch, where it outlives the deletion of its file, and check it.
+
+    Raises:
+        FileNotFoundError: it is not there, and was not when the batch was run before.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / "input.jsonl"
+    if not path.exists():
+        with contextlib.suppress(FileExistsError):  # another runner, a moment before it loses its lease
+            os.link(source, path)
+    return check_input(path, endpoint)

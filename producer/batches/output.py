@@ -1,0 +1,95 @@
+"""The final files of a batch, made of its journal in one pass."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from .contents import put_in_place
+from .files import new_file
+from .journal import JournalRow, Tally, read_rows
+from .lease import Fields
+from .records import BatchSpec, BatchUsage, FileRecord, InputTokensDetails
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What was written: size and digest by kind ("output", "error") of the files that have lines, and the sums."""
+
+    sizes: dict[str, tuple[int, str]]
+    fields: Fields
+    num_unfinished: int
+
+    def records(self, spec: BatchSpec, names: Mapping[str, str], now_s: float) -> dict[str, FileRecord]:
+        """Return the record of each file, by kind; ``names`` has their ids."""
+        return {
+            kind: FileRecord(
+                file=new_file(names[kind], num_bytes, f"{spec.id}_{kind}.jsonl", spec.output_expires_after_s, now_s),
+                tenant=spec.tenant,
+                sha256=sha256,
+            )
+            for kind, (num_bytes, sha256) in self.sizes.items()
+        }
+
+
+class _Part:
+    """One of the two files while it is written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.num_bytes = 0
+        self._digest = hashlib.sha256()
+
+    def add(self, line: bytes) -> None:
+        whole = line + b"\n"
+        self.file.write(whole)
+        self._digest.update(whole)
+        self.num_bytes += len(whole)
+
+    @property
+    def size(self) -> tuple[int, str]:
+        return self.num_bytes, self._digest.hexdigest()
+
+
+def write_output(
+    folder: Path, paths: Mapping[str, Path], num_rows: int, unfinished: Callable[[int], JournalRow]
+) -> Written:
+    """Write each row's line once, and put the files that have lines in their places; blocks for the disk.
+
+    Args:
+        folder: the batch's working folder.
+        paths: where the files go, by kind: "output" and "error".
+        unfinished: returns the line of a row that is not in the journal.
+    """
+    tally, num_unfinished = Tally(num_rows), 0
+    parts = {kind: _Part((folder / path.name).open("wb")) for kind, path in paths.items()}
+    try:
+        for done in read_rows(folder, num_rows):
+            if tally.add(done):
+                parts["error" if done.failed else "output"].add(bytes(done.line))
+        for number in [number for number, is_done in enumerate(tally.is_done) if not is_done]:
+            done = unfinished(number)
+            tally.add(done)
+            num_unfinished += 1
+            parts["error"].add(bytes(done.line))
+        sizes = {kind: part.size for kind, part in parts.items() if part.num_bytes}
+        for kind in sizes:
+            put_in_place(parts[kind].file, paths[kind])
+    finally:
+        for part in parts.values():
+            part.file.close()
+            Path(part.file.name).unlink(missing_ok=True)
+    return Written(sizes, _fields(tally), num_unfinished)
+
+
+def _fields(tally: Tally) -> Fields:
+    usage = BatchUsage(
+        input_tokens=tally.input_tokens,
+        input_tokens_details=InputTokensDetails(tally.cached_tokens),
+        output_tokens=tally.output_tokens,
+        total_tokens=tally.input_tokens + tally.output_tokens,
+    )
+    return {"completed": tally.completed, "failed": tally.failed, "usage": msgspec.json.encode(usage)}

@@ -1,0 +1,7 @@
+-- Ask for the end of a batch; its runner sees it at the next renewal. KEYS: batch. Returns its status.
+local status = redis.call('HGET', KEYS[1], 'status')
+if status == 'validating' or status == 'in_progress' then
+  set_status(KEYS[1], 'cancelling')
+  return 'cancelling'
+end
+return status

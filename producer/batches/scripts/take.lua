@@ -1,0 +1,11 @@
+-- Take the lease of an open batch that nobody holds. KEYS: batch, open. ARGV: id, holder, ttl_ms.
+-- Returns {'taken', epoch}, {'held', ms that the lease still lasts} or {'closed'}.
+local ends_at = redis.call('ZSCORE', KEYS[2], ARGV[1])
+if not ends_at then return {'closed'} end
+local now = now_ms()
+-- The call that took it may be sent again.
+if redis.call('HGET', KEYS[1], 'holder') == ARGV[2] then return {'taken', tonumber(redis.call('HGET', KEYS[1], 'epoch'))} end
+if tonumber(ends_at) > now then return {'held', tonumber(ends_at) - now} end
+redis.call('HSET', KEYS[1], 'holder', ARGV[2])
+redis.call('ZADD', KEYS[2], now + tonumber(ARGV[3]), ARGV[1])
+return {'taken', redis.call('HINCRBY', KEYS[1], 'epoch', 1)}

@@ -1,0 +1,264 @@
+"""Files and batches of a deployment: what web apps, the gateway, jobs and commands see of them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from ...shared.connection import RETRY_FOR_S, CommandConnection
+from ...shared.errors import BatchEndedError, BatchHeldError, UnknownBatchError, ValidationError
+from ...shared.keys import DEFAULT_NAMESPACE, Keys, check_name
+from ..agenda import Agenda
+from ..webhooks.addresses import check_url
+from ..webhooks.records import WebhookTarget
+from ..webhooks.store import EventStore
+from ..webhooks.targets import WebhookTargets
+from .contents import Contents
+from .ends import event_of_end
+from .files import Files
+from .lease import LEASE_TTL_S, Lease
+from .listing import read_page
+from .records import (
+    COMPLETION_WINDOWS_S,
+    ENDPOINTS,
+    Batch,
+    BatchRecord,
+    BatchSpec,
+    BatchStatus,
+    Page,
+    check_expiry,
+    check_metadata,
+    read_batch,
+)
+from .script_texts import SCRIPTS
+
+MAX_LIMIT, DEFAULT_LIMIT = 100, 20
+_BATCH_ID_CHARS = 64
+
+
+class BatchStore:
+    """Files and batches. Use ``async with BatchStore(url) as store:`` (or ``open`` and ``close``).
+
+    Args:
+        url: of the Redis that holds the records.
+        folder: where contents are; every host that makes, runs or reads them sees the same one. PENSTOCK_FILES_DIR, or
+            "files" in the user's data folder, when None.
+        lease_ttl_s: how long after the death of a runner its batches are free to be taken up.
+        retry_for_s: how long a call waits for a Redis that is away, ``inf`` for ever.
+        namespace: prefix of all keys, as given to the workers.
+
+    Raises:
+        ConfigurationError: the URL cannot be read.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        folder: str | Path | None = None,
+        *,
+        lease_ttl_s: float = LEASE_TTL_S,
+        retry_for_s: float = RETRY_FOR_S,
+        namespace: str = DEFAULT_NAMESPACE,
+    ) -> None:
+        if not 0 < lease_ttl_s < 1e6:
+            raise ValidationError(f"lease_ttl_s must be positive, got {lease_ttl_s!r}")
+        self._connection = CommandConnection(url, retry_for_s=retry_for_s)
+        keys = Keys(namespace)
+        self._keys = keys.batches()
+        self._lease_ttl_s = lease_ttl_s
+        self._targets = WebhookTargets(self._connection, keys)
+        self._events = EventStore(self._connection, keys, Agenda(self._connection, keys))
+        self.files = Files(self._connection, self._keys, Contents(folder))
+
+    async def __aenter__(self) -> BatchStore:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Connect.
+
+        Raises:
+            RedisUnavailableError: nothing answers at the URL, or it refuses us.
+        """
+        await self._connection.open()
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._connection.close()
+
+    async def create(
+        self,
+        *,
+        input_file_id: str,
+        endpoint: str,
+        tenant: str = "default",
+        completion_window: str = "24h",
+        metadata: dict[str, str] | None = None,
+        output_expires_after_s: int | None = None,
+        webhook_url: str | None = None,
+        batch_id: str | None = None,
+        is_private: bool = False,
+    ) -> Batch:
+        """Make a batch of an uploaded file; whoever sweeps for open ones runs it. Lines are checked when it is run.
+
+        Args:
+            webhook_url: told of the end, as ``penstock jobs`` delivers events.
+            completion_window: "24h" as with OpenAI, or "7d"; then it ends as "expired", with the rows that are done.
+            batch_id: idempotency key; a batch of that id is returned as it is.
+            is_private: the caller runs it with ``run_batch``, and no sweep takes it up before it expires.
+
+        Raises:
+            ValidationError: an argument is wrong.
+            UnknownFileError: the tenant has no such file.
+        """
+        if endpoint not in ENDPOINTS:
+            raise ValidationError(f"endpoint must be one of {', '.join(ENDPOINTS)}, got {endpoint!r}")
+        window_s = COMPLETION_WINDOWS_S.get(completion_window)
+        if window_s is None:
+            raise ValidationError(
+                f"completion_window must be one of {', '.join(COMPLETION_WINDOWS_S)}, got {completion_window!r}"
+            )
+        file = await self.files.get(input_file_id, tenant=tenant)
+        if file.purpose != "batch":
+            raise ValidationError(f"input_file_id must be a file with purpose 'batch', got one with {file.purpose!r}")
+        if webhook_url is not None:
+            await self._targets.admit(WebhookTarget(url=check_url(webhook_url), tenant=tenant))
+        now = await self.files.time_s()
+        spec = BatchSpec(
+            id=_checked_id(batch_id) if batch_id is not None else f"batch_{secrets.token_hex(16)}",
+            tenant=check_name("tenant", tenant),
+            input_file_id=input_file_id,
+            endpoint=endpoint,
+            created_at=int(now),
+            expires_at=int(now) + window_s,
+            completion_window=completion_window,
+            metadata=check_metadata(metadata),
+            output_expires_after_s=check_expiry("output_expires_after.seconds", output_expires_after_s),
+            webhook_url=webhook_url,
+            is_private=is_private,
+        )
+        keys = [self._keys.batch(spec.id), self._keys.batches(tenant), self._keys.open]
+        args = [spec.id, msgspec.json.encode(spec), int(now * 1000)]
+        await self._connection.run_script(SCRIPTS["create"], keys, args)
+        return await self.get(spec.id, tenant=tenant)
+
+    async def get(self, batch_id: str, *, tenant: str = "default") -> Batch:
+        """Return a batch as it stands.
+
+        Raises:
+            UnknownBatchError: the tenant has none of that id.
+        """
+        record = await self.record(batch_id)
+        if record.spec.tenant != tenant:
+            raise _unknown(batch_id)
+        return record.batch
+
+    async def record(self, batch_id: str) -> BatchRecord:
+        """Return a batch of any tenant with all that is known of it, for whoever runs it.
+
+        Raises:
+            UnknownBatchError: there is none of that id.
+        """
+        (record,) = await self._read([batch_id])
+        if record is None:
+            raise _unknown(batch_id)
+        return record
+
+    async def list(
+        self, *, tenant: str = "default", after: str | None = None, limit: int = DEFAULT_LIMIT
+    ) -> Page[Batch]:
+        """Return a page of the tenant's batches, the newest first.
+
+        Raises:
+            ValidationError: an argument is wrong, or ``after`` no batch of the tenant.
+        """
+
+        async def read(ids: Sequence[str]) -> list[Batch | None]:
+            return [None if record is None else record.batch for record in await self._read(ids)]
+
+        key = self._keys.batches(tenant)
+        return await read_page(
+            self._connection, key, read, lambda batch: batch.id, after=after, limit=limit, most=MAX_LIMIT
+        )
+
+    async def cancel(self, batch_id: str, *, tenant: str = "default") -> Batch:
+        """Ask for the end of a batch: its runner stops within a second, and keeps what is done. Twice does nothing.
+
+        A batch that is "finalizing" has all its answers and comes to its own end.
+
+        Raises:
+            UnknownBatchError: the tenant has none of that id.
+            BatchEndedError: it has ended.
+        """
+        await self.get(batch_id, tenant=tenant)
+        status = await self._connection.run_script(SCRIPTS["cancel"], [self._keys.batch(batch_id)], [])
+        if BatchStatus(status.decode()).is_end:
+            raise BatchEndedError(f"batch {batch_id!r} has ended ({status.decode()}) and cannot be cancelled")
+        return await self.get(batch_id, tenant=tenant)
+
+    async def take(self, batch_id: str) -> Lease:
+        """Take the lease of an open batch, to be entered with ``async with``.
+
+        Raises:
+            UnknownBatchError: there is none of that id.
+            BatchEndedError: it has ended, and that was told.
+            BatchHeldError: another runner has it.
+        """
+        record = await self.record(batch_id)
+        holder, ttl_ms = secrets.token_hex(12), int(self._lease_ttl_s * 1000)
+        keys = [self._keys.batch(batch_id), self._keys.open]
+        answer = await self._connection.run_script(SCRIPTS["take"], keys, [batch_id, holder, ttl_ms])
+        if answer[0] == b"closed":
+            raise BatchEndedError(f"batch {batch_id!r} has ended")
+        if answer[0] == b"held":
+            raise BatchHeldError(
+                f"batch {batch_id!r} is being run by another; its lease lasts {answer[1] / 1000:.1f} s"
+            )
+        return Lease(self._connection, self._keys, record.spec, holder, epoch=answer[1], ttl_ms=ttl_ms)
+
+    async def tell_end(self, record: BatchRecord) -> None:
+        """Have the end of a batch told to whom it concerns; doing it again makes no second event."""
+        event = event_of_end(record)
+        if event is not None:
+            await self._events.create(event)
+
+    async def free_batches(self) -> Sequence[str]:
+        """Return the open batches that no live runner holds, to be taken up."""
+        now_s = await self.files.time_s()
+        ids = await self._connection.execute("ZRANGEBYSCORE", self._keys.open, "-inf", int(now_s * 1000))
+        specs = [None if record is None else record.spec for record in await self._read([one.decode() for one in ids])]
+        return [spec.id for spec in specs if spec is not None and (not spec.is_private or now_s >= spec.expires_at)]
+
+    async def _read(self, ids: Sequence[str]) -> Sequence[BatchRecord | None]:
+        keys = map(self._keys.batch, ids)
+        replies = await asyncio.gather(*(self._connection.execute("HGETALL", key) for key in keys))
+        return [_to_record(reply) for reply in replies]
+
+
+def _to_record(reply: Any) -> BatchRecord | None:
+    """HGETALL comes as a map or as a flat list, by the protocol that was agreed on."""
+    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+    fields = {name.decode(): value for name, value in pairs}
+    return read_batch(fields) if "spec" in fields else None
+
+
+def _checked_id(batch_id: str) -> str:
+    plain = batch_id.removeprefix("batch_")
+    if plain == batch_id or not plain.isalnum() or not plain.isascii() or len(batch_id) > _BATCH_ID_CHARS:
+        raise ValidationError(f"batch_id must be 'batch_' and letters or digits, got {batch_id!r}")
+    return batch_id
+
+
+def _unknown(batch_id: str) -> UnknownBatchError:
+    return UnknownBatchError(f"no batch {batch_id!r} is known")

@@ -1,0 +1,181 @@
+"""Files and batches as users see them: the `openai` package against the gateway, and the command from the shell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
+
+from penstock.ops.cli import main
+from penstock.ops.local_gateway import LocalGateway
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import Client
+from penstock.producer.batches import BatchStore, run_batch
+
+pytestmark = pytest.mark.xdist_group("deployment")
+
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+
+
+def line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> str:
+    given = {"model": "demo", "temperature": 0} | body
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": given}) + "\n"
+
+
+@pytest.fixture
+def sdk(gateway: LocalGateway) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=gateway.base_url, api_key="any", max_retries=0, timeout=60) as sdk:
+        yield sdk
+
+
+@pytest.fixture
+async def store(deployment: LocalStack, files_dir: Path) -> AsyncIterator[BatchStore]:
+    async with BatchStore(deployment.url, files_dir) as store:
+        yield store
+
+
+async def called(call: Callable[..., Any], *arguments: Any) -> Any:
+    """What a blocking method of the package returns; whether it has a value where it may have none, the test says."""
+    return await asyncio.to_thread(call, *arguments)
+
+
+def form_part(name: str, value: bytes, filename: str = "") -> bytes:
+    named = f'; filename="{filename}"' if filename else ""
+    return f'--b\r\nContent-Disposition: form-data; name="{name}"{named}\r\n\r\n'.encode() + value + b"\r\n"
+
+
+def test_files(sdk: openai.OpenAI, gateway: LocalGateway) -> None:
+    expiry: Any = {"anchor": "created_at", "seconds": 7200}
+    first = sdk.files.create(file=("é.jsonl", b"{}\n" * 500_000), purpose="batch", expires_after=expiry)
+    assert (first.bytes, first.filename, first.purpose, first.status) == (1_500_000, "é.jsonl", "batch", "processed")
+    assert first.expires_at == first.created_at + 7200
+    assert sdk.files.retrieve(first.id) == first
+    assert sdk.files.content(first.id).content == b"{}\n" * 500_000
+    others = [sdk.files.create(file=b"{}", purpose="batch") for _ in range(3)]
+    # The package asks for page after page.
+    assert [file.id for file in sdk.files.list(limit=2)][:4] == [*(file.id for file in reversed(others)), first.id]
+    assert sdk.files.delete(first.id).deleted
+    for call in (sdk.files.retrieve, sdk.files.content, sdk.files.delete):
+        with pytest.raises(openai.NotFoundError, match=first.id):
+            call(first.id)
+    with pytest.raises(openai.BadRequestError, match="purpose must be 'batch'"):
+        sdk.files.create(file=b"{}", purpose="vision")
+    with pytest.raises(openai.BadRequestError, match="limit must be 1 to 10000"):
+        sdk.files.list(limit=0)
+    # As curl sends it, the file first; and what is no whole form.
+    url = f"{gateway.base_url}/files"
+    with httpx.Client(timeout=60) as http:
+        file, purpose = form_part("file", b"{}", "a"), form_part("purpose", b"batch")
+        forms = {
+            file + purpose + b"--b--\r\n": "200",
+            file + b"--b--\r\n": "purpose must be given",
+            purpose + b"--b--\r\n": "file must be given",
+            file + file + b"--b--\r\n": "file must be one file",
+            form_part("size", b"1") + b"--b--\r\n": "size is not supported",
+            file[:-5]: "the form ends too early",
+            b"{}": "the form cannot be read",
+        }
+        for body, said in forms.items():
+            reply = http.post(url, content=body, headers={"content-type": "multipart/form-data; boundary=b"})
+            assert said in f"{reply.status_code} {reply.text}"
+            assert reply.status_code in (200, 400)
+        assert "must be multipart/form-data" in http.post(url, json={}).text
+
+
+async def test_batches(sdk: openai.OpenAI, store: BatchStore, client: Client) -> None:
+    def begin(*lines: str, **options: Any) -> Any:
+        file = sdk.files.create(file=("in.jsonl", "".join(lines).encode()), purpose="batch")
+        return sdk.batches.create(
+            input_file_id=file.id, endpoint=CHAT, completion_window="24h", metadata={"night": "1"}, **options
+        )
+
+    messages = [{"role": "user", "content": "four plus two is"}]
+    lines = [line("good", CHAT, messages=messages), line("bad", CHAT, messages=messages, top_p=7)]
+    batch = await called(begin, *lines)
+    assert (batch.status, batch.metadata, batch.endpoint) == ("validating", {"night": "1"}, CHAT)
+    await run_batch(client, store, batch.id)
+    batch = await called(sdk.batches.retrieve, batch.id)
+    assert (batch.status, batch.errors, batch.model) == ("completed", None, "demo")
+    assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (2, 1, 1)
+    assert batch.usage.total_tokens == batch.usage.input_tokens + batch.usage.output_tokens > 0
+    output = json.loads((await called(sdk.files.content, batch.output_file_id)).text)
+    answer = ChatCompletion.model_validate(output["response"]["body"])
+    assert (output["custom_id"], output["response"]["status_code"], output["error"]) == ("good", 200, None)
+    assert answer.choices[0].message.content == " six."
+    errors = json.loads((await called(sdk.files.content, batch.error_file_id)).text)
+    assert (errors["custom_id"], errors["response"]["status_code"]) == ("bad", 400)
+    assert errors["response"]["body"]["error"]["param"] == "top_p"
+
+    row = line("response", RESPONSES, input="four plus two is")
+    file = await called(lambda: sdk.files.create(file=row.encode(), purpose="batch"))
+    responses = await called(begin_with, sdk, file.id, {"endpoint": RESPONSES})
+    await run_batch(client, store, responses.id)
+    responses = await called(sdk.batches.retrieve, responses.id)
+    output = json.loads((await called(sdk.files.content, responses.output_file_id)).text)
+    assert Response.model_validate(output["response"]["body"]).output_text == " six."
+
+    refused = await called(begin, "{\n", line("a", COMPLETIONS, prompt="hi"))
+    await run_batch(client, store, refused.id)
+    refused = await called(sdk.batches.retrieve, refused.id)
+    assert refused.status == "failed"
+    assert [(error.line, error.code) for error in refused.errors.data] == [
+        (1, "invalid_json_line"),
+        (2, "url_mismatch"),
+    ]
+
+    cancelled = await called(begin, lines[0])
+    assert (await called(sdk.batches.cancel, cancelled.id)).status == "cancelling"
+    await run_batch(client, store, cancelled.id)
+    cancelled = await called(sdk.batches.retrieve, cancelled.id)
+    assert (cancelled.status, cancelled.request_counts.failed) == ("cancelled", 1)
+    with pytest.raises(openai.ConflictError, match="has ended"):
+        await called(sdk.batches.cancel, cancelled.id)
+    found = await called(lambda: [one.id for one in sdk.batches.list(limit=2)])
+    assert found[:4] == [cancelled.id, refused.id, responses.id, batch.id]
+    for wrong in ({"endpoint": "/v1/moderations"}, {"completion_window": "1h"}, {"extra_body": {"priority": 1}}):
+        with pytest.raises(openai.BadRequestError):
+            await called(begin_with, sdk, batch.input_file_id, wrong)
+    with pytest.raises(openai.NotFoundError):
+        await called(sdk.batches.retrieve, "batch_0")
+
+
+def begin_with(sdk: openai.OpenAI, file_id: str, changed: dict[str, Any]) -> Any:
+    given: dict[str, Any] = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
+    return sdk.batches.create(**(given | changed))
+
+
+def test_the_command_says_what_is_wrong_and_runs_what_is_right(
+    deployment: LocalStack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+
+    def batch(*arguments: str) -> tuple[int, str, str]:
+        """Exit status, output, and what was said on standard error."""
+        status = main(["batch", *arguments, "--redis-url", deployment.url, "--tenant", "shell"])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    run = ("run", str(source), "-o", str(output), "--files-dir", str(tmp_path / "files"))
+    source.write_text(line("a", prompt="spell 407:") + line("a", prompt="spell 8:"))
+    wrong = f"{source}:2: custom_id must be unique, got 'a', which line 1 has (duplicate_custom_id)\n"
+    assert batch(*run) == (1, "", wrong)
+    source.write_text(line("a", prompt="spell 407:") + line("b", prompt="spell 8:", temperature=-1))
+    assert batch(*run)[:2] == (1, f"completed: 1 of 2 rows are in {output}\n")
+    answer = json.loads(output.read_text())
+    assert answer["response"]["body"]["choices"][0]["text"] == " four hundred seven."
+    failed = json.loads((tmp_path / "out.errors.jsonl").read_text())
+    assert (failed["custom_id"], failed["response"]["status_code"]) == ("b", 400)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["files", "in.jsonl", "out.errors.jsonl", "out.jsonl"]
+    assert "out.jsonl exists" in batch(*run)[2]
+    listed = json.loads(batch("list", "--json")[1])
+    assert [one["status"] for one in listed] == ["completed", "failed"]
+    assert "1 answered and 1 failed of 2" in batch("show", listed[0]["id"])[1]
+    assert "has ended" in batch("cancel", listed[0]["id"])[2]

@@ -1,0 +1,128 @@
+"""A file of requests survives whatever dies, or sleeps, while it is run: one right line for each row."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock.ops.demo.task import number_words
+from penstock.ops.local_stack import LocalStack
+
+from .conftest import Start
+from .watching import until
+
+NUMBERS = range(100, 280)
+
+
+class Command:
+    """Starts of one `penstock batch run`, each a process of its own; and what they have done so far."""
+
+    def __init__(self, folder: Path, stack: LocalStack, processes: ExitStack) -> None:
+        self.output = folder / "out.jsonl"
+        self._files = folder / "files"
+        self._processes = processes
+        source = folder / "in.jsonl"
+        source.write_bytes(b"\n".join(map(row, NUMBERS)))
+        self._command = [sys.executable, "-m", "penstock.ops.cli", "batch", "run", str(source), "-o", str(self.output)]
+        self._command += ["--redis-url", stack.url, "--files-dir", str(self._files)]
+        self._command += ["--concurrency", "3", "--lease-ttl", "1"]
+
+    def start(self) -> subprocess.Popen[str]:
+        process = self._processes.enter_context(
+            subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
+        self._processes.callback(process.kill)
+        return process
+
+    def journals(self) -> list[int]:
+        """How many lines each runner has written, the first runner first."""
+        return [path.read_bytes().count(b"\n") for path in sorted(self._files.glob("work/*/rows-*"))]
+
+    async def has_done(self, num_rows: int, runner: int) -> None:
+        """Wait until a runner, counted from 0, has done so many rows."""
+
+        def has() -> bool:
+            journals = self.journals()
+            return len(journals) > runner and journals[runner] >= num_rows
+
+        await until(has, what=f"runner {runner} does not come to {num_rows} rows")
+        assert sum(self.journals()) < len(NUMBERS), "all was done before the fault"
+
+    def check(self) -> None:
+        """Each row has one line, with the right answer."""
+        errors = self.output.with_suffix(".errors.jsonl")
+        assert not errors.exists(), errors.read_text()
+        lines = [msgspec.json.decode(line) for line in self.output.read_bytes().splitlines()]
+        assert sorted(line["custom_id"] for line in lines) == [f"row-{number}" for number in NUMBERS]
+        for line in lines:
+            number = int(line["custom_id"].removeprefix("row-"))
+            assert line["response"]["status_code"] == 200
+            assert line["response"]["body"]["choices"][0]["text"] == f" {number_words(number)}."
+
+
+def row(number: int) -> bytes:
+    body = {"model": "demo", "prompt": f"spell {number}:", "temperature": 0, "max_tokens": 24}
+    return msgspec.json.encode({"custom_id": f"row-{number}", "method": "POST", "url": "/v1/completions", "body": body})
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Callable[[LocalStack, str], Command]]:
+    with ExitStack() as processes:
+
+        def make(stack: LocalStack, name: str) -> Command:
+            folder = tmp_path / name
+            folder.mkdir()
+            return Command(folder, stack, processes)
+
+        yield make
+
+
+async def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit status and what was said on standard error."""
+    async with asyncio.timeout(100):
+        _, said = await asyncio.to_thread(process.communicate)
+    return process.returncode, said
+
+
+async def test_rows_survive_every_death_and_a_runner_that_wakes_up(
+    start: Start, command: Callable[[LocalStack, str], Command]
+) -> None:
+    stack = await start(1)
+    killed, stale = command(stack, "killed"), command(stack, "stale")
+
+    process = await asyncio.to_thread(killed.start)
+    await killed.has_done(1, 0)
+    process.kill()
+    interrupted = await asyncio.to_thread(killed.start)
+    await killed.has_done(30, 1)
+    interrupted.send_signal(signal.SIGINT)
+    assert await ended(interrupted) == (130, "stopped; the same command goes on where it was\n")
+    assert not killed.output.exists()
+    last = await asyncio.to_thread(killed.start)
+    await killed.has_done(20, 2)
+    (await asyncio.to_thread(stack.processes))["engine core 0"].kill()
+    await killed.has_done(60, 2)
+    await asyncio.to_thread(stack.kill_redis)
+    await asyncio.to_thread(stack.restart_redis)
+    await ended(last)
+    killed.check()
+
+    sleeper = await asyncio.to_thread(stale.start)
+    await stale.has_done(20, 0)
+    sleeper.send_signal(signal.SIGSTOP)
+    other = await asyncio.to_thread(stale.start)
+    await stale.has_done(20, 1)
+    sleeper.send_signal(signal.SIGCONT)
+    status, said = await ended(sleeper)
+    assert status == 1
+    assert "taken over by another" in said
+    await ended(other)
+    stale.check()

@@ -1,0 +1,209 @@
+"""The life of a batch, with an engine that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock.producer import Client
+from penstock.producer.batches import Batch, BatchStatus, BatchStore, run_batch
+from penstock.producer.batches.records import COMPLETION_WINDOWS_S
+from penstock.shared.errors import (
+    BatchEndedError,
+    BatchHeldError,
+    BatchTakenOverError,
+    UnknownBatchError,
+    UnknownFileError,
+    ValidationError,
+)
+from penstock.shared.policy import QueuePolicy
+
+from .conftest import ENDPOINT, LEASE_TTL_S, Engine, lines_of, make_batch, parts, row
+
+DEADLINE_S = 60
+
+
+async def reached(store: BatchStore, batch: Batch, status: BatchStatus) -> Batch:
+    async with asyncio.timeout(DEADLINE_S):
+        while (found := await store.get(batch.id)).status is not status:
+            await asyncio.sleep(0.01)
+    return found
+
+
+async def claimed(engine: Engine, num_requests: int, running: asyncio.Task[Batch]) -> list[Any]:
+    """Claim until the engine has so many requests of a run that is under way."""
+    claims: list[Any] = []
+    async with asyncio.timeout(DEADLINE_S):
+        while len(claims) < num_requests:
+            assert not running.done(), running.result()
+            claims += await engine.claim()
+            await asyncio.sleep(0.01)
+    return claims
+
+
+async def test_rows_are_run_within_the_window_and_failures_stand_apart(
+    store: BatchStore, client: Client, engine: Engine
+) -> None:
+    lines = [row(0), row(1, temperature=-1), row(2, n=2), row(3, prompt=["a", "b"]), row(4)]
+    batch = await make_batch(store, *lines, metadata={"project": "x"}, output_expires_after_s=3600)
+    assert (batch.status, batch.metadata) == ("validating", {"project": "x"})
+    assert batch.expires_at == batch.created_at + 24 * 3600
+    running = asyncio.create_task(run_batch(client, store, batch.id, window=2))
+    claims = await claimed(engine, 3, running)
+    await asyncio.sleep(0.05)
+    assert await engine.claim() == [], "more rows are under way than the window allows"
+    await reached(store, batch, BatchStatus.IN_PROGRESS)
+    await engine.answer(claims)
+    await engine.answer(await claimed(engine, 3, running))
+    ended = await running
+    assert ended == await store.get(batch.id)
+    counts = ended.request_counts
+    assert (ended.status, ended.model) == ("completed", "m")
+    assert (counts.total, counts.completed, counts.failed) == (5, 4, 1)
+    assert ended.usage is not None
+    assert (ended.usage.input_tokens, ended.usage.output_tokens, ended.usage.total_tokens) == (25, 12, 37)
+    assert None not in (ended.in_progress_at, ended.finalizing_at, ended.completed_at)
+    output, errors = await lines_of(store, ended.output_file_id), await lines_of(store, ended.error_file_id)
+    assert set(output) == {"row-0", "row-2", "row-3", "row-4"}
+    assert [len(output[f"row-{number}"]["response"]["body"]["choices"]) for number in (0, 2, 3)] == [1, 2, 2]
+    assert set(errors) == {"row-1"}
+    assert errors["row-1"]["response"]["status_code"] == 400
+    assert errors["row-1"]["response"]["body"]["error"]["param"] == "temperature"
+    file = await store.files.get(ended.output_file_id or "")
+    assert (file.purpose, file.expires_at) == ("batch_output", file.created_at + 3600)
+    with pytest.raises(BatchEndedError):
+        await run_batch(client, store, batch.id)
+    with pytest.raises(BatchEndedError):
+        await store.cancel(batch.id)
+
+
+async def test_a_runner_whose_lease_was_taken_writes_nothing_more(
+    store: BatchStore, client: Client, engine: Engine
+) -> None:
+    batch = await make_batch(store, row(0), row(1))
+    stale = await store.take(batch.id)
+    with pytest.raises(BatchHeldError, match="run by another"):
+        await run_batch(client, store, batch.id)
+    assert list(await store.free_batches()) == []
+    await stale.write(BatchStatus.IN_PROGRESS)
+    await asyncio.sleep(LEASE_TTL_S)
+    assert list(await store.free_batches()) == [batch.id]
+    running = asyncio.create_task(run_batch(client, store, batch.id))
+    await engine.answer(await claimed(engine, 2, running))
+    ended = await running
+    for status in (None, BatchStatus.FINALIZING, BatchStatus.COMPLETED):
+        with pytest.raises(BatchTakenOverError):
+            await stale.write(status, {"output_file_id": "file-stale"})
+    assert not await stale.close()
+    assert await store.get(batch.id) == ended
+
+
+async def test_the_next_runner_attaches_and_asks_for_no_row_twice(
+    store: BatchStore, client: Client, engine: Engine
+) -> None:
+    """One is cut off with a row done, one under way and one not begun; its input file is deleted meanwhile."""
+    batch = await make_batch(store, row(0), row(1), row(2))
+    assert (await run_batch(client, store, batch.id, slice_s=0)).status == "in_progress"
+    first = asyncio.create_task(run_batch(client, store, batch.id, window=1))
+    await engine.answer(await claimed(engine, 1, first))
+    (under_way,) = await claimed(engine, 1, first)
+    first.cancel()
+    await asyncio.wait([first])
+    await store.files.delete(batch.input_file_id)
+    assert list(await store.free_batches()) == [batch.id]
+    running = asyncio.create_task(run_batch(client, store, batch.id))
+    await engine.answer([*(await claimed(engine, 1, running)), under_way])
+    ended = await running
+    assert list(await store.free_batches()) == []
+    output = await lines_of(store, ended.output_file_id)
+    assert set(output) == {"row-0", "row-1", "row-2"}
+    assert engine.num_answered == 3
+
+
+async def test_a_cancelled_batch_keeps_what_is_done(store: BatchStore, client: Client, engine: Engine) -> None:
+    batch = await make_batch(store, *(row(number) for number in range(4)))
+    running = asyncio.create_task(run_batch(client, store, batch.id, window=2))
+    await engine.answer((await claimed(engine, 2, running))[:1])
+    left = await claimed(engine, 1, running)
+    assert (await store.cancel(batch.id)).status == "cancelling"
+    assert (await store.cancel(batch.id)).status == "cancelling"
+    ended = await running
+    assert (ended.status, ended.request_counts.completed, ended.request_counts.failed) == ("cancelled", 1, 3)
+    assert len(await lines_of(store, ended.output_file_id)) == 1
+    errors = await lines_of(store, ended.error_file_id)
+    assert [line["error"]["code"] for line in errors.values()] == ["batch_cancelled"] * 3
+    assert [await engine.broker.state(claim.request_id) for claim in left] == ["cancelled"]
+    assert (await client.queue_stats()).depth == 0
+
+
+async def test_an_expired_batch_gives_what_is_done(
+    store: BatchStore, client: Client, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(COMPLETION_WINDOWS_S, "24h", 2)
+    batch = await make_batch(store, row(0), row(1))
+    running = asyncio.create_task(run_batch(client, store, batch.id))
+    await engine.answer((await claimed(engine, 2, running))[:1])
+    ended = await running
+    assert (ended.status, ended.request_counts.completed, ended.request_counts.failed) == ("expired", 1, 1)
+    assert ended.expired_at is not None
+    (line,) = (await lines_of(store, ended.error_file_id)).values()
+    assert (line["response"], line["error"]["code"]) == (None, "batch_expired")
+
+
+async def test_a_full_queue_is_waited_for(store: BatchStore, client: Client, engine: Engine) -> None:
+    await client.configure_queue(QueuePolicy(bands=("first", "last"), default_band="first", max_queue_depth=1))
+    batch = await make_batch(store, *(row(number) for number in range(3)))
+    running = asyncio.create_task(run_batch(client, store, batch.id))
+    async with asyncio.timeout(DEADLINE_S):
+        while not running.done():
+            await engine.answer(await engine.claim())
+            await asyncio.sleep(0.01)
+    assert (await running).request_counts.completed == 3
+
+
+async def test_a_wrong_file_fails_the_batch_with_its_lines(store: BatchStore, client: Client) -> None:
+    batch = await make_batch(store, row(0), b"{", row(0))
+    ended = await run_batch(client, store, batch.id)
+    assert ended.errors is not None
+    assert [(problem.line, problem.code) for problem in ended.errors.data] == [
+        (2, "invalid_json_line"),
+        (3, "duplicate_custom_id"),
+    ]
+    unknown = await run_batch(client, store, (await make_batch(store, row(0, model="none"))).id)
+    assert unknown.errors is not None
+    assert [problem.code for problem in unknown.errors.data] == ["model_not_found"]
+    lost = await make_batch(store, row(0))
+    await store.files.contents.clear(lost.input_file_id)
+    with pytest.raises(UnknownFileError, match="a file system that hosts share"):
+        await run_batch(client, store, lost.id)
+    await store.files.delete(lost.input_file_id)
+    gone = await run_batch(client, store, lost.id)
+    assert gone.errors is not None
+    assert [problem.code for problem in gone.errors.data] == ["input_file_not_found"]
+    assert {batch.status for batch in (ended, unknown, gone)} == {"failed"}
+    assert [batch.id for batch in (await store.list(limit=2)).data] == [lost.id, unknown.id]
+    assert [batch.id for batch in (await store.list(after=unknown.id)).data] == [batch.id]
+
+
+async def test_a_batch_is_checked_when_it_is_made(store: BatchStore, client: Client) -> None:
+    file = await store.files.create(parts(row(0)), filename="a")
+    for field, wrong in {
+        "endpoint": {"endpoint": "/v1/moderations"},
+        "completion_window": {"completion_window": "1h"},
+        "metadata": {"metadata": {"a": "x" * 513}},
+        "output_expires_after.seconds": {"output_expires_after_s": 1},
+        "batch_id": {"batch_id": "../x"},
+    }.items():
+        with pytest.raises(ValidationError, match=f"^{field}"):
+            await store.create(**({"input_file_id": file.id, "endpoint": ENDPOINT} | wrong))
+    with pytest.raises(UnknownFileError):
+        await store.create(input_file_id=file.id, endpoint=ENDPOINT, tenant="acme")
+    batch = await store.create(input_file_id=file.id, endpoint=ENDPOINT, batch_id="batch_1", is_private=True)
+    assert await store.create(input_file_id=file.id, endpoint=ENDPOINT, batch_id="batch_1") == batch
+    assert list(await store.free_batches()) == []
+    with pytest.raises(UnknownBatchError):
+        await store.get(batch.id, tenant="acme")
+    with pytest.raises(ValidationError, match="window must"):
+        await run_batch(client, store, batch.id, window=0)
