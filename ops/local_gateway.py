@@ -39,6 +39,11 @@ class LocalGateway:
         return self.base_url.removesuffix("/v1")
 
     @property
+    def pid(self) -> int:
+        """Process id of the one that runs; 0 if none does."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
     def log(self) -> str:
         """What it has logged so far, all starts."""
         return self._log_path.read_text()

@@ -10,8 +10,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,6 +18,7 @@ import psutil
 
 from ...shared.errors import ConfigurationError
 from ..latency import percentile
+from ..local_gateway import LocalGateway
 from ..local_stack import LocalStack
 from .gateway_load import CLIENT, HTTP, LoadResult
 from .judge import read_vocab_size
@@ -27,7 +27,6 @@ from .workload import ALL_AT_ONCE, IDLE, WARM_UP, Phase, timed_phases
 
 NUM_STREAMS = 64
 LOAD_TIMEOUT_S = 600.0
-STOP_TIMEOUT_S = 60.0
 
 
 class GatewayWay(msgspec.Struct, kw_only=True):
@@ -100,9 +99,13 @@ def measure_gateway(
     )
     options = ["--log-level", "warning", "--device", "cpu", "--dtype", "bfloat16", "--served-model-name", "bench"]
     options += [*engine_options, "--max-num-seqs", str(NUM_STREAMS)]
-    with LocalStack(model, options) as stack, _gateway(stack.url) as (address, gateway):
+    with (
+        LocalStack(model, options) as stack,
+        LocalGateway(stack.url, ["--log-level", "warning"], scratch / "gateway.log") as served,
+    ):
+        gateway = psutil.Process(served.pid)
         for number in range(rounds):
-            ways = [(CLIENT, stack.url), (HTTP, address)]
+            ways = [(CLIENT, stack.url), (HTTP, served.base_url)]
             for way, url in ways if number % 2 == 0 else ways[::-1]:
                 tell(f"gateway, round {number + 1} of {rounds}: {way} …")
                 before = sum(gateway.cpu_times()[:2])
@@ -142,22 +145,6 @@ def _load(way: str, url: str, phases: list[Phase], scratch: Path) -> list[LoadRe
     if done.returncode != 0:
         raise ConfigurationError(f"the load by {way} failed: {done.stderr.strip()[-1500:]}")
     return msgspec.json.decode(result.read_bytes(), type=list[LoadResult])
-
-
-@contextmanager
-def _gateway(redis_url: str) -> Iterator[tuple[str, psutil.Process]]:
-    """The gateway's address, and its process."""
-    command = [sys.executable, "-m", "penstock.ops.cli", "gateway", "--redis-url", redis_url, "--port", "0"]
-    process = subprocess.Popen([*command, "--log-level", "warning"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line.startswith("ready: "):
-            raise ConfigurationError(f"the gateway did not start, its status is {process.wait(STOP_TIMEOUT_S)}")
-        yield line.removeprefix("ready: ").strip(), psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait(STOP_TIMEOUT_S)
 
 
 def _measure_rival(
