@@ -92,6 +92,7 @@ def full_plan(device: str) -> Plan:
         # Determinism where launches cost most; bytes where weights and caches take the time.
         variants=(
             Variant("deterministic", "qwen06", ("--deterministic",)),
+            Variant("async scheduling", "qwen06", ("--async-scheduling",)),
             Variant("fp8 cache", "qwen8b", ("--kv-cache-dtype", "fp8"), cached_bytes=1),
             Variant("int8", "qwen8b", ("--quantization", "int8"), weight_bytes=1),
             Variant("fp8", "qwen8b", ("--quantization", "fp8"), weight_bytes=1),
