@@ -125,11 +125,7 @@ def quick_plan(device: str) -> Plan:
         shapes=("tiny",),
         batches=(1, 4),
         max_num_seqs=4,
-        variants=(
-            Variant("deterministic", "tiny", ("--deterministic",)),
-            Variant("fp8 cache", "tiny", ("--kv-cache-dtype", "fp8"), cached_bytes=1),
-            Variant("int8", "tiny", ("--quantization", "int8"), weight_bytes=1),
-        ),
+        variants=(Variant("int8", "tiny", ("--quantization", "int8"), weight_bytes=1),),
         variant_batches=(4,),
         decode_prompt_tokens=16,
         decode_tokens=12,

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 
+import msgspec
 import psutil
 import pytest
 
@@ -119,7 +120,7 @@ def check_lines(lines: list[bytes], num_tokens: int) -> None:
 async def test_a_core_that_is_stopped_is_replaced_within_the_stall_timeout(start: Start) -> None:
     stack = await start(1, "--stall-timeout", "2")
     async with Client.connect(stack.url) as client:
-        watched = [Watched(client.stream(PROMPT, PARAMS[0]))]
+        watched = [Watched(client.stream(PROMPT, msgspec.structs.replace(PARAMS[0], max_tokens=1500)))]
         await all_under_way(watched)
         beat = await busiest(stack.url)
         process(beat.core_pid).suspend()

@@ -30,16 +30,17 @@ def test_every_part_runs_without_a_gpu(tmp_path: Path) -> None:
     assert found["versions"]["torch"]
     parts = found["parts"]
     assert {name: part["error"] for name, part in parts.items()} == dict.fromkeys(
-        ("correctness", "kernels", "engine tiny", "transformers tiny", "engine tiny deterministic")
+        ("correctness", "kernels", "engine tiny", "transformers tiny", "engine tiny int8")
     )
     assert parts["correctness"]["passed"] > 0
     assert parts["kernels"]["roofline"]["copy_gb_per_s"] > 0
     assert all(row["us"] > 0 for row in parts["kernels"]["rows"])
-    for name in ("engine tiny", "engine tiny deterministic"):
+    for name, batches in (("engine tiny", [1, 4]), ("engine tiny int8", [4])):
         engine = parts[name]
-        assert [row["batch"] for row in engine["decode"]] == [1, 4]
+        assert [row["batch"] for row in engine["decode"]] == batches
         assert all(row["ms_per_step"] > 0 and row["share_of_bandwidth"] > 0 for row in engine["decode"])
         assert engine["prefill"]["share_of_matmul"] > 0
-        assert engine["mixed"]["output_tokens"] == parts["transformers tiny"]["mixed"]["output_tokens"]
+    mixed = {parts[name]["mixed"]["output_tokens"] for name in ("engine tiny", "transformers tiny")}
+    assert len(mixed) == 1
     assert {goal["state"] for goal in found["goals"]} == {"not measured"}
     assert "ms/step" in done.stdout
