@@ -41,13 +41,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     place.add_argument("--device", choices=DEVICES, help="cpu, or every GPU")
     place.add_argument("--engines", type=int, metavar="N", help="number of engines on the CPU (default: 1)")
     place.add_argument("--threads", type=int, default=0, metavar="N", help="threads of each CPU engine; 0 chooses")
-    _add_engine_arguments(parser.add_argument_group("engine"))
+    engine = parser.add_argument_group("engine")
+    _add_engine_arguments(engine)
+    _add_computing_arguments(engine)
     _add_control_arguments(parser.add_argument_group("control and diagnosis"))
     _add_process_arguments(parser.add_argument_group("process"))
 
 
 def _add_engine_arguments(engine: argparse._ArgumentGroup) -> None:
-    engine.add_argument("--dtype", choices=DTYPES, default="auto", help="default: as the weights were saved")
+    """What an engine takes, and how much of it at a time."""
     engine.add_argument("--max-model-len", type=int, metavar="N", help="most prompt plus output tokens of a request")
     engine.add_argument("--max-num-seqs", type=int, metavar="N", help="most requests in one batch")
     engine.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="token budget of one step")
@@ -64,6 +66,31 @@ def _add_engine_arguments(engine: argparse._ArgumentGroup) -> None:
         action="store_false",
         help="compute every prompt anew, though it begins like one of the same tenant before it",
     )
+    engine.add_argument(
+        "--async-scheduling",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="schedule the next batch while one is computed (no)",
+    )
+    engine.add_argument(
+        "--structured-outputs-backend",
+        choices=STRUCTURED_OUTPUTS_BACKENDS,
+        default="xgrammar",
+        help="the library that holds outputs to JSON schemas and other grammars (xgrammar)",
+    )
+    engine.add_argument(
+        "--gpu-memory-utilization", type=float, metavar="SHARE", help="share of free memory for the KV cache, 0 to 1"
+    )
+    engine.add_argument("--kv-cache-memory", metavar="2GiB", help="memory of the KV cache; overrides the share")
+    engine.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
+    engine.add_argument(
+        "--enable-prompt-embeds", action="store_true", help="take prompts that are given as embeddings, too"
+    )
+
+
+def _add_computing_arguments(engine: argparse._ArgumentGroup) -> None:
+    """How an engine computes what it took."""
+    engine.add_argument("--dtype", choices=DTYPES, default="auto", help="default: as the weights were saved")
     engine.add_argument(
         "--no-native-kernels",
         dest="native_kernels",
@@ -91,29 +118,9 @@ def _add_engine_arguments(engine: argparse._ArgumentGroup) -> None:
         "percent, and on the CPU several times slower; fp8 is fp8_e4m3 (auto: as they come)",
     )
     engine.add_argument(
-        "--async-scheduling",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="schedule the next batch while one is computed (no)",
-    )
-    engine.add_argument(
         "--enforce-eager",
         action="store_true",
         help="on a GPU, capture no CUDA graphs: a quicker start and less memory, for slower decodes",
-    )
-    engine.add_argument(
-        "--structured-outputs-backend",
-        choices=STRUCTURED_OUTPUTS_BACKENDS,
-        default="xgrammar",
-        help="the library that holds outputs to JSON schemas and other grammars (xgrammar)",
-    )
-    engine.add_argument(
-        "--gpu-memory-utilization", type=float, metavar="SHARE", help="share of free memory for the KV cache, 0 to 1"
-    )
-    engine.add_argument("--kv-cache-memory", metavar="2GiB", help="memory of the KV cache; overrides the share")
-    engine.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
-    engine.add_argument(
-        "--enable-prompt-embeds", action="store_true", help="take prompts that are given as embeddings, too"
     )
     engine.add_argument(
         "--deterministic",
