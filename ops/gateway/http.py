@@ -13,9 +13,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ...producer.openai.errors import OpenAIError, cancelled, error_of
+from ...producer.options import RequestOptions
 from .gateway import Gateway
 
 JSON = "application/json"
+_TRACE_HEADERS = ("traceparent", "tracestate")
 
 _encoder = msgspec.json.Encoder()
 log = structlog.get_logger()
@@ -75,6 +77,13 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
             raise _too_large(max_bytes)
         parts.append(part)
     return b"".join(parts)
+
+
+def add_trace(options: RequestOptions, request: Request) -> None:
+    """Say in ``options`` which trace a request belongs to, if its head does (W3C Trace Context)."""
+    found = {name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers}
+    if "traceparent" in found:
+        options["trace_headers"] = found
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import signal
 import subprocess
 import time
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -53,6 +55,7 @@ async def async_http(gateway: LocalGateway) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_curl_gets_a_stream(gateway: LocalGateway) -> None:
     command = ["curl", "-sSN", f"{gateway.base_url}/chat/completions", "-H", "content-type: application/json"]
     told = subprocess.run([*command, "-d", json.dumps(chat(stream=True))], capture_output=True, text=True, check=True)
@@ -102,6 +105,19 @@ def test_a_request_id_is_echoed_or_drawn_and_other_sites_are_not_let_in(http: ht
     assert "access-control-allow-origin" not in given.headers
     drawn = http.get("/version", headers={"x-request-id": "no spaces"})
     assert re.fullmatch("[0-9a-f]{32}", drawn.headers["x-request-id"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [(CHAT, chat()), ("/v1/responses", {"model": "demo", "input": "spell 7:", "temperature": 0})]
+)
+def test_a_trace_goes_on_to_the_workers_log(
+    http: httpx.Client, deployment: LocalStack, path: str, body: dict[str, Any]
+) -> None:
+    headers = {"traceparent": f"00-{uuid.uuid4().hex}-b7ad6b7169203331-01", "tracestate": "vendor=1"}
+    response_id = http.post(path, json=body, headers=headers).raise_for_status().json()["id"]
+    (line,) = [line for line in deployment.log_path.read_text().splitlines() if headers["traceparent"] in line]
+    assert response_id in line
+    assert "vendor=1" in line
 
 
 def test_state_for_operators(http: httpx.Client) -> None:
