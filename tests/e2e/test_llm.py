@@ -47,7 +47,7 @@ def test_streams_in_several_threads_and_one_that_is_closed(deployment: LocalStac
 
         with ThreadPoolExecutor(2) as threads:
             assert list(threads.map(text, [7, 12])) == [" seven.", " twelve."]
-        endless = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+        endless = SamplingParams(temperature=0, max_tokens=1900, ignore_eos=True)
         stream = llm.stream("spell 7:", endless, request_id="closed-early")
         assert next(stream).index == 0
         stream.close()

@@ -19,7 +19,7 @@ from penstock.ops.local_stack import LocalStack
 from .conftest import Start
 from .watching import until
 
-NUMBERS = range(100, 280)
+NUMBERS = range(100, 240)
 
 
 class Command:
@@ -93,9 +93,9 @@ async def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 async def test_rows_survive_every_death_and_a_runner_that_wakes_up(
-    start: Start, command: Callable[[LocalStack, str], Command]
+    start_faulty: Start, command: Callable[[LocalStack, str], Command]
 ) -> None:
-    stack = await start(1)
+    stack = await start_faulty(1, step_delay_s=0.01)  # so that faults come before the last row
     killed, stale = command(stack, "killed"), command(stack, "stale")
 
     process = await asyncio.to_thread(killed.start)
