@@ -81,9 +81,9 @@ class Reader:
         self.usage = chunk["usage"] or self.usage
 
 
-async def test_streams_go_on_when_their_gateways_are_killed_and_restarted(start: Start, tmp_path: Path) -> None:
+async def test_streams_go_on_when_their_gateways_are_killed_and_restarted(start_faulty: Start, tmp_path: Path) -> None:
     """Six streams over two gateways, both of which are killed with -9 in the middle of all; one engine serves on."""
-    stack = await start(1, "--deterministic")
+    stack = await start_faulty(1, "--deterministic", step_delay_s=0.01)  # so that no stream ends before the kills
     options = ["--reconnect-grace", "60", "--lease-ttl", "60"]
     gateways = [LocalGateway(stack.url, options, tmp_path / f"gateway-{i}.log") for i in range(2)]
     async with Client.connect(stack.url) as client:
