@@ -37,7 +37,14 @@ class Command:
 
     def start(self) -> subprocess.Popen[str]:
         process = self._processes.enter_context(
-            subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                self._command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                # What a shell starts in its background ignores SIGINT, and so would this program, its heir.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
         )
         self._processes.callback(process.kill)
         return process
