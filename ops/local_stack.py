@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-import psutil
-
 from ..shared.embedded import EmbeddedRedis
 from .local_worker import LocalWorker
 
@@ -76,10 +74,6 @@ class LocalStack:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-    def processes(self) -> dict[str, psutil.Process]:
-        """The first worker's processes by role: supervisor, worker, engine core (numbered if several)."""
-        return self.workers[0].processes()
 
     def redis_pid(self) -> int:
         """Process id of the private Redis."""

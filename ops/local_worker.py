@@ -22,7 +22,7 @@ STOP_TIMEOUT_S = 20.0
 
 
 class LocalWorker:
-    """Starts and stops `worker start` and tells its processes apart.
+    """Starts and stops `worker start`.
 
     Args:
         model: folder or hub name.
@@ -78,17 +78,6 @@ class LocalWorker:
                 return
             if not line:
                 raise ConfigurationError(f"the worker did not start:\n{self.log.strip()}")
-
-    def processes(self) -> dict[str, psutil.Process]:
-        """Its processes by role: supervisor, and "worker N" and "engine core N" for those that live at the moment."""
-        assert self._process is not None
-        supervisor = psutil.Process(self._process.pid)
-        found = {"supervisor": supervisor}
-        for i, worker in enumerate(supervisor.children()):
-            found[f"worker {i}"] = worker
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found |= {f"engine core {i}": core for core in worker.children()}
-        return found
 
     @property
     def is_running(self) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from blockbuster import BlockBuster
 
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.embedded import find_redis_server
+from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE, running_fork_server
 
 HAS_GPU = os.path.exists("/dev/nvidia0")
 if not HAS_GPU:
@@ -95,6 +98,24 @@ async def subscriber(redis_url: str) -> AsyncIterator[Subscriber]:
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     return DEMO_MODEL
+
+
+_FORK_SERVER = pytest.StashKey[ExitStack]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One fork server for all engines that the tests start, in all their processes: torch is imported once."""
+    if hasattr(config, "workerinput"):
+        return  # the process that has started this one keeps it
+    config.stash[_FORK_SERVER] = stack = ExitStack()
+    command = (sys.executable, str(Path(__file__).parent / "lazy_fork_server.py"))
+    options = ("--model", str(DEMO_MODEL), "--log-level", "warning")
+    os.environ[FORK_SERVER_VARIABLE] = stack.enter_context(running_fork_server(options, command))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _FORK_SERVER in config.stash:
+        config.stash[_FORK_SERVER].close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -111,7 +112,7 @@ class Disturber:
     async def _drain(self) -> None:
         worker = self._random.choice(self._stack.workers)
         if worker.is_running and worker not in self._reviving:
-            worker.processes()["supervisor"].send_signal(signal.SIGTERM)
+            os.kill(worker.pid, signal.SIGTERM)
             self._revive_later(worker)
 
     async def _restart_redis(self) -> None:

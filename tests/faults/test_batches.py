@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from penstock.ops.demo.task import number_words
 from penstock.ops.local_stack import LocalStack
 
 from .conftest import Start
-from .watching import until
+from .watching import engines, until
 
 NUMBERS = range(100, 240)
 
@@ -115,7 +116,7 @@ async def test_rows_survive_every_death_and_a_runner_that_wakes_up(
     assert not killed.output.exists()
     last = await asyncio.to_thread(killed.start)
     await killed.has_done(20, 2)
-    (await asyncio.to_thread(stack.processes))["engine core 0"].kill()
+    os.kill((await engines(stack.url))[0].core_pid, signal.SIGKILL)
     await killed.has_done(60, 2)
     await asyncio.to_thread(stack.kill_redis)
     await asyncio.to_thread(stack.restart_redis)

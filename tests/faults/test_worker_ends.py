@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
 from penstock.ops.demo.run import MODEL
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, Delta, SamplingParams
+
+from .watching import engines
 
 NUM_TOKENS = 400
 PARAMS = [
@@ -28,19 +31,19 @@ def stack() -> Iterator[LocalStack]:
         yield stack
 
 
-def terminate(stack: LocalStack) -> None:
+async def terminate(stack: LocalStack) -> None:
     """SIGTERM to the supervisor: a drain that is too short for what runs."""
-    stack.processes()["supervisor"].send_signal(signal.SIGTERM)
+    os.kill(stack.workers[0].pid, signal.SIGTERM)
 
 
-def kill_core(stack: LocalStack) -> None:
+async def kill_core(stack: LocalStack) -> None:
     """kill -9 of the engine core; its worker process hands the requests back."""
-    stack.processes()["engine core 0"].kill()
+    os.kill((await engines(stack.url))[0].core_pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("end", [terminate, kill_core])
 async def test_generations_go_on_at_the_next_worker_without_gap_or_repeat(
-    stack: LocalStack, end: Callable[[LocalStack], None]
+    stack: LocalStack, end: Callable[[LocalStack], Awaitable[None]]
 ) -> None:
     async with Client.connect(stack.url) as client:
         undisturbed = [(await client.generate(PROMPT, params)).outputs[0] for params in PARAMS]
@@ -52,7 +55,7 @@ async def test_generations_go_on_at_the_next_worker_without_gap_or_repeat(
         async with asyncio.timeout(20):
             while any(not deltas or deltas[-1].next_index < 20 for deltas in seen):
                 await asyncio.sleep(0.005)
-        await asyncio.to_thread(end, stack)
+        await end(stack)
         await asyncio.to_thread(stack.stop_worker)
         assert not all(task.done() for task in running), "everything had ended before the worker did"
         await asyncio.to_thread(stack.start_worker)

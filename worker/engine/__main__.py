@@ -7,6 +7,7 @@ import faulthandler
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 
 from ...shared.log import FORMATS, LEVELS, configure_logging
 from ..ipc import CoreChannel
@@ -14,15 +15,15 @@ from ..progress import ProgressWriter
 from .process import run_engine_core
 
 
-def main() -> int:
-    """Parse the command line and run until the worker process says otherwise."""
+def run(arguments: Sequence[str]) -> int:
+    """Parse the command line and run until the worker process says otherwise; returns the exit status."""
     parser = argparse.ArgumentParser(prog="penstock.worker.engine", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="file descriptor of the inherited Unix socket")
     parser.add_argument("--progress-fd", type=int, help="memory that tells the worker what the core does")
     parser.add_argument("--trace-fd", type=int, help="file for the traceback of its end, or at SIGUSR1")
     parser.add_argument("--log-level", choices=LEVELS, default="info")
     parser.add_argument("--log-format", choices=FORMATS, default="auto")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     configure_logging(options.log_level, options.log_format)
     if options.trace_fd is not None:
         faulthandler.enable(options.trace_fd)
@@ -33,4 +34,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(sys.argv[1:]))

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -45,6 +43,7 @@ from ..config import EngineConfig
 from ..engine.host import num_oom_kills
 from ..ipc import WorkerChannel, socket_pair
 from ..progress import ProgressReader
+from .core_process import CoreProcess, Launch, start_core
 from .core_trace import CoreTrace
 from .death import Cause, CoreDeath, cause_of_exit, cause_of_stall
 
@@ -81,17 +80,28 @@ class CoreClient:
     Args:
         on_outputs: called with each step's outputs.
         log_options: options of the core's command line that say how it logs.
+        engine_id: whose core it is.
+        fork_server: socket of the fork server that starts it; without one it is started by itself.
 
     Attributes:
         dead: set when the core is gone, for whatever reason; ``end`` says which.
         progress: what the core is doing, known without asking it.
     """
 
-    def __init__(self, on_outputs: Callable[[EngineCoreOutputs], None], log_options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        on_outputs: Callable[[EngineCoreOutputs], None],
+        log_options: Sequence[str] = (),
+        *,
+        engine_id: str = "",
+        fork_server: str = "",
+    ) -> None:
         self._log_options = log_options
+        self._engine_id = engine_id
+        self._fork_server = fork_server
         self._on_outputs = on_outputs
         self._channel = WorkerChannel(self._on_message, self._on_lost)
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: CoreProcess | None = None
         self._handshake: asyncio.Queue[Hello | Ready | StartupFailed | None] = asyncio.Queue()
         self._call_ids = itertools.count(1)
         self._calls: dict[int, asyncio.Future[UtilityAnswer]] = {}
@@ -108,7 +118,7 @@ class CoreClient:
         return self._process.pid if self._process is not None else 0
 
     async def start(self, config: EngineConfig, visible_devices: str | None) -> Ready:
-        """Spawn the core and wait until its model is loaded.
+        """Start the core and wait until its model is loaded.
 
         Raises:
             ConfigurationError, ModelLoadError: what the core says is wrong with its configuration or model.
@@ -117,24 +127,15 @@ class CoreClient:
         """
         ours, theirs = socket_pair()
         self._num_oom_kills_before = await asyncio.to_thread(num_oom_kills)
-        environment = dict(os.environ)
-        if visible_devices is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = visible_devices
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "penstock.worker.engine",
-            "--fd",
-            str(theirs.fileno()),
-            "--progress-fd",
-            str(self.progress.fd),
-            "--trace-fd",
-            str(self._trace.fd),
-            *self._log_options,
-            env=environment,
-            pass_fds=(theirs.fileno(), self.progress.fd, self._trace.fd),
-            stdin=asyncio.subprocess.DEVNULL,
+        launch = Launch(
+            engine_id=self._engine_id,
+            visible_devices=visible_devices,
+            log_options=self._log_options,
+            channel=theirs.fileno(),
+            progress=self.progress.fd,
+            trace=self._trace.fd,
         )
+        self._process = await start_core(launch, self._fork_server)
         theirs.close()
         self._watching = asyncio.create_task(self._watch(self._process))
         ours.setblocking(False)
@@ -233,7 +234,7 @@ class CoreClient:
             raise EngineDeadError(f"the engine core sent {type(message).__name__} where {kind.__name__} was due")
         return message
 
-    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+    async def _watch(self, process: CoreProcess) -> None:
         """The process's own end counts too, should somebody else hold its socket open."""
         await process.wait()
         self._on_lost()

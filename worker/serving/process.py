@@ -80,7 +80,9 @@ class WorkerProcess:
         self._subscriber = Subscriber(config.redis_url)
         self._heartbeat = Heartbeat(config, self._commands)
         log_options = ("--log-level", config.log_level, "--log-format", config.log_format)
-        self._core = CoreClient(self._on_outputs, log_options)
+        self._core = CoreClient(
+            self._on_outputs, log_options, engine_id=config.engine_id, fork_server=config.fork_server
+        )
         keys = self._keys.model(config.engine.model_name)
         broker, calls = Broker(self._commands, keys), EngineCalls(self._commands, keys)
         self._service = WorkerService(config, broker, calls, self._subscriber, self._core, self._heartbeat)

@@ -5,7 +5,7 @@
 
 The supervisor serves nothing itself and imports no torch. Read ``supervisor.py``, ``engine.py`` (one engine through all
 its lives), ``engine_process.py`` (one life), ``restart.py`` (the policy); beside them ``silence.py``, ``reaper.py`` and
-``death_notices.py``, each a loop of its own.
+``death_notices.py``, each a loop of its own; ``fork_server.py`` keeps the process that forks engine cores.
 """
 
 from .placement import Placement, place_engines

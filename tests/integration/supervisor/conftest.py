@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -74,15 +75,23 @@ class StartedWorker:
 
     def note_processes(self) -> None:
         """Remember the processes there are now, to look for them at the end."""
-        try:
-            supervisor = psutil.Process(self.process.pid)
-            found = supervisor.children(recursive=True)
-        except psutil.NoSuchProcess:
-            return
-        self._seen.update({process.pid: process for process in found})
+        # Cores are children of the fork server, which may be shared by many; one that has gone is not looked for.
+        core_pids = [int(str(event["core_pid"])) for event in self.events if event["event"] == "core_started"]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family = psutil.Process(self.process.pid).children(recursive=True)
+            self._seen.update({process.pid: process for process in family})
+        for pid in core_pids:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._seen.setdefault(pid, psutil.Process(pid))
 
     def worker_processes(self) -> list[psutil.Process]:
-        return sorted(psutil.Process(self.process.pid).children(), key=lambda process: process.pid)
+        children = psutil.Process(self.process.pid).children()
+        return sorted((p for p in children if "penstock.worker.serving" in p.cmdline()), key=lambda p: p.pid)
+
+    def newest_core(self) -> psutil.Process:
+        """The engine core that was started last."""
+        started = [event for event in self.events if event["event"] == "core_started"]
+        return psutil.Process(int(str(started[-1]["core_pid"])))
 
     def left(self) -> list[psutil.Process]:
         return [process for process in self._seen.values() if not is_gone(process)]

@@ -154,7 +154,7 @@ async def test_killed_processes_are_replaced_and_generations_go_on(
                     await asyncio.to_thread(await_restarts, worker, num_killed)
                     worker.note_processes()
                     (process,) = worker.worker_processes()
-                    (core,) = process.children()
+                    core = worker.newest_core()
                     (process if num_killed == 0 else core).kill()
                     num_killed += 1
                     await asyncio.to_thread(wait_until, lambda core=core: is_gone(core), 5.0, "the core outlived it")

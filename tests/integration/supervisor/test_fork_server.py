@@ -1,0 +1,222 @@
+"""Engine cores that are forked: by whom, what becomes of them when others die, and when nobody can fork."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from penstock.producer import Client, SamplingParams
+from penstock.worker.forking import FORK_VERSION, NUM_DESCRIPTORS, CoreExited, ForkAnswer, ForkCore, Forked, NotForked
+from penstock.worker.ipc import FrameSplitter, frame, socket_pair
+from penstock.worker.progress import ProgressReader
+from penstock.worker.supervisor import fork_server
+from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE, running_fork_server
+
+from .conftest import StartedWorker, StartWorker, is_gone, wait_until
+
+PARAMS = SamplingParams(max_tokens=8, temperature=0.0)
+
+
+@pytest.fixture
+def own_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `worker start` of this test keeps a fork server of its own, as it does for a user."""
+    monkeypatch.delenv(FORK_SERVER_VARIABLE)
+
+
+def fork_server_of(worker: StartedWorker) -> psutil.Process:
+    children = psutil.Process(worker.process.pid).children()
+    (server,) = [process for process in children if "penstock.worker.engine.fork_server" in process.cmdline()]
+    return server
+
+
+def started(worker: StartedWorker) -> list[bool]:
+    """Of each core so far, whether it was forked."""
+    return [bool(event["is_forked"]) for event in worker.events if event["event"] == "core_started"]
+
+
+async def answer(redis_url: str, namespace: str) -> str:
+    async with Client.connect(redis_url, namespace=namespace) as client, asyncio.timeout(60):
+        return (await client.generate("four plus two is", PARAMS)).text
+
+
+@pytest.mark.usefixtures("own_fork_server")
+async def test_a_fork_server_that_dies_takes_no_engine_along(
+    start_worker: StartWorker, redis_url: str, namespace: str
+) -> None:
+    worker = start_worker("--device", "cpu", "--engines", "2")
+    await asyncio.to_thread(worker.await_ready)
+    server, core = fork_server_of(worker), worker.newest_core()
+    assert core.ppid() == server.pid
+    expected = await answer(redis_url, namespace)
+    server.kill()
+    await asyncio.to_thread(worker.await_event, "fork_server_ended")
+    assert await answer(redis_url, namespace) == expected
+    assert not is_gone(core)
+    # An orphan's end is seen as well, and the engine comes back, however its core is started then.
+    core.kill()
+    await asyncio.to_thread(worker.await_event, "engine restarted", 60.0)
+    assert await answer(redis_url, namespace) == expected
+    worker.process.terminate()
+    assert await asyncio.to_thread(worker.await_end) == 0
+
+
+@pytest.mark.usefixtures("own_fork_server")
+def test_nothing_is_left_of_a_supervisor_that_was_killed(start_worker: StartWorker) -> None:
+    worker = start_worker("--device", "cpu")
+    worker.await_ready()
+    family = [fork_server_of(worker), worker.newest_core(), *worker.worker_processes()]
+    worker.process.kill()
+    wait_until(lambda: all(map(is_gone, family)), 30.0, f"left behind: {family}")
+
+
+def test_a_core_that_hangs_does_not_outlive_its_worker_process(start_worker: StartWorker) -> None:
+    worker = start_worker("--device", "cpu")
+    worker.await_ready()
+    core = worker.newest_core()
+    core.suspend()
+    worker.worker_processes()[0].kill()
+    wait_until(lambda: is_gone(core), 10.0, "the core outlived its worker process")
+    worker.await_event("engine restarted", 60.0)
+    worker.process.terminate()
+    assert worker.await_end() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
+def test_how_a_forked_core_ended_is_known(start_worker: StartWorker, number: signal.Signals) -> None:
+    worker = start_worker("--device", "cpu")
+    worker.await_ready()
+    worker.newest_core().send_signal(number)
+    lost = worker.await_event("engine lost")
+    assert lost["cause"] == f"the engine core was killed by {number.name}"
+    worker.process.terminate()
+    worker.await_end()
+    assert started(worker)[0] is True
+
+
+async def test_without_one_cores_are_started_by_themselves(
+    start_worker: StartWorker, redis_url: str, namespace: str
+) -> None:
+    worker = start_worker("--device", "cpu", "--no-fork-server")
+    await asyncio.to_thread(worker.await_ready)
+    assert started(worker) == [False]
+    assert worker.newest_core().ppid() == worker.worker_processes()[0].pid
+    assert await answer(redis_url, namespace)
+    worker.process.terminate()
+    assert await asyncio.to_thread(worker.await_end) == 0
+
+
+def test_one_that_is_away_costs_no_start(start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FORK_SERVER_VARIABLE, "/nowhere/socket")
+    worker = start_worker("--device", "cpu")
+    worker.await_ready()
+    assert started(worker) == [False]
+    assert "No such file" in str(worker.await_event("core_not_forked")["reason"])
+    worker.process.terminate()
+    assert worker.await_end() == 0
+
+
+def test_a_folder_whose_name_is_too_long_for_a_socket_costs_no_start(tmp_path: Path, monkeypatch) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setattr(fork_server.tempfile, "tempdir", str(long))
+    with running_fork_server() as address:
+        assert address == ""
+
+
+REFUSES = """
+import os, socket, sys
+from penstock.worker.engine.fork_server import ForkServer
+ForkServer(socket.socket(fileno=int(sys.argv[sys.argv.index("--listen-fd") + 1])), 0, sys.argv[1]).run()
+"""
+
+
+class Asker:
+    """A worker process's end of one connection."""
+
+    def __init__(self, address: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(30)
+        self.socket.connect(address)
+        self._splitter = FrameSplitter()
+        # Its core says hello there and waits for a configuration that never comes.
+        self.ours, self.theirs = socket_pair()
+        self.progress = ProgressReader()
+
+    def close(self) -> None:
+        for end in (self.socket, self.ours, self.theirs):
+            end.close()
+        self.progress.close()
+
+    def ask(self, *, version: int = FORK_VERSION, num_descriptors: int = NUM_DESCRIPTORS, engine_id: str = "e") -> None:
+        request = ForkCore(
+            version=version,
+            engine_id=engine_id,
+            environment=dict(os.environb),
+            folder=os.getcwdb(),
+            module_paths=sys.path,
+            log_options=["--log-level", "critical"],
+        )
+        nothing = os.open(os.devnull, os.O_RDWR)
+        descriptors = [self.theirs.fileno(), self.progress.fd, nothing, nothing, nothing]
+        try:
+            socket.send_fds(self.socket, [frame(msgspec.msgpack.encode(request))], descriptors[:num_descriptors])
+        finally:
+            os.close(nothing)
+
+    def answer(self) -> Forked | NotForked | CoreExited:
+        payloads: list[bytes] = []
+        while not payloads:
+            data, descriptors, _, _ = socket.recv_fds(self.socket, 1, 1)
+            assert data, "the fork server hung up"
+            for descriptor in descriptors:
+                os.close(descriptor)
+            payloads = self._splitter.feed(data)
+        return msgspec.msgpack.decode(payloads[0], type=ForkAnswer)
+
+
+def test_what_is_refused_is_told() -> None:
+    command = (sys.executable, "-c", REFUSES)
+    with running_fork_server((), (*command, "torch is broken")) as address:
+        asker = Asker(address)
+        asker.ask()
+        assert asker.answer() == NotForked("torch is broken")
+        asker.close()
+    with running_fork_server((), (*command, "")) as address:
+        for version, num_descriptors, words in ((99, 5, "speaks version"), (FORK_VERSION, 2, "2 descriptors of 5")):
+            asker = Asker(address)
+            asker.ask(version=version, num_descriptors=num_descriptors)
+            refused = asker.answer()
+            assert isinstance(refused, NotForked)
+            assert words in refused.reason
+            asker.close()
+        garbled = Asker(address)
+        garbled.socket.sendall(frame(b"\xc1"))
+        refused = garbled.answer()
+        assert isinstance(refused, NotForked)
+        assert "cannot read" in refused.reason
+        garbled.close()
+
+
+def test_the_next_core_of_an_engine_begins_when_its_last_has_ended() -> None:
+    """A stopped core does not end by itself when nobody wants it any more."""
+    with running_fork_server((), (sys.executable, "-c", REFUSES, "")) as address:
+        first, second = Asker(address), Asker(address)
+        first.ask()
+        forked = first.answer()
+        assert isinstance(forked, Forked)
+        core = psutil.Process(forked.pid)
+        core.suspend()
+        second.ask()
+        assert isinstance(second.answer(), Forked)
+        assert is_gone(core)
+        assert first.answer() == CoreExited(-signal.SIGKILL)
+        first.close()
+        second.close()
