@@ -108,7 +108,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return  # the process that has started this one keeps it
     config.stash[_FORK_SERVER] = stack = ExitStack()
-    command = (sys.executable, str(Path(__file__).parent / "lazy_fork_server.py"))
+    command = (sys.executable, str(Path(__file__).parent / "fork_server.py"))
     options = ("--model", str(DEMO_MODEL), "--log-level", "warning")
     os.environ[FORK_SERVER_VARIABLE] = stack.enter_context(running_fork_server(options, command))
 

@@ -11,15 +11,26 @@ from penstock.ops.demo.run import MODEL
 from penstock.ops.local_stack import LocalStack
 
 from .faulty_model import make_faulty_model
+from .gate import Gate
 
 OPTIONS = ["--device", "cpu", "--served-model-name", "demo", "--threads", "1", "--max-num-seqs", "16"]
+
+# As `tests/fork_server.py` has it, which is a program.
+GATE_VARIABLE = "PENSTOCK_TEST_GATE"
 
 Start = Callable[..., Awaitable[LocalStack]]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts a Redis and workers of the test's own: ``start(num_workers, *options)``."""
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """Holds the requests of engines that are started afterwards where the test wants them."""
+    monkeypatch.setenv(GATE_VARIABLE, str(tmp_path / "gate"))
+    return Gate(tmp_path / "gate")
+
+
+@pytest.fixture
+def start(gate: Gate) -> Iterator[Start]:
+    """Starts a Redis and workers of the test's own: ``start(num_workers, *options)``; they heed the test's gate."""
     with ExitStack() as stack:
 
         async def start(num_workers: int, *options: str, model: Path = MODEL) -> LocalStack:

@@ -18,9 +18,10 @@ from penstock.ops.demo.task import number_words
 from penstock.ops.local_stack import LocalStack
 
 from .conftest import Start
+from .gate import Gate
 from .watching import engines, until
 
-NUMBERS = range(100, 240)
+NUMBERS = range(100, 170)
 
 
 class Command:
@@ -101,36 +102,44 @@ async def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 async def test_rows_survive_every_death_and_a_runner_that_wakes_up(
-    start_faulty: Start, command: Callable[[LocalStack, str], Command]
+    start: Start, gate: Gate, command: Callable[[LocalStack, str], Command]
 ) -> None:
-    stack = await start_faulty(1, step_delay_s=0.01)  # so that faults come before the last row
+    """The gate lets fewer rows end than there are before the last fault."""
+    stack = await start(1)
     killed, stale = command(stack, "killed"), command(stack, "stale")
 
+    gate.let_end(5)
     process = await asyncio.to_thread(killed.start)
     await killed.has_done(1, 0)
     process.kill()
+    gate.let_end(15)
     interrupted = await asyncio.to_thread(killed.start)
-    await killed.has_done(30, 1)
+    await killed.has_done(10, 1)
     interrupted.send_signal(signal.SIGINT)
     assert await ended(interrupted) == (130, "stopped; the same command goes on where it was\n")
     assert not killed.output.exists()
+    gate.let_end(8)
     last = await asyncio.to_thread(killed.start)
-    await killed.has_done(20, 2)
+    await killed.has_done(5, 2)
     os.kill((await engines(stack.url))[0].core_pid, signal.SIGKILL)
-    await killed.has_done(60, 2)
+    await killed.has_done(12, 2)
     await asyncio.to_thread(stack.kill_redis)
     await asyncio.to_thread(stack.restart_redis)
+    gate.open()
     await ended(last)
     killed.check()
 
+    gate.let_end(15)
     sleeper = await asyncio.to_thread(stale.start)
-    await stale.has_done(20, 0)
+    await stale.has_done(10, 0)
     sleeper.send_signal(signal.SIGSTOP)
+    gate.let_end(15)
     other = await asyncio.to_thread(stale.start)
-    await stale.has_done(20, 1)
+    await stale.has_done(10, 1)
     sleeper.send_signal(signal.SIGCONT)
     status, said = await ended(sleeper)
     assert status == 1
     assert "taken over by another" in said
+    gate.open()
     await ended(other)
     stale.check()

@@ -17,7 +17,8 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 
 from .conftest import Start
-from .watching import PARAMS, PROMPT, Watched, busiest, engines, finish, start_streams, undisturbed, until
+from .gate import Gate
+from .watching import LONG, PARAMS, PROMPT, Watched, busiest, engines, finish, start_streams, undisturbed, until
 
 
 async def kill_busy(stack: LocalStack, role: str) -> None:
@@ -26,21 +27,21 @@ async def kill_busy(stack: LocalStack, role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["core", "worker", "supervisor"])
-async def test_generations_go_on_at_another_engine(start: Start, role: str) -> None:
+async def test_generations_go_on_at_another_engine(start: Start, gate: Gate, role: str) -> None:
     stack = await start(2, "--deterministic")
     async with Client.connect(stack.url) as client:
-        whole, watched = await start_streams(client, 3)
+        whole, watched = await start_streams(client, gate, 3)
         await kill_busy(stack, role)
-        await finish(watched, whole)
+        await finish(watched, whole, gate)
 
 
 @pytest.mark.parametrize("role", ["core", "worker"])
-async def test_generations_go_on_at_the_restarted_engine(start: Start, role: str) -> None:
+async def test_generations_go_on_at_the_restarted_engine(start: Start, gate: Gate, role: str) -> None:
     stack = await start(1, "--deterministic")
     async with Client.connect(stack.url) as client:
-        whole, watched = await start_streams(client)
+        whole, watched = await start_streams(client, gate)
         await kill_busy(stack, role)
-        await finish(watched, whole)
+        await finish(watched, whole, gate)
         (beat,) = await engines(stack.url)
     assert beat.num_restarts == 1
     for one in watched:
@@ -50,15 +51,16 @@ async def test_generations_go_on_at_the_restarted_engine(start: Start, role: str
         assert first.latency_s < last.latency_s
 
 
-async def test_each_answer_of_a_request_goes_on_at_the_restarted_engine(start: Start) -> None:
+async def test_each_answer_of_a_request_goes_on_at_the_restarted_engine(start: Start, gate: Gate) -> None:
     stack = await start(1, "--deterministic")
     params = msgspec.structs.replace(PARAMS[1], n=3)
     async with Client.connect(stack.url) as client:
         whole = (await client.generate(PROMPT, params)).outputs
+        gate.hold_at(LONG - 1)
         merged = Watched(client.stream(PROMPT, params))
         await until(lambda: min(map(merged.num_tokens_of, range(3))) >= 20, what="the answers do not start")
-        assert not any(delta.finished for delta in merged.deltas), "an answer had ended before the fault"
         await kill_busy(stack, "core")
+        gate.open()
         async with asyncio.timeout(60):
             await merged.task
         (beat,) = await engines(stack.url)
@@ -68,22 +70,21 @@ async def test_each_answer_of_a_request_goes_on_at_the_restarted_engine(start: S
         merged.check(answer)
 
 
-async def test_generations_go_on_after_redis_was_killed(start: Start) -> None:
+async def test_generations_go_on_after_redis_was_killed(start: Start, gate: Gate) -> None:
     stack = await start(1, "--deterministic")
     async with Client.connect(stack.url) as client:
-        whole, watched = await start_streams(client)
+        whole, watched = await start_streams(client, gate)
         await asyncio.to_thread(stack.kill_redis)
         await asyncio.to_thread(stack.restart_redis)
-        await finish(watched, whole)
+        await finish(watched, whole, gate)
         (beat,) = await engines(stack.url)
     assert beat.num_restarts == 0
 
 
-@pytest.mark.timeout(300)
-async def test_a_generation_killed_after_every_token_is_the_undisturbed_one(start_faulty: Start) -> None:
+async def test_a_generation_killed_after_every_token_is_the_undisturbed_one(start: Start, gate: Gate) -> None:
     """For every k: a kill -9 of the core after the k-th token of a short generation, greedy and seeded."""
     num_tokens = 8
-    stack = await start_faulty(2, "--deterministic", step_delay_s=0.1)
+    stack = await start(2, "--deterministic")
     params = [
         SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True),
         SamplingParams(temperature=1.0, seed=5, max_tokens=num_tokens, ignore_eos=True),
@@ -91,11 +92,11 @@ async def test_a_generation_killed_after_every_token_is_the_undisturbed_one(star
     async with Client.connect(stack.url) as client:
         whole = await undisturbed(client, params)
         for k in range(1, num_tokens):
+            gate.hold_at(k)
             watched = [Watched(client.stream(PROMPT, one)) for one in params]
-            await until(lambda k=k, watched=watched: watched[0].num_tokens >= k)
-            assert watched[0].num_tokens == k
+            await until(lambda k=k, watched=watched: all(one.num_tokens == k for one in watched))
             await kill_busy(stack, "core")
-            await finish(watched, whole)
+            await finish(watched, whole, gate)
 
 
 CLIENT = """
@@ -113,8 +114,9 @@ asyncio.run(main())
 """
 
 
-async def test_a_killed_clients_requests_end_and_a_detached_one_does_not(start_faulty: Start) -> None:
-    stack = await start_faulty(1, step_delay_s=0.02)
+async def test_a_killed_clients_requests_end_and_a_detached_one_does_not(start: Start, gate: Gate) -> None:
+    stack = await start(1)
+    gate.hold_at(20)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", CLIENT, stack.url, stdout=asyncio.subprocess.PIPE
     )
@@ -128,6 +130,7 @@ async def test_a_killed_clients_requests_end_and_a_detached_one_does_not(start_f
         while await broker.state("interactive") != "cancelled":  # nobody may listen to it, or it would go on
             await asyncio.sleep(0.05)
     await commands.close()
+    gate.open()
     async with Client.connect(stack.url) as client:
         interactive = await (await client.handle("interactive")).result()
         assert interactive.outputs[0].finish_reason == "cancelled"

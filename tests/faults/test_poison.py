@@ -17,9 +17,10 @@ from penstock.shared.records import DeadRequest
 
 from .conftest import Start
 from .faulty_model import ABORT, HANG, KILL, RAISE
+from .gate import Gate
 from .watching import PROMPT, Watched, all_under_way, engines
 
-PARAMS = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+PARAMS = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
 
 
 async def parked(stack: LocalStack) -> list[DeadRequest]:
@@ -30,13 +31,25 @@ async def parked(stack: LocalStack) -> list[DeadRequest]:
         await commands.close()
 
 
+async def until_claimed(stack: LocalStack, request_id: str) -> None:
+    """Wait until an engine has taken a request, or it has been the end of one."""
+    commands = CommandConnection(stack.url)
+    broker = Broker(commands, Keys().model("demo"))
+    try:
+        async with asyncio.timeout(60):
+            while await broker.state(request_id) == "queued":
+                await asyncio.sleep(0.005)
+    finally:
+        await commands.close()
+
+
 @pytest.mark.timeout(300)
-async def test_poison_is_parked_and_its_neighbours_are_served(start_faulty: Start) -> None:
-    stack = await start_faulty(2, "--stall-timeout", "1.5", "--deterministic", step_delay_s=0.01)
+async def test_poison_is_parked_and_its_neighbours_are_served(start_faulty: Start, gate: Gate) -> None:
+    stack = await start_faulty(2, "--stall-timeout", "3", "--deterministic")
     async with Client.connect(stack.url) as client:
         whole = (await client.generate(PROMPT, PARAMS)).outputs[0]
         for sign, words in ((ABORT, "SIGABRT"), (HANG, "no step"), (KILL, "SIGKILL")):
-            dead = await await_parking(client, stack, sign, whole)
+            dead = await await_parking(client, stack, gate, sign, whole)
             assert (dead.deaths, dead.deliveries) == (3, 3)
             assert dead.cause is not None
             assert words in dead.cause.reason
@@ -46,11 +59,16 @@ async def test_poison_is_parked_and_its_neighbours_are_served(start_faulty: Star
                 assert "modeling_faulty.py" in dead.cause.trace
 
 
-async def await_parking(client: Client, stack: LocalStack, sign: str, whole: CompletionOutput) -> DeadRequest:
+async def await_parking(
+    client: Client, stack: LocalStack, gate: Gate, sign: str, whole: CompletionOutput
+) -> DeadRequest:
     """Send a request that is poison beside six that are not, which have to see what ``whole`` says."""
+    gate.hold_at(PARAMS.max_tokens - 1)
     innocents = [Watched(client.stream(PROMPT, PARAMS)) for _ in range(6)]
     await all_under_way(innocents, 2)
     poison = await client.submit(f"{PROMPT} {sign}", PARAMS)
+    await until_claimed(stack, poison.request_id)
+    gate.open()  # a suspect runs alone until it has ended
     async with asyncio.timeout(90):
         with pytest.raises(PoisonRequestError, match="parked"):
             await poison.result()
@@ -83,14 +101,16 @@ async def test_max_deliveries_and_the_dead_command(start_faulty: Start, capsys: 
         assert "p1" not in await asyncio.to_thread(dead, "list")
 
 
-async def test_an_exception_for_one_request_fails_that_one_alone(start_faulty: Start) -> None:
-    stack = await start_faulty(1, "--deterministic", step_delay_s=0.01)
+async def test_an_exception_for_one_request_fails_that_one_alone(start_faulty: Start, gate: Gate) -> None:
+    stack = await start_faulty(1, "--deterministic")
     async with Client.connect(stack.url) as client:
         whole = (await client.generate(PROMPT, PARAMS)).outputs[0]
+        gate.hold_at(PARAMS.max_tokens - 1)
         innocents = [Watched(client.stream(PROMPT, PARAMS)) for _ in range(4)]
         await all_under_way(innocents, 2)
         with pytest.raises(RequestFailedError, match="RuntimeError"):
             await client.generate(f"{PROMPT} {RAISE}", PARAMS)
+        gate.open()
         async with asyncio.timeout(60):
             await asyncio.gather(*(one.task for one in innocents))
         for one in innocents:

@@ -15,8 +15,10 @@ from penstock.shared.heartbeats import read_heartbeats
 from penstock.shared.keys import Keys
 from penstock.shared.records import EngineHeartbeat
 
+from .gate import Gate
+
 PROMPT = "count from four to nine:"
-LONG = 300
+LONG = 120
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=LONG, ignore_eos=True),
     SamplingParams(temperature=1.0, seed=3, max_tokens=LONG, ignore_eos=True),
@@ -84,20 +86,26 @@ async def until(condition: Callable[[], object], timeout_s: float = 60.0, what: 
 
 
 async def all_under_way(watched: list[Watched], num_tokens: int = 20) -> None:
+    """Wait until each stream has so many tokens; none has ended, which the gate of the caller sees to."""
     await until(lambda: all(one.num_tokens >= num_tokens for one in watched), what="the streams do not start")
-    assert not all(one.task.done() for one in watched), "everything had ended before the fault"
+    assert not any(one.task.done() for one in watched), "a stream had ended before the fault"
 
 
-async def start_streams(client: Client, times: int = 1) -> tuple[list[CompletionOutput], list[Watched]]:
-    """Return what ``PARAMS`` give undisturbed, each ``times`` over, and streams of the same that are under way."""
+async def start_streams(client: Client, gate: Gate, times: int = 1) -> tuple[list[CompletionOutput], list[Watched]]:
+    """Return what ``PARAMS`` give undisturbed, each ``times`` over, and streams of the same that are under way.
+
+    They cannot end before ``gate`` is opened, as ``finish`` does.
+    """
     whole = await undisturbed(client)
+    gate.hold_at(LONG - 1)
     watched = [Watched(client.stream(PROMPT, params)) for params in PARAMS * times]
     await all_under_way(watched)
     return whole * times, watched
 
 
-async def finish(watched: list[Watched], whole: list[CompletionOutput]) -> None:
-    """Wait for the ends and check everything that was seen."""
+async def finish(watched: list[Watched], whole: list[CompletionOutput], gate: Gate) -> None:
+    """Let all go on, wait for the ends and check everything that was seen."""
+    gate.open()
     async with asyncio.timeout(100):
         await asyncio.gather(*(one.task for one in watched))
     for one, expected in zip(watched, whole, strict=True):
