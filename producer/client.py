@@ -13,6 +13,7 @@ from ..shared.errors import ValidationError
 from ..shared.keys import DEFAULT_NAMESPACE, Keys
 from ..shared.records import ModelCard
 from ..shared.redis_check import check_redis
+from ..shared.shown import shown
 from .detached import DetachedRequests
 from .engine_calls import CallRound
 from .engine_control import A, CallOptions, EngineControl
@@ -67,7 +68,7 @@ class Client(Generations, DetachedRequests, QueueControl, EngineControl, EngineV
         namespace: str = DEFAULT_NAMESPACE,
     ) -> None:
         if not result_ttl_s > 0:
-            raise ValidationError(f"result_ttl_s must be positive, got {result_ttl_s!r}")
+            raise ValidationError(f"result_ttl_s must be positive, got {shown(result_ttl_s)}")
         self._url = url
         self._keys = Keys(namespace)
         self._commands = CommandConnection(url, retry_for_s=retry_for_s)

@@ -19,6 +19,7 @@ from ..shared.errors import ClientClosedError, InputClosedError, UnsupportedPara
 from ..shared.messages import Delta, InputChunk
 from ..shared.params import RequestOutputKind, SamplingParams
 from ..shared.records import ModelCard
+from ..shared.shown import shown
 from .embeds import EmbedsArray
 from .outgoing import Outgoing, num_chunk_tokens
 from .prompt import Prompt, build_chunk
@@ -159,7 +160,7 @@ def check_streamed_params(params: SamplingParams | None) -> None:
     for name, is_refused in refused.items():
         if is_refused:
             raise UnsupportedParameterError(
-                f"{name}={getattr(params, name)!r} is not supported with streamed input; leave it at its default"
+                f"{name}={shown(getattr(params, name))} is not supported with streamed input; leave it at its default"
             )
 
 

@@ -7,8 +7,10 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Unpack
 
 from ..shared.errors import RequestNotFoundError, ValidationError
+from ..shared.keys import check_name
 from ..shared.messages import Delta
 from ..shared.params import SamplingParams
+from ..shared.shown import shown
 from .fan_out import child_ids, merge, possible_child_ids
 from .handle import RequestHandle
 from .options import RequestOptions, SharedOptions
@@ -82,7 +84,9 @@ class DetachedRequests:
         ids, broker = child_ids(request_id, n), self._requests.broker(card.model)
         for one, state in zip(ids, await asyncio.gather(*map(broker.cancel, ids)), strict=True):
             if state is None:
-                raise RequestNotFoundError(f"request {one!r} of model {card.model!r} is unknown or has expired")
+                raise RequestNotFoundError(
+                    f"request {shown(one)} of model {shown(card.model)} is unknown or has expired"
+                )
 
     async def abort(self, request_id: str | Iterable[str], *, model: str | None = None, internal: bool = False) -> None:
         """End one request or many, whoever enqueued them, with finish_reason "cancelled"; passes over what is unknown.
@@ -92,6 +96,8 @@ class DetachedRequests:
                 that a request has are ended, however many they are.
         """
         wanted = [request_id] if isinstance(request_id, str) else list(request_id)
+        for one in wanted:
+            check_name("request_id", one)
         broker = self._requests.broker((await self._builder.card(model)).model)
 
         async def answer_ids(one: str) -> list[str]:

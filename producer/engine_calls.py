@@ -25,6 +25,7 @@ from ..shared.errors import (
 from ..shared.heartbeats import read_heartbeats
 from ..shared.keys import Keys
 from ..shared.records import EngineHeartbeat
+from ..shared.shown import shown
 from .engine_control import CALL_TIMEOUT_S, A, CallOptions
 from .health import DEAF_STATES
 
@@ -96,12 +97,12 @@ class CallRound(Generic[A]):
         if engine_id is None:
             if not able:
                 causes = [_describe(beat) for beat in beats.values()] or ["none beats"]
-                raise EngineDeadError(f"no engine of model {self._model!r} can be asked: {'; '.join(causes)}")
+                raise EngineDeadError(f"no engine of model {shown(self._model)} can be asked: {'; '.join(causes)}")
             return able
-        if engine_id not in beats:
+        if not isinstance(engine_id, str) or engine_id not in beats:
             known = ", ".join(sorted(beats)) or "none"
             raise EngineNotFoundError(
-                f"no engine {engine_id!r} of model {self._model!r} beats (those that do: {known})"
+                f"no engine {shown(engine_id)} of model {shown(self._model)} beats (those that do: {known})"
             )
         if engine_id not in able:
             raise EngineDeadError(f"{_describe(beats[engine_id])}; it cannot be asked now")

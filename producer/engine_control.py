@@ -33,9 +33,11 @@ from ..shared.control import (
     WakeUp,
     check_timeout,
 )
+from ..shared.encodable import UNENCODABLE, unencodable
 from ..shared.errors import ValidationError
 from ..shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
 from ..shared.params import LoRARequest
+from ..shared.shown import shown
 from .options import check_flag
 
 CALL_TIMEOUT_S = 60.0
@@ -103,7 +105,7 @@ class EngineControl:
         An engine serves again once all is back. One that is awake does nothing.
         """
         if isinstance(tags, str):
-            raise ValidationError(f"tags must be a list of tags, got {tags!r}")
+            raise ValidationError(f"tags must be a list of tags, got {shown(tags)}")
         call = WakeUp(None if tags is None else list(tags))
         return await self._call_engines(call, SleepState, options)
 
@@ -211,8 +213,8 @@ class EngineControl:
         call = CollectiveRpc(method, options.get("timeout_s"), list(args), dict(kwargs or {}))
         try:
             msgspec.msgpack.encode(call)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ValidationError(f"args and kwargs must be plain data: {error}") from error
+        except UNENCODABLE as error:
+            raise unencodable("", call, error) from error
         answers = await self._call_engines(call, RpcResult, options)
         return {engine_id: answer.result for engine_id, answer in answers.items()}
 

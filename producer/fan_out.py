@@ -19,6 +19,7 @@ from ..shared.keys import MAX_NAME_CHARS, check_name
 from ..shared.messages import Delta, EngineCoreRequest
 from ..shared.params import MAX_N
 from ..shared.seeds import derived_seed
+from ..shared.shown import shown
 
 SEPARATOR = "~"
 
@@ -31,9 +32,10 @@ def child_ids(request_id: str, n: int) -> list[str]:
             that of another request's child. With ``n=1``, "x~2" is taken and means child 2 of "x".
     """
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_N:
-        raise ValidationError(f"n must be in [1, {MAX_N}], got {n!r}")
+        raise ValidationError(f"n must be in [1, {MAX_N}], got {shown(n)}")
+    check_name("request_id", request_id)
     if n > 1 and SEPARATOR in request_id:
-        raise ValidationError(f"request_id must hold no {SEPARATOR!r} with n={n}, got {request_id!r}")
+        raise ValidationError(f"request_id must hold no {SEPARATOR!r} with n={n}, got {shown(request_id)}")
     return [request_id, *(check_name("request_id", f"{request_id}{SEPARATOR}{child}") for child in range(1, n))]
 
 

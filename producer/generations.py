@@ -11,6 +11,7 @@ from ..shared.errors import UnsupportedTaskError, ValidationError
 from ..shared.messages import Delta
 from ..shared.params import POOLING_TASKS, PoolingParams, RequestOutputKind, SamplingParams
 from ..shared.records import ModelCard
+from ..shared.shown import shown
 from .conversation import Conversation, answers, check_streamed_params
 from .fan_out import merge
 from .options import RequestOptions
@@ -129,10 +130,10 @@ class Generations:
             raise ValidationError(f"params must be a PoolingParams, got {type(params).__name__}")
         task = params.task or POOLING_TASKS[0]
         if task not in POOLING_TASKS:
-            raise ValidationError(f"task must be one of {', '.join(POOLING_TASKS)}, got {task!r}")
+            raise ValidationError(f"task must be one of {', '.join(POOLING_TASKS)}, got {shown(task)}")
         card = await self._builder.checked_card(options)
         raise UnsupportedTaskError(
-            f"model {card.model!r} does not {task}: this version generates only "
+            f"model {shown(card.model)} does not {task}: this version generates only "
             f"(tasks of the model: {', '.join(card.supported_tasks)})"
         )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..shared.errors import ValidationError
 from ..shared.messages import Delta
 from ..shared.params import RequestOutputKind
+from ..shared.shown import shown
 from .fan_out import child_ids
 from .options import check_linger
 from .output_stream import outputs_of
@@ -40,7 +41,7 @@ class RequestHandle:
     def child(self, child: int) -> RequestHandle:
         """Return a handle on one answer, a request of its own: its output has index 0, its deltas ``child`` 0."""
         if isinstance(child, bool) or not isinstance(child, int) or not 0 <= child < self.n:
-            raise ValidationError(f"child must be in [0, {self.n}), got {child!r}")
+            raise ValidationError(f"child must be in [0, {self.n}), got {shown(child)}")
         return RequestHandle(self._client, self.model, self._child_ids[child], self._prompt)
 
     async def result(self) -> RequestOutput:
@@ -69,7 +70,7 @@ class RequestHandle:
         each = list(after) if isinstance(after, Sequence) else [after] * (self.n if after == -1 else 1)
         for index in each:
             if isinstance(index, bool) or not isinstance(index, int) or index < -1:
-                raise ValidationError(f"after must be a token index, at least -1, got {index!r}")
+                raise ValidationError(f"after must be a token index, at least -1, got {shown(index)}")
         if len(each) != self.n:
             raise ValidationError(f"after={after} must have one index for each of {self.n} answers")
         check_linger(linger_s)

@@ -11,6 +11,7 @@ from ..shared.heartbeats import read_heartbeats
 from ..shared.keys import Keys
 from ..shared.messages import EngineState
 from ..shared.records import EngineHeartbeat
+from ..shared.shown import shown
 
 # Who holds a loaded model and moves: all take requests or finish them, now or in a moment. An engine that is starting
 # may never come up, and one that stalls may never go on.
@@ -78,7 +79,7 @@ def _dead_error(model: str, engines: list[EngineHeartbeat]) -> EngineDeadError:
     if not causes:
         # Without a lease even a live heartbeat is of an engine that takes nothing.
         causes = ["no engine of it holds a lease" if engines else "no engine of it beats or holds a lease"]
-    return EngineDeadError(f"no live engine serves model {model!r}: {'; '.join(causes)}")
+    return EngineDeadError(f"no live engine serves model {shown(model)}: {'; '.join(causes)}")
 
 
 def _cause(engine: EngineHeartbeat) -> str:

@@ -17,6 +17,7 @@ import structlog
 
 from ..shared.broker import Broker
 from ..shared.errors import RedisUnavailableError, ValidationError
+from ..shared.shown import shown
 
 LEASE_TTL_S = 10.0
 # Leaving a stream waits no longer for Redis; what could not be cancelled by then ends with the lease.
@@ -71,7 +72,7 @@ class ClientLease:
 
     def __init__(self, ttl_s: float) -> None:
         if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 < ttl_s < math.inf:
-            raise ValidationError(f"lease_ttl_s must be positive and finite, got {ttl_s!r}")
+            raise ValidationError(f"lease_ttl_s must be positive and finite, got {shown(ttl_s)}")
         self.client_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.ttl_ms = max(1, int(ttl_s * 1000))
         self._interval_s = ttl_s / 3

@@ -13,6 +13,7 @@ from ..shared.embedded import resolve_redis_url
 from ..shared.errors import ValidationError
 from ..shared.messages import Delta
 from ..shared.params import PoolingParams, SamplingParams
+from ..shared.shown import shown
 from .client import Client
 from .embeds import EmbedsArray
 from .llm_control import LLMControl
@@ -234,7 +235,7 @@ def _as_conversations(messages: Any) -> list[Prompt]:
             is_list = isinstance(conversation, Sequence) and not isinstance(conversation, str)
             if not (is_list and conversation and all(isinstance(message, Mapping) for message in conversation)):
                 raise ValidationError(
-                    f"messages[{position}] must be a conversation, a list of messages, got {conversation!r}"
+                    f"messages[{position}] must be a conversation, a list of messages, got {shown(conversation)}"
                 )
         return list(messages)
-    raise ValidationError(f"messages must be a conversation or a list of them, got {messages!r}")
+    raise ValidationError(f"messages must be a conversation or a list of them, got {shown(messages)}")

@@ -9,8 +9,9 @@ import msgspec
 
 from ..shared.connection import CommandConnection
 from ..shared.errors import UnknownModelError, ValidationError
-from ..shared.keys import Keys
+from ..shared.keys import Keys, check_name
 from ..shared.records import ModelCard
+from ..shared.shown import shown
 
 FRESH_S = 1.0
 
@@ -44,9 +45,11 @@ class ModelCards:
 
         Raises:
             UnknownModelError: no worker has ever served it, or any model.
-            ValidationError: there are several to choose from.
+            ValidationError: there are several to choose from, or it is no name.
         """
         name = model or self._default
+        if name is not None and not isinstance(name, str):
+            check_name("model", name)
         card = self._cards.get(name) if name else None
         if card is not None:
             return card
@@ -56,6 +59,8 @@ class ModelCards:
                 return next(iter(self._cards.values()))
             if name is not None and self._wait_for_model:
                 return ModelCard(model=name)
+        if name is not None:
+            check_name("model", name)
         cards = await self.read()
         if name is None:
             if len(cards) == 1:
@@ -69,6 +74,6 @@ class ModelCards:
             return ModelCard(model=name)
         known = ", ".join(sorted(cards)) or "none"
         raise UnknownModelError(
-            f"no worker has ever served model {name!r} on this Redis (known: {known}); check the name, start a worker, "
-            "or connect with wait_for_model=True"
+            f"no worker has ever served model {shown(name)} on this Redis (known: {known}); check the name, start a "
+            "worker, or connect with wait_for_model=True"
         )

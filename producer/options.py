@@ -6,8 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
+from ..shared.encodable import check_encodable, check_text
 from ..shared.errors import ValidationError
 from ..shared.params import LoRARequest
+from ..shared.shown import shown
 
 MAX_CACHE_SALT_CHARS = 512
 MAX_LINGER_S = 86_400.0
@@ -63,15 +65,17 @@ def cache_salt_of(options: RequestOptions) -> str | None:
     """Return the ``cache_salt``. Raises ``ValidationError`` if it is no string, empty or too long."""
     salt: Any = options.get("cache_salt")
     if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= MAX_CACHE_SALT_CHARS):
-        raise ValidationError(f"cache_salt must be a string of 1 to {MAX_CACHE_SALT_CHARS} characters, got {salt!r}")
-    return salt
+        raise ValidationError(
+            f"cache_salt must be a string of 1 to {MAX_CACHE_SALT_CHARS} characters, got {shown(salt)}"
+        )
+    return None if salt is None else check_text("cache_salt", salt)
 
 
 def lora_request_of(options: RequestOptions) -> LoRARequest | None:
     """Return the ``lora_request``. Raises ``ValidationError`` if it is anything else."""
     lora_request: Any = options.get("lora_request")
     if not isinstance(lora_request, LoRARequest | None):
-        raise ValidationError(f"lora_request must be a LoRARequest, got {lora_request!r}")
+        raise ValidationError(f"lora_request must be a LoRARequest, got {shown(lora_request)}")
     return lora_request
 
 
@@ -81,14 +85,28 @@ def trace_headers_of(options: RequestOptions) -> dict[str, str] | None:
     if headers is None:
         return None
     if not isinstance(headers, Mapping) or not all(isinstance(part, str) for item in headers.items() for part in item):
-        raise ValidationError(f"trace_headers must map strings to strings, got {headers!r}")
+        raise ValidationError(f"trace_headers must map strings to strings, got {shown(headers)}")
     num_chars = sum(len(name) + len(value) for name, value in headers.items())
     if num_chars > MAX_TRACE_HEADERS_CHARS:
         raise ValidationError(
             f"trace_headers must have at most {MAX_TRACE_HEADERS_CHARS} characters, got {num_chars}; pass traceparent "
             "and tracestate alone"
         )
+    for name, value in headers.items():
+        check_text("a name of trace_headers", name)
+        check_text(f"trace_headers[{shown(name)}]", value)
     return dict(headers)
+
+
+def template_kwargs_of(kwargs: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return ``chat_template_kwargs``, None if there are none. Raises ``ValidationError`` if they are no plain data."""
+    if not kwargs:
+        return None
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise ValidationError(f"chat_template_kwargs must be a dict with strings as keys, got {shown(kwargs)}")
+    checked = dict(kwargs)
+    check_encodable("chat_template_kwargs", checked)
+    return checked
 
 
 def wanted_until(options: RequestOptions) -> float | None:
@@ -104,7 +122,7 @@ def wanted_until(options: RequestOptions) -> float | None:
             continue
         valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e11
         if not valid:
-            raise ValidationError(f"{name} must be a positive number of seconds, got {value!r}")
+            raise ValidationError(f"{name} must be a positive number of seconds, got {shown(value)}")
         due = start + value if due is None else min(due, start + value)
     return due
 
@@ -116,7 +134,7 @@ def check_flag(field: str, value: object) -> bool:
         ValidationError: it is anything else, a number or a string included.
     """
     if not isinstance(value, bool):
-        raise ValidationError(f"{field} must be True or False, got {value!r}")
+        raise ValidationError(f"{field} must be True or False, got {shown(value)}")
     return value
 
 
@@ -125,4 +143,4 @@ def check_linger(linger_s: object) -> None:
     if linger_s is None:
         return
     if isinstance(linger_s, bool) or not isinstance(linger_s, int | float) or not 0 <= linger_s <= MAX_LINGER_S:
-        raise ValidationError(f"linger_s must be a number of seconds in [0, {MAX_LINGER_S:g}], got {linger_s!r}")
+        raise ValidationError(f"linger_s must be a number of seconds in [0, {MAX_LINGER_S:g}], got {shown(linger_s)}")

@@ -52,6 +52,8 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
         """
         if self.target is not None and lease:
             raise ValidationError("webhook_url needs a detached request: use submit, then stream from its handle")
+        # First, since it finds what cannot be encoded, and names it.
+        payload = encode_request(self.request, max_payload_bytes)
         is_one_of_several = self.target is not None and self.num_answers > 1
         request, own_fail_fast = self.request, self.options.get("fail_fast")
         num_prompt_tokens = _num_prompt_tokens(request)
@@ -61,7 +63,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
         deadline, timeout_s = self.options.get("deadline"), self.options.get("timeout_s")
         return Entry(
             request_id=request.request_id,
-            payload=encode_request(request, max_payload_bytes),
+            payload=payload,
             result_ttl_ms=result_ttl_ms,
             fail_fast=fail_fast if own_fail_fast is None else own_fail_fast,
             call=f"{_PROCESS}-{os.getpid()}-{next(_num_calls)}",

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from ..shared.errors import ClientClosedError
 from ..shared.messages import Delta, Usage
 from ..shared.params import RequestOutputKind
+from ..shared.shown import shown
 from .outputs import RequestOutput, completion, prompt_logprobs_of, usage_of
 from .reader import collect
 
@@ -30,7 +31,7 @@ async def outputs_of(
         async for delta in deltas:
             yield assembly.add(delta)
         if not assembly.finished:
-            raise ClientClosedError(f"request {request_id!r} was left without an end")
+            raise ClientClosedError(f"request {shown(request_id)} was left without an end")
 
 
 class OutputAssembly:

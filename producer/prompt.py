@@ -10,12 +10,15 @@ from typing import Any
 
 import msgspec
 
+from ..shared.chat_parts import check_messages
+from ..shared.encodable import UNENCODABLE, check_text, unencodable
 from ..shared.errors import PayloadTooLargeError, PromptTooLongError, UnsupportedParameterError, ValidationError
 from ..shared.keys import check_name
 from ..shared.messages import EngineCoreRequest, InputChunk
 from ..shared.params import PoolingParams, SamplingParams
 from ..shared.prompt_embeds import PromptEmbeds
 from ..shared.records import ModelCard
+from ..shared.shown import shown
 from .embeds import EmbedsArray, encode_embeds
 from .options import (
     RequestOptions,
@@ -23,6 +26,7 @@ from .options import (
     check_flag,
     check_linger,
     lora_request_of,
+    template_kwargs_of,
     trace_headers_of,
     wanted_until,
 )
@@ -70,7 +74,7 @@ def build_request(
     request_id, priority = options.get("request_id"), options.get("priority", 0)
     band, own_tenant = options.get("band"), options.get("tenant")
     if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
-        raise ValidationError(f"priority must be a 32-bit integer, got {priority!r}")
+        raise ValidationError(f"priority must be a 32-bit integer, got {shown(priority)}")
     request = EngineCoreRequest(
         request_id=os.urandom(16).hex() if request_id is None else check_name("request_id", request_id),
         sampling_params=params,
@@ -96,10 +100,10 @@ def build_chunk(chunk: object, card: ModelCard) -> InputChunk:
         PromptTooLongError: token ids that leave no room within the model's ``max_model_len``, whatever came before.
     """
     if isinstance(chunk, str) and chunk:
-        return InputChunk(prompt=chunk)
+        return InputChunk(prompt=check_text("a chunk of input", chunk))
     if isinstance(chunk, Sequence) and not isinstance(chunk, str | bytes | bytearray) and chunk:
         return InputChunk(prompt_token_ids=_token_ids(chunk, card))
-    raise ValidationError(f"a chunk of input must be text or token ids, and not empty, got {chunk!r}")
+    raise ValidationError(f"a chunk of input must be text or token ids, and not empty, got {shown(chunk)}")
 
 
 def params_of_each(
@@ -121,12 +125,12 @@ def encode_request(request: EngineCoreRequest, max_payload_bytes: int = MAX_PAYL
 
     Raises:
         PayloadTooLargeError: more than ``max_payload_bytes``.
-        ValidationError: a message or template argument holds something msgpack cannot carry.
+        ValidationError: something in it cannot be sent; names the field.
     """
     try:
         payload = _encoder.encode(request)
-    except (TypeError, OverflowError, ValueError) as error:
-        raise ValidationError(f"the request cannot be encoded: {error}") from error
+    except UNENCODABLE as error:
+        raise unencodable("", request, error) from error
     if len(payload) > max_payload_bytes:
         raise PayloadTooLargeError(
             f"the encoded request has {len(payload)} bytes, max_payload_bytes is {max_payload_bytes}; "
@@ -141,7 +145,7 @@ def _set_prompt(
     if isinstance(prompt, str):
         if not prompt:
             raise ValidationError("prompt must not be empty, got ''")
-        request.prompt = prompt
+        request.prompt = check_text("prompt", prompt)
     elif isinstance(prompt, AsyncIterable):
         raise ValidationError("a prompt that grows lives with who sends it: use stream, stream_outputs or converse")
     elif not isinstance(prompt, Sequence) and isinstance(prompt, EmbedsArray):
@@ -153,8 +157,8 @@ def _set_prompt(
     elif not prompt:
         raise ValidationError("prompt must not be empty, got []")
     elif all(isinstance(item, Mapping) for item in prompt):
-        request.messages = [_message(i, item) for i, item in enumerate(prompt)]  # type: ignore[arg-type]  # narrowed by all()
-        request.chat_template_kwargs = dict(chat_template_kwargs) if chat_template_kwargs else None
+        request.messages = check_messages(prompt)  # type: ignore[arg-type]  # narrowed by all()
+        request.chat_template_kwargs = template_kwargs_of(chat_template_kwargs)
     else:
         request.prompt_token_ids = _token_ids(prompt, card)
     if chat_template_kwargs and request.messages is None:
@@ -169,19 +173,10 @@ def _embeds(prompt: EmbedsArray, request: EngineCoreRequest, card: ModelCard) ->
     return embeds
 
 
-def _message(position: int, message: Mapping[str, Any]) -> dict[str, Any]:
-    # OpenAI's assistant messages that call tools may have no content.
-    if not isinstance(message.get("role"), str) or not message.keys() & {"content", "tool_calls"}:
-        raise ValidationError(
-            f"messages[{position}] must have a 'role' (a string) and a 'content', got keys {sorted(map(str, message))}"
-        )
-    return dict(message)
-
-
 def _token_ids(prompt: Sequence[Any], card: ModelCard) -> list[int]:
     for position, token_id in enumerate(prompt):
         if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise ValidationError(f"prompt[{position}] must be a token id, got {token_id!r}")
+            raise ValidationError(f"prompt[{position}] must be a token id, got {shown(token_id)}")
         if token_id < 0 or (card.vocab_size and token_id >= card.vocab_size):
             highest = f"in [0, {card.vocab_size})" if card.vocab_size else "non-negative"
             raise ValidationError(f"prompt[{position}] must be {highest}, got {token_id}")
@@ -192,6 +187,6 @@ def _token_ids(prompt: Sequence[Any], card: ModelCard) -> list[int]:
 def _check_leaves_room(num_prompt_tokens: int, card: ModelCard) -> None:
     if card.max_model_len and num_prompt_tokens >= card.max_model_len:
         raise PromptTooLongError(
-            f"the prompt has {num_prompt_tokens} tokens, but max_model_len of {card.model!r} is {card.max_model_len}, "
-            "and at least one output token must fit"
+            f"the prompt has {num_prompt_tokens} tokens, but max_model_len of {shown(card.model)} is "
+            f"{card.max_model_len}, and at least one output token must fit"
         )

@@ -9,8 +9,10 @@ from typing import Literal, get_args
 from ..shared.broker import Queue
 from ..shared.control import PrefixCacheReset, ResetPrefixCache, Utility, check_timeout
 from ..shared.errors import DrainTimeoutError, EngineDeadError, RequestNotFoundError, ValidationError
+from ..shared.keys import check_name
 from ..shared.policy import QueuePolicy, TenantPolicy
 from ..shared.queue_stats import QueueStats, RequestStatus
+from ..shared.shown import shown
 from .engine_control import A, CallOptions
 
 PauseMode = Literal["abort", "wait", "keep"]
@@ -47,9 +49,11 @@ class QueueControl:
         Raises:
             RequestNotFoundError: the request is unknown, or its result has expired.
         """
-        status = await (await self._queue(model)).status(request_id)
+        status = await (await self._queue(model)).status(check_name("request_id", request_id))
         if status is None:
-            raise RequestNotFoundError(f"request {request_id!r} is unknown, or its result is past its time to live")
+            raise RequestNotFoundError(
+                f"request {shown(request_id)} is unknown, or its result is past its time to live"
+            )
         return status
 
     async def pause_generation(
@@ -81,7 +85,7 @@ class QueueControl:
                 raise ValidationError("wait_for_inflight_requests=True and mode='abort' contradict each other")
             mode = "wait"
         if mode not in PAUSE_MODES:
-            raise ValidationError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r}")
+            raise ValidationError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {shown(mode)}")
         queue = await self._queue(model)
         await queue.pause(put_back=mode == "keep", abort=mode == "abort")
         while (await queue.stats()).num_running:  # noqa: ASYNC110  # of other processes: there is no event to wait for
@@ -118,8 +122,8 @@ class QueueControl:
                 return
             if time.monotonic() >= deadline:
                 raise DrainTimeoutError(
-                    f"{stats.num_running} requests of model {stats.model!r} still run and {stats.depth} wait after "
-                    f"{drain_timeout_s:g} s"
+                    f"{stats.num_running} requests of model {shown(stats.model)} still run and {stats.depth} wait "
+                    f"after {drain_timeout_s:g} s"
                 )
             await asyncio.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
 

@@ -23,6 +23,7 @@ from ..shared.connection import Subscriber, Subscription
 from ..shared.errors import BrokerError, ClientClosedError, RequestNotFoundError, ValidationError, from_wire
 from ..shared.messages import Delta
 from ..shared.params import RequestOutputKind
+from ..shared.shown import shown
 from .outputs import RequestOutput, final_output
 
 # Longer than it takes to enqueue, so that only requests that wait pay for it.
@@ -144,7 +145,7 @@ class DeltaReader:
         except ValidationError as error:
             self._failure = error
         except msgspec.MsgspecError as error:
-            self._failure = BrokerError(f"request {self._request_id!r}: unreadable record on its channel: {error}")
+            self._failure = BrokerError(f"request {shown(self._request_id)}: unreadable record on its channel: {error}")
         self._wake()
 
     def _offer(self, delta: Delta) -> None:
@@ -220,7 +221,7 @@ class DeltaReader:
             self._num_records, self._last = len(records), (records[-1].index, records[-1].next_index)
         if not known and not records and not self._ended and await self._broker.state(self._request_id) is None:
             raise RequestNotFoundError(
-                f"request {self._request_id!r} is unknown, or its result is past its time to live"
+                f"request {shown(self._request_id)} is unknown, or its result is past its time to live"
             )
 
     def _take_unseen(self, delta: Delta, num_chars_before: int) -> None:
@@ -285,5 +286,5 @@ async def collect(
         else:
             whole.extend(delta)
     if len(wholes) < n:
-        raise ClientClosedError(f"request {request_id!r} was left without an end")
+        raise ClientClosedError(f"request {shown(request_id)} was left without an end")
     return final_output(request_id, model, prompt, [wholes[child] for child in range(n)])

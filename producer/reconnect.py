@@ -13,6 +13,7 @@ from contextlib import aclosing
 
 from ..shared.errors import ValidationError
 from ..shared.messages import Delta
+from ..shared.shown import shown
 from .client import Client
 
 END = "end"
@@ -47,7 +48,7 @@ class StreamPosition:
         else:
             raise ValidationError(
                 f"Last-Event-ID must be the id of an event of this stream, {n} token "
-                f"{'index' if n == 1 else 'indexes, with commas'} (or {END!r}), got {event_id!r}"
+                f"{'index' if n == 1 else 'indexes, with commas'} (or {END!r}), got {shown(event_id)}"
             )
         return position
 

@@ -22,6 +22,7 @@ import msgspec
 
 from ..shared.errors import PenstockError, ValidationError
 from ..shared.messages import Delta
+from ..shared.shown import shown
 from .reconnect import END, StreamPosition
 
 KEEP_ALIVE_S = 15.0
@@ -61,7 +62,7 @@ def encode_event(
     for name, value in (("event", event), ("id", event_id)):
         if value is not None:
             if any(char in value for char in "\r\n\0"):
-                raise ValidationError(f"{name} of an event must hold no line end and no NUL, got {value!r}")
+                raise ValidationError(f"{name} of an event must hold no line end and no NUL, got {shown(value)}")
             fields.append(f"{name}: {value}\n".encode())
     if retry_ms is not None:
         fields.append(b"retry: %d\n" % retry_ms)

@@ -7,12 +7,14 @@ import zlib
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..shared.chat_parts import check_messages
 from ..shared.control import Utility
 from ..shared.errors import ConfigurationError, EngineCallError, EngineDeadError, EngineNotFoundError
 from ..shared.records import EngineHeartbeat
 from ..shared.text_control import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
 from .engine_control import CallOptions
 from .health import DEAF_STATES
+from .options import template_kwargs_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -60,8 +62,7 @@ class TextControl:
         if isinstance(prompt, str):
             call = Tokenize(prompt=prompt, add_special_tokens=add_special_tokens, has_pieces=has_pieces)
         else:
-            kwargs = dict(chat_template_kwargs) if chat_template_kwargs else None
-            messages = [dict(message) for message in prompt]
+            kwargs, messages = template_kwargs_of(chat_template_kwargs), check_messages(prompt)
             call = Tokenize(messages=messages, chat_template_kwargs=kwargs, has_pieces=has_pieces)
         return await self._ask_one(call, TokenizedText, model, timeout_s)
 

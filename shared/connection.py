@@ -18,6 +18,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
+from .encodable import unencodable
 from .errors import RedisUnavailableError
 from .redis_link import (
     LOST,
@@ -83,6 +84,7 @@ class CommandConnection:
 
         Raises:
             RedisUnavailableError: the connection stayed lost for ``retry_for_s``, or ``retry`` is False.
+            ValidationError: an argument is text that cannot be encoded; nothing was sent.
             redis.exceptions.ResponseError: Redis refused the command.
         """
         loop = asyncio.get_running_loop()
@@ -153,7 +155,10 @@ class CommandConnection:
 
     def _send(self, connection: AbstractConnection, args: tuple[Any, ...]) -> asyncio.Future[Any]:
         """Put a command into the outbox; returns the future of its reply."""
-        packed = pack_command(connection, args)
+        try:
+            packed = pack_command(connection, args)
+        except UnicodeEncodeError as error:
+            raise unencodable(f"an argument of {args[0]}", error.object, error) from None
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Any] = loop.create_future()
         self._waiting.append(reply)

@@ -16,8 +16,10 @@ from typing import Any
 
 import msgspec
 
+from .encodable import check_text
 from .errors import ValidationError
 from .lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
+from .shown import shown
 from .text_control import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
 
 CONTROL_VERSION = 1
@@ -32,7 +34,9 @@ MAX_TIMEOUT_S = 86_400.0
 def check_timeout(field: str, value: object) -> None:
     """Raises ``ValidationError`` unless ``value`` is a number of seconds of at most a day."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TIMEOUT_S:
-        raise ValidationError(f"{field} must be a number of seconds above 0, at most {MAX_TIMEOUT_S:g}, got {value!r}")
+        raise ValidationError(
+            f"{field} must be a number of seconds above 0, at most {MAX_TIMEOUT_S:g}, got {shown(value)}"
+        )
 
 
 # --------------------------------------------------------------------- calls
@@ -61,7 +65,7 @@ class ResetInputCache(msgspec.Struct, array_like=True, tag="reset_input_cache"):
 
     def __post_init__(self) -> None:
         if self.cache not in INPUT_CACHES:
-            raise ValidationError(f"cache must be one of {', '.join(INPUT_CACHES)}, got {self.cache!r}")
+            raise ValidationError(f"cache must be one of {', '.join(INPUT_CACHES)}, got {shown(self.cache)}")
 
 
 class Sleep(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, tag="sleep"):
@@ -81,9 +85,9 @@ class Sleep(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
 
     def __post_init__(self) -> None:
         if isinstance(self.level, bool) or self.level not in SLEEP_LEVELS:
-            raise ValidationError(f"level must be 1 or 2, got {self.level!r}")
+            raise ValidationError(f"level must be 1 or 2, got {shown(self.level)}")
         if self.mode not in SLEEP_MODES:
-            raise ValidationError(f"mode must be one of {', '.join(SLEEP_MODES)}, got {self.mode!r}")
+            raise ValidationError(f"mode must be one of {', '.join(SLEEP_MODES)}, got {shown(self.mode)}")
         check_timeout("drain_timeout_s", self.drain_timeout_s)
 
 
@@ -95,7 +99,9 @@ class WakeUp(msgspec.Struct, array_like=True, omit_defaults=True, tag="wake_up")
     def __post_init__(self) -> None:
         unknown = [tag for tag in self.tags or () if tag not in SLEEP_TAGS]
         if unknown or self.tags == []:
-            raise ValidationError(f"tags must be some of {', '.join(SLEEP_TAGS)}, or None for all, got {self.tags!r}")
+            raise ValidationError(
+                f"tags must be some of {', '.join(SLEEP_TAGS)}, or None for all, got {shown(self.tags)}"
+            )
 
 
 class IsSleeping(msgspec.Struct, array_like=True, tag="is_sleeping"):
@@ -124,18 +130,21 @@ class SaveShardedState(msgspec.Struct, array_like=True, omit_defaults=True, tag=
     max_size: int | None = None
 
     def __post_init__(self) -> None:
+        check_text("path", self.path)
+        if self.pattern is not None:
+            check_text("pattern", self.pattern)
         if not PurePosixPath(self.path).is_absolute():
-            raise ValidationError(f"path must be absolute, since it is on the engine's host, got {self.path!r}")
+            raise ValidationError(f"path must be absolute, since it is on the engine's host, got {shown(self.path)}")
         try:
             names = {self.shard_name(part) for part in range(2)}
         except (KeyError, IndexError, ValueError):
             names = set()
         if len(names) < 2 or any("/" in name or not name.endswith(".safetensors") for name in names):
             raise ValidationError(
-                f"pattern must name a file with {{part}} in it that ends in .safetensors, got {self.pattern!r}"
+                f"pattern must name a file with {{part}} in it that ends in .safetensors, got {shown(self.pattern)}"
             )
         if self.max_size is not None and (isinstance(self.max_size, bool) or self.max_size < 1):
-            raise ValidationError(f"max_size must be a positive number of bytes, got {self.max_size!r}")
+            raise ValidationError(f"max_size must be a positive number of bytes, got {shown(self.max_size)}")
 
     def shard_name(self, part: int) -> str:
         """Name of the ``part``-th file."""
@@ -156,7 +165,7 @@ class CollectiveRpc(msgspec.Struct, array_like=True, omit_defaults=True, tag="co
     kwargs: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
-        if not self.method:
+        if not check_text("method", self.method):
             raise ValidationError("method must be the name of a registered method, got ''")
         if self.timeout_s is not None:
             check_timeout("timeout_s", self.timeout_s)

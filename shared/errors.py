@@ -40,6 +40,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .shown import cut
+
 
 class PenstockError(Exception):
     """Base class; catch it to catch everything Penstock raises on purpose."""
@@ -74,9 +76,15 @@ class ModelLoadError(ConfigurationError):
 
 
 class ValidationError(PenstockError, ValueError):
-    """An argument is wrong: the message names the field, the value and what is allowed."""
+    """An argument is wrong: the message names the field, the value and what is allowed.
+
+    However long the value, or what a library says of it, the message stays short.
+    """
 
     code = "validation_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(cut(message))
 
 
 class PromptTooLongError(ValidationError):

@@ -68,7 +68,9 @@ A namespace keeps deployments (and tests) on one Redis apart.
 
 from __future__ import annotations
 
+from .encodable import check_text
 from .errors import ValidationError
+from .shown import shown
 
 DEFAULT_NAMESPACE = "penstock"
 MAX_NAME_CHARS = 200
@@ -81,9 +83,9 @@ def check_name(field: str, value: object) -> str:
         ValidationError: it is empty, too long, or holds a brace or a control character.
     """
     if not isinstance(value, str) or not value or len(value) > MAX_NAME_CHARS:
-        raise ValidationError(f"{field} must be a string of 1 to {MAX_NAME_CHARS} characters, got {value!r}")
+        raise ValidationError(f"{field} must be a string of 1 to {MAX_NAME_CHARS} characters, got {shown(value)}")
     if "{" in value or "}" in value or not value.isprintable():
-        raise ValidationError(f"{field} must hold no braces or control characters, got {value!r}")
+        raise ValidationError(f"{field} must hold no braces or control characters, got {shown(value)}")
     return value
 
 
@@ -106,7 +108,7 @@ class Keys:
         return f"{self.namespace}:api_keys"
 
     def worker_commands(self, worker_id: str) -> str:
-        return f"{self.namespace}:worker:{worker_id}:commands"
+        return f"{self.namespace}:worker:{check_text('worker_id', worker_id)}:commands"
 
     def jobs(self) -> str:
         return f"{self.namespace}:jobs"
@@ -124,7 +126,7 @@ class Keys:
         return f"{self.namespace}:webhooks:outbox"
 
     def webhook_event(self, event_id: str) -> str:
-        return f"{self.namespace}:webhooks:event:{event_id}"
+        return f"{self.namespace}:webhooks:event:{check_text('event_id', event_id)}"
 
     def webhook_events(self, state: str) -> str:
         return f"{self.namespace}:webhooks:{state}"
@@ -155,16 +157,16 @@ class BatchKeys:
         self.open = self._prefix + "open"
 
     def file(self, file_id: str) -> str:
-        return f"{self._prefix}file:{file_id}"
+        return f"{self._prefix}file:{check_text('file_id', file_id)}"
 
     def files(self, tenant: str) -> str:
-        return f"{self._prefix}files:{tenant}"
+        return f"{self._prefix}files:{check_text('tenant', tenant)}"
 
     def batch(self, batch_id: str) -> str:
-        return f"{self._prefix}batch:{batch_id}"
+        return f"{self._prefix}batch:{check_text('batch_id', batch_id)}"
 
     def batches(self, tenant: str) -> str:
-        return f"{self._prefix}batches:{tenant}"
+        return f"{self._prefix}batches:{check_text('tenant', tenant)}"
 
 
 class ModelKeys:
@@ -188,22 +190,22 @@ class ModelKeys:
         return f"{self.prefix}lane:{band}:{tenant}"
 
     def request(self, request_id: str) -> str:
-        return f"{self.prefix}request:{request_id}"
+        return f"{self.prefix}request:{check_text('request_id', request_id)}"
 
     def log(self, request_id: str) -> str:
-        return f"{self.prefix}log:{request_id}"
+        return f"{self.prefix}log:{check_text('request_id', request_id)}"
 
     def input(self, request_id: str) -> str:
-        return f"{self.prefix}input:{request_id}"
+        return f"{self.prefix}input:{check_text('request_id', request_id)}"
 
     def output(self, request_id: str) -> str:
-        return f"{self.prefix}output:{request_id}"
+        return f"{self.prefix}output:{check_text('request_id', request_id)}"
 
     def claims(self, engine_id: str) -> str:
         return f"{self.prefix}claims:{engine_id}"
 
     def parked(self, request_id: str) -> str:
-        return f"{self.prefix}parked:{request_id}"
+        return f"{self.prefix}parked:{check_text('request_id', request_id)}"
 
     def engine_commands(self, engine_id: str) -> str:
         return f"{self.prefix}engine:{engine_id}:commands"

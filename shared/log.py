@@ -14,6 +14,7 @@ import structlog
 from structlog.typing import Processor
 
 from .errors import ConfigurationError
+from .shown import shown
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FORMATS = ("auto", "pretty", "json")
@@ -33,9 +34,9 @@ def configure_logging(level: str = "info", fmt: str = "auto", stream: TextIO | N
         ConfigurationError: ``level`` or ``fmt`` is unknown.
     """
     if level not in LEVELS:
-        raise ConfigurationError(f"log level must be one of {', '.join(LEVELS)}, got {level!r}")
+        raise ConfigurationError(f"log level must be one of {', '.join(LEVELS)}, got {shown(level)}")
     if fmt not in FORMATS:
-        raise ConfigurationError(f"log format must be one of {', '.join(FORMATS)}, got {fmt!r}")
+        raise ConfigurationError(f"log format must be one of {', '.join(FORMATS)}, got {shown(fmt)}")
     target = sys.stderr if stream is None else stream
     pretty = fmt == "pretty" or (fmt == "auto" and target.isatty())
     # What structlog does before its record reaches logging is the same for every format; everything else happens in the

@@ -6,11 +6,12 @@ import msgspec
 
 from .errors import ValidationError
 from .params import LoRARequest
+from .shown import shown
 
 
 def _check_lora_id(lora_id: object) -> None:
     if isinstance(lora_id, bool) or not isinstance(lora_id, int) or lora_id < 1:
-        raise ValidationError(f"lora_id must be an integer of at least 1, got {lora_id!r}")
+        raise ValidationError(f"lora_id must be an integer of at least 1, got {shown(lora_id)}")
 
 
 class AddLora(msgspec.Struct, array_like=True, tag="add_lora"):
@@ -20,7 +21,7 @@ class AddLora(msgspec.Struct, array_like=True, tag="add_lora"):
 
     def __post_init__(self) -> None:
         if not isinstance(self.lora_request, LoRARequest):
-            raise ValidationError(f"lora_request must be a LoRARequest, got {self.lora_request!r}")
+            raise ValidationError(f"lora_request must be a LoRARequest, got {shown(self.lora_request)}")
 
 
 class RemoveLora(msgspec.Struct, array_like=True, tag="remove_lora"):

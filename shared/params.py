@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from .encodable import check_text
 from .errors import UnsupportedParameterError, ValidationError
 from .param_checks import (
     check_allowed_token_ids,
@@ -21,6 +22,7 @@ from .param_checks import (
     check_stop,
     check_token_ids,
 )
+from .shown import shown
 from .structured_checks import check_structured_outputs
 
 MAX_SEED = 2**63 - 1
@@ -51,10 +53,13 @@ class LoRARequest(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
 
     def __post_init__(self) -> None:
         if isinstance(self.lora_int_id, bool) or not isinstance(self.lora_int_id, int) or self.lora_int_id < 1:
-            raise ValidationError(f"lora_int_id must be an integer of at least 1, got {self.lora_int_id!r}")
+            raise ValidationError(f"lora_int_id must be an integer of at least 1, got {shown(self.lora_int_id)}")
         for name in ("lora_name", "lora_path"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise ValidationError(f"{name} must be a string that is not empty, got {getattr(self, name)!r}")
+                raise ValidationError(f"{name} must be a string that is not empty, got {shown(getattr(self, name))}")
+            check_text(name, getattr(self, name))
+        if self.base_model_name is not None:
+            check_text("base_model_name", self.base_model_name)
 
 
 class PoolingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False):
@@ -222,7 +227,7 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
                 check_number(name, value, kind, low, high)
         for name in _BOOLEANS:
             if not isinstance(getattr(self, name), bool):
-                raise ValidationError(f"{name} must be True or False, got {getattr(self, name)!r}")
+                raise ValidationError(f"{name} must be True or False, got {shown(getattr(self, name))}")
         if self.stop is not None:
             check_stop(self.stop, detokenize=self.detokenize)
         if self.stop_token_ids is not None:
@@ -274,7 +279,7 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
             value = getattr(self, name)
             if value != default and (name not in served or value != served[name]):
                 raise UnsupportedParameterError(
-                    f"{name}={value!r} is not supported by this version; leave it at {default!r}"
+                    f"{name}={shown(value)} is not supported by this version; leave it at {shown(default)}"
                 )
 
     def _check_rules(self) -> None:
@@ -287,11 +292,11 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
             check_bad_words(self.bad_words)
         if not isinstance(self.repetition_detection, RepetitionDetectionParams | None):
             raise ValidationError(
-                f"repetition_detection must be a RepetitionDetectionParams, got {self.repetition_detection!r}"
+                f"repetition_detection must be a RepetitionDetectionParams, got {shown(self.repetition_detection)}"
             )
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             raise ValidationError(
-                f"structured_outputs must be a StructuredOutputsParams, got {self.structured_outputs!r}"
+                f"structured_outputs must be a StructuredOutputsParams, got {shown(self.structured_outputs)}"
             )
         if self.structured_outputs is not None and self.is_thinking_limited:
             raise ValidationError(

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from .errors import ConfigurationError, ValidationError
+from .shown import shown
 
 MAX_BANDS = 8
 MAX_QUEUE_DEPTH = 100_000
@@ -64,7 +65,7 @@ class TenantPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             _check_limit(name, getattr(self, name))
         _check_depths(self)
         if self.over_quota not in tuple(OverQuota):
-            raise ValidationError(f"over_quota must be 'wait' or 'refuse', got {self.over_quota!r}")
+            raise ValidationError(f"over_quota must be 'wait' or 'refuse', got {shown(self.over_quota)}")
 
     def encode(self) -> bytes:
         """JSON bytes, every field in them."""
@@ -105,15 +106,17 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for band in self.bands:
             if not isinstance(band, str) or not _BAND_NAME.fullmatch(band):
                 raise ValidationError(
-                    f"bands must be names of a-z, 0-9, '_' and '-', at most 32 characters long, got {band!r}"
+                    f"bands must be names of a-z, 0-9, '_' and '-', at most 32 characters long, got {shown(band)}"
                 )
         if self.default_band not in self.bands:
-            raise ValidationError(f"default_band must be one of {', '.join(self.bands)}, got {self.default_band!r}")
+            raise ValidationError(
+                f"default_band must be one of {', '.join(self.bands)}, got {shown(self.default_band)}"
+            )
         if self.ageing_s is not None:
             _check_number("ageing_s", self.ageing_s, 0.0, 1e9)
         _check_number("strictness", self.strictness, 0.01, 1.0)
         if self.order not in tuple(Order):
-            raise ValidationError(f"order must be 'fcfs' or 'edf', got {self.order!r}")
+            raise ValidationError(f"order must be 'fcfs' or 'edf', got {shown(self.order)}")
         _check_depths(self)
 
     def encode(self) -> bytes:
@@ -140,10 +143,10 @@ def _check_depths(policy: TenantPolicy | QueuePolicy) -> None:
 
 def _check_limit(name: str, value: Any) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**53):
-        raise ValidationError(f"{name} must be a positive integer, or None for no limit, got {value!r}")
+        raise ValidationError(f"{name} must be a positive integer, or None for no limit, got {shown(value)}")
 
 
 def _check_number(name: str, value: Any, low: float, high: float) -> None:
     valid = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not valid or not low <= value <= high:
-        raise ValidationError(f"{name} must be a number in [{low:g}, {high:g}], got {value!r}")
+        raise ValidationError(f"{name} must be a number in [{low:g}, {high:g}], got {shown(value)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from .errors import ValidationError
+from .shown import shown
 
 EMBEDS_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -25,7 +26,7 @@ class PromptEmbeds(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
     def __post_init__(self) -> None:
         if self.dtype not in EMBEDS_ITEM_BYTES:
             raise ValidationError(
-                f"prompt_embeds.dtype must be one of {', '.join(EMBEDS_ITEM_BYTES)}, got {self.dtype!r}"
+                f"prompt_embeds.dtype must be one of {', '.join(EMBEDS_ITEM_BYTES)}, got {shown(self.dtype)}"
             )
         num_rows, hidden_size = self.shape
         if min(self.shape) < 1 or len(self.data) != num_rows * hidden_size * EMBEDS_ITEM_BYTES[self.dtype]:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from redis.asyncio.connection import ConnectionPool
 
 from .errors import ConfigurationError
+from .shown import shown
 
 SCHEMES = ("redis://", "rediss://", "unix://")
 
@@ -33,10 +34,10 @@ def parse_pool(url: str, **options: Any) -> ConnectionPool:
     """
     if not isinstance(url, str) or not url.startswith(SCHEMES):
         raise ConfigurationError(
-            f"the Redis URL must begin with {SCHEMES[0]}, {SCHEMES[1]} or {SCHEMES[2]}, got {mask_url(str(url))!r}"
+            f"the Redis URL must begin with {SCHEMES[0]}, {SCHEMES[1]} or {SCHEMES[2]}, got {shown(mask_url(str(url)))}"
         )
     try:
         # RESP2, where a subscription's messages are replies like others; redis-py 8 would speak RESP3 by default.
         return ConnectionPool.from_url(url, protocol=2, **options)
     except ValueError as error:
-        raise ConfigurationError(f"the Redis URL {mask_url(url)!r} cannot be read: {error}") from error
+        raise ConfigurationError(f"the Redis URL {shown(mask_url(url))} cannot be read: {error}") from error

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from .encodable import check_encodable, check_text
 from .errors import ValidationError
+from .shown import shown
 
 if TYPE_CHECKING:
     from .params import StructuredOutputsParams
@@ -31,12 +33,14 @@ def check_structured_outputs(params: StructuredOutputsParams) -> None:
     field, value = f"structured_outputs.{given[0]}", getattr(params, given[0])
     for flag in ("disable_any_whitespace", "disable_additional_properties"):
         if not isinstance(getattr(params, flag), bool):
-            raise ValidationError(f"structured_outputs.{flag} must be True or False, got {getattr(params, flag)!r}")
+            raise ValidationError(
+                f"structured_outputs.{flag} must be True or False, got {shown(getattr(params, flag))}"
+            )
     if params.whitespace_pattern is not None:
         _check_text("structured_outputs.whitespace_pattern", params.whitespace_pattern)
     if given[0] == "json_object":
         if value is not True:
-            raise ValidationError(f"{field} must be True, got {value!r}; leave it at None otherwise")
+            raise ValidationError(f"{field} must be True, got {shown(value)}; leave it at None otherwise")
     elif given[0] == "choice":
         _check_choice(field, value)
     elif given[0] == "json" and isinstance(value, dict):
@@ -44,25 +48,22 @@ def check_structured_outputs(params: StructuredOutputsParams) -> None:
     else:
         _check_text(field, value)
         if given[0] in ("json", "structural_tag"):
-            check_nesting(field, _parse_object(field, value))
+            _parse_object(field, value)
 
 
 def _check_text(field: str, value: Any) -> None:
     if not isinstance(value, str) or not value:
-        raise ValidationError(f"{field} must be a non-empty string, got {value!r}")
+        raise ValidationError(f"{field} must be a non-empty string, got {shown(value)}")
     if "\x00" in value:
         raise ValidationError(f"{field} must not hold a NUL character")
-    try:
-        num_bytes = len(value.encode())
-    except UnicodeEncodeError as error:
-        raise ValidationError(f"{field} must be valid Unicode: {error}") from error
+    num_bytes = len(check_text(field, value).encode())
     if num_bytes > MAX_GRAMMAR_BYTES:
         raise ValidationError(f"{field} must have at most {MAX_GRAMMAR_BYTES} bytes, got {num_bytes}")
 
 
 def _check_choice(field: str, choices: Any) -> None:
     if not isinstance(choices, list) or not choices:
-        raise ValidationError(f"{field} must be a list of non-empty strings with at least one, got {choices!r}")
+        raise ValidationError(f"{field} must be a list of non-empty strings with at least one, got {shown(choices)}")
     if len(choices) > MAX_CHOICES:
         raise ValidationError(f"{field} must have at most {MAX_CHOICES} strings, got {len(choices)}")
     for choice in choices:
@@ -74,6 +75,7 @@ def _check_choice(field: str, choices: Any) -> None:
 
 def _check_schema(field: str, schema: dict[str, Any]) -> None:
     check_nesting(field, schema)
+    check_encodable(field, schema)
     try:
         text = json.dumps(schema)
     except (TypeError, ValueError) as error:
@@ -88,8 +90,10 @@ def _parse_object(field: str, text: str) -> dict[str, Any]:
         raise ValidationError(f"{field} must be nested at most {MAX_GRAMMAR_NESTING} deep") from error
     except ValueError as error:
         raise ValidationError(f"{field} must be JSON: {error}") from error
+    check_nesting(field, value)
     if not isinstance(value, dict):
-        raise ValidationError(f"{field} must be a JSON object, got {text[:100]!r}")
+        raise ValidationError(f"{field} must be a JSON object, got {shown(text)}")
+    check_text(field, json.dumps(value, ensure_ascii=False))  # escapes may spell a surrogate
     return value
 
 

@@ -14,6 +14,7 @@ from .errors import BrokerError, RedisUnavailableError
 from .redis_link import LOST, RETRY_PAUSE_S, Outage, close_connection, make_pool, open_connection
 from .redis_url import mask_url
 from .replies import deliver_replies
+from .shown import shown
 
 PING_INTERVAL_S = 5.0
 
@@ -181,7 +182,7 @@ class Subscriber:
         elif kind == b"subscribe":
             self._confirm(channel)
         elif kind != b"unsubscribe":
-            raise BrokerError(f"unexpected message in a subscription: {kind!r}")
+            raise BrokerError(f"unexpected message in a subscription: {shown(kind)}")
 
     def _deliver(self, subscription: Subscription, data: bytes) -> None:
         """Run one callback; its failure must not end the reading for all the others."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from .encodable import check_text
 from .errors import ValidationError
 from .param_checks import check_token_ids
 
@@ -27,6 +28,8 @@ class Tokenize(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise ValidationError("exactly one of prompt and messages must be given")
+        if self.prompt is not None:
+            check_text("prompt", self.prompt)
 
 
 class Detokenize(msgspec.Struct, array_like=True, tag="detokenize"):

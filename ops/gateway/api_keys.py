@@ -16,8 +16,10 @@ import time
 import msgspec
 
 from ...shared.connection import CommandConnection
+from ...shared.encodable import check_text
 from ...shared.errors import ValidationError
 from ...shared.keys import Keys, check_name
+from ...shared.shown import shown
 
 _FORM = re.compile(r"psk-([0-9a-f]{12})-[A-Za-z0-9_-]{43}")
 MAX_KEY_NAME_CHARS = 200
@@ -55,7 +57,9 @@ class ApiKeys:
         if band:
             check_name("band", band)
         if len(name) > MAX_KEY_NAME_CHARS or not name.isprintable():
-            raise ValidationError(f"name must have at most {MAX_KEY_NAME_CHARS} printable characters, got {name!r}")
+            raise ValidationError(
+                f"name must have at most {MAX_KEY_NAME_CHARS} printable characters, got {shown(name)}"
+            )
         key_id = secrets.token_hex(6)
         key = f"psk-{key_id}-{secrets.token_urlsafe(32)}"
         record = ApiKey(key_id=key_id, digest=_digest(key), tenant=tenant, band=band, name=name, created_at=time.time())
@@ -64,7 +68,7 @@ class ApiKeys:
 
     async def get(self, key_id: str) -> ApiKey | None:
         """Return what is kept of a key; None if there is none of this id."""
-        data = await self._connection.execute("HGET", self._key, key_id)
+        data = await self._connection.execute("HGET", self._key, check_text("key_id", key_id))
         return None if data is None else msgspec.json.decode(data, type=ApiKey)
 
     async def list(self) -> list[ApiKey]:
@@ -74,7 +78,7 @@ class ApiKeys:
 
     async def revoke(self, key_id: str) -> bool:
         """Remove a key; returns whether there was one. Gateways let it in for ``auth.CACHE_TTL_S`` more at most."""
-        return bool(await self._connection.execute("HDEL", self._key, key_id))
+        return bool(await self._connection.execute("HDEL", self._key, check_text("key_id", key_id)))
 
 
 def key_id_of(key: str) -> str | None:

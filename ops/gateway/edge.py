@@ -15,11 +15,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...producer.openai.errors import CLIENT_CLOSED_REQUEST, OpenAIError
+from ...shared.keys import MAX_NAME_CHARS
+from ...shared.shown import shown
 from .auth import Authenticator
 from .http import error_response
 from .metrics import Metrics
 
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_REQUEST_ID = re.compile(rf"[\x21-\x7e]{{1,{MAX_NAME_CHARS}}}")
 # The head's name of a route that does not exist: made-up paths must not become so many time series.
 NO_ROUTE = "none"
 
@@ -68,6 +70,7 @@ class Edge:
 
     async def _serve(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
         try:
+            exchange.check_request_id()
             if scope["path"] not in self._is_public:
                 if self._num_running > self._max_running:
                     raise OpenAIError(
@@ -103,10 +106,23 @@ class Exchange:
     def __init__(self, scope: Scope, send: Send) -> None:
         self.started_at = time.perf_counter()
         self.headers = Headers(scope=scope)
-        given = self.headers.get("x-request-id", "")
-        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self._given_id = self.headers.get("x-request-id", "")
+        is_usable = _REQUEST_ID.fullmatch(self._given_id) is not None
+        self.request_id = self._given_id if is_usable else uuid.uuid4().hex
         self.status = 500
         self._send = send
+
+    def check_request_id(self) -> None:
+        """Refuse an id that cannot stand in head and log: its caller would look for it there in vain.
+
+        Raises:
+            OpenAIError: 400, it is too long, or holds other than visible ASCII characters.
+        """
+        if self._given_id and self.request_id != self._given_id:
+            message = (
+                f"x-request-id must be 1 to {MAX_NAME_CHARS} visible ASCII characters, got {shown(self._given_id)}"
+            )
+            raise OpenAIError(400, message, param="x-request-id", code="invalid_request_id")
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -12,6 +12,7 @@ import uvicorn
 
 from ...shared.errors import ConfigurationError
 from ...shared.redis_check import check_redis
+from ...shared.shown import shown
 from .app import build_app
 from .settings import GatewaySettings
 
@@ -76,6 +77,6 @@ def _listening(host: str, port: int) -> Generator[socket.socket]:
     try:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
-        raise ConfigurationError(f"cannot listen on host {host!r}, port {port}: {error}") from error
+        raise ConfigurationError(f"cannot listen on host {shown(host)}, port {port}: {error}") from error
     with listener:
         yield listener

@@ -10,6 +10,7 @@ from ...producer.client import RESULT_TTL_S
 from ...producer.openai.parsers import ParserChoice
 from ...shared.errors import ConfigurationError
 from ...shared.keys import DEFAULT_NAMESPACE, check_name
+from ...shared.shown import shown
 
 DEFAULT_PORT = 8000
 MAX_BODY_BYTES = 4 * 1024 * 1024
@@ -71,4 +72,6 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigurationError(f"{name} must be a positive number of seconds, got {getattr(self, name)}")
         for origin in self.cors_origins:
             if origin != "*" and not origin.startswith(("http://", "https://")):
-                raise ConfigurationError(f"cors_origins must be origins such as https://example.org, got {origin!r}")
+                raise ConfigurationError(
+                    f"cors_origins must be origins such as https://example.org, got {shown(origin)}"
+                )

@@ -24,6 +24,7 @@ import msgspec
 
 from ...shared.embedded.folder import data_folder
 from ...shared.errors import ConfigurationError, PayloadTooLargeError, UnknownFileError, ValidationError
+from ...shared.shown import shown
 
 CHUNK_BYTES = 1024 * 1024
 
@@ -150,12 +151,13 @@ class Contents:
             file = self.path(file_id).open("rb")
         except FileNotFoundError:
             raise UnknownFileError(
-                f"the contents of file {file_id!r} are not in {self.folder}; is it the folder that all hosts share?"
+                f"the contents of file {shown(file_id)} are not in {self.folder}; is it the folder that all hosts "
+                "share?"
             ) from None
         found = os.fstat(file.fileno()).st_size
         if found != num_bytes:
             file.close()
-            raise UnknownFileError(f"the contents of file {file_id!r} are damaged: {found} bytes of {num_bytes}")
+            raise UnknownFileError(f"the contents of file {shown(file_id)} are damaged: {found} bytes of {num_bytes}")
         return file
 
     def _clear(self, item_id: str) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from ...shared.connection import CommandConnection
 from ...shared.errors import UnknownFileError, ValidationError
 from ...shared.keys import BatchKeys, check_name
+from ...shared.shown import shown
 from .contents import Contents
 from .listing import read_page
 from .records import (
@@ -49,10 +50,10 @@ def check_upload(purpose: str, filename: str, expires_after_s: int | None) -> No
         ValidationError: a field is wrong.
     """
     if purpose != "batch":
-        raise ValidationError(f"purpose must be 'batch', the only one that is served here, got {purpose!r}")
+        raise ValidationError(f"purpose must be 'batch', the only one that is served here, got {shown(purpose)}")
     check_expiry("expires_after.seconds", expires_after_s)
     if not 1 <= len(filename) <= MAX_FILENAME_CHARS or not filename.isprintable():
-        raise ValidationError(f"filename must be 1 to {MAX_FILENAME_CHARS} printable characters, got {filename!r}")
+        raise ValidationError(f"filename must be 1 to {MAX_FILENAME_CHARS} printable characters, got {shown(filename)}")
 
 
 class Files:
@@ -159,7 +160,7 @@ class Files:
         """
         (record,) = await self._read([file_id])
         if record is None or record.tenant != tenant:
-            raise UnknownFileError(f"no file {file_id!r} is known; it may have been deleted, or have expired")
+            raise UnknownFileError(f"no file {shown(file_id)} is known; it may have been deleted, or have expired")
         return record
 
     async def get(self, file_id: str, *, tenant: str = "default") -> FileObject:
@@ -207,7 +208,7 @@ class Files:
             ValidationError: an argument is wrong, or ``after`` no file of the tenant.
         """
         if purpose is not None and purpose not in PURPOSES:
-            raise ValidationError(f"purpose must be one of {', '.join(PURPOSES)}, got {purpose!r}")
+            raise ValidationError(f"purpose must be one of {', '.join(PURPOSES)}, got {shown(purpose)}")
 
         async def read(ids: Sequence[str]) -> list[FileObject | None]:
             return [None if record is None else record.file for record in await self._read(ids)]

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from ...shared.shown import shown
 from .records import MAX_ROWS, RowProblem
 
 # Later ones are of the same kinds; who mends these sees them at the next try.
@@ -79,16 +80,16 @@ class _Check:
             if not isinstance(getattr(row, name), str):
                 return self._note("missing_required_parameter", number, f"{name} must be given, as a string", name)
         if row.method != "POST":
-            return self._note("invalid_method", number, f"method must be 'POST', got {row.method!r}", "method")
+            return self._note("invalid_method", number, f"method must be 'POST', got {shown(row.method)}", "method")
         if row.url != self._endpoint:
-            message = f"url must be the endpoint of the batch, {self._endpoint}, got {row.url!r}"
+            message = f"url must be the endpoint of the batch, {self._endpoint}, got {shown(row.url)}"
             return self._note("url_mismatch", number, message, "url")
         if not 1 <= len(row.custom_id) <= MAX_CUSTOM_ID_CHARS:
             message = f"custom_id must have 1 to {MAX_CUSTOM_ID_CHARS} characters, got {len(row.custom_id)}"
             return self._note("invalid_custom_id", number, message, "custom_id")
         first = self._lines_of.setdefault(row.custom_id, number)
         if first != number:
-            message = f"custom_id must be unique, got {row.custom_id!r}, which line {first} has"
+            message = f"custom_id must be unique, got {shown(row.custom_id)}, which line {first} has"
             return self._note("duplicate_custom_id", number, message, "custom_id")
         return self._check_body(number, bytes(row.body))
 
@@ -104,7 +105,7 @@ class _Check:
             return self._note("unsupported_parameter", number, message, "body.stream")
         self.model = self.model or head.model
         if head.model != self.model:
-            message = f"body.model must be the same in all lines, got {head.model!r} after {self.model!r}"
+            message = f"body.model must be the same in all lines, got {shown(head.model)} after {shown(self.model)}"
             return self._note("model_mismatch", number, message, "body.model")
         return None
 

@@ -17,6 +17,7 @@ from typing import Any
 from ...shared.connection import CommandConnection
 from ...shared.errors import BatchTakenOverError, BrokerError, PenstockError
 from ...shared.keys import BatchKeys
+from ...shared.shown import shown
 from .files import file_args
 from .records import BatchSpec, BatchStatus, FileRecord
 from .script_texts import SCRIPTS
@@ -142,8 +143,10 @@ class Lease:
             args += file_args(record, record.file.created_at)
         answer = await self._connection.run_script(SCRIPTS["write"], keys, args)
         if answer[0] == b"stale":
-            raise BatchTakenOverError(f"batch {batch_id!r} was taken over by another runner, which goes on with it")
+            raise BatchTakenOverError(
+                f"batch {shown(batch_id)} was taken over by another runner, which goes on with it"
+            )
         found = BatchStatus(answer[1].decode())
         if answer[0] == b"refused" and found is not BatchStatus.CANCELLING:
-            raise BrokerError(f"batch {batch_id!r} is {found}, and cannot become {status}")
+            raise BrokerError(f"batch {shown(batch_id)} is {found}, and cannot become {status}")
         return found, answer[2] / 1000

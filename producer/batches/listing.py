@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from ...shared.connection import CommandConnection
+from ...shared.encodable import check_text
 from ...shared.errors import ValidationError
+from ...shared.shown import shown
 from .records import Page
 
 T = TypeVar("T")
@@ -36,15 +38,15 @@ async def read_page(
         ValidationError: ``limit`` or ``order`` is none, or ``after`` is not in the list.
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= most:
-        raise ValidationError(f"limit must be 1 to {most}, got {limit!r}")
+        raise ValidationError(f"limit must be 1 to {most}, got {shown(limit)}")
     if order not in ("asc", "desc"):
-        raise ValidationError(f"order must be 'asc' or 'desc', got {order!r}")
+        raise ValidationError(f"order must be 'asc' or 'desc', got {shown(order)}")
     suffix = "RANK" if order == "asc" else "REVRANK"
     start = 0
     if after is not None:
-        rank = await connection.execute(f"Z{suffix}", key, after)
+        rank = await connection.execute(f"Z{suffix}", key, check_text("after", after))
         if rank is None:
-            raise ValidationError(f"after must be an id of this list, got {after!r}")
+            raise ValidationError(f"after must be an id of this list, got {shown(after)}")
         start = int(rank) + 1
     found: list[T] = []
     while len(found) <= limit:

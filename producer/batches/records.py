@@ -11,8 +11,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from ...shared.encodable import check_text
 from ...shared.errors import ValidationError
 from ...shared.messages import WIRE_VERSION
+from ...shared.shown import shown
 
 MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_ROWS = 50_000
@@ -236,12 +238,16 @@ def check_metadata(metadata: dict[str, str] | None) -> dict[str, str] | None:
     if len(metadata) > MAX_METADATA_PAIRS:
         raise ValidationError(f"metadata must have at most {MAX_METADATA_PAIRS} pairs, got {len(metadata)}")
     for key, value in metadata.items():
+        if isinstance(key, str):
+            check_text("a key of metadata", key)
         if not isinstance(key, str) or not 1 <= len(key) <= MAX_METADATA_KEY_CHARS:
-            raise ValidationError(f"metadata keys must have 1 to {MAX_METADATA_KEY_CHARS} characters, got {key!r}")
+            raise ValidationError(f"metadata keys must have 1 to {MAX_METADATA_KEY_CHARS} characters, got {shown(key)}")
         if not isinstance(value, str) or len(value) > MAX_METADATA_VALUE_CHARS:
             raise ValidationError(
-                f"metadata[{key!r}] must be a string of at most {MAX_METADATA_VALUE_CHARS} characters, got {value!r}"
+                f"metadata[{shown(key)}] must be a string of at most {MAX_METADATA_VALUE_CHARS} characters, got "
+                f"{shown(value)}"
             )
+        check_text(f"metadata[{shown(key)}]", value)
     return metadata
 
 
@@ -254,5 +260,5 @@ def check_expiry(field: str, seconds: int | None) -> int | None:
     if seconds is None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int) or not MIN_EXPIRY_S <= seconds <= MAX_EXPIRY_S:
-        raise ValidationError(f"{field} must be {MIN_EXPIRY_S} to {MAX_EXPIRY_S} seconds, got {seconds!r}")
+        raise ValidationError(f"{field} must be {MIN_EXPIRY_S} to {MAX_EXPIRY_S} seconds, got {shown(seconds)}")
     return seconds

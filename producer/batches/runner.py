@@ -22,6 +22,7 @@ import msgspec
 import structlog
 
 from ...shared.errors import BatchTakenOverError, UnknownFileError, UnknownModelError, ValidationError
+from ...shared.shown import shown
 from ..client import Client
 from ..openai.parsers import ParserChoice
 from .answers import Rows
@@ -81,7 +82,7 @@ async def run_batch(
         OSError: the folder cannot be read or written.
     """
     if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= MAX_WINDOW:
-        raise ValidationError(f"window must be 1 to {MAX_WINDOW}, got {window!r}")
+        raise ValidationError(f"window must be 1 to {MAX_WINDOW}, got {shown(window)}")
     async with await store.take(batch_id) as lease:
         log.info("a batch is run", batch=batch_id, epoch=lease.epoch)
         record = await store.record(batch_id)
@@ -91,7 +92,9 @@ async def run_batch(
         if record.batch.status.is_end:
             await store.tell_end(record)
             if not await lease.close():
-                raise BatchTakenOverError(f"batch {batch_id!r} was taken over by another runner, which tells its end")
+                raise BatchTakenOverError(
+                    f"batch {shown(batch_id)} was taken over by another runner, which tells its end"
+                )
         return record.batch
 
 
@@ -164,10 +167,10 @@ class _Run:
             file_id = self._spec.input_file_id
             if await self._store.files.is_known(file_id):
                 raise UnknownFileError(
-                    f"the contents of file {file_id!r} are not in {self._store.files.contents.folder}; whoever runs "
-                    "batches needs the folder in which files are stored, by a file system that hosts share"
+                    f"the contents of file {shown(file_id)} are not in {self._store.files.contents.folder}; whoever "
+                    "runs batches needs the folder in which files are stored, by a file system that hosts share"
                 ) from None
-            message = f"input_file_id {file_id!r} was deleted, or has expired, before the batch was begun"
+            message = f"input_file_id {shown(file_id)} was deleted, or has expired, before the batch was begun"
             return [RowProblem(code="input_file_not_found", message=message, param="input_file_id")]
 
     async def _band(self, model: str) -> str:

@@ -14,6 +14,7 @@ import msgspec
 from ...shared.connection import RETRY_FOR_S, CommandConnection
 from ...shared.errors import BatchEndedError, BatchHeldError, UnknownBatchError, ValidationError
 from ...shared.keys import DEFAULT_NAMESPACE, Keys, check_name
+from ...shared.shown import shown
 from ..agenda import Agenda
 from ..webhooks.addresses import check_url
 from ..webhooks.records import WebhookTarget
@@ -67,7 +68,7 @@ class BatchStore:
         namespace: str = DEFAULT_NAMESPACE,
     ) -> None:
         if not 0 < lease_ttl_s < 1e6:
-            raise ValidationError(f"lease_ttl_s must be positive, got {lease_ttl_s!r}")
+            raise ValidationError(f"lease_ttl_s must be positive, got {shown(lease_ttl_s)}")
         self._connection = CommandConnection(url, retry_for_s=retry_for_s)
         keys = Keys(namespace)
         self._keys = keys.batches()
@@ -123,15 +124,17 @@ class BatchStore:
             UnknownFileError: the tenant has no such file.
         """
         if endpoint not in ENDPOINTS:
-            raise ValidationError(f"endpoint must be one of {', '.join(ENDPOINTS)}, got {endpoint!r}")
+            raise ValidationError(f"endpoint must be one of {', '.join(ENDPOINTS)}, got {shown(endpoint)}")
         window_s = COMPLETION_WINDOWS_S.get(completion_window)
         if window_s is None:
             raise ValidationError(
-                f"completion_window must be one of {', '.join(COMPLETION_WINDOWS_S)}, got {completion_window!r}"
+                f"completion_window must be one of {', '.join(COMPLETION_WINDOWS_S)}, got {shown(completion_window)}"
             )
         file = await self.files.get(input_file_id, tenant=tenant)
         if file.purpose != "batch":
-            raise ValidationError(f"input_file_id must be a file with purpose 'batch', got one with {file.purpose!r}")
+            raise ValidationError(
+                f"input_file_id must be a file with purpose 'batch', got one with {shown(file.purpose)}"
+            )
         if webhook_url is not None:
             await self._targets.admit(WebhookTarget(url=check_url(webhook_url), tenant=tenant))
         now = await self.files.time_s()
@@ -204,7 +207,7 @@ class BatchStore:
         await self.get(batch_id, tenant=tenant)
         status = await self._connection.run_script(SCRIPTS["cancel"], [self._keys.batch(batch_id)], [])
         if BatchStatus(status.decode()).is_end:
-            raise BatchEndedError(f"batch {batch_id!r} has ended ({status.decode()}) and cannot be cancelled")
+            raise BatchEndedError(f"batch {shown(batch_id)} has ended ({status.decode()}) and cannot be cancelled")
         return await self.get(batch_id, tenant=tenant)
 
     async def take(self, batch_id: str) -> Lease:
@@ -220,10 +223,10 @@ class BatchStore:
         keys = [self._keys.batch(batch_id), self._keys.open]
         answer = await self._connection.run_script(SCRIPTS["take"], keys, [batch_id, holder, ttl_ms])
         if answer[0] == b"closed":
-            raise BatchEndedError(f"batch {batch_id!r} has ended")
+            raise BatchEndedError(f"batch {shown(batch_id)} has ended")
         if answer[0] == b"held":
             raise BatchHeldError(
-                f"batch {batch_id!r} is being run by another; its lease lasts {answer[1] / 1000:.1f} s"
+                f"batch {shown(batch_id)} is being run by another; its lease lasts {answer[1] / 1000:.1f} s"
             )
         return Lease(self._connection, self._keys, record.spec, holder, epoch=answer[1], ttl_ms=ttl_ms)
 
@@ -256,9 +259,9 @@ def _to_record(reply: Any) -> BatchRecord | None:
 def _checked_id(batch_id: str) -> str:
     plain = batch_id.removeprefix("batch_")
     if plain == batch_id or not plain.isalnum() or not plain.isascii() or len(batch_id) > _BATCH_ID_CHARS:
-        raise ValidationError(f"batch_id must be 'batch_' and letters or digits, got {batch_id!r}")
+        raise ValidationError(f"batch_id must be 'batch_' and letters or digits, got {shown(batch_id)}")
     return batch_id
 
 
 def _unknown(batch_id: str) -> UnknownBatchError:
-    return UnknownBatchError(f"no batch {batch_id!r} is known")
+    return UnknownBatchError(f"no batch {shown(batch_id)} is known")

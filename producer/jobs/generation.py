@@ -12,6 +12,7 @@ from arq.worker import Retry
 
 from ...shared.errors import ValidationError
 from ...shared.params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+from ...shared.shown import shown
 from ..options import RequestOptions
 from ..prompt import Prompt
 from .context import JobContext
@@ -82,7 +83,7 @@ def params_from(plain: Mapping[str, Any] | None) -> SamplingParams | None:
 
 def _made(field: str, kind: type, plain: object) -> Any:
     if not isinstance(plain, Mapping):
-        raise ValidationError(f"{field} must be a dict of fields of {kind.__name__}, got {plain!r}")
+        raise ValidationError(f"{field} must be a dict of fields of {kind.__name__}, got {shown(plain)}")
     if unknown := plain.keys() - set(kind.__struct_fields__):
         raise ValidationError(f"{field} has no {', '.join(sorted(map(str, unknown)))}")
     return kind(

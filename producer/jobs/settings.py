@@ -6,6 +6,7 @@ import msgspec
 
 from ...shared.errors import ConfigurationError
 from ...shared.keys import DEFAULT_NAMESPACE, Keys
+from ...shared.shown import shown
 from ..agenda import LEASE_TTL_S
 from ..client import RESULT_TTL_S
 from ..webhooks.settings import WebhookSettings
@@ -58,7 +59,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for name, least in {**dict.fromkeys(positive, 0.01), "max_jobs": 2, "drain_timeout_s": 0}.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < 1e9:
-                raise ConfigurationError(f"{name} must be at least {least}, got {value!r}")
+                raise ConfigurationError(f"{name} must be at least {least}, got {shown(value)}")
         if self.sweep_every_s not in range(1, 61) or 60 % self.sweep_every_s:
             raise ConfigurationError(f"sweep_every_s must be a whole number that divides 60, got {self.sweep_every_s}")
         Keys(self.namespace)

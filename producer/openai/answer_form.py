@@ -9,6 +9,7 @@ import msgspec
 
 from ...shared.errors import ValidationError
 from ...shared.params import StructuredOutputsParams
+from ...shared.shown import shown
 from .answer_parts import AnswerParser, CallDelta, MessageParts, PlainText
 from .common import OpenAIFinishReason
 from .parsers import NONE, Parsers
@@ -153,7 +154,7 @@ def answer_form(
     if wanted is not None and choice.mode == "auto":
         if parsers.tool_call != HERMES_PARSER:
             raise ValidationError(
-                f"response_format leaves no room for calls as {parsers.tool_call!r} reads them; pass tool_choice "
+                f"response_format leaves no room for calls as {shown(parsers.tool_call)} reads them; pass tool_choice "
                 "'none', 'required' or a function"
             )
         held, wanted = None, answer_or_hermes_calls(wanted, functions, is_parallel=is_parallel)

@@ -15,6 +15,7 @@ import re
 import msgspec
 
 from ...shared import errors
+from ...shared.shown import MAX_SHOWN_CHARS, cut
 
 # What the openai package asks again by itself, unless told otherwise: 408, 409, 429 and 5xx.
 CLIENT_CLOSED_REQUEST = 499
@@ -62,11 +63,11 @@ class OpenAIError(errors.PenstockError):
         code: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
-        super().__init__(message)
+        self.message = cut(message)
+        super().__init__(self.message)
         self.status = status
-        self.message = message
         self.type = type
-        self.param = param
+        self.param = None if param is None else cut(param, MAX_SHOWN_CHARS)
         self.error_code = code
         self.retry_after_s = retry_after_s
 

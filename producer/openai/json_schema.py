@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...shared.errors import ValidationError
+from ...shared.shown import shown
 from ...shared.structured_checks import check_nesting
 
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
@@ -24,7 +25,7 @@ def check_schema(schema: object, field: str) -> dict[str, Any]:
         ValidationError: it is none; names the place below ``field``.
     """
     if not isinstance(schema, dict):
-        raise ValidationError(f"{field} must be a JSON schema, an object, got {schema!r}")
+        raise ValidationError(f"{field} must be a JSON schema, an object, got {shown(schema)}")
     check_nesting(field, schema)
     _check(schema, field, schema)
     return schema
@@ -43,7 +44,7 @@ def _check(schema: object, place: str, root: dict[str, Any]) -> None:
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):
-        raise ValidationError(f"{place} must be a JSON schema, an object, got {schema!r}")
+        raise ValidationError(f"{place} must be a JSON schema, an object, got {shown(schema)}")
     _check_keywords(schema, place, root)
     for key in _MAPS_OF_SCHEMAS:
         if key in schema:
@@ -65,20 +66,22 @@ def _check_keywords(schema: dict[str, Any], place: str, root: dict[str, Any]) ->
     if "type" in schema:
         types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
         if not types or not all(isinstance(name, str) and name in _TYPES for name in types):
-            raise ValidationError(f"{place}.type must be one or more of {', '.join(_TYPES)}, got {schema['type']!r}")
+            raise ValidationError(
+                f"{place}.type must be one or more of {', '.join(_TYPES)}, got {shown(schema['type'])}"
+            )
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-        raise ValidationError(f"{place}.required must be a list of names, got {required!r}")
+        raise ValidationError(f"{place}.required must be a list of names, got {shown(required)}")
     if "enum" in schema and not _of_type(schema["enum"], list, "a list of values", f"{place}.enum"):
         raise ValidationError(f"{place}.enum must have at least one value")
     reference = schema.get("$ref")
     if reference is not None and not _is_found(reference, root):
-        raise ValidationError(f"{place}.$ref must point to a schema in the same document, got {reference!r}")
+        raise ValidationError(f"{place}.$ref must point to a schema in the same document, got {shown(reference)}")
 
 
 def _of_type(value: Any, kind: type, description: str, place: str) -> Any:
     if not isinstance(value, kind):
-        raise ValidationError(f"{place} must be {description}, got {value!r}")
+        raise ValidationError(f"{place} must be {description}, got {shown(value)}")
     return value
 
 

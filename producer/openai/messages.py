@@ -8,6 +8,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from ...shared.chat_parts import TEXT_TYPES
+from ...shared.shown import shown
 from .errors import bad_field
 from .tools.messages import check_tool_calls, check_tool_result
 
@@ -34,11 +36,12 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
 
 _PASSED_ON = ("name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
-_TEXT_TYPES = ("text", "input_text", "output_text")
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return the messages with their content as one text each; "developer" is OpenAI's newer word for "system".
+    """Return the messages with text or text parts as content; "developer" is OpenAI's newer word for "system".
+
+    Several parts go on as they are: the worker knows whether the chat template goes through them or wants one text.
 
     Raises:
         OpenAIError: 400, there is none, one has no content, or a part is no text.
@@ -51,7 +54,8 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 def _template_message(path: str, message: ChatMessage) -> dict[str, Any]:
     content = message.content
     if isinstance(content, list):
-        content = "\n".join(_text(f"{path}.content[{i}]", part) for i, part in enumerate(content))
+        texts = [_text(f"{path}.content[{i}]", part) for i, part in enumerate(content)]
+        content = "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
     if content is None and message.refusal:
         content = message.refusal
     if content is None and not (message.role == "assistant" and message.tool_calls):
@@ -71,10 +75,10 @@ def _template_message(path: str, message: ChatMessage) -> dict[str, Any]:
 def _text(path: str, part: ContentPart) -> str:
     if part.type == "refusal" and part.refusal is not None:
         return part.refusal
-    if part.type not in _TEXT_TYPES:
+    if part.type not in TEXT_TYPES:
         raise bad_field(
             f"{path}.type",
-            f"{path}.type {part.type!r} is not supported: the models here read text; pass parts of type 'text'",
+            f"{path}.type {shown(part.type)} is not supported: the models here read text; pass parts of type 'text'",
             code="unsupported_content_type",
         )
     if part.text is None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...shared.errors import ValidationError
+from ...shared.shown import shown
 from .markers import len_of_certain
 
 # What templates of models that can leave thinking out call the switch: Qwen, DeepSeek and Granite.
@@ -49,7 +50,7 @@ def find_reasoning_format(name: str) -> ReasoningFormat:
     """
     if name not in REASONING_PARSERS:
         known = ", ".join(sorted(REASONING_PARSERS))
-        raise ValidationError(f"reasoning_parser must be one of {known}, got {name!r}")
+        raise ValidationError(f"reasoning_parser must be one of {known}, got {shown(name)}")
     return REASONING_PARSERS[name]
 
 

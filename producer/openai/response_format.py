@@ -8,6 +8,7 @@ from typing import Any
 
 from ...shared.errors import ValidationError
 from ...shared.params import StructuredOutputsParams
+from ...shared.shown import shown
 from .json_schema import check_schema
 
 # What the engine says of the grammar, and the caller's name for it.
@@ -33,7 +34,7 @@ def structured_outputs_of(response_format: object) -> StructuredOutputsParams | 
         return StructuredOutputsParams(json_object=True, disable_any_whitespace=True)
     if kind == "json_schema":
         return _of_schema(_mapping(response_format, "response_format").get("json_schema"))
-    raise ValidationError(f"response_format.type must be 'text', 'json_object' or 'json_schema', got {kind!r}")
+    raise ValidationError(f"response_format.type must be 'text', 'json_object' or 'json_schema', got {shown(kind)}")
 
 
 def _of_schema(description: object) -> StructuredOutputsParams:
@@ -41,10 +42,10 @@ def _of_schema(description: object) -> StructuredOutputsParams:
     described = _mapping(description, field)
     name = described.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ValidationError(f"{field}.name must be 1 to 64 of a-z, A-Z, 0-9, _ and -, got {name!r}")
+        raise ValidationError(f"{field}.name must be 1 to 64 of a-z, A-Z, 0-9, _ and -, got {shown(name)}")
     strict = described.get("strict")
     if not isinstance(strict, bool | None):
-        raise ValidationError(f"{field}.strict must be true or false, got {strict!r}")
+        raise ValidationError(f"{field}.strict must be true or false, got {shown(strict)}")
     schema = check_schema(described.get("schema"), SCHEMA_FIELD)
     try:
         return StructuredOutputsParams(
@@ -56,5 +57,5 @@ def _of_schema(description: object) -> StructuredOutputsParams:
 
 def _mapping(value: object, field: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ValidationError(f"{field} must be an object, got {value!r}")
+        raise ValidationError(f"{field} must be an object, got {shown(value)}")
     return value

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from ...shared.errors import ConfigurationError, ValidationError
+from ...shared.shown import shown
 
 MAX_URL_CHARS = 2048
 ALL = "all"
@@ -85,14 +86,14 @@ def check_url(url: object) -> str:
         ValidationError: it is none; the message names ``webhook_url``.
     """
     if not isinstance(url, str) or not 0 < len(url) <= MAX_URL_CHARS or not url.isprintable() or " " in url:
-        raise ValidationError(f"webhook_url must be a URL of at most {MAX_URL_CHARS} characters, got {url!r}")
+        raise ValidationError(f"webhook_url must be a URL of at most {MAX_URL_CHARS} characters, got {shown(url)}")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise ValidationError(f"webhook_url cannot be read ({error}), got {url!r}") from error
+        raise ValidationError(f"webhook_url cannot be read ({error}), got {shown(url)}") from error
     if parts.scheme not in ("http", "https") or not host or port == 0:
-        raise ValidationError(f"webhook_url must be http://HOST… or https://HOST…, got {url!r}")
+        raise ValidationError(f"webhook_url must be http://HOST… or https://HOST…, got {shown(url)}")
     if parts.username is not None or parts.password is not None:
         raise ValidationError("webhook_url must hold no user or password: events are signed instead")
     return url
@@ -107,6 +108,6 @@ def check_literal(url: str, networks: Networks) -> None:
     address = literal_address(urlsplit(url).hostname or "")
     if address is not None and not networks.permits(address):
         raise ValidationError(
-            f"webhook_url must not lead to {address}, which is no public address, got {url!r}; if it is meant, start "
-            "'penstock jobs' with --allow-private-webhooks and its network"
+            f"webhook_url must not lead to {address}, which is no public address, got {shown(url)}; if it is meant, "
+            "start 'penstock jobs' with --allow-private-webhooks and its network"
         )

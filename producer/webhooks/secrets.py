@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import time
 
 import msgspec
 
 from ...shared.connection import CommandConnection
+from ...shared.encodable import check_text
 from ...shared.errors import ValidationError
 from ...shared.keys import Keys, check_name
+from ...shared.shown import shown
 from .records import WebhookSecret
 
 PREFIX = "whsec_"
@@ -40,7 +41,7 @@ class SecretStore:
         """
         made = WebhookSecret(
             tenant=check_name("tenant", tenant),
-            url=url,
+            url=check_text("url", url),
             current=new_secret() if secret is None else check_secret(secret),
             created_at=time.time(),
         )
@@ -104,7 +105,7 @@ def check_secret(secret: str) -> str:
     """
     try:
         num_bytes = len(base64.b64decode(secret.removeprefix(PREFIX), validate=True))
-    except binascii.Error:
+    except (TypeError, AttributeError, ValueError):  # base64's own is a ValueError
         num_bytes = 0
     if not secret.startswith(PREFIX) or not MIN_BYTES <= num_bytes <= MAX_BYTES:
         raise ValidationError(
@@ -114,12 +115,13 @@ def check_secret(secret: str) -> str:
 
 
 def no_secret(tenant: str) -> str:
-    return f"tenant {tenant!r} has no webhook secret; make one with 'penstock webhook secret create --tenant {tenant}'"
+    command = f"'penstock webhook secret create --tenant {tenant}'"
+    return f"tenant {shown(tenant)} has no webhook secret; make one with {command}"
 
 
 def _field(tenant: str, url: str) -> bytes:
-    return msgspec.json.encode([tenant, url])
+    return msgspec.json.encode([check_name("tenant", tenant), check_text("url", url)])
 
 
 def _named(tenant: str, url: str) -> str:
-    return f"tenant {tenant!r}" + (f" with {url}" if url else "")
+    return f"tenant {shown(tenant)}" + (f" with {url}" if url else "")

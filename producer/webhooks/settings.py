@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ...shared.errors import ConfigurationError
+from ...shared.shown import shown
 from .addresses import Networks
 
 
@@ -44,7 +45,7 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-                raise ConfigurationError(f"{name} must be a positive number, got {value!r}")
+                raise ConfigurationError(f"{name} must be a positive number, got {shown(value)}")
         Networks(self.allowed_networks)
 
     @property

@@ -11,6 +11,7 @@ from ...shared.broker.script import Script
 from ...shared.connection import CommandConnection
 from ...shared.errors import RequestNotFoundError
 from ...shared.keys import Keys
+from ...shared.shown import shown
 from ..agenda import Agenda
 from .records import EventState, WebhookEvent
 
@@ -131,7 +132,9 @@ class EventStore:
     async def _known(self, event_id: str) -> StoredEvent:
         stored = await self.read(event_id)
         if stored is None:
-            raise RequestNotFoundError(f"no webhook event {event_id!r} is known; 'penstock webhook list' shows them")
+            raise RequestNotFoundError(
+                f"no webhook event {shown(event_id)} is known; 'penstock webhook list' shows them"
+            )
         return stored
 
     async def _change(self, stored: StoredEvent, data: bytes, state: EventState, ttl_ms: int) -> bool:

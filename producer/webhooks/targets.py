@@ -12,6 +12,7 @@ from ...shared.connection import CommandConnection
 from ...shared.errors import ValidationError
 from ...shared.keys import Keys
 from ...shared.messages import EngineCoreRequest
+from ...shared.shown import shown
 from .addresses import Networks, check_literal, check_url
 from .records import EventFamily, WebhookTarget
 from .secrets import SecretStore, no_secret
@@ -59,7 +60,7 @@ def webhook_target(request: EngineCoreRequest, options: Mapping[str, Any]) -> We
     url, family = options.get("webhook_url"), options.get("webhook_events")
     if family is not None and (family not in list(EventFamily) or url is None):
         raise ValidationError(
-            f"webhook_events must be one of {', '.join(EventFamily)}, beside a webhook_url, got {family!r}"
+            f"webhook_events must be one of {', '.join(EventFamily)}, beside a webhook_url, got {shown(family)}"
         )
     if url is None:
         return None

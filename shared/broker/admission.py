@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ..errors import PenstockError, QueueFullError, QuotaExceededError, ValidationError
+from ..shown import shown
 
 NEW = "new"
 UNSERVED = "unserved"
@@ -92,11 +93,11 @@ def read_answer(entry: Entry, answer: bytes | list[Any]) -> str | PenstockError:
         return answer.decode()
     kind = answer[0]
     if kind == b"unknown_band":
-        return ValidationError(f"band must be one of {answer[1].decode()}, got {entry.band!r}")
+        return ValidationError(f"band must be one of {answer[1].decode()}, got {shown(entry.band)}")
     limit, retry_after_s = answer[-2], answer[-1] / 1000
     if kind == b"queue_full":
         scope, unit = answer[1].decode(), answer[2].decode()
-        whose = "the model" if scope == "model" else f"tenant {entry.tenant!r}"
+        whose = "the model" if scope == "model" else f"tenant {shown(entry.tenant)}"
         name = "max_queue_depth" if unit == "requests" else "max_queue_tokens"
         return QueueFullError(
             f"the queue of {whose} is full: {name} is {limit} {unit}; try again in {retry_after_s:.1f} s, or raise it "
@@ -105,7 +106,7 @@ def read_answer(entry: Entry, answer: bytes | list[Any]) -> str | PenstockError:
         )
     quota = answer[1].decode()
     return QuotaExceededError(
-        f"tenant {entry.tenant!r} is over its quota of {limit} {_QUOTAS[quota]} ({quota}); try again in "
+        f"tenant {shown(entry.tenant)} is over its quota of {limit} {_QUOTAS[quota]} ({quota}); try again in "
         f"{retry_after_s:.1f} s",
         retry_after_s=retry_after_s,
     )

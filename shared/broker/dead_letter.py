@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ..connection import CommandConnection
+from ..encodable import check_text
 from ..errors import PenstockError
 from ..keys import ModelKeys
 from ..messages import EngineCoreRequest
@@ -22,7 +23,8 @@ _encoder = msgspec.msgpack.Encoder()
 class DeadLetter:
     """Look at parked requests, queue them again, or throw them away.
 
-    All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries.
+    All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries, and
+    ``ValidationError`` of an id that is no text.
     """
 
     def __init__(self, connection: CommandConnection, keys: ModelKeys) -> None:
@@ -42,13 +44,14 @@ class DeadLetter:
 
     async def replay(self, request_id: str) -> bool:
         """Queue a parked request anew under its own id, detached; False if no request of this id is parked."""
-        args = [self._keys.prefix, request_id]
+        args = [self._keys.prefix, check_text("request_id", request_id)]
         return bool(await self._connection.run_script(SCRIPTS["replay"], [self._keys.leases], args))
 
     async def purge(self, request_id: str) -> bool:
         """Throw a parked request away; False if there is none of this id."""
+        key = self._keys.parked(request_id)
         await self._connection.execute("ZREM", self._keys.dead, request_id)
-        return bool(await self._connection.execute("DEL", self._keys.parked(request_id)))
+        return bool(await self._connection.execute("DEL", key))
 
 
 def input_hash(payload: bytes) -> str:

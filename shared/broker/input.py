@@ -10,6 +10,7 @@ from ..connection import CommandConnection
 from ..errors import BrokerError, InputClosedError, PayloadTooLargeError, RequestNotFoundError, ValidationError
 from ..keys import ModelKeys
 from ..messages import InputChunk
+from ..shown import shown
 from .script import SCRIPTS
 
 # Of one request, beside its first chunk, whose size is bounded as that of every request.
@@ -86,7 +87,9 @@ class RequestInput:
         keys = [self._keys.request(request_id)]
         answer = await self._connection.run_script(SCRIPTS[name], keys, [self._keys.prefix, request_id, *args])
         if answer is None:
-            raise RequestNotFoundError(f"request {request_id!r} is unknown, or its result is past its time to live")
+            raise RequestNotFoundError(
+                f"request {shown(request_id)} is unknown, or its result is past its time to live"
+            )
         return answer
 
 
@@ -94,20 +97,20 @@ def _refusal(request_id: str, number: int, answer: list[Any]) -> Exception:
     kind = answer[0].decode()
     if kind == "not_resumable":
         return ValidationError(
-            f"request {request_id!r} is not resumable: only one made with resumable=True takes chunks"
+            f"request {shown(request_id)} is not resumable: only one made with resumable=True takes chunks"
         )
     if kind == "other_chunk":
         return ValidationError(
-            f"request {request_id!r} has another chunk {number} already: one writer may extend a request at a time"
+            f"request {shown(request_id)} has another chunk {number} already: one writer may extend a request at a time"
         )
     if kind == "ended":
-        return InputClosedError(f"request {request_id!r} takes no more input: it has ended ({answer[1].decode()})")
+        return InputClosedError(f"request {shown(request_id)} takes no more input: it has ended ({answer[1].decode()})")
     if kind == "closed":
-        return InputClosedError(f"request {request_id!r} takes no more input: it was closed")
+        return InputClosedError(f"request {shown(request_id)} takes no more input: it was closed")
     if kind == "full":
         unit, limit = answer[1].decode(), answer[2]
         return PayloadTooLargeError(
-            f"request {request_id!r} may have {limit} {unit} of input beside its first chunk, and chunk {number} goes "
-            "beyond; begin a new request"
+            f"request {shown(request_id)} may have {limit} {unit} of input beside its first chunk, and chunk {number} "
+            "goes beyond; begin a new request"
         )
-    return BrokerError(f"request {request_id!r} has {answer[1]} chunks, so number {number} leaves a gap")
+    return BrokerError(f"request {shown(request_id)} has {answer[1]} chunks, so number {number} leaves a gap")

@@ -8,9 +8,10 @@ import msgspec
 
 from ..connection import CommandConnection
 from ..errors import ValidationError
-from ..keys import ModelKeys
+from ..keys import ModelKeys, check_name
 from ..policy import QueuePolicy, TenantPolicy, decode_policy
 from ..queue_stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
+from ..shown import shown
 from .script import SCRIPTS
 
 # Tenants or requests per script call, so that none holds up the server for long.
@@ -139,11 +140,12 @@ class Queue:
         """Cancel what waits of a tenant and never ran, in one band or all; returns how many that was.
 
         Raises:
-            ValidationError: there is no such band.
+            ValidationError: there is no such band, or ``tenant`` is no name.
         """
+        check_name("tenant", tenant)
         bands = (await self.policy()).bands
         if band and band not in bands:
-            raise ValidationError(f"band must be one of {', '.join(bands)}, got {band!r}")
+            raise ValidationError(f"band must be one of {', '.join(bands)}, got {shown(band)}")
         num_cancelled = 0
         while count := await self._run("purge", tenant, band, PAGE):
             num_cancelled += count
@@ -177,7 +179,7 @@ class Queue:
 
     async def configure_tenant(self, tenant: str, policy: TenantPolicy | None) -> None:
         """Set a tenant's policy; None gives it the queue's default one again."""
-        await self._run("configure_tenant", tenant, b"" if policy is None else policy.encode())
+        await self._run("configure_tenant", check_name("tenant", tenant), b"" if policy is None else policy.encode())
 
     async def _tenant_stats(self, raw: _RawStats) -> list[TenantStats]:
         names = await self.tenants()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...shared.errors import ConfigurationError, EngineCallError, ValidationError
+from ...shared.shown import shown
 
 if TYPE_CHECKING:
     from ..config import EngineConfig
@@ -77,7 +78,7 @@ class RpcMethods:
                 known = self._methods.setdefault(method.name, method)
                 if known.function is not method.function:
                     raise ConfigurationError(
-                        f"two RPC methods are named {method.name!r}; rename that of {module.__name__}"
+                        f"two RPC methods are named {shown(method.name)}; rename that of {module.__name__}"
                     )
 
     def takes_long(self, name: str) -> bool:
@@ -93,12 +94,14 @@ class RpcMethods:
         """
         method = self._methods.get(name)
         if method is None:
-            raise ValidationError(f"no RPC method {name!r} is registered; there are {', '.join(sorted(self._methods))}")
+            raise ValidationError(
+                f"no RPC method {shown(name)} is registered; there are {', '.join(sorted(self._methods))}"
+            )
         result = method.function(engine, *args, **kwargs)
         try:
             return msgspec.msgpack.decode(msgspec.msgpack.encode(result))
         except (TypeError, ValueError, OverflowError) as error:
-            raise EngineCallError(f"the result of RPC method {name!r} cannot be sent: {error}") from error
+            raise EngineCallError(f"the result of RPC method {shown(name)} cannot be sent: {error}") from error
 
 
 def import_rpc_modules(names: Iterable[str]) -> list[ModuleType]:

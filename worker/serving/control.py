@@ -36,6 +36,7 @@ from ...shared.errors import (
     ValidationError,
 )
 from ...shared.messages import CancelCommand, EngineCommand
+from ...shared.shown import shown
 from ...shared.text_control import Detokenize, GetTokenizer, Tokenize
 from .core_client import CoreClient
 from .sleep import SleepControl
@@ -133,7 +134,7 @@ class ControlCalls:
                 return await self._core.call(call)
         except TimeoutError:
             raise EngineTimeoutError(
-                f"RPC method {call.method!r} has not returned within {call.timeout_s:g} s; it runs on to its end"
+                f"RPC method {shown(call.method)} has not returned within {call.timeout_s:g} s; it runs on to its end"
             ) from None
 
     async def _refuse(self, call_id: str, error: PenstockError) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
-Messages = list[dict[str, Any]]
-Render = Callable[[Messages, dict[str, Any]], str]
+from ...shared.chat_parts import check_messages
+from .chat_content import ContentForm, Messages, Render
 
 _KEY = "probed_argument"
 _FUNCTION = {"name": "probed_function", "description": "probed", "parameters": {"type": "object", "properties": {}}}
@@ -15,7 +14,7 @@ _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
 class MessageForm:
-    """How a template wants the tool calls of an assistant's message.
+    """How a template wants contents, and the tool calls of an assistant's message.
 
     Most want arguments as an object, which they turn into JSON themselves, and no content; some concatenate arguments
     as text, or content. It is found out by rendering a call each way, the first time that it matters.
@@ -26,10 +25,16 @@ class MessageForm:
 
     def __init__(self, render: Render) -> None:
         self._render = render
+        self._content = ContentForm(render)
         self._found: tuple[bool, str | None] | None = None
 
     def apply(self, messages: Messages) -> Messages:
-        """Return ``messages`` as the template wants them."""
+        """Return ``messages`` as the template wants them.
+
+        Raises:
+            ValidationError: one is none, or a part of a content is no text.
+        """
+        messages = [self._content.apply(message) for message in check_messages(messages)]
         return [self._of_message(message) if message.get("role") == "assistant" else message for message in messages]
 
     def _of_message(self, message: dict[str, Any]) -> dict[str, Any]:

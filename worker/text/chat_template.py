@@ -59,10 +59,11 @@ class ChatTemplate:
         """Return the prompt text for ``messages``; ``kwargs`` are more names for the template, ``tools`` among them.
 
         Raises:
-            ValidationError: the template refuses the messages, or fails on them.
+            ValidationError: a message is wrong; the template refuses the messages, or fails on them.
         """
+        messages = self._form.apply(messages)
         try:
-            return self._render(self._form.apply(messages), {"add_generation_prompt": True, **kwargs})
+            return self._render(messages, {"add_generation_prompt": True, **kwargs})
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             raise ValidationError(f"messages: the chat template refuses them: {error}") from error
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from ...shared.errors import ValidationError
+from ...shared.shown import shown
 
 # What begins and ends thinking: Qwen 3, DeepSeek R1 and most others; Magistral; Seed-OSS; Kimi.
 _THINK_MARKS = (
@@ -32,7 +33,7 @@ def bad_word_sequences(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[
     found: dict[tuple[int, ...], None] = {}
     for word, alone, spaced in zip(words, sequences[: len(words)], sequences[len(words) :], strict=True):
         if not alone:
-            raise ValidationError(f"bad_words holds {word!r}, of which this model's tokenizer makes nothing")
+            raise ValidationError(f"bad_words holds {shown(word)}, of which this model's tokenizer makes nothing")
         found[tuple(alone)] = None
         if spaced[-len(alone) :] != alone:
             found[tuple(spaced)] = None

@@ -12,6 +12,7 @@ from starlette.responses import FileResponse, Response
 from ....producer.batches.files import MAX_LIMIT, Upload, check_upload
 from ....producer.batches.records import MAX_FILE_BYTES, PURPOSES, Deleted, FileObject, Page
 from ....producer.openai.errors import OpenAIError, bad_field
+from ....shared.shown import shown
 from ..http import gateway_of, json_response
 from ..multipart import FormPart, FormReader
 from ..operations import Operation
@@ -46,13 +47,13 @@ class _Form(msgspec.Struct):
     def expires_after_s(self) -> int | None:
         seconds, anchor = self.fields.get(_SECONDS), self.fields.get(_ANCHOR, "created_at")
         if anchor != "created_at":
-            raise bad_field("expires_after.anchor", f"expires_after.anchor must be 'created_at', got {anchor!r}")
+            raise bad_field("expires_after.anchor", f"expires_after.anchor must be 'created_at', got {shown(anchor)}")
         if seconds is None:
             return None
         try:
             return int(seconds)
         except ValueError:
-            message = f"expires_after.seconds must be a number, got {seconds!r}"
+            message = f"expires_after.seconds must be a number, got {shown(seconds)}"
             raise bad_field("expires_after.seconds", message) from None
 
 
@@ -135,7 +136,7 @@ def limit_of(request: Request, default: int) -> int:
     if given is None:
         return default
     if not (given.isascii() and given.isdecimal() and len(given) < 10):
-        raise bad_field("limit", f"limit must be a number, got {given!r}")
+        raise bad_field("limit", f"limit must be a number, got {shown(given)}")
     return int(given)
 
 

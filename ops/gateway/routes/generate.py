@@ -23,6 +23,7 @@ from ....producer.openai.endpoints import CHAT_COMPLETIONS, COMPLETIONS, EMBEDDI
 from ....producer.openai.errors import OpenAIError
 from ....producer.openai.prepared import Prepared
 from ....producer.sse import EventStream
+from ....shared.shown import shown
 from .. import generations
 from ..auth import Identity
 from ..gateway import Gateway
@@ -79,7 +80,7 @@ async def _resumed(
     model = await _model_name(gateway, prepared)
     status = await gateway.client.status(position.response_id, model)
     if status.tenant != identity.tenant:
-        raise OpenAIError(404, f"request {position.response_id!r} is unknown", code="request_not_found")
+        raise OpenAIError(404, f"request {shown(position.response_id)} is unknown", code="request_not_found")
     gateway.metrics.resumed.inc()
     deltas = generations.replay(
         gateway.client,

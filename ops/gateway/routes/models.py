@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from ....producer.openai.errors import OpenAIError
 from ....shared.records import ModelCard
+from ....shared.shown import shown
 from ..http import gateway_of, json_response
 from ..operations import Operation
 
@@ -42,7 +43,7 @@ async def retrieve_model(request: Request) -> Response:
     name = request.path_params["model"]
     card = (await gateway_of(request).client.models()).get(name)
     if card is None:
-        raise OpenAIError(404, f"no worker has ever served model {name!r}", param="model", code="model_not_found")
+        raise OpenAIError(404, f"no worker has ever served model {shown(name)}", param="model", code="model_not_found")
     return json_response(_model(card))
 
 

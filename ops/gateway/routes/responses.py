@@ -18,6 +18,7 @@ from ....producer.openai.responses.body import ResponseBody
 from ....producer.openai.responses.events import Event
 from ....producer.openai.responses.objects import DeletedResponse, ItemList, Response
 from ....producer.sse import COMMENT, EventStream
+from ....shared.shown import shown
 from ..auth import Identity
 from ..http import add_trace, gateway_of, json_response, read_body, while_connected
 from ..operations import Operation
@@ -125,14 +126,14 @@ def _number(request: Request, name: str, default: str | None = None) -> int | No
     if given is None:
         return None
     if not (given.isascii() and given.isdecimal() and len(given) <= 18):
-        raise bad_field(name, f"{name} must be a number, at least 0, got {given!r}")
+        raise bad_field(name, f"{name} must be a number, at least 0, got {shown(given)}")
     return int(given)
 
 
 def _is_true(request: Request, name: str) -> bool:
     given = request.query_params.get(name, "false").lower()
     if given not in ("true", "false"):
-        raise bad_field(name, f"{name} must be true or false, got {given!r}")
+        raise bad_field(name, f"{name} must be true or false, got {shown(given)}")
     return given == "true"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from ....shared.shown import shown
 from ..chat import ChatCompletionBody
 from ..common import GenerationBody
 from ..errors import OpenAIError, bad_field
@@ -126,7 +127,7 @@ def check_body(body: ResponseBody) -> None:
     if body.truncation not in (None, "disabled"):
         raise bad_field(
             "truncation",
-            f"truncation must be 'disabled', got {body.truncation!r}: an input that is too long is refused, "
+            f"truncation must be 'disabled', got {shown(body.truncation)}: an input that is too long is refused, "
             "so send fewer items",
         )
     if body.background and not body.is_stored:
@@ -136,7 +137,9 @@ def check_body(body: ResponseBody) -> None:
     if body.top_logprobs is not None and LOGPROBS not in (body.include or ()):
         raise bad_field("top_logprobs", f"top_logprobs={body.top_logprobs} needs include=[{LOGPROBS!r}]")
     if body.text is not None and body.text.verbosity not in (None, "medium"):
-        raise bad_field("text.verbosity", f"text.verbosity {body.text.verbosity!r} is not supported; say it in words")
+        raise bad_field(
+            "text.verbosity", f"text.verbosity {shown(body.text.verbosity)} is not supported; say it in words"
+        )
     _check_metadata(body.metadata or {})
 
 
@@ -192,7 +195,7 @@ def _response_format(form: TextFormat) -> dict[str, Any]:
     if form.type != "json_schema":
         raise bad_field(
             "text.format.type",
-            f"text.format.type must be 'text', 'json_object' or 'json_schema', got {form.type!r}",
+            f"text.format.type must be 'text', 'json_object' or 'json_schema', got {shown(form.type)}",
         )
     for name in ("name", "schema"):
         if getattr(form, name) is None:
@@ -209,5 +212,5 @@ def _check_metadata(metadata: dict[str, str]) -> None:
             raise bad_field(
                 "metadata",
                 f"metadata must have keys of at most {MAX_METADATA_KEY_CHARS} characters and values of at most "
-                f"{MAX_METADATA_VALUE_CHARS}, got {key[:80]!r}",
+                f"{MAX_METADATA_VALUE_CHARS}, got {shown(key)}",
             )

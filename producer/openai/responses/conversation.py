@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ....shared.shown import shown
 from ..errors import bad_field
 from .items import FunctionCall, FunctionCallOutput, Item, Message, Reasoning, Refusal
 
@@ -41,7 +42,7 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[
                 if item.call_id not in call_ids:
                     raise bad_field(
                         "input",
-                        f"input: no function_call with call_id {item.call_id!r} comes before its output; "
+                        f"input: no function_call with call_id {shown(item.call_id)} comes before its output; "
                         "send the call as well, or the previous_response_id of the response that made it",
                     )
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})

@@ -14,6 +14,7 @@ from ....shared.broker import Broker
 from ....shared.connection import CommandConnection
 from ....shared.errors import PenstockError
 from ....shared.keys import Keys
+from ....shared.shown import shown
 from ...client import Client
 from ..errors import OpenAIError, bad_field
 from .events import Event
@@ -75,7 +76,8 @@ class KeptResponses:
         if not record.body.background:
             raise bad_field(
                 "response_id",
-                f"response {response_id!r} was not created with background=true; close its connection to cancel it",
+                f"response {shown(response_id)} was not created with background=true; close its connection to cancel "
+                "it",
             )
         if response.status in ENDED:
             return response
@@ -105,12 +107,12 @@ class KeptResponses:
         if not 1 <= limit <= MAX_PAGE:
             raise bad_field("limit", f"limit must be in [1, {MAX_PAGE}], got {limit}")
         if order not in ("asc", "desc"):
-            raise bad_field("order", f"order must be 'asc' or 'desc', got {order!r}")
+            raise bad_field("order", f"order must be 'asc' or 'desc', got {shown(order)}")
         record, _ = await self._find(tenant, response_id)
         items = record.items if order == "asc" else record.items[::-1]
         ids = [item.id for item in items]
         if after is not None and after not in ids:
-            raise bad_field("after", f"after must be the id of an input item of the response, got {after!r}")
+            raise bad_field("after", f"after must be the id of an input item of the response, got {shown(after)}")
         first = 0 if after is None else ids.index(after) + 1
         page = items[first : first + limit]
         return ItemList(
@@ -146,7 +148,7 @@ class KeptResponses:
             if state is not None:
                 return record, state
             await self._store.delete(tenant, response_id)
-        message = f"response {response_id!r} is unknown or has expired"
+        message = f"response {shown(response_id)} is unknown or has expired"
         raise OpenAIError(404, message, param="response_id", code="response_not_found")
 
     def _broker(self, record: StoredResponse) -> Broker:

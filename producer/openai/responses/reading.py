@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from ....shared.shown import shown
 from ..errors import OpenAIError, bad_field, error_of
 from .items import (
     FunctionCall,
@@ -41,7 +42,7 @@ def _item(i: int, given: Any) -> Item:
     if kind not in _TYPES:
         raise bad_field(
             f"input[{i}].type",
-            f"input[{i}].type must be one of {', '.join(_TYPES)}, got {kind!r}",
+            f"input[{i}].type must be one of {', '.join(_TYPES)}, got {shown(kind)}",
             code="unsupported_item_type",
         )
     try:

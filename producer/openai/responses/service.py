@@ -13,6 +13,7 @@ import msgspec
 from ....shared.connection import CommandConnection
 from ....shared.errors import PenstockError
 from ....shared.keys import Keys
+from ....shared.shown import shown
 from ...client import Client
 from ...options import RequestOptions
 from ...webhooks.records import EventFamily
@@ -192,14 +193,14 @@ class Responses(KeptResponses):
                 raise
             raise OpenAIError(
                 404,
-                f"previous_response_id {previous_id!r} is unknown or has expired; send the conversation as input",
+                f"previous_response_id {shown(previous_id)} is unknown or has expired; send the conversation as input",
                 param="previous_response_id",
                 code="previous_response_not_found",
             ) from error
         if response.status not in ("completed", "incomplete"):
             raise bad_field(
                 "previous_response_id",
-                f"previous_response_id {previous_id!r} has status {response.status!r}; "
+                f"previous_response_id {shown(previous_id)} has status {shown(response.status)}; "
                 "only what is completed or incomplete can be gone on with",
             )
         return [*record.history, *record.items, *response.output]

@@ -9,6 +9,7 @@ import msgspec
 from ....shared.connection import CommandConnection
 from ....shared.errors import BrokerError
 from ....shared.keys import Keys
+from ....shared.shown import shown
 from .record import StoredResponse
 
 # What waits or runs for longer has expired (it gets this as its deadline), so a record never dies before its request.
@@ -45,7 +46,7 @@ class ResponseStore:
         try:
             return None if data is None else _decoder.decode(data)
         except msgspec.MsgspecError as error:
-            raise BrokerError(f"the record of response {response_id!r} cannot be read: {error}") from error
+            raise BrokerError(f"the record of response {shown(response_id)} cannot be read: {error}") from error
 
     async def ended(self, tenant: str, response_id: str) -> None:
         """Its request has ended: the record lives as long as the result does."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ....shared.shown import shown
 from ..errors import bad_field
 
 
@@ -32,7 +33,7 @@ def chat_tools(
         if tool.type != "function":
             raise bad_field(
                 f"tools[{i}].type",
-                f"tools[{i}].type must be 'function', got {tool.type!r}: no tool runs on the server",
+                f"tools[{i}].type must be 'function', got {shown(tool.type)}: no tool runs on the server",
             )
         if not tool.name:
             raise bad_field(f"tools[{i}].name", f"tools[{i}].name must be given")
@@ -59,7 +60,7 @@ def _choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
         raise bad_field(
             "tool_choice",
             "tool_choice must be 'none', 'auto', 'required', {'type': 'function', 'name': ...} or "
-            f"{{'type': 'allowed_tools', ...}}, got {choice!r}",
+            f"{{'type': 'allowed_tools', ...}}, got {shown(choice)}",
         )
     return {"type": "function", "function": {"name": choice["name"]}}
 
@@ -72,5 +73,5 @@ def _allowed(tools: Sequence[FunctionTool], choice: dict[str, Any]) -> tuple[lis
     names = {tool.get("name") for tool in allowed if isinstance(tool, dict)}
     unknown = names - {tool.name for tool in tools}
     if unknown or not names:
-        raise bad_field("tool_choice", f"tool_choice.tools must name some of the tools, got {allowed!r}")
+        raise bad_field("tool_choice", f"tool_choice.tools must name some of the tools, got {shown(allowed)}")
     return [tool for tool in tools if tool.name in names], mode

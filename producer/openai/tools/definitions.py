@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ....shared.errors import ValidationError
+from ....shared.shown import shown
 from ..json_schema import check_schema
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -52,12 +53,14 @@ def read_tools(tools: object) -> list[Function]:
     if tools is None:
         return []
     if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
-        raise ValidationError(f"tools must be a list of tools, got {tools!r}")
+        raise ValidationError(f"tools must be a list of tools, got {shown(tools)}")
     functions: dict[str, Function] = {}
     for position, tool in enumerate(tools):
         function = _read_tool(tool, f"tools[{position}]")
         if function.name in functions:
-            raise ValidationError(f"tools[{position}].function.name must be another than before, got {function.name!r}")
+            raise ValidationError(
+                f"tools[{position}].function.name must be another than before, got {shown(function.name)}"
+            )
         functions[function.name] = function
     return list(functions.values())
 
@@ -72,10 +75,10 @@ def allowed_functions(tool_choice: object, functions: list[Function]) -> tuple[l
         return functions, tool_choice
     field, allowed = "tool_choice.allowed_tools", tool_choice.get("allowed_tools")
     if not isinstance(allowed, Mapping) or allowed.get("mode") not in ("auto", "required"):
-        raise ValidationError(f"{field}.mode must be 'auto' or 'required', in an object, got {allowed!r}")
+        raise ValidationError(f"{field}.mode must be 'auto' or 'required', in an object, got {shown(allowed)}")
     tools = allowed.get("tools")
     if not isinstance(tools, Sequence) or not tools or not all(isinstance(tool, Mapping) for tool in tools):
-        raise ValidationError(f"{field}.tools must be a list of at least one of the tools, got {tools!r}")
+        raise ValidationError(f"{field}.tools must be a list of at least one of the tools, got {shown(tools)}")
     choices = [read_tool_choice(tool, functions, field=f"{field}.tools[{i}]") for i, tool in enumerate(tools)]
     names = {choice.name for choice in choices}
     return [function for function in functions if function.name in names], allowed["mode"]
@@ -97,35 +100,37 @@ def read_tool_choice(tool_choice: object, functions: Sequence[Function], *, fiel
     if not isinstance(tool_choice, Mapping) or tool_choice.get("type") != "function":
         raise ValidationError(
             f"{field} must be 'none', 'auto', 'required' or "
-            f"{{'type': 'function', 'function': {{'name': ...}}}}, got {tool_choice!r}"
+            f"{{'type': 'function', 'function': {{'name': ...}}}}, got {shown(tool_choice)}"
         )
     function = tool_choice.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
     known = [function.name for function in functions]
     if name not in known:
         offered = ", ".join(known) or "none"
-        raise ValidationError(f"{field}.function.name must be one of the tools ({offered}), got {name!r}")
+        raise ValidationError(f"{field}.function.name must be one of the tools ({offered}), got {shown(name)}")
     return ToolChoice("required", name)
 
 
 def _read_tool(tool: object, field: str) -> Function:
     if not isinstance(tool, Mapping):
-        raise ValidationError(f"{field} must be an object, got {tool!r}")
+        raise ValidationError(f"{field} must be an object, got {shown(tool)}")
     if tool.get("type") != "function":
-        raise ValidationError(f"{field}.type must be 'function', the only kind served here, got {tool.get('type')!r}")
+        raise ValidationError(
+            f"{field}.type must be 'function', the only kind served here, got {shown(tool.get('type'))}"
+        )
     function = tool.get("function")
     if not isinstance(function, Mapping):
-        raise ValidationError(f"{field}.function must be an object, got {function!r}")
+        raise ValidationError(f"{field}.function must be an object, got {shown(function)}")
     unknown = sorted(map(str, function.keys() - _KEYS))
     if unknown:
         raise ValidationError(f"{field}.function.{unknown[0]} is unknown; a function has {', '.join(sorted(_KEYS))}")
     name, description, strict = function.get("name"), function.get("description"), function.get("strict")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ValidationError(f"{field}.function.name must be 1 to 64 of a-z, A-Z, 0-9, _ and -, got {name!r}")
+        raise ValidationError(f"{field}.function.name must be 1 to 64 of a-z, A-Z, 0-9, _ and -, got {shown(name)}")
     if not isinstance(description, str | None):
-        raise ValidationError(f"{field}.function.description must be a string, got {description!r}")
+        raise ValidationError(f"{field}.function.description must be a string, got {shown(description)}")
     if not isinstance(strict, bool | None):
-        raise ValidationError(f"{field}.function.strict must be true or false, got {strict!r}")
+        raise ValidationError(f"{field}.function.strict must be true or false, got {shown(strict)}")
     return Function(name, description, _read_parameters(function, f"{field}.function.parameters"), bool(strict))
 
 
@@ -135,5 +140,5 @@ def _read_parameters(function: Mapping[str, Any], field: str) -> dict[str, Any]:
     if not parameters:
         return {"type": "object"}
     if parameters.get("type", "object") != "object":
-        raise ValidationError(f"{field}.type must be 'object', got {parameters['type']!r}")
+        raise ValidationError(f"{field}.type must be 'object', got {shown(parameters['type'])}")
     return parameters

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ....shared.errors import ValidationError
+from ....shared.shown import shown
 
 
 def check_tool_calls(calls: Sequence[object], field: str) -> None:
@@ -16,18 +17,18 @@ def check_tool_calls(calls: Sequence[object], field: str) -> None:
     for position, call in enumerate(calls):
         place = f"{field}[{position}]"
         if not isinstance(call, Mapping):
-            raise ValidationError(f"{place} must be an object, got {call!r}")
+            raise ValidationError(f"{place} must be an object, got {shown(call)}")
         if call.get("type", "function") != "function":
-            raise ValidationError(f"{place}.type must be 'function', got {call['type']!r}")
+            raise ValidationError(f"{place}.type must be 'function', got {shown(call['type'])}")
         function = call.get("function")
         if not isinstance(function, Mapping):
-            raise ValidationError(f"{place}.function must be an object, got {function!r}")
+            raise ValidationError(f"{place}.function must be an object, got {shown(function)}")
         for name, value in (("id", call.get("id")), ("function.name", function.get("name"))):
             if not isinstance(value, str) or not value:
-                raise ValidationError(f"{place}.{name} must be a non-empty string, got {value!r}")
+                raise ValidationError(f"{place}.{name} must be a non-empty string, got {shown(value)}")
         arguments = function.get("arguments")
         if not isinstance(arguments, str):
-            raise ValidationError(f"{place}.function.arguments must be JSON as a string, got {arguments!r}")
+            raise ValidationError(f"{place}.function.arguments must be JSON as a string, got {shown(arguments)}")
 
 
 def check_tool_result(tool_call_id: object, field: str) -> None:
@@ -37,4 +38,4 @@ def check_tool_result(tool_call_id: object, field: str) -> None:
         ValidationError: there is none.
     """
     if not isinstance(tool_call_id, str) or not tool_call_id:
-        raise ValidationError(f"{field} must be the id of the call that the message answers, got {tool_call_id!r}")
+        raise ValidationError(f"{field} must be the id of the call that the message answers, got {shown(tool_call_id)}")

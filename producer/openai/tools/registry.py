@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 
 from ....shared.errors import ValidationError
+from ....shared.shown import shown
 from .formats import HERMES, LLAMA3_JSON, MISTRAL, CallFormat
 
 
@@ -44,5 +45,5 @@ def find_tool_call_style(name: str) -> ToolCallStyle:
     """
     if name not in TOOL_CALL_PARSERS:
         known = ", ".join(sorted(TOOL_CALL_PARSERS))
-        raise ValidationError(f"tool_call_parser must be one of {known}, got {name!r}")
+        raise ValidationError(f"tool_call_parser must be one of {known}, got {shown(name)}")
     return TOOL_CALL_PARSERS[name]

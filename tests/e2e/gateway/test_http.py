@@ -103,8 +103,40 @@ def test_a_request_id_is_echoed_or_drawn_and_other_sites_are_not_let_in(http: ht
     given = http.get("/version", headers=headers)
     assert given.headers["x-request-id"] == "abc-1"
     assert "access-control-allow-origin" not in given.headers
-    drawn = http.get("/version", headers={"x-request-id": "no spaces"})
-    assert re.fullmatch("[0-9a-f]{32}", drawn.headers["x-request-id"])
+    assert re.fullmatch("[0-9a-f]{32}", http.get("/version").headers["x-request-id"])
+
+
+@pytest.mark.parametrize("given", ["no spaces", "x" * 201])
+def test_a_request_id_that_cannot_be_echoed_is_refused(http: httpx.Client, given: str) -> None:
+    refused = http.get("/version", headers={"x-request-id": given})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "x-request-id"
+    assert refused.json()["error"]["message"].startswith("x-request-id must be 1 to 200 visible ASCII characters, got ")
+    assert re.fullmatch("[0-9a-f]{32}", refused.headers["x-request-id"])
+
+
+def test_parts_of_text_are_what_they_are_as_one_text(http: httpx.Client) -> None:
+    parts = [{"type": "text", "text": text} for text in COUNT.split(" ")]
+    bodies = [chat(messages=[{"role": "user", "content": content}]) for content in (COUNT.replace(" ", "\n"), parts)]
+    answers = [http.post(CHAT, json=body).raise_for_status().json() for body in bodies]
+    assert answers[0]["choices"] == answers[1]["choices"]
+    assert answers[0]["usage"]["prompt_tokens"] == answers[1]["usage"]["prompt_tokens"]
+    image = {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}
+    for path in (CHAT, "/tokenize"):
+        body = {"model": "demo", "messages": [{"role": "user", "content": [*parts, image]}]}
+        refused = http.post(path, json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages[0].content[5].type")
+
+
+def test_a_message_never_repeats_a_megabyte(http: httpx.Client) -> None:
+    long = "x" * 1_000_000
+    user = {"role": "user", "content": "hi"}
+    bodies = [chat(model=long), chat(band=long), chat(cache_salt=long), chat(messages=[{**user, "role": long}])]
+    bodies += [chat(**{long: 1}), chat(reasoning_effort=long), chat(tool_choice=long), chat(service_tier=long, n=0)]
+    for body in bodies:
+        refused = http.post(CHAT, json=body)
+        assert 400 <= refused.status_code < 500
+        assert len(refused.content) < 2000
 
 
 @pytest.mark.parametrize(

@@ -51,3 +51,36 @@ async def test_more_than_may_run_are_told_to_come_back() -> None:
     assert 'penstock_http_requests_total{method="GET",route="none",status="429"} 1.0' in text
     assert 'penstock_http_requests_total{method="GET",route="/v1/models",status="200"} 2.0' in text
     assert "penstock_http_requests_in_flight 0.0" in text
+
+
+async def test_an_id_that_cannot_be_echoed_is_refused() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    edge = Edge(app, Authenticator(None, tenant="acme"), Metrics(), is_public=frozenset(), max_running=1)
+
+    async def call(given: bytes) -> tuple[int, dict[str, str], bytes]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        headers = [(b"x-request-id", given)]
+        await edge({"type": "http", "method": "GET", "path": "/v1/models", "headers": headers}, receive, send)
+        head = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        return sent[0]["status"], head, sent[1]["body"]
+
+    for given in (b"a", b"x" * 200):
+        status, head, _ = await call(given)
+        assert (status, head["x-request-id"]) == (200, given.decode())
+    for given in (b"x" * 201, b"no spaces", b"\xe9", b"x" * 60_000):
+        status, head, body = await call(given)
+        error = json.loads(body)["error"]
+        assert (status, error["param"], error["code"]) == (400, "x-request-id", "invalid_request_id")
+        assert len(error["message"]) < 1000
+        assert len(head["x-request-id"]) == 32
+    assert len((await call(b""))[1]["x-request-id"]) == 32

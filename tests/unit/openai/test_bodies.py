@@ -30,7 +30,7 @@ def test_a_chat_becomes_messages_params_and_options() -> None:
     )
     assert prepared.prompt == [
         {"role": "system", "content": "be"},
-        {"role": "user", "name": "Eve", "content": "a\nb"},
+        {"role": "user", "name": "Eve", "content": [{"type": "text", "text": text} for text in "ab"]},
     ]
     params = prepared.params
     assert (params.n, params.seed, params.logit_bias, params.stop) == (2, 2**63 - 1, {5: 1.0}, "x")

@@ -1,0 +1,54 @@
+"""A caller's values and other people's words, as they stand in our messages: never longer than a person reads."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any
+
+# Names and ids, which have at most 200 characters, are shown whole.
+MAX_SHOWN_CHARS = 240
+MAX_MESSAGE_CHARS = 800
+_GAP = " … "
+
+
+def shown(value: object) -> str:
+    """Return ``repr(value)``, of a large value its beginning and end; a list or dict is not gone through whole."""
+    return cut(_repr.repr(value), MAX_SHOWN_CHARS)
+
+
+def cut(text: str, max_chars: int = MAX_MESSAGE_CHARS) -> str:
+    """Return ``text`` with at most ``max_chars``: the middle is left out, since field and remedy stand at the ends.
+
+    What UTF-8 cannot encode is written as an escape, so that every message can be sent and logged.
+    """
+    if len(text) > max_chars:
+        num_last = (max_chars - len(_GAP)) // 3
+        text = text[: max_chars - len(_GAP) - num_last] + _GAP + text[-num_last:]
+    if text.isascii():
+        return text
+    return text.encode(errors="backslashreplace").decode()
+
+
+class _Repr(reprlib.Repr):
+    """Python's own, with more of a string and with integers that Python refuses to write in full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 10
+        self.maxstring = self.maxother = MAX_SHOWN_CHARS
+
+    def repr_int(self, x: int, level: int) -> str:
+        if x.bit_length() > 256:
+            return f"an integer of {x.bit_length()} bits"
+        return repr(x)
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        """In the caller's order; the base class sorts."""
+        if not x or level <= 0:
+            return "{...}" if x else "{}"
+        items = [f"{self.repr1(key, level - 1)}: {self.repr1(x[key], level - 1)}" for key in list(x)[: self.maxdict]]
+        return "{" + ", ".join(items + ["..."] * (len(x) > self.maxdict)) + "}"
+
+
+_repr = _Repr()

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.producer.openai.errors import OpenAIError, error_of
+from penstock.shared.encodable import check_encodable, check_text
+from penstock.shared.errors import UnknownModelError, ValidationError
+from penstock.shared.shown import MAX_MESSAGE_CHARS, MAX_SHOWN_CHARS, cut, shown
+
+TEXT = st.text(st.characters())  # lone surrogates, too
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(TEXT | st.integers(), inner) | st.tuples(inner, inner),
+)
+
+
+@given(VALUES)
+def test_any_value_is_shown_short_and_can_be_sent(value: Any) -> None:
+    assert len(shown(value).encode()) <= 4 * MAX_SHOWN_CHARS
+    assert len(shown(value)) <= MAX_SHOWN_CHARS
+
+
+def test_what_is_short_is_shown_as_python_writes_it() -> None:
+    for value in ("it's", 5, -0.5, None, ["a", {"b": (1,)}], {"z": 1, "a": [2]}, {}, b"x", {"a", "b"} & {"a"}):
+        assert shown(value) == repr(value)
+
+
+def test_what_is_large_is_not_written_in_full() -> None:
+    nested: list[Any] = []
+    nested.append(nested)
+    for value in ("x" * 10**6, list(range(10**6)), {str(i): i for i in range(10**5)}, 10**5000, nested, b"x" * 10**6):
+        assert len(shown(value)) <= MAX_SHOWN_CHARS
+    assert shown(10**5000) == "an integer of 16610 bits"
+    assert shown("a" * 500 + "z").startswith("'aaa")
+    assert shown("a" * 500 + "z").endswith("z'")
+
+
+@given(TEXT | st.text(min_size=MAX_MESSAGE_CHARS))
+def test_a_message_is_short_and_keeps_field_and_remedy(value: str) -> None:
+    for error in (ValidationError(f"field must be short, got {value}; leave it out"),):
+        message = str(error)
+        assert len(message) <= 6 * MAX_MESSAGE_CHARS  # each surrogate is six characters
+        assert message.encode()
+        assert message.startswith("field must be short, got ")
+        assert message.endswith("; leave it out")
+
+
+def test_what_a_library_says_of_a_value_is_cut_as_well() -> None:
+    assert len(str(ValidationError("x" * 10**6))) <= MAX_MESSAGE_CHARS
+    told = OpenAIError(400, "y" * 10**6, param="z" * 10**6)
+    assert len(told.message) <= MAX_MESSAGE_CHARS
+    assert len(told.param or "") <= MAX_SHOWN_CHARS
+    assert len(error_of(UnknownModelError(f"no model {shown('m' * 10**6)}")).message) < 1000
+    assert cut("short") == "short"
+
+
+@given(TEXT)
+def test_text_can_be_encoded_or_is_refused_by_name(value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        with pytest.raises(ValidationError, match=rf"^field must be text .* position {error.start};"):
+            check_text("field", value)
+    else:
+        assert check_text("field", value) is value
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"a": [1, {"b": "x\ud800"}]}, r"tools.a[1].b must be text that UTF-8 can encode"),
+        ({"a": {"\udcff": 1}}, r"a key of tools.a must be text"),
+        ({"not a name": ["\ud800"]}, r"tools['not a name'][0] must be text"),
+        ([object()], r"tools[0] must be plain data that JSON can say, got <object"),
+        ([1, 2**64], r"tools[1] must be plain data that JSON can say, got 18446744073709551616"),
+        ({"a": {(1, 2): 3}}, "tools.a must be plain data"),
+    ],
+)
+def test_the_part_that_cannot_be_sent_is_named(value: Any, expected: str) -> None:
+    with pytest.raises(ValidationError, match="^" + re.escape(expected)):
+        check_encodable("tools", value)
+
+
+def test_what_holds_itself_is_refused() -> None:
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(ValidationError, match="tools is nested too deeply"):
+        check_encodable("tools", value)
