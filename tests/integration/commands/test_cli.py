@@ -106,6 +106,7 @@ def test_importing_the_programs_loads_no_torch() -> None:
 
 def test_penstock_worker_is_worker() -> None:
     assert "usage: worker start" in run(PENSTOCK, "worker", "start", "--help").stdout
+    assert "usage: worker start" in run("penstock.worker", "start", "--help").stdout
     assert run(PENSTOCK, "worker", "list").stdout == "no workers\n"
 
 
