@@ -26,7 +26,10 @@ def _blocking(method: Callable[Concatenate[Client, P], Coroutine[Any, Any, T]]) 
 class LLMControl:
     """The part of ``LLM`` that is about engines, queues and models: the methods of ``Client``, blocking."""
 
-    _client: Client
+    @property
+    def _client(self) -> Client:
+        """The client that does it."""
+        raise NotImplementedError
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` on the client's loop and wait for it."""
