@@ -40,7 +40,7 @@ class Client(Generations, DetachedRequests, QueueControl, EngineControl, EngineV
 
     Args:
         url: ``redis://``, ``rediss://`` or ``unix://``.
-        model: default model; may be left out while exactly one is known to this Redis.
+        model: default model; may be left out while exactly one is known to this Redis, or served on it.
         tenant: on whose account requests are queued.
         result_ttl_s: how long the result of a request can be read after its end.
         wait_for_model: accept requests for a model that no worker has ever served; they wait for one.

@@ -62,6 +62,7 @@ class LLMControl:
     check_health = _blocking(Client.check_health)
     do_log_stats = _blocking(Client.do_log_stats)
     engines = _blocking(Client.engines)
+    forget_model = _blocking(Client.forget_model)
     get_metrics = _blocking(Client.get_metrics)
     get_model_config = _blocking(Client.get_model_config)
     get_supported_tasks = _blocking(Client.get_supported_tasks)

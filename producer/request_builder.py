@@ -50,6 +50,11 @@ class RequestBuilder:
         self.check_open()
         return await self._cards.read()
 
+    async def forget(self, model: str) -> None:
+        """As ``ModelCards.forget``."""
+        self.check_open()
+        await self._cards.forget(model)
+
     async def checked_card(self, options: RequestOptions) -> ModelCard:
         """Return the card of the model that ``options`` name, once all of them are known to exist.
 

@@ -14,7 +14,7 @@ from ...shared.embedded import resolve_redis_url
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompts", nargs="+", metavar="PROMPT", help="text to continue; - reads standard input")
-    parser.add_argument("--model", help="may be left out if only one is known")
+    parser.add_argument("--model", help="may be left out if only one is known, or served")
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="most output tokens (128)")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (1.0)")
     parser.add_argument("--seed", type=int, metavar="N", help="fixes the random choices")
