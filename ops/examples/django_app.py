@@ -2,7 +2,7 @@
 
 PENSTOCK_REDIS_URL=redis://localhost:6379 uvicorn penstock.ops.examples.django_app:application
 
-Under WSGI, where each async view has an event loop of its own, use ``LLM`` in plain views, as the example for Flask does.
+Under WSGI each async view has an event loop of its own: use ``LLM`` in plain views there, as Flask's example does.
 """
 
 from __future__ import annotations
