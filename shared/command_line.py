@@ -172,6 +172,8 @@ def _add_commands(parser: argparse.ArgumentParser, commands: Sequence[Command]) 
 
 
 def _fail(error: Exception, status: int) -> int:
+    """Say what went wrong in the last line, whatever was logged before; the rest of a long message stands above."""
     sys.stdout.flush()
-    sys.stderr.write(f"error: {error}\n")
+    sentence, *rest = str(error).strip().splitlines() or [type(error).__name__]
+    sys.stderr.write("".join(f"{line}\n" for line in (*rest, f"error: {sentence}")))
     return status

@@ -56,6 +56,21 @@ def test_errors_end_in_a_sentence(error: Exception, status: int, capsys: pytest.
     assert capsys.readouterr().err == "error: no.\n"
 
 
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [("it ended:\nTraceback\n  last words\n", "Traceback\n  last words\nerror: it ended:\n"), ("", "error: E\n")],
+)
+def test_the_last_line_is_the_sentence(message: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    class E(ConfigurationError):
+        pass
+
+    def fail(_: argparse.Namespace) -> int:
+        raise E(message)
+
+    assert program(Command("fail", "Fail.", run=fail), argv=["fail"]) == 1
+    assert capsys.readouterr().err == said
+
+
 def test_interrupt_is_no_traceback() -> None:
     def interrupt(_: argparse.Namespace) -> int:
         raise KeyboardInterrupt
