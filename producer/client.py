@@ -37,11 +37,11 @@ class Client(Generations, DetachedRequests, QueueControl, EngineControl, EngineV
     """Enqueue requests and stream or await their results.
 
     Use ``async with Client.connect(url) as client:`` (or ``client = await Client.connect(url)`` and ``close()``).
-    One client serves any number of concurrent requests.
+    One client serves any number of concurrent requests, of the process and the event loop that opened it.
 
     Args:
         url: ``redis://``, ``rediss://`` or ``unix://``.
-        model: default model; may be left out while exactly one is known to this Redis.
+        model: default model; may be left out while exactly one is known to this Redis, or served on it.
         tenant: on whose account requests are queued.
         result_ttl_s: how long the result of a request can be read after its end.
         wait_for_model: accept requests for a model that no worker has ever served; they wait for one.
@@ -111,8 +111,11 @@ class Client(Generations, DetachedRequests, QueueControl, EngineControl, EngineV
             ConfigurationError: the URL cannot be read.
             RedisUnavailableError: nothing answers there.
             RedisUnsupportedError: what answers is too old or lacks a command.
+            ClientClosedError: it is open already, in another event loop or in the process that forked this one.
         """
-        if self._requests.is_open:
+        home = self._requests.home
+        if home.is_open or home.is_forked:
+            home.check()
             return self
         try:
             await check_redis(self._url, namespace=self._keys.namespace)
@@ -121,14 +124,18 @@ class Client(Generations, DetachedRequests, QueueControl, EngineControl, EngineV
         except BaseException:
             await self._disconnect()
             raise
-        self._requests.is_open = True
+        home.settle()
         return self
 
     async def close(self) -> None:
-        """Cancel what this client streams or awaits, and disconnect. Detached requests run on."""
-        if not self._requests.is_open:
+        """Cancel what this client streams or awaits, and disconnect. Detached requests run on.
+
+        In a process that was forked after it was opened it does nothing: its connections are the parent's.
+        """
+        home = self._requests.home
+        if not home.is_open:
             return
-        self._requests.is_open = False
+        home.leave()
         await self._lease.close()
         await self._disconnect()
 

@@ -107,7 +107,7 @@ class EngineView:
     @property
     def is_running(self) -> bool:
         """Whether the client is connected and not ``errored``."""
-        return self._requests.is_open and not self.errored
+        return self._requests.home.is_open and not self.errored
 
     @property
     def is_stopped(self) -> bool:

@@ -23,6 +23,13 @@ LIVE_STATES = frozenset(
 DEAF_STATES = frozenset({EngineState.STARTING, EngineState.DEAD, EngineState.STOPPED, EngineState.FAILED})
 
 
+def may_serve(engine: EngineHeartbeat) -> bool:
+    """Whether an engine serves its model or is going to: also one that starts, stalls, or waits for its next start."""
+    if engine.state is EngineState.DEAD:
+        return engine.restart_at > 0
+    return engine.state not in (EngineState.STOPPED, EngineState.FAILED)
+
+
 class Health:
     """Looks at heartbeats when asked, and remembers by model the last error that said nobody serves it."""
 

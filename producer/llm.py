@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import weakref
 from collections.abc import AsyncIterable, Awaitable, Coroutine, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, Unpack
 
 from ..shared.embedded import resolve_redis_url
-from ..shared.errors import ValidationError
+from ..shared.errors import ClientClosedError, ValidationError
 from ..shared.messages import Delta
 from ..shared.params import PoolingParams, SamplingParams
 from ..shared.shown import shown
 from .client import Client
 from .embeds import EmbedsArray
 from .llm_control import LLMControl
+from .loop_thread import LoopThread
 from .options import RequestOptions
 from .outputs import RequestOutput
 from .pooling import PoolingRequestOutput
@@ -44,21 +47,24 @@ class LLM(LLMControl):
         url: Redis URL; ``PENSTOCK_REDIS_URL`` or the embedded Redis when None.
         options: as for ``Client``.
 
-    Use as a context manager, or call ``close()``.
+    Use as a context manager, or call ``close()``. Any thread may use it, and so may a process that is forked meanwhile,
+    as by ``gunicorn --preload``: there it connects anew, and only what the parent was iterating over is the parent's.
     """
+
+    _connected: tuple[LoopThread, Client] | None = None
 
     def __init__(self, url: str | None = None, **options: Any) -> None:
         self._stack = ExitStack()
-        url = self._stack.enter_context(resolve_redis_url(url))
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-llm", daemon=True)
-        self._thread.start()
-        self._client = Client(url, **options)
+        self._url = self._stack.enter_context(resolve_redis_url(url))
+        self._options = options
+        self._lock = threading.Lock()
+        self._is_closed = False
         try:
-            self.call(self._client.open())
+            self._connect()
         except BaseException:
-            self._stop()
+            self._stack.close()
             raise
+        _llms.add(self)
 
     def generate(
         self,
@@ -98,31 +104,38 @@ class LLM(LLMControl):
     @property
     def client(self) -> Client:
         """The asynchronous client behind it: what it does, ``call`` and ``iterate`` do for threads that block."""
-        return self._client
+        return self._here()[1]
+
+    @property
+    def _client(self) -> Client:
+        return self.client
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine of ``client`` to its end: ``llm.call(llm.client.submit(prompt))``. From any thread."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run a coroutine of ``client`` to its end: ``llm.call(llm.client.submit(prompt))``. From any thread.
+
+        Raises:
+            ClientClosedError: after ``close()``.
+        """
         try:
-            return future.result()
-        except KeyboardInterrupt:
-            future.cancel()
+            thread, _ = self._here()
+        except BaseException:
+            work.close()
             raise
+        return thread.run(work)
 
     def iterate(self, items: Closable[T]) -> Generator[T]:
         """Iterate over what an asynchronous generator (or an ``EventStream``) gives; closing the iterator closes it."""
+        thread, _ = self._here()
         try:
             while True:
                 try:
-                    item = self.call(_next(items))
+                    item = thread.run(_next(items))
                 except StopAsyncIteration:
                     return
                 yield item
         finally:
-            closing = asyncio.run_coroutine_threadsafe(_close(items), self._loop)
-            # The loop's own thread gets here if it collects a forgotten iterator: it must not wait for itself.
-            if threading.current_thread() is not self._thread:
-                closing.result()
+            # The loop's own thread gets here if it collects a forgotten iterator.
+            thread.finish(_close(items))
 
     def chat(
         self,
@@ -158,9 +171,15 @@ class LLM(LLMControl):
 
     def close(self) -> None:
         """Disconnect; twice does nothing."""
-        if self._thread.is_alive():
-            self.call(self._client.close())
-            self._stop()
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self._connected is not None:
+                thread, client = self._connected
+                thread.run(client.close())
+                thread.stop()
+            self._stack.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -202,11 +221,44 @@ class LLM(LLMControl):
                 raise result
         return results  # type: ignore[return-value]  # no exception is left in it
 
-    def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-        self._stack.close()
+    def _connect(self) -> tuple[LoopThread, Client]:
+        thread, client = LoopThread(), Client(self._url, **self._options)
+        try:
+            thread.run(client.open())
+        except BaseException:
+            thread.stop()
+            raise
+        self._connected = thread, client
+        return self._connected
+
+    def _here(self) -> tuple[LoopThread, Client]:
+        """The loop and the client of this process: after a fork, new ones."""
+        if self._connected is not None and not self._is_closed:
+            return self._connected
+        with self._lock:
+            if self._is_closed:
+                raise ClientClosedError("the LLM was closed; make another, or use it inside `with LLM(url) as llm:`")
+            return self._connected or self._connect()
+
+    def _forget_parents(self) -> None:
+        """In a child: leave loop and client to the parent, and connect anew when asked for something."""
+        # Another thread may have held it.
+        self._lock = threading.Lock()
+        # Kept, since closing them would end what the parent shares with us.
+        _of_parents.append(self._connected)
+        self._connected = None
+
+
+_llms: weakref.WeakSet[LLM] = weakref.WeakSet()
+_of_parents: list[object] = []
+
+
+def _forget_parents() -> None:
+    for llm in _llms:
+        llm._forget_parents()
+
+
+os.register_at_fork(after_in_child=_forget_parents)
 
 
 async def _next(items: Closable[T]) -> T:

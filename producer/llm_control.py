@@ -26,7 +26,10 @@ def _blocking(method: Callable[Concatenate[Client, P], Coroutine[Any, Any, T]]) 
 class LLMControl:
     """The part of ``LLM`` that is about engines, queues and models: the methods of ``Client``, blocking."""
 
-    _client: Client
+    @property
+    def _client(self) -> Client:
+        """The client that does it."""
+        raise NotImplementedError
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` on the client's loop and wait for it."""
@@ -59,6 +62,7 @@ class LLMControl:
     check_health = _blocking(Client.check_health)
     do_log_stats = _blocking(Client.do_log_stats)
     engines = _blocking(Client.engines)
+    forget_model = _blocking(Client.forget_model)
     get_metrics = _blocking(Client.get_metrics)
     get_model_config = _blocking(Client.get_model_config)
     get_supported_tasks = _blocking(Client.get_supported_tasks)

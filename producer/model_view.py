@@ -18,6 +18,14 @@ class ModelView:
         """Return the models that workers have served on this Redis, by name."""
         return await self._builder.fresh_cards()
 
+    async def forget_model(self, model: str) -> None:
+        """Take a model off the list that nobody serves any more. A worker that serves it again brings it back.
+
+        Raises:
+            ValidationError: an engine serves it, or requests of it wait, run or are parked.
+        """
+        await self._builder.forget(model)
+
     async def get_model_config(self, model: str | None = None) -> ModelCard:
         """Return what the model's workers have said of it when they last began: its length, vocabulary, dtype, ..."""
         name = (await self._builder.card(model)).model

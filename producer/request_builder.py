@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..shared.errors import ClientClosedError, UnsupportedParameterError, ValidationError
+from ..shared.errors import UnsupportedParameterError, ValidationError
 from ..shared.params import SamplingParams
 from ..shared.records import ModelCard
 from .fan_out import children
@@ -50,6 +50,11 @@ class RequestBuilder:
         self.check_open()
         return await self._cards.read()
 
+    async def forget(self, model: str) -> None:
+        """As ``ModelCards.forget``."""
+        self.check_open()
+        await self._cards.forget(model)
+
     async def checked_card(self, options: RequestOptions) -> ModelCard:
         """Return the card of the model that ``options`` name, once all of them are known to exist.
 
@@ -77,6 +82,5 @@ class RequestBuilder:
         return [Outgoing(one, options, card.max_model_len, target, request.request_id, len(each)) for one in each]
 
     def check_open(self) -> None:
-        """Raises ``ClientClosedError`` unless the client is connected."""
-        if not self._requests.is_open:
-            raise ClientClosedError("the client is not connected; use it inside `async with Client.connect(url)`")
+        """Raises ``ClientClosedError`` unless the client is connected, in this process and event loop."""
+        self._requests.home.check()

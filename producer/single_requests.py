@@ -16,6 +16,7 @@ from ..shared.messages import Delta
 from .due import ended_when_due
 from .enqueuer import Enqueuer
 from .health import Health
+from .home import Home
 from .lease import ClientLease, InteractiveRequest
 from .lingering import lingering
 from .outgoing import Outgoing
@@ -58,7 +59,7 @@ class InteractiveDeltas:
 class SingleRequests:
     """Enqueues single requests, detached or as long as somebody listens here, and follows them.
 
-    ``is_open`` says whether the connections are; the client sets it.
+    ``home`` says whether the connections are open, and to whom; the client sets it.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class SingleRequests:
         fail_fast: bool,
         max_payload_bytes: int,
     ) -> None:
-        self.is_open = False
+        self.home = Home()
         self._commands = commands
         self._subscriber = subscriber
         self._keys = keys
@@ -106,6 +107,7 @@ class SingleRequests:
         Subscription and request are under way together, on two connections. Should the request have come first, and its
         first token before the subscription, the log has it: see ``DeltaReader.expect_first``.
         """
+        self.home.check()
         request = outgoing.request
         broker = self.broker(request.model)
         reader = DeltaReader(broker, self._subscriber, request.request_id)
@@ -129,7 +131,7 @@ class SingleRequests:
             subscribing.cancel()
             reader.close()
             if interactive is not None:
-                if not reader.ended and self.is_open:
+                if not reader.ended and self.home.is_open:
                     await interactive.leave()
                 self._lease.let_go(interactive)
 
@@ -137,6 +139,7 @@ class SingleRequests:
         self, model: str, request_id: str, after: int = -1, *, border: int | None = None, linger_s: float | None = None
     ) -> AsyncGenerator[Delta]:
         """Iterate over the deltas of a request that is already enqueued; leaving early cancels nothing."""
+        self.home.check()
         broker = self.broker(model)
         reader = DeltaReader(broker, self._subscriber, request_id, after, border=border)
         try:

@@ -6,11 +6,13 @@ A subcommand is one small module that ends in a ``Command``; a program is a tupl
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from redis.exceptions import RedisError
 
@@ -18,6 +20,10 @@ from .errors import PenstockError
 from .log import configure_logging
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+# Between options: what is less alike was not meant.
+_LEAST_LIKENESS = 0.7
+_OPTION = re.compile(r"--?[a-zA-Z][\w-]*")
 
 
 class UsageError(PenstockError):
@@ -106,10 +112,48 @@ def format_bytes(num_bytes: float) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a wrong call in one sentence instead of the whole usage."""
+    """Reports a wrong call in one sentence instead of the whole usage, and an unknown option before all else.
+
+    argparse itself looks first at what is missing: it would ask for the ``--model`` that was misspelt.
+    """
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"error: {message} (see {self.prog} --help)\n")
+
+    def parse_known_args(  # type: ignore[override]  # typeshed has overloads by the type of the namespace
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        words = list(sys.argv[1:] if args is None else args)
+        unknown = self._unknown_option(words)
+        if unknown is not None:
+            known = [option for option in self._option_string_actions if option.startswith("--")]
+            nearest = difflib.get_close_matches(unknown, known, n=1, cutoff=_LEAST_LIKENESS)
+            if nearest:
+                hint = f"; did you mean {nearest[0]}?"
+            else:
+                hint = "; the options of a command come after its name" if self._subparsers else ""
+            self.error(f"unknown option {unknown}{hint}")
+        return super().parse_known_args(words, namespace)
+
+    def _unknown_option(self, words: list[str]) -> str | None:
+        """The first word of this parser's own that is spelt like an option and is none."""
+        wants_value = False
+        for word in words:
+            if word == "--" or (self._subparsers and not word.startswith("-")):
+                return None  # what follows is a value, or the command's
+            option = word.partition("=")[0]
+            action = self._option_string_actions.get(option)
+            # What stands where a value is missing is left to argparse, which says so.
+            if action is None and not wants_value and self._is_unknown(word, option):
+                return option
+            wants_value = action is not None and action.nargs is None and "=" not in word
+        return None
+
+    def _is_unknown(self, word: str, option: str) -> bool:
+        is_spelt_so = _OPTION.fullmatch(option) is not None and " " not in word
+        # An abbreviation is known, and an ambiguous one is argparse's to tell.
+        is_begun = any(known.startswith(option) for known in self._option_string_actions)
+        return is_spelt_so and "-" in self.prefix_chars and not is_begun
 
 
 def _add_commands(parser: argparse.ArgumentParser, commands: Sequence[Command]) -> None:
@@ -128,6 +172,8 @@ def _add_commands(parser: argparse.ArgumentParser, commands: Sequence[Command]) 
 
 
 def _fail(error: Exception, status: int) -> int:
+    """Say what went wrong in the last line, whatever was logged before; the rest of a long message stands above."""
     sys.stdout.flush()
-    sys.stderr.write(f"error: {error}\n")
+    sentence, *rest = str(error).strip().splitlines() or [type(error).__name__]
+    sys.stderr.write("".join(f"{line}\n" for line in (*rest, f"error: {sentence}")))
     return status

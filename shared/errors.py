@@ -18,7 +18,7 @@
     ├── BatchHeldError                another runner has the batch
     │   └── BatchTakenOverError       another runner took it from this one, whose lease had ended
     ├── InputClosedError              the request has ended or its input was closed: it takes no more chunks
-    ├── ClientClosedError             the client was used after close()
+    ├── ClientClosedError             the client was used after close(), or in another process or loop
     ├── RefusedForNowError            nothing was enqueued; carries retry_after_s
     │   ├── QueueFullError            the backlog limit of the model or of the tenant is reached
     │   └── QuotaExceededError        the tenant is over a quota, and its policy refuses
@@ -161,7 +161,7 @@ class InputClosedError(PenstockError):
 
 
 class ClientClosedError(PenstockError):
-    """The client was used after ``close()``."""
+    """The client was used after ``close()``, or elsewhere than in the process and event loop that opened it."""
 
     code = "client_closed"
 

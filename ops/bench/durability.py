@@ -15,9 +15,12 @@ import redis.asyncio
 
 from ...shared.broker import Broker, Record, Room
 from ...shared.connection import CommandConnection
+from ...shared.errors import ConfigurationError
 from ...shared.keys import Keys
 from ...shared.messages import Delta
 
+# The requests of a step, unless it is said otherwise: those that the row of the engines runs at once.
+BATCH_SIZE = 64
 ROUNDS = 20
 STEPS_PER_ROUND = 20
 RESULT_TTL_MS = 60_000
@@ -32,13 +35,24 @@ class DurabilityCost(msgspec.Struct, kw_only=True):
     append_ms: float
     publish_ms: float
 
-    def share_of(self, tokens_per_s: float) -> float:
-        """Part of a step's time at that rate which logging and fencing add, were nothing of it done beside the step."""
-        return (self.append_ms - self.publish_ms) / (self.batch_size / tokens_per_s * 1000)
+    def share_of(self, tokens_per_s: float | None) -> float | None:
+        """Part of a step's time at that rate which logging and fencing add, were nothing of it done beside the step.
+
+        None without a rate: then a step has no time.
+        """
+        if not tokens_per_s:
+            return None
+        return (self.append_ms - self.publish_ms) / 1000 * tokens_per_s / self.batch_size
 
 
-async def durability_cost(url: str, batch_size: int) -> DurabilityCost:
-    """Measure both sides in turn on the Redis at ``url``."""
+async def durability_cost(url: str, batch_size: int = BATCH_SIZE) -> DurabilityCost:
+    """Measure both sides in turn on the Redis at ``url``.
+
+    Raises:
+        ConfigurationError: there is no request in the batch, so nothing would be measured.
+    """
+    if batch_size < 1:
+        raise ConfigurationError(f"batch_size must be at least 1, got {batch_size}")
     commands = CommandConnection(url)
     client = redis.asyncio.Redis.from_url(url)
     broker = Broker(commands, Keys().model(f"bench-durability-{uuid.uuid4().hex[:8]}"))

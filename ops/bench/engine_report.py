@@ -97,7 +97,7 @@ def _one_at_a_time(row: EngineRow, bandwidth: Bandwidth | None) -> Table:
         ratio = row.ratio(ALONE, side.name, "single_ms_per_token")
         ms_per_token = side.median("single_ms_per_token")
         reads_all = side.timed is not None and side.timed.precision == row.dtype
-        read = row.decode_bytes / ms_per_token / 1e6 if ms_per_token is not None and reads_all else None
+        read = row.decode_bytes / ms_per_token / 1e6 if ms_per_token and reads_all else None
         share = None if read is None or bandwidth is None else read / bandwidth.best_gb_per_s
         table.add_row(
             side.name,

@@ -50,12 +50,17 @@ class EngineRow(msgspec.Struct, kw_only=True):
         return next((side for side in self.sides if side.name == name), None)
 
     def ratio(self, ours: str, rival: str, figure: str, rival_figure: str = "") -> float | None:
-        """Ours over the rival's in each round, the median of the rounds; None where one has not been measured."""
+        """Ours over the rival's in each round, the median of the rounds.
+
+        None where one has not been measured, or the rival's is nothing.
+        """
         a, b = self.side(ours), self.side(rival)
         if a is None or b is None or not a.rounds or not b.rounds:
             return None
-        pairs = zip(a.rounds, b.rounds, strict=True)
-        return statistics.median(getattr(x, figure) / getattr(y, rival_figure or figure) for x, y in pairs)
+        pairs = [
+            (getattr(x, figure), getattr(y, rival_figure or figure)) for x, y in zip(a.rounds, b.rounds, strict=True)
+        ]
+        return statistics.median(x / y for x, y in pairs) if all(y for _, y in pairs) else None
 
 
 class EngineWork(msgspec.Struct, kw_only=True, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import msgspec
 from rich.table import Table
@@ -29,16 +29,14 @@ class QueueRows(msgspec.Struct, kw_only=True):
     idle: IdleRow | None = None
 
 
-def queue_tables(rows: QueueRows) -> Iterator[Table]:
-    """A table, or two, for each row that was measured."""
-    if rows.enqueue is not None:
-        yield _rates(rows.enqueue)
-    if rows.scale is not None:
-        yield _scale(rows.scale)
-    if rows.fairness is not None:
-        yield _fairness(rows.fairness)
-    if rows.idle is not None:
-        yield _idle(rows.idle)
+def measured_rows(rows: QueueRows) -> list[str]:
+    """The names of those that were measured, in the order of their tables."""
+    return [name for name in rows.__struct_fields__ if getattr(rows, name) is not None]
+
+
+def queue_table(name: str, rows: QueueRows) -> Table:
+    """The table of one that was measured."""
+    return _TABLES[name](getattr(rows, name))
 
 
 def _rates(row: EnqueueRow) -> Table:
@@ -119,3 +117,6 @@ def _idle(row: IdleRow) -> Table:
     )
     table.caption = f"calls in {row.watch_s:g} s: " + ", ".join(f"{name} {count}" for name, count in row.calls.items())
     return table
+
+
+_TABLES: dict[str, Callable[..., Table]] = {"enqueue": _rates, "scale": _scale, "fairness": _fairness, "idle": _idle}

@@ -5,8 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import psutil
@@ -14,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ...shared.errors import PenstockError
 from ..latency import percentile
 from .durability import DurabilityCost
 from .engine_report import engine_tables, follow_table, gateway_table, goals_table, growth_table
@@ -22,18 +28,23 @@ from .follow import FollowRow
 from .gateway_row import GatewayRow
 from .goals import Goal, engine_goals, enqueue_goals, follow_goals, gateway_goals, growth_goals
 from .growth import GrowthRow
-from .queue_report import QueueRows, queue_tables
+from .other_load import OtherLoad
+from .queue_report import QueueRows, measured_rows, queue_table
 from .recovery import Recovery
 from .roofline import Bandwidth
 from .sides import SERVED
+from .tables import add_caption
 
+T = TypeVar("T")
+BANDWIDTH = "bandwidth of memory"
 LIBRARIES = ("penstock", "torch", "transformers", "redis", "hiredis", "msgspec", "uvloop", "arq")
 
 
 class BenchReport(msgspec.Struct, kw_only=True):
     """All rows that were chosen, and where they come from. The versions of rivals are with their sides.
 
-    ``failures`` says what ended a row before it had been measured.
+    ``failures`` says what ended a row, while it was measured or afterwards; ``other_load``, what others took of the
+    machine meanwhile. Both go by the rows' labels: their names, and for the engines' one row a model.
     """
 
     machine: dict[str, str]
@@ -50,6 +61,37 @@ class BenchReport(msgspec.Struct, kw_only=True):
     recoveries: list[Recovery] = []
     queue: QueueRows = msgspec.field(default_factory=QueueRows)
     goals: list[Goal] = []
+    other_load: dict[str, OtherLoad] = {}
+
+    @contextmanager
+    def telling_failures(self, label: str) -> Iterator[None]:
+        """Make an error in the block a failure of a row: what the other rows took an hour to find is not lost with it.
+
+        One that is none of ours is told with the line that raised it.
+        """
+        try:
+            yield
+        except PenstockError as error:
+            why = str(error)
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            why = f"{type(error).__name__}: {error} ({Path(at.filename).name}, line {at.lineno})"
+        else:
+            return
+        self.failures[label] = "; ".join(filter(None, (self.failures.get(label), why)))
+
+
+def engine_label(model: str) -> str:
+    """What the row of the engines on one model is called."""
+    return f"engine, {model}"
+
+
+def write_report(report: BenchReport, path: Path) -> None:
+    """Write the JSON in place of the one that is there: a reader finds one or the other, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+    unfinished.replace(path)
 
 
 def machine() -> dict[str, str]:
@@ -73,40 +115,65 @@ def versions() -> dict[str, str]:
 
 
 def print_report(console: Console, report: BenchReport) -> None:
-    """Print the tables of what was measured, and last the goals."""
-    for row in report.engines:
-        for table in engine_tables(row, report.bandwidth):
-            console.print(table)
-    if report.gateway is not None:
-        console.print(gateway_table(report.gateway))
-    if report.growth is not None:
-        console.print(growth_table(report.growth))
-    if report.follow is not None:
-        console.print(follow_table(report.follow))
-    if report.durability is not None:
-        console.print(_durability(report, report.durability))
-    if report.recoveries:
-        console.print(_recovery(report))
-    for table in queue_tables(report.queue):
-        console.print(table)
+    """Print the tables of what was measured, and last the goals. A row that cannot be drawn becomes a failure."""
+    for label, tables in _sections(report):
+        with report.telling_failures(label):
+            # All of them first: half a row would pass for the whole.
+            for table in list(tables()):
+                if label in report.other_load:
+                    add_caption(table, str(report.other_load[label]))
+                console.print(table)
     if report.goals:
         console.print(goals_table(report.goals))
-    for row, reason in report.failures.items():
-        console.print(f"not measured: {row}: {escape(reason)}", style="red")
+    for label, reason in report.failures.items():
+        console.print(f"failed: {label}: {escape(reason)}", style="red")
 
 
 def all_goals(report: BenchReport) -> list[Goal]:
-    """Of the rows that were chosen; further ones of the queue stand in its own tables."""
-    goals = [goal for row in report.engines for goal in engine_goals(row)]
+    """Of the rows that were chosen; further ones of the queue stand in its own tables.
+
+    A row whose goals cannot be told becomes a failure.
+    """
+    found: list[Goal] = []
+    for label, goals in _goals_by_row(report):
+        with report.telling_failures(label):
+            found += list(goals())
+    return found
+
+
+def _sections(report: BenchReport) -> Iterator[tuple[str, Callable[[], Iterable[Table]]]]:
+    """By its label, what draws each row that was measured."""
+    for row in report.engines:
+        yield engine_label(row.model), partial(engine_tables, row, report.bandwidth)
     if report.gateway is not None:
-        goals += gateway_goals(report.gateway)
+        yield "gateway", partial(_one, gateway_table, report.gateway)
     if report.growth is not None:
-        goals += growth_goals(report.growth)
+        yield "growth", partial(_one, growth_table, report.growth)
     if report.follow is not None:
-        goals += follow_goals(report.follow)
+        yield "follow", partial(_one, follow_table, report.follow)
+    if report.durability is not None:
+        yield "durability", partial(_one, partial(_durability, report), report.durability)
+    if report.recoveries:
+        yield "recovery", partial(_one, _recovery, report)
+    for name in measured_rows(report.queue):
+        yield name, partial(_one, partial(queue_table, name), report.queue)
+
+
+def _goals_by_row(report: BenchReport) -> Iterator[tuple[str, Callable[[], Iterable[Goal]]]]:
+    for row in report.engines:
+        yield engine_label(row.model), partial(engine_goals, row)
+    if report.gateway is not None:
+        yield "gateway", partial(gateway_goals, report.gateway)
+    if report.growth is not None:
+        yield "growth", partial(growth_goals, report.growth)
+    if report.follow is not None:
+        yield "follow", partial(follow_goals, report.follow)
     if report.queue.enqueue is not None:
-        goals += enqueue_goals(report.queue.enqueue)
-    return goals
+        yield "enqueue", partial(enqueue_goals, report.queue.enqueue)
+
+
+def _one(draw: Callable[[T], Table], row: T) -> Iterator[Table]:
+    yield draw(row)
 
 
 def _durability(report: BenchReport, cost: DurabilityCost) -> Table:
@@ -114,9 +181,9 @@ def _durability(report: BenchReport, cost: DurabilityCost) -> Table:
     figures = {"append: log, fence, publish": f"{cost.append_ms:.2f}", "publish only": f"{cost.publish_ms:.2f}"}
     for row in report.engines:
         served = row.side(SERVED)
-        tokens_per_s = None if served is None else served.median("tokens_per_s")
-        if tokens_per_s is not None:
-            figures[f"share of served tokens/s, {row.model}"] = f"{cost.share_of(tokens_per_s):.2%}"
+        share = None if served is None else cost.share_of(served.median("tokens_per_s"))
+        if share is not None:
+            figures[f"share of served tokens/s, {row.model}"] = f"{share:.2%}"
     for column in figures:
         table.add_column(column, justify="right")
     table.add_row(*figures.values())

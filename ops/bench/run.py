@@ -3,7 +3,8 @@
 The rows are chosen with ``--only``. Those about the queue are in ``queue_*.py`` and ``follow.py``; that about engines
 and rivals in ``engine_row.py``: one workload, run by every side in turn, from the start of its process to its end, in
 alternating rounds, so that a machine whose speed drifts drifts for all; ratios are taken per round and their median is
-reported. A side whose tokens are wrong (``judge.py``) has no speed, and the exit status is 1.
+reported. A side whose tokens are wrong (``judge.py``) has no speed, and the exit status is 1. So it is when a row
+fails, which takes nothing from the others.
 """
 
 from __future__ import annotations
@@ -12,26 +13,30 @@ import asyncio
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from rich.console import Console
 
-from ...shared.errors import ConfigurationError, PenstockError
+from ...shared.errors import ConfigurationError
 from ..demo.run import MODEL as DEMO_MODEL
-from .durability import durability_cost
+from .durability import BATCH_SIZE, durability_cost
 from .engine_row import EngineWork, measure_model
 from .follow import measure_follow
 from .gateway_row import measure_gateway
 from .growth import measure_growth
+from .other_load import LoadWatch
 from .private_redis import private_redis
 from .queue_enqueue import measure_enqueue
 from .queue_fairness import measure_fairness
 from .queue_idle import measure_idle
 from .queue_scale import measure_scale
 from .recovery import measure_recovery
-from .report import BenchReport, all_goals, machine, print_report, versions
+from .report import BANDWIDTH, BenchReport, all_goals, engine_label, machine, print_report, versions, write_report
 from .roofline import measure_bandwidth
 from .sides import choose_sides
 
@@ -66,37 +71,73 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_bench(options: BenchOptions) -> int:
-    """Measure the chosen rows, print the tables, write the JSON; 1 if a side's tokens were wrong or a row failed."""
+    """Measure the chosen rows, print the tables; 1 if a side's tokens were wrong or a row failed.
+
+    The JSON is written anew after each row, so that what comes later cannot take what was measured before.
+    """
     # Into a file as well the tables keep their columns whole.
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     report = BenchReport(machine=machine(), versions=versions(), seed=options.seed, command=sys.argv[1:])
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        for row, say, measure in _measures(options, report, Path(folder), console):
-            if row not in options.rows:
-                continue
-            console.print(say)
-            try:
-                measure()
-            except PenstockError as error:
-                # What the other rows took an hour to find is not lost with this one.
-                report.failures[row] = str(error)
+    with _run_folder() as folder:
+        for row in _rows(options, report, folder, console):
+            console.print(row.say)
+            with LoadWatch(folder) as watch, report.telling_failures(row.label):
+                row.measure()
+            if watch.found is not None:
+                report.other_load[row.label] = watch.found
+            write_report(report, options.json_path)
     report.goals = all_goals(report)
     print_report(console, report)
-    options.json_path.parent.mkdir(parents=True, exist_ok=True)
-    options.json_path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+    write_report(report, options.json_path)
     console.print(f"written to {options.json_path}")
     is_wrong = any(side.wrong for row in report.engines for side in row.sides)
     return 1 if is_wrong or report.failures else 0
 
 
-def _measures(
+@contextmanager
+def _run_folder() -> Iterator[Path]:
+    """A folder that holds all temporary files of the run, by which its servers are known (``other_load``)."""
+    before = tempfile.tempdir
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        tempfile.tempdir = folder
+        try:
+            yield Path(folder)
+        finally:
+            tempfile.tempdir = before
+
+
+class _Row(NamedTuple):
+    """What is measured in one go. ``label`` is its name in the report: ``name`` is chosen by ``--only``."""
+
+    name: str
+    label: str
+    say: str
+    measure: Callable[[], None]
+
+
+def _rows(options: BenchOptions, report: BenchReport, scratch: Path, console: Console) -> list[_Row]:
+    """The chosen rows, each of which fills itself into ``report``."""
+    engines = [
+        _Row(
+            "engine",
+            engine_label(name),
+            f"{name} …",
+            partial(_measure_engines, name, options, report, scratch, console),
+        )
+        for name in options.models
+    ]
+    rows = [
+        _Row("engine", BANDWIDTH, "measuring the bandwidth of memory …", partial(_measure_bandwidth, report)),
+        *engines,
+        *(_Row(name, name, say, measure) for name, say, measure in _other_rows(options, report, scratch, console)),
+    ]
+    return [row for row in rows if row.name in options.rows]
+
+
+def _other_rows(
     options: BenchOptions, report: BenchReport, scratch: Path, console: Console
 ) -> list[tuple[str, str, Callable[[], None]]]:
     """Each row's name, what is said before it, and what fills it into ``report``."""
-
-    def engines() -> None:
-        report.bandwidth = measure_bandwidth()
-        _measure_engines(options, report, scratch, console)
 
     def gateway() -> None:
         model = model_folder(GROWTH_MODEL, scratch)
@@ -113,7 +154,7 @@ def _measures(
 
     def durability() -> None:
         with private_redis(append_only=True) as url:
-            report.durability = asyncio.run(durability_cost(url, options.num_requests))
+            report.durability = asyncio.run(durability_cost(url, options.num_requests or BATCH_SIZE))
 
     def recovery() -> None:
         report.recoveries = [measure_recovery(num_engines) for num_engines in (2, 1)]
@@ -134,7 +175,6 @@ def _measures(
         report.follow = measure_follow()
 
     return [
-        ("engine", "measuring the bandwidth of memory …", engines),
         ("gateway", "starting a gateway …", gateway),
         ("growth", "running ever larger batches …", growth),
         ("durability", "appending …", durability),
@@ -147,18 +187,21 @@ def _measures(
     ]
 
 
-def _measure_engines(options: BenchOptions, report: BenchReport, scratch: Path, console: Console) -> None:
+def _measure_bandwidth(report: BenchReport) -> None:
+    report.bandwidth = measure_bandwidth()
+
+
+def _measure_engines(name: str, options: BenchOptions, report: BenchReport, scratch: Path, console: Console) -> None:
     sides = choose_sides(options.peers, options.peers_folder, options.options_of_engines())
-    for name in options.models:
-        work = EngineWork(
-            num_requests=options.num_requests or (16 if name == "qwen06" else 64),
-            num_single=options.num_single,
-            rounds=options.rounds,
-            seed=options.seed,
-            requests_per_s=options.requests_per_s,
-            dtype="float32" if name == "demo" else "bfloat16",
-        )
-        report.engines.append(measure_model(name, model_folder(name, scratch), sides, work, scratch, console.print))
+    work = EngineWork(
+        num_requests=options.num_requests or (16 if name == "qwen06" else 64),
+        num_single=options.num_single,
+        rounds=options.rounds,
+        seed=options.seed,
+        requests_per_s=options.requests_per_s,
+        dtype="float32" if name == "demo" else "bfloat16",
+    )
+    report.engines.append(measure_model(name, model_folder(name, scratch), sides, work, scratch, console.print))
 
 
 def model_folder(name: str, scratch: Path) -> Path:

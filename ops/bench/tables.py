@@ -12,3 +12,8 @@ def figure_table(title: str, first: str, *columns: str) -> Table:
     for column in columns:
         table.add_column(column, justify="right")
     return table
+
+
+def add_caption(table: Table, words: str) -> None:
+    """Say ``words`` under the table, after what is said there already."""
+    table.caption = f"{table.caption}; {words}" if table.caption else words

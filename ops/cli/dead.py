@@ -26,7 +26,7 @@ Work = Callable[[DeadLetter, argparse.Namespace], Awaitable[None]]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", help="may be left out if only one is known")
+    parser.add_argument("--model", help="may be left out if only one is known, or served")
     add_redis_arguments(parser)
 
 

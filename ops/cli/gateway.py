@@ -17,7 +17,7 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default=DEFAULT_HOST, help="0.0.0.0 for all of IPv4 (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: 8000)")
-    parser.add_argument("--model", help="of requests that name none; may be left out if only one is known")
+    parser.add_argument("--model", help="of requests that name none; may be left out if only one is known, or served")
     parser.add_argument("--api-keys", choices=("on", "off"), default="off", help="let in only keys of `penstock keys`")
     parser.add_argument("--tenant", default="default", help="of all requests without API keys (default: default)")
     parser.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN", help="may call from a browser")

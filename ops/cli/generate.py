@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from typing import Any
 
-from ...producer import Client, FinishReason, RequestOutput, SamplingParams
+from ...producer import Client, FinishReason, SamplingParams
 from ...shared.command_line import Command, add_redis_arguments
 from ...shared.embedded import resolve_redis_url
+from .waiting_notice import WaitingNotice
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompts", nargs="+", metavar="PROMPT", help="text to continue; - reads standard input")
-    parser.add_argument("--model", help="may be left out if only one is known")
+    parser.add_argument("--model", help="may be left out if only one is known, or served")
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="most output tokens (128)")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (1.0)")
     parser.add_argument("--seed", type=int, metavar="N", help="fixes the random choices")
@@ -33,29 +33,43 @@ def _run(arguments: argparse.Namespace) -> int:
 async def _generate(url: str, arguments: argparse.Namespace, prompts: list[str], params: SamplingParams) -> int:
     """Print the answers in the order of the prompts; 1 if one did not come to a regular end."""
     async with Client.connect(url, namespace=arguments.namespace, model=arguments.model) as client:
-        if arguments.stream:
-            reasons = [await _stream(client, prompt, params) for prompt in prompts]
-        else:
-            outputs = await asyncio.gather(*(client.generate(prompt, params) for prompt in prompts))
-            reasons = [_print(output) for output in outputs]
+        notice = WaitingNotice(client, arguments.model)
+        async with notice.watching():
+            if arguments.stream:
+                reasons = [await _stream(client, prompt, params, notice) for prompt in prompts]
+            else:
+                answers = await asyncio.gather(*(_answer(client, prompt, params, notice) for prompt in prompts))
+                reasons = [_print(*answer) for answer in answers]
     irregular = [reason for reason in reasons if reason not in (FinishReason.STOP, FinishReason.LENGTH)]
     for reason in irregular:
         print(f"a generation ended early: {reason}", file=sys.stderr)
     return 1 if irregular else 0
 
 
-async def _stream(client: Client, prompt: str, params: SamplingParams) -> Any:
+async def _stream(client: Client, prompt: str, params: SamplingParams, notice: WaitingNotice) -> FinishReason | None:
     reason = None
     async for delta in client.stream(prompt, params):
+        notice.heard()
         print(delta.text, end="", flush=True)
         reason = delta.finish_reason
     print()
     return reason
 
 
-def _print(output: RequestOutput) -> FinishReason | None:
-    print(output.text)
-    return output.outputs[0].finish_reason
+async def _answer(
+    client: Client, prompt: str, params: SamplingParams, notice: WaitingNotice
+) -> tuple[str, FinishReason | None]:
+    texts, reason = [], None
+    async for delta in client.stream(prompt, params):
+        notice.heard()
+        texts.append(delta.text)
+        reason = delta.finish_reason
+    return "".join(texts), reason
+
+
+def _print(text: str, reason: FinishReason | None) -> FinishReason | None:
+    print(text)
+    return reason
 
 
 COMMAND = Command("generate", "Generate text and print it.", run=_run, add_arguments=_add_arguments)

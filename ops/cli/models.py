@@ -4,42 +4,59 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections import Counter
 
 import msgspec
 
 from ...producer import Client
+from ...producer.health import may_serve
 from ...shared.command_line import Command, add_redis_arguments, format_table
 from ...shared.embedded import resolve_redis_url
 from ...shared.records import ModelCard
 
-_HEADER = ("MODEL", "ARCHITECTURE", "MAX LEN", "VOCABULARY", "DTYPE")
+_HEADER = ("MODEL", "ARCHITECTURE", "MAX LEN", "VOCABULARY", "DTYPE", "ENGINES")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_redis_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one array of model cards")
+    parser.add_argument(
+        "--forget", metavar="NAME", help="take a model off the list that no engine serves and no request waits for"
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
     with resolve_redis_url(arguments.redis_url) as url:
-        cards = asyncio.run(_read(url, arguments.namespace))
+        if arguments.forget is not None:
+            asyncio.run(_forget(url, arguments.namespace, arguments.forget))
+            print(f"forgotten: {arguments.forget}")
+            return 0
+        cards, num_engines = asyncio.run(_read(url, arguments.namespace))
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(cards)).decode())
     elif cards:
-        print(format_table(_HEADER, [_row(card) for card in cards]))
+        print(format_table(_HEADER, [_row(card, num_engines[card.model]) for card in cards]))
     else:
         print("no models: no worker has served here yet")
     return 0
 
 
-async def _read(url: str, namespace: str) -> list[ModelCard]:
+async def _read(url: str, namespace: str) -> tuple[list[ModelCard], Counter[str]]:
+    """The cards by name, and how many engines serve each, or are about to."""
     async with Client.connect(url, namespace=namespace) as client:
         cards = await client.models()
-    return [cards[name] for name in sorted(cards)]
+        engines = [engine for name in cards for engine in await client.engines(name) if may_serve(engine)]
+    return [cards[name] for name in sorted(cards)], Counter(engine.model for engine in engines)
 
 
-def _row(card: ModelCard) -> list[str]:
-    return [card.model, card.architecture, str(card.max_model_len), str(card.vocab_size), card.dtype]
+async def _forget(url: str, namespace: str, model: str) -> None:
+    async with Client.connect(url, namespace=namespace) as client:
+        await client.forget_model(model)
+
+
+def _row(card: ModelCard, num_engines: int) -> list[str]:
+    size = [str(card.max_model_len), str(card.vocab_size)]
+    return [card.model, card.architecture, *size, card.dtype, str(num_engines or "none")]
 
 
 COMMAND = Command("models", "Show the models known to this Redis.", run=_run, add_arguments=_add_arguments)

@@ -43,7 +43,7 @@ def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_tenants_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="may be left out if only one is known")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="may be left out if only one is known, or served")
     add_redis_arguments(parser)
     parser.add_argument(
         "--json", action="store_true", help="one array; blocked_for_s is null until one of the tenant's requests ends"

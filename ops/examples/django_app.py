@@ -1,6 +1,8 @@
 """Django with async views under ASGI; settings, views and URLs in this one file.
 
 PENSTOCK_REDIS_URL=redis://localhost:6379 uvicorn penstock.ops.examples.django_app:application
+
+Under WSGI each async view has an event loop of its own: use ``LLM`` in plain views there, as Flask's example does.
 """
 
 from __future__ import annotations

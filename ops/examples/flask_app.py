@@ -30,7 +30,7 @@ def asked() -> tuple[str, SamplingParams]:
 
 
 def create_app() -> Flask:
-    """Return the app, connected; a server that forks makes it after the fork."""
+    """Return the app, connected; in workers that are forked from it (``gunicorn --preload``) it connects anew."""
     app = Flask(__name__)
     llm = LLM(os.environ["PENSTOCK_REDIS_URL"], model=os.environ.get("PENSTOCK_MODEL"))
 

@@ -56,6 +56,21 @@ def test_errors_end_in_a_sentence(error: Exception, status: int, capsys: pytest.
     assert capsys.readouterr().err == "error: no.\n"
 
 
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [("it ended:\nTraceback\n  last words\n", "Traceback\n  last words\nerror: it ended:\n"), ("", "error: E\n")],
+)
+def test_the_last_line_is_the_sentence(message: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    class E(ConfigurationError):
+        pass
+
+    def fail(_: argparse.Namespace) -> int:
+        raise E(message)
+
+    assert program(Command("fail", "Fail.", run=fail), argv=["fail"]) == 1
+    assert capsys.readouterr().err == said
+
+
 def test_interrupt_is_no_traceback() -> None:
     def interrupt(_: argparse.Namespace) -> int:
         raise KeyboardInterrupt
@@ -71,6 +86,48 @@ def test_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) ->
     assert error.startswith("error: ")
     assert "prog --help" in error
     assert error.count("\n") == 1
+
+
+def add_model_and_prompts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompts", nargs="*")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--stream", action="store_true")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["ask", "--modle", "m"], "unknown option --modle; did you mean --model?"),
+        (["ask", "--modle=m"], "unknown option --modle; did you mean --model?"),
+        (["ask", "--model", "m", "--max_tokens", "3"], "unknown option --max_tokens; did you mean --max-tokens?"),
+        (["ask", "--stream", "--zzz"], "unknown option --zzz (see prog ask --help)"),
+        (["ask", "-m", "x"], "unknown option -m (see prog ask --help)"),
+        (["--model", "m", "ask"], "unknown option --model; the options of a command come after its name"),
+        (["ask"], "required: --model"),
+        (["ask", "--model"], "argument --model: expected one argument"),
+        (["ask", "--model", "--zzz"], "argument --model: expected one argument"),
+        (["ask", "--m", "3"], "ambiguous option: --m could match --model, --max-tokens"),
+    ],
+)
+def test_an_unknown_option_is_named_before_all_else(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = Command("ask", "Ask.", run=lambda _: 0, add_arguments=add_model_and_prompts)
+    with pytest.raises(SystemExit) as caught:
+        program(command, argv=argv)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "prompt", [["-5"], ["- a list"], ["--no option, I say"], ["-"], ["--", "--zzz"], ["--max", "3", "--str"]]
+)
+def test_what_is_no_unknown_option_is_taken(prompt: list[str]) -> None:
+    command = Command("ask", "Ask.", run=lambda _: 7, add_arguments=add_model_and_prompts)
+    assert program(command, argv=["ask", "--model", "m", *prompt]) == 7
 
 
 def test_reader_that_leaves_early_is_no_traceback() -> None:

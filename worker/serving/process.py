@@ -48,6 +48,8 @@ class StopSignals:
         self.stop = asyncio.Event()
         self.at_once = asyncio.Event()
         self.is_orphaned = asyncio.Event()
+        # Before, and once it has failed, there is nothing to hand back.
+        self.is_serving = False
 
     def install(self, lifeline: asyncio.StreamReader) -> asyncio.Task[None]:
         loop = asyncio.get_running_loop()
@@ -63,7 +65,8 @@ class StopSignals:
 
     async def _watch(self, lifeline: asyncio.StreamReader) -> None:
         await lifeline.read()
-        log.warning("life line closed: handing back and leaving")
+        if self.is_serving:
+            log.warning("life line closed: handing back and leaving")
         self.is_orphaned.set()
         self.stop.set()
         self.at_once.set()
@@ -102,6 +105,7 @@ class WorkerProcess:
                 return 0
             return await self._serve(*started, signals)
         except Exception as error:
+            signals.is_serving = False
             self._report_failure(error)
             return EXIT_FAILED
         finally:
@@ -124,6 +128,7 @@ class WorkerProcess:
         return ready, codec
 
     async def _serve(self, ready: Ready, codec: TextCodec, signals: StopSignals) -> int:
+        signals.is_serving = True
         await self._register(ready, codec)
         self._heartbeat.core_pid = self._core.pid
         # A caller that will not wait for an engine asks for its lease: whoever hears of READY must find one.

@@ -79,6 +79,7 @@ class Supervisor:
         self._config = configs[0]
         self._on_ready = on_ready
         self._urgency = Urgency.STAY
+        self._has_failed_to_start = False
         self._drain_patience_s = self._config.drain_timeout_s + DRAIN_MARGIN_S
         self._changed = asyncio.Event()
         self._redis = CommandConnection(self._config.redis_url, retry_for_s=math.inf)
@@ -139,6 +140,7 @@ class Supervisor:
         for engine in self._engines:
             if engine.death or engine.life.failure:
                 self._hurry(Urgency.HAND_BACK)
+                self._has_failed_to_start = True
                 death = engine.death or engine.life.death()
                 raise EngineStartError(death.reason, death.trace)
         for engine in self._engines:
@@ -164,7 +166,9 @@ class Supervisor:
             self._urgency = urgency
             leaving = [engine for engine, task in zip(self._engines, self._running, strict=False) if not task.done()]
             if leaving:
-                log.info("leaving", step=urgency.name.lower(), engines=[engine.engine_id for engine in leaving])
+                # Who reads why nothing has started has no use for the way in which it ended.
+                tell = log.debug if self._has_failed_to_start else log.info
+                tell("leaving", step=urgency.name.lower(), engines=[engine.engine_id for engine in leaving])
             for engine in leaving:
                 engine.leave(act)
             with suppress(TimeoutError):

@@ -20,8 +20,8 @@ CAUSE = DeathCause(engine_id="e0", reason="killed by signal 9")
 
 
 async def claim_one(broker: Broker) -> Claim:
-    """Claim the next request, waiting for it to be enqueued."""
-    async with asyncio.timeout(5):
+    """Claim the next request, waiting for it to be enqueued, by a process perhaps that has yet to start."""
+    async with asyncio.timeout(30):
         while True:
             wave = (await broker.claim("e0", Room(max_num_seqs=1))).claims
             if wave:

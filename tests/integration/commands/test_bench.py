@@ -10,7 +10,7 @@ from rich.console import Console
 
 from penstock.ops.bench import queue_scale
 from penstock.ops.bench.queue_enqueue import measure_enqueue
-from penstock.ops.bench.queue_report import QueueRows, queue_tables
+from penstock.ops.bench.queue_report import QueueRows, measured_rows, queue_table
 from penstock.ops.bench.queue_scale import measure_scale
 from penstock.ops.bench.rows import QUEUE_ROWS, ROWS, chosen_rows
 from penstock.shared.command_line import UsageError
@@ -18,8 +18,8 @@ from penstock.shared.command_line import UsageError
 
 def printed(rows: QueueRows) -> str:
     console = Console(file=io.StringIO(), width=200)
-    for table in queue_tables(rows):
-        console.print(table)
+    for name in measured_rows(rows):
+        console.print(queue_table(name, rows))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

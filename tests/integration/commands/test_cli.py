@@ -106,6 +106,7 @@ def test_importing_the_programs_loads_no_torch() -> None:
 
 def test_penstock_worker_is_worker() -> None:
     assert "usage: worker start" in run(PENSTOCK, "worker", "start", "--help").stdout
+    assert "usage: worker start" in run("penstock.worker", "start", "--help").stdout
     assert run(PENSTOCK, "worker", "list").stdout == "no workers\n"
 
 
@@ -141,8 +142,16 @@ def test_models_as_table_and_json(redis_url: str, namespace: str) -> None:
         client.hset(Keys(namespace).models(), card.model, msgspec.json.encode(card).decode())
     header, row = run(PENSTOCK, *arguments).stdout.splitlines()
     assert header.split()[0] == "MODEL"
-    assert row.split() == ["demo", "LlamaForCausalLM", "256", "300", "bfloat16"]
+    assert row.split() == ["demo", "LlamaForCausalLM", "256", "300", "bfloat16", "none"]
     assert json.loads(run(PENSTOCK, *arguments, "--json").stdout)[0]["max_model_len"] == 256
+    put_heartbeat(redis_url, namespace, "host-1")
+    assert run(PENSTOCK, *arguments).stdout.split()[-1] == "1"
+    assert_fails_in_one_sentence(run(PENSTOCK, *arguments, "--forget", "demo"), 1, "it is served by host-1-0")
+    with redis.Redis.from_url(redis_url) as client:
+        client.delete(Keys(namespace).engine("host-1-0"))
+    assert run(PENSTOCK, *arguments, "--forget", "demo").stdout == "forgotten: demo\n"
+    assert_fails_in_one_sentence(run(PENSTOCK, *arguments, "--forget", "demo"), 1, "(known: none)")
+    assert "no models" in run(PENSTOCK, *arguments).stdout
 
 
 def test_generate_without_a_model_is_a_sentence(redis_url: str, namespace: str) -> None:

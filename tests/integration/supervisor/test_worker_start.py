@@ -19,7 +19,7 @@ from penstock.shared.embedded import ServerFolder, read_status
 from penstock.shared.keys import Keys
 from penstock.worker import cli as worker_cli
 
-from .conftest import StartedWorker, StartWorker, is_gone, run_worker, wait_until
+from .conftest import START_TIMEOUT_S, StartedWorker, StartWorker, is_gone, run_worker, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -230,11 +230,21 @@ def test_model_that_cannot_be_loaded(start_worker: StartWorker, tmp_path: Path) 
     empty.mkdir()
     worker = start_worker("--device", "cpu", "--engines", "2", model=empty)
     assert worker.await_end() == 1
-    errors = [line for line in worker.err.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1
-    assert "empty-model" in errors[0]
-    assert "Traceback" not in worker.err
+    # Off a terminal the log is JSON; the cause is told in words, and nothing of how the rest was taken down.
+    (line,) = worker.err.splitlines()
+    assert line.startswith("error: ")
+    assert "empty-model" in line
     assert worker.out == ""
+
+
+def test_a_start_that_fails_late_ends_with_the_cause_in_words(start_worker: StartWorker) -> None:
+    worker = start_worker("--device", "cpu", "--kv-cache-memory", "1KiB")
+    assert worker.await_end(START_TIMEOUT_S) == 1
+    *before, last = worker.err.splitlines()
+    assert last.startswith("error: ")
+    assert "cache" in last
+    assert {"leaving", "life line closed: handing back and leaving"}.isdisjoint(e["event"] for e in worker.events)
+    assert all(line.startswith("{") for line in before)
 
 
 def assert_refused(worker: StartedWorker, status: int, *parts: str) -> None:
