@@ -11,7 +11,7 @@ from ...shared.errors import ConfigurationError
 from ...shared.log import FORMATS, LEVELS, configure_logging
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
-_NEEDED = ("starlette", "uvicorn", "prometheus_client")
+_NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +34,20 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lease-ttl", type=float, default=10.0, metavar="S", help="the same if this process dies (10)")
     parser.add_argument(
         "--shutdown-timeout", type=float, default=30.0, metavar="S", help="for running answers after SIGTERM (30)"
+    )
+    parser.add_argument(
+        "--keep-alive-timeout",
+        type=float,
+        default=130.0,
+        metavar="S",
+        help="an idle connection is kept so long; longer than the proxy in front keeps it (130)",
+    )
+    parser.add_argument(
+        "--request-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="for a request's head, then for its body, which gets 1 s more for each 8 KiB (30)",
     )
     parser.add_argument("--keep-alive", type=float, default=15.0, metavar="S", help="between comments of a stream (15)")
     parser.add_argument(
@@ -74,6 +88,8 @@ def _run(arguments: argparse.Namespace) -> int:
             reconnect_grace_s=arguments.reconnect_grace,
             lease_ttl_s=arguments.lease_ttl,
             shutdown_timeout_s=arguments.shutdown_timeout,
+            keep_alive_timeout_s=arguments.keep_alive_timeout,
+            request_timeout_s=arguments.request_timeout,
             keep_alive_s=arguments.keep_alive,
             cors_origins=tuple(arguments.cors_origin),
             parsers=ParserChoice(tool_call=arguments.tool_call_parser, reasoning=arguments.reasoning_parser),

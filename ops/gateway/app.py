@@ -82,6 +82,7 @@ def build_app(settings: GatewaySettings) -> Starlette:
         metrics,
         is_public=frozenset(operation.path for operation in OPERATIONS if operation.is_public),
         max_running=settings.max_running_requests,
+        request_timeout_s=settings.request_timeout_s,
     )
     app = Starlette(
         routes=[Route(one.path, _endpoint(one), methods=[one.method]) for one in OPERATIONS],

@@ -13,6 +13,7 @@ import uvicorn
 from ...shared.errors import ConfigurationError
 from ...shared.redis_check import check_redis
 from .app import build_app
+from .connection import connection_class
 from .settings import GatewaySettings
 
 # Waiting connections on top of those that run.
@@ -52,8 +53,12 @@ def serve(settings: GatewaySettings, *, host: str, port: int) -> int:
     Raises:
         ConfigurationError: the address cannot be listened on, or Redis is not there.
     """
+    connection = connection_class(
+        request_timeout_s=settings.request_timeout_s, keep_alive_timeout_s=settings.keep_alive_timeout_s
+    )
     config = uvicorn.Config(
         build_app(settings),
+        http=connection,  # pyright: ignore[reportArgumentType]  # it calls it, and asks for nothing of a class
         lifespan="on",
         log_config=None,
         log_level="warning",

@@ -13,6 +13,10 @@ from ...shared.keys import DEFAULT_NAMESPACE, check_name
 
 DEFAULT_PORT = 8000
 MAX_BODY_BYTES = 4 * 1024 * 1024
+# Longer than whoever calls keeps an idle connection: httpx and the openai package 5 s, aiohttp 15 s, nginx and Amazon's
+# load balancer 60 s, Go 90 s, Caddy 120 s. If the gateway closes first, a request may be on its way into a closed door.
+KEEP_ALIVE_TIMEOUT_S = 130.0
+REQUEST_TIMEOUT_S = 30.0
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +33,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         reconnect_grace_s: how long a cut stream's request goes on for somebody to pick it up; 0 cancels it at once.
         lease_ttl_s: the same where this process died.
         shutdown_timeout_s: how long running answers may take to end after SIGTERM.
+        keep_alive_timeout_s: how long a connection may be idle between two requests before it is closed.
+        request_timeout_s: how long the head of a request may take, and then its body; a body gets a second more for
+            each 8 KiB that has come.
         keep_alive_s: a stream that is silent for so long sends a comment, so that no proxy closes it.
         cors_origins: what browsers may call from; "*" is any, none turns CORS off.
         parsers: what reads tool calls and reasoning in answers to chats.
@@ -51,6 +58,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     reconnect_grace_s: float = 5.0
     lease_ttl_s: float = 10.0
     shutdown_timeout_s: float = 30.0
+    keep_alive_timeout_s: float = KEEP_ALIVE_TIMEOUT_S
+    request_timeout_s: float = REQUEST_TIMEOUT_S
     keep_alive_s: float = 15.0
     cors_origins: tuple[str, ...] = ()
     parsers: ParserChoice = ParserChoice()
@@ -66,7 +75,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("reconnect_grace_s", "shutdown_timeout_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{name} must be a number of seconds, at least 0, got {getattr(self, name)}")
-        for name in ("lease_ttl_s", "keep_alive_s", "result_ttl_s"):
+        for name in ("lease_ttl_s", "keep_alive_timeout_s", "request_timeout_s", "keep_alive_s", "result_ttl_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{name} must be a positive number of seconds, got {getattr(self, name)}")
         for origin in self.cors_origins:
