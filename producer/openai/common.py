@@ -117,7 +117,8 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """
         if self.stream_options is None:
             return
-        if not self.stream:
+        asks_for_something = any(msgspec.structs.astuple(self.stream_options))
+        if asks_for_something and not self.stream:
             raise bad_field("stream_options", "stream_options needs stream=true; leave it out")
         if self.stream_options.continuous_usage_stats:
             raise bad_field(
@@ -132,7 +133,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Raises:
             ValidationError: a value is out of range; the message names the field.
         """
-        values = {name: value for name in _PLAIN_FIELDS if (value := getattr(self, name)) is not None}
+        values = {name: value for name in _PLAIN_FIELDS if (value := getattr(self, name)) not in (None, {})}
         values |= {name: value for name, value in of_endpoint.items() if value is not None}
         if self.seed is not None:
             values["seed"] = self.seed & MAX_SEED  # OpenAI's may be negative
