@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib import metadata
 
@@ -85,7 +85,7 @@ def build_app(settings: GatewaySettings) -> Starlette:
         request_timeout_s=settings.request_timeout_s,
     )
     app = Starlette(
-        routes=[Route(one.path, _endpoint(one), methods=[one.method]) for one in OPERATIONS],
+        routes=_routes(OPERATIONS),
         middleware=[*_cors(settings), edge],
         exception_handlers={HTTPException: http_exception, Exception: any_exception},
         lifespan=lifespan,
@@ -94,13 +94,22 @@ def build_app(settings: GatewaySettings) -> Starlette:
     return app
 
 
-def _endpoint(operation: Operation) -> Callable[[Request], Awaitable[ASGIApp]]:
-    """The operation's handler, whose exceptions become responses here, before Starlette would log and raise them."""
+def _routes(operations: Sequence[Operation]) -> list[Route]:
+    """One route for each path, so that a refused method is told all that the path has."""
+    by_path: dict[str, dict[str, Operation]] = {}
+    for operation in operations:
+        by_path.setdefault(operation.path, {})[operation.method] = operation
+    return [Route(path, _endpoint(path, by_method), methods=list(by_method)) for path, by_method in by_path.items()]
+
+
+def _endpoint(path: str, by_method: Mapping[str, Operation]) -> Callable[[Request], Awaitable[ASGIApp]]:
+    """The handlers of a path, whose exceptions become responses here, before Starlette would log and raise them."""
 
     async def endpoint(request: Request) -> ASGIApp:
-        request.state.route = operation.path
+        request.state.route = path
+        method = "GET" if request.method == "HEAD" else request.method
         try:
-            return await operation.handler(request)
+            return await by_method[method].handler(request)
         except Exception as error:
             return await any_exception(request, error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -74,6 +75,12 @@ class Decoded(msgspec.Struct, frozen=True):
     def model(self) -> str | None:
         """The model that it names."""
         return self.body.model or None
+
+    @property
+    def fingerprint(self) -> str:
+        """Eight hexadecimal digits that two bodies share only if they say the same, in whatever order and spacing."""
+        said = msgspec.json.encode(msgspec.to_builtins(self.body, str_keys=True), order="deterministic")
+        return hashlib.blake2b(said, digest_size=4).hexdigest()
 
     def prepare(self, parsers: Parsers) -> Prepared:
         """Return what it asks of a model whose answers ``parsers`` read.
