@@ -10,7 +10,6 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -23,6 +22,7 @@ from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
 from .api_keys import ApiKeys
 from .auth import Authenticator
+from .cors import cors
 from .edge import Edge
 from .gateway import Gateway
 from .http import any_exception, http_exception
@@ -45,9 +45,9 @@ OPERATIONS: tuple[Operation, ...] = (
 
 
 def build_app(settings: GatewaySettings) -> Starlette:
-    """Return the gateway as an ASGI application; it connects to Redis when its server starts it.
+    """Return the gateway as an ASGI application; it connects to Redis when its lifespan begins.
 
-    Raises, at that start:
+    Raises, at that beginning:
         ConfigurationError: the URL cannot be read, Redis is not there or too old, or the folder cannot be used.
     """
     connection = CommandConnection(settings.redis_url)
@@ -86,7 +86,7 @@ def build_app(settings: GatewaySettings) -> Starlette:
     )
     app = Starlette(
         routes=_routes(OPERATIONS),
-        middleware=[*_cors(settings), edge],
+        middleware=[*cors(settings.cors_origins), edge],
         exception_handlers={HTTPException: http_exception, Exception: any_exception},
         lifespan=lifespan,
     )
@@ -114,17 +114,3 @@ def _endpoint(path: str, by_method: Mapping[str, Operation]) -> Callable[[Reques
             return await any_exception(request, error)
 
     return endpoint
-
-
-def _cors(settings: GatewaySettings) -> list[Middleware]:
-    if not settings.cors_origins:
-        return []
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["authorization", "content-type", "last-event-id", "x-request-id"],
-            expose_headers=["x-request-id", "retry-after"],
-        )
-    ]

@@ -10,6 +10,7 @@ from ...producer.client import RESULT_TTL_S
 from ...producer.openai.parsers import ParserChoice
 from ...shared.errors import ConfigurationError
 from ...shared.keys import DEFAULT_NAMESPACE, check_name
+from .cors import ANY, origin_pattern
 
 DEFAULT_PORT = 8000
 MAX_BODY_BYTES = 4 * 1024 * 1024
@@ -37,7 +38,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         request_timeout_s: how long the head of a request may take, and then its body; a body gets a second more for
             each 8 KiB that has come.
         keep_alive_s: a stream that is silent for so long sends a comment, so that no proxy closes it.
-        cors_origins: what browsers may call from; "*" is any, none turns CORS off.
+        cors_origins: which pages may call from a browser, by origins and patterns (see ``cors``); none turns CORS off.
         parsers: what reads tool calls and reasoning in answers to chats.
         fail_fast: answer 503 at once while no engine serves the model, instead of waiting for one.
         files_dir: where uploaded files and the answers of batches are; PENSTOCK_FILES_DIR, or "files" in the user's
@@ -79,5 +80,5 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{name} must be a positive number of seconds, got {getattr(self, name)}")
         for origin in self.cors_origins:
-            if origin != "*" and not origin.startswith(("http://", "https://")):
-                raise ConfigurationError(f"cors_origins must be origins such as https://example.org, got {origin!r}")
+            if origin != ANY:
+                origin_pattern(origin)
