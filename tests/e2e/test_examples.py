@@ -11,6 +11,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -206,24 +207,45 @@ class CuttingProxy:
     def __init__(self, addresses: list[str]) -> None:
         self._ports = [int(address.rpartition(":")[2]) for address in addresses]
         self.last_event_ids: list[bytes] = []
+        self._connections: set[asyncio.Task[None]] = set()
 
-    async def serve(self) -> asyncio.Server:
-        return await asyncio.start_server(self._connected, "127.0.0.1", 0)
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """Its address, while the block lasts; at the end of it no connection is left."""
+        async with await asyncio.start_server(self._accept, "127.0.0.1", 0) as server:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            for connection in self._connections:
+                connection.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections.add(asyncio.create_task(self._connected(reader, writer)))
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._hand_on(reader, writer)
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    async def _hand_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         self.last_event_ids += re.findall(rb"(?im)^last-event-id: (.*?)\r$", head)
         is_first = not self.last_event_ids
         from_server, to_server = await asyncio.open_connection("127.0.0.1", self._ports[not is_first])
-        # The body then ends with the connection: a torn chunk is final to Node's EventSource, unlike to a browser's.
-        to_server.write(head.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
-        sent = b""
-        while not (is_first and re.search(rb"\ndata: .*\n\n", sent)) and (line := await from_server.readline()):
-            sent += line
-            writer.write(line)
-        await writer.drain()
-        writer.close()
-        to_server.close()
+        try:
+            # The body then ends with the connection: a torn chunk is final to Node's EventSource, not to a browser's.
+            to_server.write(head.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+            sent = b""
+            while not (is_first and re.search(rb"\ndata: .*\n\n", sent)) and (line := await from_server.readline()):
+                sent += line
+                writer.write(line)
+            await writer.drain()
+        finally:
+            to_server.close()
+            with suppress(OSError):
+                await to_server.wait_closed()
 
 
 # As on a page of plain HTTP that is not on localhost, there is no crypto.randomUUID.
@@ -281,8 +303,7 @@ async def test_the_page_asks_and_comes_back_by_itself(servers: Servers, script: 
     shown: dict[str, Any] = {}
     while not came_back_after:  # else the first event was the last: the machine is busy
         proxy = CuttingProxy(servers.addresses["fastapi"])
-        async with await proxy.serve() as serving:
-            address = f"http://127.0.0.1:{serving.sockets[0].getsockname()[1]}"
+        async with proxy.serving() as address:
             shown = await run_page(script, address, question=QUESTION)
         assert shown["text"] == ANSWER
         came_back_after = proxy.last_event_ids
