@@ -17,10 +17,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 import msgspec
+import structlog
 
 from ..shared.broker import Broker
 from ..shared.connection import Subscriber, Subscription
-from ..shared.errors import BrokerError, ClientClosedError, RequestNotFoundError, ValidationError, from_wire
+from ..shared.errors import ClientClosedError, RequestNotFoundError, ValidationError, from_wire
 from ..shared.messages import Delta
 from ..shared.params import RequestOutputKind
 from ..shared.shown import shown
@@ -30,6 +31,7 @@ from .outputs import RequestOutput, final_output
 FIRST_LOOK_AFTER_S = 0.05
 
 _decoder = msgspec.msgpack.Decoder(Delta)
+log = structlog.get_logger()
 
 
 class DeltaReader:
@@ -64,6 +66,7 @@ class DeltaReader:
         self._ended = False
         self._failure: BaseException | None = None
         self._look_at_log = False
+        self._has_met_junk = False
         self._first_look: asyncio.TimerHandle | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._subscription: Subscription | None = None
@@ -139,13 +142,19 @@ class DeltaReader:
                     waiter.set_result(None)
 
     def _on_message(self, record: bytes) -> None:
-        """Take a record from the channel; what is wrong with it is this reader's caller's to hear, in its own turn."""
+        """Take a record from the channel; what is wrong with it is this reader's caller's to hear, in its own turn.
+
+        Anybody may publish anything: what is no record is passed over, and the log says what there is.
+        """
         try:
             self._offer(_decoder.decode(record))
         except ValidationError as error:
             self._failure = error
-        except msgspec.MsgspecError as error:
-            self._failure = BrokerError(f"request {shown(self._request_id)}: unreadable record on its channel: {error}")
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            self._look_at_log = True
+            if not self._has_met_junk:  # told once: there may be a flood of it
+                self._has_met_junk = True
+                log.warning("passed over what is no record", request_id=self._request_id, error=str(error))
         self._wake()
 
     def _offer(self, delta: Delta) -> None:

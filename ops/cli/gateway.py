@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from importlib.util import find_spec
 
-from ...shared.command_line import Command, add_redis_arguments
+import structlog
+from redis.exceptions import RedisError
+
+from ...shared.command_line import EXIT_FAILED, Command, add_redis_arguments
 from ...shared.embedded import resolve_redis_url
-from ...shared.errors import ConfigurationError
+from ...shared.errors import ConfigurationError, PenstockError
 from ...shared.log import FORMATS, LEVELS, configure_logging
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
-_NEEDED = ("starlette", "uvicorn", "prometheus_client")
+_NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client")
+
+log = structlog.get_logger()
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +26,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="of requests that name none; may be left out if only one is known, or served")
     parser.add_argument("--api-keys", choices=("on", "off"), default="off", help="let in only keys of `penstock keys`")
     parser.add_argument("--tenant", default="default", help="of all requests without API keys (default: default)")
-    parser.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN", help="may call from a browser")
+    parser.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="whose pages may call from a browser: https://app.example.org, https://*.example.org, '*' for all",
+    )
     parser.add_argument("--max-body-bytes", type=int, default=4 * 1024 * 1024, metavar="N", help="4 MiB by default")
     parser.add_argument(
         "--max-running-requests", type=int, default=10_000, metavar="N", help="more at a time get 429 (default: 10000)"
@@ -34,6 +46,20 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lease-ttl", type=float, default=10.0, metavar="S", help="the same if this process dies (10)")
     parser.add_argument(
         "--shutdown-timeout", type=float, default=30.0, metavar="S", help="for running answers after SIGTERM (30)"
+    )
+    parser.add_argument(
+        "--keep-alive-timeout",
+        type=float,
+        default=130.0,
+        metavar="S",
+        help="an idle connection is kept so long; longer than the proxy in front keeps it (130)",
+    )
+    parser.add_argument(
+        "--request-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="for a request's head, then for its body, which gets 1 s more for each 8 KiB (30)",
     )
     parser.add_argument("--keep-alive", type=float, default=15.0, metavar="S", help="between comments of a stream (15)")
     parser.add_argument(
@@ -56,11 +82,22 @@ def _run(arguments: argparse.Namespace) -> int:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigurationError(f"the gateway needs {', '.join(missing)}: pip install 'penstock[gateway]'")
+    configure_logging(arguments.log_level, arguments.log_format)
+    try:
+        return _serve(arguments)
+    except (PenstockError, RedisError) as error:
+        if arguments.log_format == "pretty" or (arguments.log_format == "auto" and sys.stderr.isatty()):
+            raise
+        # Whoever reads JSON lines from standard error, as collectors of logs do, reads this one, too.
+        log.critical(str(error), code=getattr(error, "code", "redis_error"))
+        return EXIT_FAILED
+
+
+def _serve(arguments: argparse.Namespace) -> int:
     from ...producer.openai.parsers import ParserChoice
     from ..gateway.serve import serve
     from ..gateway.settings import GatewaySettings
 
-    configure_logging(arguments.log_level, arguments.log_format)
     with resolve_redis_url(arguments.redis_url) as url:
         settings = GatewaySettings(
             redis_url=url,
@@ -74,6 +111,8 @@ def _run(arguments: argparse.Namespace) -> int:
             reconnect_grace_s=arguments.reconnect_grace,
             lease_ttl_s=arguments.lease_ttl,
             shutdown_timeout_s=arguments.shutdown_timeout,
+            keep_alive_timeout_s=arguments.keep_alive_timeout,
+            request_timeout_s=arguments.request_timeout,
             keep_alive_s=arguments.keep_alive,
             cors_origins=tuple(arguments.cors_origin),
             parsers=ParserChoice(tool_call=arguments.tool_call_parser, reasoning=arguments.reasoning_parser),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib import metadata
 
@@ -10,7 +10,6 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -23,6 +22,7 @@ from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
 from .api_keys import ApiKeys
 from .auth import Authenticator
+from .cors import cors
 from .edge import Edge
 from .gateway import Gateway
 from .http import any_exception, http_exception
@@ -45,9 +45,9 @@ OPERATIONS: tuple[Operation, ...] = (
 
 
 def build_app(settings: GatewaySettings) -> Starlette:
-    """Return the gateway as an ASGI application; it connects to Redis when its server starts it.
+    """Return the gateway as an ASGI application; it connects to Redis when its lifespan begins.
 
-    Raises, at that start:
+    Raises, at that beginning:
         ConfigurationError: the URL cannot be read, Redis is not there or too old, or the folder cannot be used.
     """
     connection = CommandConnection(settings.redis_url)
@@ -82,10 +82,11 @@ def build_app(settings: GatewaySettings) -> Starlette:
         metrics,
         is_public=frozenset(operation.path for operation in OPERATIONS if operation.is_public),
         max_running=settings.max_running_requests,
+        request_timeout_s=settings.request_timeout_s,
     )
     app = Starlette(
-        routes=[Route(one.path, _endpoint(one), methods=[one.method]) for one in OPERATIONS],
-        middleware=[*_cors(settings), edge],
+        routes=_routes(OPERATIONS),
+        middleware=[*cors(settings.cors_origins), edge],
         exception_handlers={HTTPException: http_exception, Exception: any_exception},
         lifespan=lifespan,
     )
@@ -93,28 +94,23 @@ def build_app(settings: GatewaySettings) -> Starlette:
     return app
 
 
-def _endpoint(operation: Operation) -> Callable[[Request], Awaitable[ASGIApp]]:
-    """The operation's handler, whose exceptions become responses here, before Starlette would log and raise them."""
+def _routes(operations: Sequence[Operation]) -> list[Route]:
+    """One route for each path, so that a refused method is told all that the path has."""
+    by_path: dict[str, dict[str, Operation]] = {}
+    for operation in operations:
+        by_path.setdefault(operation.path, {})[operation.method] = operation
+    return [Route(path, _endpoint(path, by_method), methods=list(by_method)) for path, by_method in by_path.items()]
+
+
+def _endpoint(path: str, by_method: Mapping[str, Operation]) -> Callable[[Request], Awaitable[ASGIApp]]:
+    """The handlers of a path, whose exceptions become responses here, before Starlette would log and raise them."""
 
     async def endpoint(request: Request) -> ASGIApp:
-        request.state.route = operation.path
+        request.state.route = path
+        method = "GET" if request.method == "HEAD" else request.method
         try:
-            return await operation.handler(request)
+            return await by_method[method].handler(request)
         except Exception as error:
             return await any_exception(request, error)
 
     return endpoint
-
-
-def _cors(settings: GatewaySettings) -> list[Middleware]:
-    if not settings.cors_origins:
-        return []
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["authorization", "content-type", "last-event-id", "x-request-id"],
-            expose_headers=["x-request-id", "retry-after"],
-        )
-    ]

@@ -20,6 +20,7 @@ from ...shared.shown import shown
 from .auth import Authenticator
 from .http import error_response
 from .metrics import Metrics
+from .request_body import RequestBody
 
 _REQUEST_ID = re.compile(rf"[\x21-\x7e]{{1,{MAX_NAME_CHARS}}}")
 # The head's name of a route that does not exist: made-up paths must not become so many time series.
@@ -32,8 +33,9 @@ class Edge:
     """Wraps the routes.
 
     Args:
-        routes: by endpoint function, the path that metrics call it by.
-        public: endpoint paths that need no API key.
+        is_public: paths that need no API key.
+        max_running: more at a time are refused.
+        request_timeout_s: how long a body may take: see ``RequestBody``.
     """
 
     def __init__(
@@ -44,25 +46,28 @@ class Edge:
         *,
         is_public: frozenset[str],
         max_running: int,
+        request_timeout_s: float,
     ) -> None:
         self._app = app
         self._authenticator = authenticator
         self._metrics = metrics
         self._is_public = is_public
         self._max_running = max_running
+        self._request_timeout_s = request_timeout_s
         self._num_running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = Exchange(scope, send)
+        body = RequestBody(receive, self._request_timeout_s)
+        exchange = Exchange(scope, send, body)
         state = scope.setdefault("state", {})
         state["started_at"] = exchange.started_at
         self._num_running += 1
         self._metrics.in_flight.inc()
         try:
-            await self._serve(scope, receive, exchange)
+            await self._serve(scope, body, exchange)
         finally:
             self._num_running -= 1
             self._metrics.in_flight.dec()
@@ -101,9 +106,12 @@ class Edge:
 
 
 class Exchange:
-    """One request and its response: adds the request's id to the head of the response, and notes its status."""
+    """One request and its response: adds the request's id to the head of the response, and notes its status.
 
-    def __init__(self, scope: Scope, send: Send) -> None:
+    The rest of a body that came too late is not waited for: its connection ends with the response.
+    """
+
+    def __init__(self, scope: Scope, send: Send, body: RequestBody) -> None:
         self.started_at = time.perf_counter()
         self.headers = Headers(scope=scope)
         self._given_id = self.headers.get("x-request-id", "")
@@ -111,6 +119,7 @@ class Exchange:
         self.request_id = self._given_id if is_usable else uuid.uuid4().hex
         self.status = 500
         self._send = send
+        self._body = body
 
     def check_request_id(self) -> None:
         """Refuse an id that cannot stand in head and log: its caller would look for it there in vain.
@@ -127,7 +136,10 @@ class Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            MutableHeaders(scope=message)["x-request-id"] = self.request_id
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self.request_id
+            if self._body.is_late:
+                headers["connection"] = "close"
         await self._send(message)
 
 

@@ -18,7 +18,7 @@ _ERROR_NAMES = {
     401: "There is no API key, or not a valid one.",
     404: "There is no such thing.",
     405: "The path has no such method.",
-    408: "The request expired before it was started.",
+    408: "The body did not come in time, or the request expired before it was started.",
     409: "The state of the thing forbids it.",
     413: "The body is too large.",
     429: "The queue is full, or the tenant is over its quota; `Retry-After` says when to come back.",
@@ -56,7 +56,8 @@ def _operation(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
     if operation.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     responses: dict[str, Any] = {str(operation.status): {"description": "Success.", "content": content}}
-    for status in sorted({*_ANY_ERRORS, *operation.statuses}):
+    of_body = () if operation.body is None else (408,)
+    for status in sorted({*_ANY_ERRORS, *of_body, *operation.statuses}):
         error = {"application/json": {"schema": schema_of[ErrorBody]}}
         responses[str(status)] = {"description": _ERROR_NAMES[status], "content": error}
     described: dict[str, Any] = {"summary": operation.summary, "responses": responses}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 
 from ...producer import Delta
+from ...producer.openai.common import fingerprint_of
 from ...producer.openai.errors import OpenAIError
 
 _FORM = re.compile(r"([A-Za-z0-9_-]{1,100}):(\d{1,10}e?(?:\.\d{1,10}e?)*)(\.u)?")
@@ -40,20 +41,20 @@ class Position:
         return cls(response_id, [0] * num_answers, [False] * num_answers)
 
     @classmethod
-    def parse(cls, event_id: str, num_answers: int, id_prefix: str) -> Position:
-        """Read ``Last-Event-ID``.
+    def parse(cls, event_id: str, num_answers: int, id_prefix: str, fingerprint: str) -> Position:
+        """Read ``Last-Event-ID``, sent with a body of ``num_answers`` and ``fingerprint``.
 
         Raises:
-            OpenAIError: 400, it is no id of an event of such a stream.
+            OpenAIError: 400, it is no id of an event of such a stream, or of one that another body began.
         """
         match = _FORM.fullmatch(event_id)
         marks = match[2].split(".") if match else []
         if match is None or len(marks) != num_answers or not match[1].startswith(f"{id_prefix}-"):
-            raise OpenAIError(
-                400,
-                "Last-Event-ID must be the id of an event of a stream that this same body began",
-                param="Last-Event-ID",
-                code="invalid_last_event_id",
+            raise _refused("Last-Event-ID must be the id of an event of a stream that this same body began")
+        if fingerprint_of(match[1]) not in ("", fingerprint):
+            raise _refused(
+                "Last-Event-ID is of a stream that another body began; send that body again, without a change, or "
+                "leave the header out"
             )
         ended = [mark.endswith("e") for mark in marks]
         return cls(match[1], [int(mark.rstrip("e")) for mark in marks], ended, has_usage=match[3] is not None)
@@ -76,3 +77,7 @@ class Position:
                 f"{index}e" if ended else str(index) for index, ended in zip(self.next_indexes, self.ended, strict=True)
             )
         return f"{self.response_id}:{marks}{'.u' if self.has_usage else ''}"
+
+
+def _refused(message: str) -> OpenAIError:
+    return OpenAIError(400, message, param="Last-Event-ID", code="invalid_last_event_id")

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import signal
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 
+import structlog
 import uvicorn
+from starlette.applications import Starlette
 
 from ...shared.errors import ConfigurationError
 from ...shared.redis_check import check_redis
 from ...shared.shown import shown
 from .app import build_app
+from .connection import connection_class
+from .cors import ANY
 from .settings import GatewaySettings
 
 # Waiting connections on top of those that run.
 BACKLOG = 2048
+
+log = structlog.get_logger()
 
 
 class _Server(uvicorn.Server):
@@ -51,11 +58,16 @@ def serve(settings: GatewaySettings, *, host: str, port: int) -> int:
     """Serve until SIGTERM or SIGINT: then accept no more, let running answers end up to the time limit, and return 0.
 
     Raises:
-        ConfigurationError: the address cannot be listened on, or Redis is not there.
+        ConfigurationError: the address cannot be listened on, Redis is not there, or the folder cannot be used.
     """
+    app = build_app(settings)
+    connection = connection_class(
+        request_timeout_s=settings.request_timeout_s, keep_alive_timeout_s=settings.keep_alive_timeout_s
+    )
     config = uvicorn.Config(
-        build_app(settings),
-        lifespan="on",
+        app,
+        http=connection,  # pyright: ignore[reportArgumentType]  # it calls it, and asks for nothing of a class
+        lifespan="off",  # begun below: uvicorn would log a traceback of what is a sentence
         log_config=None,
         log_level="warning",
         access_log=False,
@@ -67,8 +79,30 @@ def serve(settings: GatewaySettings, *, host: str, port: int) -> int:
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(check_redis(settings.redis_url, namespace=settings.namespace))
         with _listening(host, port) as listener:
-            runner.run(_Server(config).serve([listener]))
+            warn_of_strangers(settings, *listener.getsockname()[:2])
+            runner.run(_serve(app, config, listener))
     return 0
+
+
+async def _serve(app: Starlette, config: uvicorn.Config, listener: socket.socket) -> None:
+    async with app.router.lifespan_context(app):
+        await _Server(config).serve([listener])
+
+
+def warn_of_strangers(settings: GatewaySettings, address: str, port: int) -> None:
+    """Log who can use a gateway without API keys at ``address``, if those are others than who started it."""
+    if settings.api_keys:
+        return
+    if not ipaddress.ip_address(address).is_loopback:
+        log.warning(
+            f"whoever reaches {address}, port {port}, can use every model here, as tenant {shown(settings.tenant)}: API "
+            "keys are off; pass --api-keys on, or --host 127.0.0.1, or let nobody through but what asks who it is"
+        )
+    if ANY in settings.cors_origins:
+        log.warning(
+            "any web page that somebody who reaches this gateway opens can use it, too: API keys are off, and "
+            "--cors-origin is '*'; pass --api-keys on, or the origins of your pages"
+        )
 
 
 @contextmanager
@@ -77,6 +111,9 @@ def _listening(host: str, port: int) -> Generator[socket.socket]:
     try:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
-        raise ConfigurationError(f"cannot listen on host {shown(host)}, port {port}: {error}") from error
+        reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0].rstrip(".")
+        raise ConfigurationError(
+            f"cannot listen on host {shown(host)}, port {port} ({reason}); pass another --host or --port"
+        ) from error
     with listener:
         yield listener

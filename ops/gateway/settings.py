@@ -10,10 +10,14 @@ from ...producer.client import RESULT_TTL_S
 from ...producer.openai.parsers import ParserChoice
 from ...shared.errors import ConfigurationError
 from ...shared.keys import DEFAULT_NAMESPACE, check_name
-from ...shared.shown import shown
+from .cors import ANY, origin_pattern
 
 DEFAULT_PORT = 8000
 MAX_BODY_BYTES = 4 * 1024 * 1024
+# Longer than whoever calls keeps an idle connection: httpx and the openai package 5 s, aiohttp 15 s, nginx and Amazon's
+# load balancer 60 s, Go 90 s, Caddy 120 s. If the gateway closes first, a request may be on its way into a closed door.
+KEEP_ALIVE_TIMEOUT_S = 130.0
+REQUEST_TIMEOUT_S = 30.0
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,8 +34,11 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         reconnect_grace_s: how long a cut stream's request goes on for somebody to pick it up; 0 cancels it at once.
         lease_ttl_s: the same where this process died.
         shutdown_timeout_s: how long running answers may take to end after SIGTERM.
+        keep_alive_timeout_s: how long a connection may be idle between two requests before it is closed.
+        request_timeout_s: how long the head of a request may take, and then its body; a body gets a second more for
+            each 8 KiB that has come.
         keep_alive_s: a stream that is silent for so long sends a comment, so that no proxy closes it.
-        cors_origins: what browsers may call from; "*" is any, none turns CORS off.
+        cors_origins: which pages may call from a browser, by origins and patterns (see ``cors``); none turns CORS off.
         parsers: what reads tool calls and reasoning in answers to chats.
         fail_fast: answer 503 at once while no engine serves the model, instead of waiting for one.
         files_dir: where uploaded files and the answers of batches are; PENSTOCK_FILES_DIR, or "files" in the user's
@@ -52,6 +59,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     reconnect_grace_s: float = 5.0
     lease_ttl_s: float = 10.0
     shutdown_timeout_s: float = 30.0
+    keep_alive_timeout_s: float = KEEP_ALIVE_TIMEOUT_S
+    request_timeout_s: float = REQUEST_TIMEOUT_S
     keep_alive_s: float = 15.0
     cors_origins: tuple[str, ...] = ()
     parsers: ParserChoice = ParserChoice()
@@ -67,11 +76,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("reconnect_grace_s", "shutdown_timeout_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{name} must be a number of seconds, at least 0, got {getattr(self, name)}")
-        for name in ("lease_ttl_s", "keep_alive_s", "result_ttl_s"):
+        for name in ("lease_ttl_s", "keep_alive_timeout_s", "request_timeout_s", "keep_alive_s", "result_ttl_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{name} must be a positive number of seconds, got {getattr(self, name)}")
         for origin in self.cors_origins:
-            if origin != "*" and not origin.startswith(("http://", "https://")):
-                raise ConfigurationError(
-                    f"cors_origins must be origins such as https://example.org, got {shown(origin)}"
-                )
+            if origin != ANY:
+                origin_pattern(origin)

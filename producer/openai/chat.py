@@ -250,7 +250,7 @@ def prepare_chat(body: ChatCompletionBody, parsers: Parsers | None = None) -> Pr
 
 
 def _num_top_logprobs(body: ChatCompletionBody) -> int | None:
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise bad_field("top_logprobs", f"top_logprobs={body.top_logprobs} needs logprobs=true")
     if not body.logprobs:
         return None

@@ -18,6 +18,9 @@ from .errors import bad_field, cancelled, expired
 # Which build answered; OpenAI's callers compare it to see whether answers to the same seed may differ.
 SYSTEM_FINGERPRINT = "penstock"
 
+# Of an id after its dash: time and chance; the fingerprint of a body.
+_NUM_DIGITS, _NUM_FINGERPRINT_DIGITS = 32, 8
+
 OpenAIFinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
 
 
@@ -117,7 +120,8 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """
         if self.stream_options is None:
             return
-        if not self.stream:
+        asks_for_something = any(msgspec.structs.astuple(self.stream_options))
+        if asks_for_something and not self.stream:
             raise bad_field("stream_options", "stream_options needs stream=true; leave it out")
         if self.stream_options.continuous_usage_stats:
             raise bad_field(
@@ -132,7 +136,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Raises:
             ValidationError: a value is out of range; the message names the field.
         """
-        values = {name: value for name in _PLAIN_FIELDS if (value := getattr(self, name)) is not None}
+        values = {name: value for name in _PLAIN_FIELDS if (value := getattr(self, name)) not in (None, {})}
         values |= {name: value for name, value in of_endpoint.items() if value is not None}
         if self.seed is not None:
             values["seed"] = self.seed & MAX_SEED  # OpenAI's may be negative
@@ -240,9 +244,18 @@ class UsageCounter:
         return Usage.of(list(self._counts.values()))
 
 
-def new_id(prefix: str) -> str:
-    """Return an id for a response: its first eight digits after the dash are when it was made (see ``created_at``)."""
-    return f"{prefix}-{int(time.time()):08x}{os.urandom(12).hex()}"
+def new_id(prefix: str, fingerprint: str = "") -> str:
+    """Return an id for a response: its first eight digits after the dash are when it was made (see ``created_at``).
+
+    ``fingerprint`` stands at its end: eight digits that say which body asked for it, where that matters.
+    """
+    return f"{prefix}-{int(time.time()):08x}{os.urandom(12).hex()}{fingerprint}"
+
+
+def fingerprint_of(response_id: str) -> str:
+    """Return the fingerprint of the body that a response answers; empty if its id has none."""
+    digits = response_id.partition("-")[2]
+    return digits[_NUM_DIGITS:] if len(digits) == _NUM_DIGITS + _NUM_FINGERPRINT_DIGITS else ""
 
 
 def created_at(response_id: str) -> int:
@@ -252,7 +265,8 @@ def created_at(response_id: str) -> int:
     """
     _, _, digits = response_id.partition("-")
     try:
-        return int(digits[:8], 16) if len(digits) == 32 else int(time.time())
+        has_time = len(digits) in (_NUM_DIGITS, _NUM_DIGITS + _NUM_FINGERPRINT_DIGITS)
+        return int(digits[:8], 16) if has_time else int(time.time())
     except ValueError:
         return int(time.time())
 

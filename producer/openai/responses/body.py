@@ -53,7 +53,7 @@ class ResponseBody(GenerationBody, kw_only=True, omit_defaults=True, forbid_unkn
 
     ``include``, ``max_tool_calls`` and ``background_options`` ask for nothing that could differ here, except
     "message.output_text.logprobs". ``webhook_url``, which is Penstock's, is told of the end of a response in the
-    background. Fields from ``conversation`` on are refused unless they are null.
+    background. Fields from ``conversation`` on are refused unless they are null or empty.
     """
 
     input: str | list[Any] | None = None
@@ -95,6 +95,8 @@ _REFUSED = {
     "n": "send several requests",
     "max_tokens": "send max_output_tokens",
 }
+# As if a field that is refused had not been given.
+_NEUTRAL: tuple[Any, ...] = (None, [], {})
 # Fields that a chat completion does not get: they have another name there, or say nothing to the model.
 _KEPT = {
     "n",
@@ -120,7 +122,7 @@ def check_body(body: ResponseBody) -> None:
     body.check_stream()
     for name, remedy in _REFUSED.items():
         value = getattr(body, name)
-        if value is not None and not (name == "n" and value == 1):
+        if value not in _NEUTRAL and not (name == "n" and value == 1):
             raise bad_field(name, f"{name} is not supported here; {remedy}", code="unsupported_parameter")
     if body.input is None and body.previous_response_id is None:
         raise bad_field("input", "input must be given", code="missing_required_parameter")
@@ -134,7 +136,7 @@ def check_body(body: ResponseBody) -> None:
         raise bad_field("store", "store must not be false with background=true: it is asked for later")
     if body.webhook_url is not None and not body.background:
         raise bad_field("webhook_url", "webhook_url needs background=true: who waits for the response sees its end")
-    if body.top_logprobs is not None and LOGPROBS not in (body.include or ()):
+    if body.top_logprobs and LOGPROBS not in (body.include or ()):
         raise bad_field("top_logprobs", f"top_logprobs={body.top_logprobs} needs include=[{LOGPROBS!r}]")
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         raise bad_field(

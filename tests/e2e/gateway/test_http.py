@@ -223,6 +223,35 @@ async def test_what_cannot_be_picked_up_is_told(async_http: httpx.AsyncClient) -
         assert answer.status_code == status, answer.text
 
 
+async def test_a_stream_is_picked_up_by_the_body_that_began_it_alone(async_http: httpx.AsyncClient) -> None:
+    body = chat(stream=True, ignore_eos=True, max_tokens=50)
+    ((event_id, _),) = await read_events(async_http, body, {}, leave_after=1)
+    headers = {"Last-Event-ID": event_id}
+    for other in ({"max_tokens": 40}, {"logprobs": True}, {"messages": [{"role": "user", "content": "spell 7:"}]}):
+        answer = await async_http.post(CHAT, json=body | other, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_last_event_id")
+        assert "another body" in answer.json()["error"]["message"]
+    assert await read_events(async_http, dict(reversed(body.items())) | {"audio": None}, headers)
+
+
+def test_a_405_names_every_method_of_its_path(http: httpx.Client) -> None:
+    document = http.get("/openapi.json").json()
+    for path, methods in document["paths"].items():
+        concrete = re.sub(r"\{\w+\}", "x", path)
+        refused = http.request("PATCH", concrete)
+        allowed = {method.upper() for method in methods}
+        assert refused.status_code == 405
+        assert set(refused.headers["allow"].split(", ")) == allowed | ({"HEAD"} if "GET" in allowed else set())
+        assert refused.headers["x-request-id"]
+
+
+def test_models_say_since_when_they_are_served(http: httpx.Client) -> None:
+    (model,) = [one for one in http.get("/v1/models").json()["data"] if one["id"] == "demo"]
+    assert abs(model["created"] - time.time()) < 24 * 3600
+    assert http.get("/v1/models/demo").json() == model
+    assert http.head("/v1/models").status_code == 200
+
+
 def test_api_keys_stand_for_tenants(
     deployment: LocalStack, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,13 +278,14 @@ def test_api_keys_stand_for_tenants(
         allowed = http.get("/v1/models", headers=bearer | {"origin": "https://example.org"})
         assert allowed.headers["access-control-allow-origin"] == "https://example.org"
 
-        with http.stream("POST", CHAT, json=chat(stream=True, ignore_eos=True, max_tokens=400), headers=bearer) as told:
+        long = chat(stream=True, ignore_eos=True, max_tokens=400)
+        with http.stream("POST", CHAT, json=long, headers=bearer) as told:
             lines = told.iter_lines()
             event_id = next(lines).removeprefix("id: ")
             status = asyncio.run(status_of(deployment.url, event_id.partition(":")[0]))
             assert (status.tenant, status.band) == ("acme", "interactive")
             theirs = {"Authorization": f"Bearer {other}", "Last-Event-ID": event_id}
-            assert http.post(CHAT, json=chat(stream=True), headers=theirs).status_code == 404
+            assert http.post(CHAT, json=long, headers=theirs).status_code == 404
             penstock("revoke", acme.split("-")[1])
             gateway_pid_ends(gateway)
             assert list(lines)[-2] == "data: [DONE]"

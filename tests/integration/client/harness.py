@@ -12,6 +12,7 @@ from pathlib import Path
 import redis
 
 from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
+from penstock.shared.connection import CommandConnection
 from penstock.shared.embedded import find_redis_server
 from penstock.shared.messages import Delta, FinishReason
 from penstock.shared.records import DeathCause
@@ -34,6 +35,14 @@ async def write(broker: Broker, claim: Claim, index: int, *tokens: int, end: Fin
         assert await broker.append([Record(claim.request_id, claim.epoch, delta)]) == []
     else:
         assert await broker.finish([FinalRecord(claim.request_id, claim.epoch, delta)]) == []
+
+
+async def until_followed(commands: CommandConnection, broker: Broker, *claims: Claim) -> None:
+    """Wait until somebody listens to the channel of each."""
+    channels = [broker.keys.output(claim.request_id) for claim in claims]
+    async with asyncio.timeout(5):
+        while (await commands.execute("PUBSUB", "NUMSUB", *channels))[1::2] != [1] * len(channels):
+            await asyncio.sleep(0)
 
 
 async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 10) -> None:

@@ -23,7 +23,7 @@ async def test_more_than_may_run_are_told_to_come_back() -> None:
 
     metrics = Metrics()
     authenticator = Authenticator(None, tenant="acme")
-    edge = Edge(app, authenticator, metrics, is_public=frozenset({"/health"}), max_running=1)
+    edge = Edge(app, authenticator, metrics, is_public=frozenset({"/health"}), max_running=1, request_timeout_s=60.0)
 
     async def call(path: str) -> tuple[int, dict[str, str], bytes]:
         sent: list[Any] = []

@@ -34,6 +34,8 @@ def test_the_document_has_every_operation_and_no_loose_end() -> None:
         ("max_body_bytes", 10),
         ("max_running_requests", 0),
         ("keep_alive_s", 0),
+        ("keep_alive_timeout_s", 0),
+        ("request_timeout_s", -1),
         ("lease_ttl_s", float("inf")),
         ("reconnect_grace_s", -1),
         ("cors_origins", ("example.org",)),

@@ -1,0 +1,67 @@
+"""What a start says: who can use the gateway, and why it does not start."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from penstock.ops.local_gateway import LocalGateway
+from penstock.shared.errors import ConfigurationError
+
+
+def start(redis_url: str, tmp_path: Path, *options: str) -> str:
+    """The log of a gateway that was started and stopped, or would not start."""
+    gateway = LocalGateway(redis_url, ["--files-dir", str(tmp_path / "files"), *options], tmp_path / "gateway.log")
+    try:
+        with gateway:
+            pass
+    except ConfigurationError:
+        return gateway.log
+    return gateway.log
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        (["--host", "0.0.0.0"], "API keys are off"),
+        (["--host", "127.0.0.1"], None),
+        (["--host", "localhost"], None),
+        (["--host", "0.0.0.0", "--api-keys", "on"], None),
+        (["--cors-origin", "*"], "any web page"),
+        (["--cors-origin", "https://*.example.org"], None),
+    ],
+)
+def test_who_can_use_it_is_told(redis_url: str, tmp_path: Path, options: list[str], warned: str | None) -> None:
+    lines = [json.loads(line) for line in start(redis_url, tmp_path, *options).splitlines()]
+    assert [line["level"] for line in lines] == (["warning"] if warned else [])
+    assert warned is None or warned in lines[0]["event"]
+
+
+def test_why_it_does_not_start_is_a_sentence_in_the_form_of_the_log(redis_url: str, tmp_path: Path) -> None:
+    (tmp_path / "no folder").touch()
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        for options, reason in (
+            (["--files-dir", str(tmp_path / "no folder")], "name another with --files-dir"),
+            (["--port", str(taken.getsockname()[1])], "pass another --host or --port"),
+            (["--host", "no.such.host.invalid"], "cannot listen on host 'no.such.host.invalid'"),
+            (["--cors-origin", "example.org"], "got 'example.org'"),
+            (["--redis-url", "redis://127.0.0.1:1"], "no Redis can be reached"),
+        ):
+            (tmp_path / "gateway.log").unlink(missing_ok=True)
+            (line,) = map(json.loads, start(redis_url, tmp_path, *options).splitlines())
+            assert reason in line["event"]
+            assert (line["level"], "Traceback" in line["event"]) == ("critical", False)
+
+
+def test_people_read_the_same_sentence(redis_url: str) -> None:
+    command = [sys.executable, "-m", "penstock.ops.cli", "gateway", "--redis-url", redis_url, "--port", "99999"]
+    ended = subprocess.run([*command, "--log-format", "pretty"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: cannot listen on host '127.0.0.1', port 99999 (")
+    assert ended.stderr.endswith("); pass another --host or --port\n")

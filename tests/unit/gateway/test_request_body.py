@@ -1,0 +1,58 @@
+"""How long a body is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock.ops.gateway.request_body import MIN_BYTES_PER_S, RequestBody
+from penstock.producer.openai.errors import OpenAIError
+
+
+def receiver(*messages: Any) -> Any:
+    """An ASGI ``receive`` that gives the messages, and then nothing."""
+    left = list(messages)
+
+    async def receive() -> Any:
+        if not left:
+            await asyncio.Event().wait()
+        return left.pop(0)
+
+    return receive
+
+
+def part(num_bytes: int, *, more_body: bool = True) -> dict[str, Any]:
+    return {"type": "http.request", "body": bytes(num_bytes), "more_body": more_body}
+
+
+async def test_what_has_come_gives_time_for_what_has_not() -> None:
+    body = RequestBody(receiver(part(1000 * MIN_BYTES_PER_S), part(1000 * MIN_BYTES_PER_S)), 60.0)
+    await body()
+    await body()
+    assert 1500 < body.patience_s <= 2060
+
+
+async def test_what_does_not_come_is_a_timeout() -> None:
+    body = RequestBody(receiver(part(1)), 0.01)
+    await body()
+    with pytest.raises(OpenAIError, match=r"not complete after 0\.01 s") as refused:
+        await body()
+    assert (refused.value.status, body.is_late) == (408, True)
+
+
+async def test_after_the_end_of_a_body_nothing_is_too_late() -> None:
+    gone = asyncio.Event()
+
+    async def receive() -> Any:
+        if gone.is_set():
+            await asyncio.wait_for(asyncio.Event().wait(), 0.05)  # longer than the body may take
+        gone.set()
+        return part(0, more_body=False)
+
+    body = RequestBody(receive, 0.01)
+    await body()
+    with pytest.raises(TimeoutError):
+        await body()
+    assert not body.is_late

@@ -1,0 +1,160 @@
+"""What a field says that asks for nothing: as if it had not been given, for each body, whether we know it or not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_type_hints
+
+import msgspec
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
+
+from penstock.producer.openai.endpoints import decode, prepare
+from penstock.producer.openai.errors import OpenAIError
+
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+NEEDED: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "hi"}]},
+    COMPLETIONS: {"prompt": "hi"},
+    RESPONSES: {"input": "hi"},
+}
+REFERENCE: dict[str, Any] = {
+    CHAT: chat_create_params.CompletionCreateParamsNonStreaming,
+    COMPLETIONS: completion_create_params.CompletionCreateParamsNonStreaming,
+    RESPONSES: response_create_params.ResponseCreateParamsNonStreaming,
+}
+# What the reference calls a default, or what says the same.
+OF_ALL: list[tuple[str, Any]] = [
+    ("temperature", 1),
+    ("top_p", 1),
+    ("stream", False),
+    ("stream_options", {}),
+    ("stream_options", {"include_obfuscation": False}),
+    ("service_tier", "auto"),
+    ("store", False),
+    ("metadata", {}),
+]
+DEFAULTS: dict[str, list[tuple[str, Any]]] = {
+    CHAT: [
+        *OF_ALL,
+        ("frequency_penalty", 0),
+        ("presence_penalty", 0),
+        ("function_call", "auto"),
+        ("function_call", "none"),
+        ("functions", []),
+        ("logit_bias", {}),
+        ("logprobs", False),
+        ("top_logprobs", 0),
+        ("modalities", ["text"]),
+        ("n", 1),
+        ("parallel_tool_calls", True),
+        ("response_format", {"type": "text"}),
+        ("tool_choice", "none"),
+        ("tool_choice", "auto"),
+        ("tools", []),
+        ("verbosity", "medium"),
+        ("stream_options", {"include_usage": False}),
+        ("echo", False),
+        ("best_of", 1),
+        ("add_special_tokens", False),
+        ("documents", []),
+        ("length_penalty", 1.0),
+        ("use_beam_search", False),
+        ("return_token_ids", False),
+    ],
+    COMPLETIONS: [
+        *OF_ALL,
+        ("best_of", 1),
+        ("echo", False),
+        ("frequency_penalty", 0),
+        ("presence_penalty", 0),
+        ("logit_bias", {}),
+        ("max_tokens", 16),
+        ("n", 1),
+        ("suffix", ""),
+        ("add_special_tokens", True),
+        ("response_format", {"type": "text"}),
+        ("use_beam_search", False),
+    ],
+    RESPONSES: [
+        *OF_ALL,
+        ("background", False),
+        ("context_management", []),
+        ("include", []),
+        ("parallel_tool_calls", True),
+        ("reasoning", {}),
+        ("text", {}),
+        ("text", {"format": {"type": "text"}, "verbosity": "medium"}),
+        ("tool_choice", "auto"),
+        ("tools", []),
+        ("top_logprobs", 0),
+        ("truncation", "disabled"),
+        ("n", 1),
+        ("enable_response_messages", False),
+    ],
+}
+
+
+def asked(path: str, **fields: Any) -> Any:
+    prepared = prepare(path, json.dumps(NEEDED[path] | fields).encode())
+    return prepared.prompts, prepared.params, prepared.options, prepared.stream
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [(path, name) for path, form in REFERENCE.items() for name in get_type_hints(form) if name not in NEEDED[path]],
+)
+def test_null_is_the_default_of_every_field_of_the_reference(path: str, name: str) -> None:
+    assert asked(path, **{name: None}) == asked(path)
+
+
+@pytest.mark.parametrize(("path", "name", "value"), [(path, *one) for path, all_ in DEFAULTS.items() for one in all_])
+def test_a_default_that_is_sent_asks_for_nothing(path: str, name: str, value: Any) -> None:
+    assert asked(path, **{name: value}) == asked(path)
+    prepare(path, NEEDED[path] | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value"),
+    [
+        (CHAT, "modalities", ["text", "audio"]),
+        (CHAT, "modalities", []),
+        (CHAT, "functions", [{"name": "f"}]),
+        (CHAT, "audio", {}),
+        (CHAT, "web_search_options", {}),  # the reference: it searches
+        (CHAT, "echo", True),
+        (CHAT, "echo", 0),
+        (CHAT, "best_of", True),
+        (CHAT, "best_of", 2),
+        (CHAT, "verbosity", "low"),
+        (COMPLETIONS, "suffix", "x"),
+        (COMPLETIONS, "add_special_tokens", False),
+        (COMPLETIONS, "use_beam_search", True),
+        (RESPONSES, "conversation", "conv_1"),
+        (RESPONSES, "context_management", [{"type": "compaction"}]),
+    ],
+)
+def test_what_asks_for_something_that_is_not_there_is_refused_by_name(path: str, name: str, value: Any) -> None:
+    with pytest.raises(OpenAIError) as refused:
+        asked(path, audio_is_next=None, **{name: value})
+    assert (refused.value.status, refused.value.param) == (400, name)
+
+
+def test_beside_what_asks_for_nothing_all_else_is_read_as_ever() -> None:
+    fields = {"modalities": ["text"], "audio": None, "logit_bias": {"5": 1}, "seed": -1, "top_p": 0.5}
+    prepared = prepare(CHAT, json.dumps(NEEDED[CHAT] | fields).encode())
+    assert (prepared.params.logit_bias, prepared.params.top_p) == ({5: 1.0}, 0.5)
+    assert prepare(CHAT, NEEDED[CHAT] | fields).params == prepared.params
+    plain = {name: value for name, value in fields.items() if name not in ("modalities", "audio")}
+    assert msgspec.json.encode(decode(CHAT, NEEDED[CHAT] | fields).body) == msgspec.json.encode(
+        decode(CHAT, NEEDED[CHAT] | plain).body
+    )
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": "hot"}, {"no_such_field": 1}])
+def test_what_is_wrong_is_named_beside_it(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OpenAIError) as refused:
+        asked(CHAT, modalities=["text"], **wrong)
+    assert refused.value.param == next(iter(wrong))
