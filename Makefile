@@ -1,19 +1,32 @@
 # Two commands do everything: `make demo` shows the system at work, `make test` runs the whole suite.
 # Both set up a virtual environment in .venv first; only python3 (3.11 or later) with venv is needed.
+# `make test-versions` runs what needs neither torch nor an engine process twice: with the lowest versions that
+# pyproject.toml allows, on the oldest Python that is here, and with the newest on the newest.
 
 PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .bench-peers
+VERSIONS ?= .versions
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check format bench bench-peers gpu-check chaos models install clean
+# What needs neither torch nor an engine process.
+TORCHLESS_TESTS = tests/compat \
+	$(addprefix tests/unit/, batches bench gateway jobs openai producer project responses serving shared supervisor text \
+		webhooks test_cli_frame.py test_embedded_binary.py test_fan_out.py test_log.py test_progress.py test_sse.py) \
+	$(addprefix tests/integration/, batches broker client embedded jobs serving supervisor \
+		commands/test_cli.py commands/test_dead.py commands/test_queue.py)
+
+.PHONY: demo test test-versions check format bench bench-peers gpu-check chaos models install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 3 --dist loadgroup
+
+test-versions:
+	$(PYTHON) tests/versions/run.py --folder $(VERSIONS) $(VERSIONS_OPTIONS) $(TORCHLESS_TESTS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -48,7 +61,7 @@ models: $(VENV)/.installed
 install: $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV) *.egg-info build
+	rm -rf $(VENV) $(VERSIONS) *.egg-info build
 
 $(VENV)/.created:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Penstock needs Python 3.11 or later; set PYTHON="'

@@ -25,6 +25,7 @@ from .redis_link import (
     RETRY_PAUSE_S,
     Outage,
     close_connection,
+    heed_cancellation,
     make_pool,
     open_connection,
     pack_command,
@@ -175,7 +176,7 @@ class CommandConnection:
                 await has_output.wait()
                 has_output.clear()
                 commands, self._outbox = self._outbox, []
-                await connection.send_packed_command(commands, check_health=False)
+                await heed_cancellation(connection.send_packed_command(commands, check_health=False))
         except Exception as error:
             self._drop(error, connection)
 

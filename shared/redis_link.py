@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import re
 import time
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 import structlog
 
@@ -30,6 +31,8 @@ LOST = (RedisConnectionError, RedisTimeoutError, OSError, asyncio.IncompleteRead
 # Redis 6.2 hides the code of a command's refusal inside that of the script which called it.
 _NOT_NOW = re.compile(r"(?:^|: -)(?:LOADING|BUSY|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MISCONF|NOREPLICAS)(?: |$)")
 
+T = TypeVar("T")
+
 log = structlog.get_logger()
 
 
@@ -50,10 +53,32 @@ def refuses_for_now(error: Exception) -> bool:
 def make_pool(url: str) -> ConnectionPool:
     """Return a pool for ``open_connection``.
 
+    Its connections have no ``socket_timeout``, whatever the URL says and redis-py has as default (from 8 on 5 s): many
+    tasks share one, on which nothing may come for hours. Who waits for an answer on it sees to it that one comes.
+
     Raises:
         ConfigurationError: the URL cannot be read.
     """
-    return parse_pool(url, socket_connect_timeout=CONNECT_TIMEOUT_S)
+    pool = parse_pool(url, socket_connect_timeout=CONNECT_TIMEOUT_S)
+    pool.connection_kwargs["socket_timeout"] = None
+    return pool
+
+
+async def heed_cancellation(work: Awaitable[T]) -> T:
+    """Await ``work``, which is not ours, and end by CancelledError even if it swallows a cancellation.
+
+    So does ``asyncio.wait_for`` up to Python 3.11, when what it waits for is done in the same turn of the loop;
+    redis-py writes with it where there is a ``socket_timeout``. A task that loops would then never end, nor would who
+    waits for its end. ``Task.cancelling`` counts what was asked for, heard or not.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    num_before = task.cancelling()
+    try:
+        return await work
+    finally:
+        if task.cancelling() > num_before:
+            raise asyncio.CancelledError
 
 
 async def open_connection(pool: ConnectionPool) -> AbstractConnection:
@@ -64,7 +89,7 @@ async def open_connection(pool: ConnectionPool) -> AbstractConnection:
     connection = pool.make_connection()
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            await connection.connect()
+            await heed_cancellation(connection.connect())
     except BaseException:
         await close_connection(connection)
         raise

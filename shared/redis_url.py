@@ -11,7 +11,15 @@ from redis.asyncio.connection import ConnectionPool
 from .errors import ConfigurationError
 from .shown import shown
 
+try:
+    from redis.driver_info import DriverInfo  # type: ignore[import-not-found]  # redis-py has it from 7.2 on
+except ImportError:
+    DriverInfo = None
+
 SCHEMES = ("redis://", "rediss://", "unix://")
+
+# From 7.2 on redis-py looks on the disk for its own version at every connection, in the event loop, unless it is told.
+_DRIVER: dict[str, Any] = {} if DriverInfo is None else {"driver_info": DriverInfo()}
 
 
 def mask_url(url: str) -> str:
@@ -38,6 +46,6 @@ def parse_pool(url: str, **options: Any) -> ConnectionPool:
         )
     try:
         # RESP2, where a subscription's messages are replies like others; redis-py 8 would speak RESP3 by default.
-        return ConnectionPool.from_url(url, protocol=2, **options)
+        return ConnectionPool.from_url(url, protocol=2, **_DRIVER, **options)
     except ValueError as error:
         raise ConfigurationError(f"the Redis URL {shown(mask_url(url))} cannot be read: {error}") from error

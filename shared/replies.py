@@ -19,6 +19,8 @@ from redis.asyncio.connection import AbstractConnection, DefaultParser
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
+from .redis_link import heed_cancellation
+
 _NOT_ENOUGH = object()
 
 
@@ -44,7 +46,7 @@ async def deliver_replies(connection: AbstractConnection, on_reply: Callable[[An
 async def _read_each(connection: AbstractConnection, on_reply: Callable[[Any], None]) -> NoReturn:
     while True:
         try:
-            reply = await connection.read_response(disconnect_on_error=False)
+            reply = await heed_cancellation(connection.read_response(disconnect_on_error=False))
         except ResponseError as error:
             reply = error
         on_reply(reply)

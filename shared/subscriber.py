@@ -11,7 +11,15 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from .errors import BrokerError, RedisUnavailableError
-from .redis_link import LOST, RETRY_PAUSE_S, Outage, close_connection, make_pool, open_connection
+from .redis_link import (
+    LOST,
+    RETRY_PAUSE_S,
+    Outage,
+    close_connection,
+    heed_cancellation,
+    make_pool,
+    open_connection,
+)
 from .redis_url import mask_url
 from .replies import deliver_replies
 from .shown import shown
@@ -149,7 +157,7 @@ class Subscriber:
         while True:
             if self._outbox:
                 commands, self._outbox = self._outbox, []
-                await connection.send_packed_command(commands, check_health=False)
+                await heed_cancellation(connection.send_packed_command(commands, check_health=False))
             self._has_output.clear()
             if not self._outbox:
                 await self._has_output.wait()

@@ -19,6 +19,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from ...shared.errors import ConfigurationError
+from ...shared.shown import shown
 
 ANY = "*"
 _LABEL = r"[a-z0-9_*-]+"
@@ -36,7 +37,7 @@ def origin_pattern(origin: str) -> str:
     if match is None or match[2] == ANY:
         raise ConfigurationError(
             "cors_origins must be origins such as https://app.example.org, in lower case and without a path, patterns "
-            f"such as https://*.example.org, or '*' for every page, got {origin[:80]!r}"
+            f"such as https://*.example.org, or '*' for every page, got {shown(origin)}"
         )
     scheme, host, port = match.groups()
     first, dot, rest = host.partition(".")

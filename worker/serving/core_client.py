@@ -174,7 +174,8 @@ class CoreClient:
         if self._process is not None:
             self._send(Shutdown())
             try:
-                await asyncio.wait_for(self._process.wait(), SHUTDOWN_TIMEOUT_S)
+                async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+                    await self._process.wait()
             except TimeoutError:
                 self._kill()
                 await self._process.wait()
@@ -192,7 +193,8 @@ class CoreClient:
         assert self._process is not None
         await self.dead.wait()
         try:
-            returncode = await asyncio.wait_for(self._process.wait(), EXIT_TIMEOUT_S)
+            async with asyncio.timeout(EXIT_TIMEOUT_S):
+                returncode = await self._process.wait()
         except TimeoutError:
             returncode = None
             self._kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import time
@@ -78,6 +79,22 @@ class RedisServer:
         # fsync at every write: what a client has seen is on the disk, so that the engine's next append fits.
         command += ["--save", "", "--dir", str(self._folder), "--appendonly", "yes", "--appendfsync", "always"]
         self._process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL)
+
+    def start_loading(self) -> None:
+        """Start the server again with more in its file than it can load before ``finish_loading``.
+
+        It waits a moment at each command of its file, and answers between them that it is loading.
+        """
+        # Redis 7 has a folder of such files.
+        self._loaded = next(self._folder.glob("appendonlydir/*.incr.aof"), self._folder / "appendonly.aof")
+        self._num_loaded_bytes = self._loaded.stat().st_size
+        with self._loaded.open("ab") as file:
+            file.write(b"*2\r\n$6\r\nSELECT\r\n$1\r\n0\r\n" * 500_000)
+        self.start("--key-load-delay", "100")
+
+    def finish_loading(self) -> None:
+        """Let the server find the end of its file. (While it loads, 6.2 takes no CONFIG SET.)"""
+        os.truncate(self._loaded, self._num_loaded_bytes)
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + 20

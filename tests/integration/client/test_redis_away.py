@@ -10,7 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from redis.exceptions import BusyLoadingError, ResponseError
+import redis
+import redis.asyncio
+from redis.exceptions import ResponseError
 from structlog.testing import capture_logs
 
 from penstock.producer import Client, Delta, FinishReason, SamplingParams
@@ -147,32 +149,26 @@ async def test_scripts_and_requests_survive_a_restart(server: RedisServer, engin
 
 async def test_a_server_that_loads_its_data_is_waited_for(server: RedisServer, engine: Broker) -> None:
     async with Client.connect(server.url) as client:
-        commands = CommandConnection(server.url)
-        await asyncio.gather(*(commands.execute("SET", f"key-{i}", i) for i in range(3000)))
-        await commands.close()
         streaming = asyncio.ensure_future(collect(client, "r"))
         claim = await claim_one(engine)
         server.kill()
-        server.start("--key-load-delay", "300")
+        server.start_loading()
+        writing = asyncio.ensure_future(write(engine, claim, 0, 65, end=FinishReason.STOP))
 
-        async def is_loading() -> bool:
-            raw = redis_link.make_pool(server.url)
+        async def were_refused() -> bool:
             try:
-                one = await redis_link.open_connection(raw)
-            except redis_link.LOST:
+                async with redis.asyncio.Redis.from_url(server.url) as asking:
+                    refusals = await asking.info("errorstats")
+            except redis.ConnectionError:
                 return False
-            await one.send_command("PING")
-            try:
-                await one.read_response()
-            except BusyLoadingError:
-                return True
-            finally:
-                await redis_link.close_connection(one)
-            return False
+            return "errorstat_LOADING" in refusals and refusals["errorstat_LOADING"]["count"] >= 5
 
-        await until(is_loading)
-        await write(engine, claim, 0, 65, end=FinishReason.STOP)
-        async with asyncio.timeout(10):
+        await until(were_refused, timeout_s=60)
+        assert not writing.done()
+        assert not streaming.done()
+        server.finish_loading()
+        async with asyncio.timeout(30):
+            await writing
             assert [delta.text for delta in await streaming] == ["A"]
 
 

