@@ -95,8 +95,8 @@ def warn_of_strangers(settings: GatewaySettings, address: str, port: int) -> Non
         return
     if not ipaddress.ip_address(address).is_loopback:
         log.warning(
-            f"whoever reaches {address}, port {port}, can use every model here, as tenant {shown(settings.tenant)}: API "
-            "keys are off; pass --api-keys on, or --host 127.0.0.1, or let nobody through but what asks who it is"
+            f"whoever reaches {address}, port {port}, can use every model here, as tenant {shown(settings.tenant)}: "
+            "API keys are off; pass --api-keys on, or --host 127.0.0.1, or let nobody through but what asks who it is"
         )
     if ANY in settings.cors_origins:
         log.warning(

@@ -62,7 +62,7 @@ async def test_a_paused_worker_that_wakes_after_its_requests_moved_is_refused(st
 
 async def test_long_stops_harm_nobody(start: Start, gate: Gate) -> None:
     """A core, another engine's worker process, a third one's supervisor and a client, all at once; an engine lives."""
-    stack = await start(4, "--deterministic", "--max-num-seqs", "6")
+    stack = await start(4, "--deterministic", "--max-num-seqs", "8")  # room for the client's as well
     async with Client.connect(stack.url) as client:
         whole, watched = await start_streams(client, gate, 6)
         other, output = await start_client(stack.url)

@@ -58,7 +58,8 @@ async def test_an_id_that_cannot_be_echoed_is_refused() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})
 
-    edge = Edge(app, Authenticator(None, tenant="acme"), Metrics(), is_public=frozenset(), max_running=1, request_timeout_s=60.0)
+    authenticator = Authenticator(None, tenant="acme")
+    edge = Edge(app, authenticator, Metrics(), is_public=frozenset(), max_running=1, request_timeout_s=60.0)
 
     async def call(given: bytes) -> tuple[int, dict[str, str], bytes]:
         sent: list[Any] = []
