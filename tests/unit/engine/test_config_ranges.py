@@ -11,7 +11,7 @@ from penstock.worker.config import EngineConfig, WorkerConfig
 
 ENGINE = ["max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_threads", "kv_cache_memory"]
 WORKER = ["lease_ttl_s", "stall_timeout_s", "drain_timeout_s", "stream_interval_ms", "max_deliveries"]
-HUGE = 10**400
+HUGE = pytest.param(10**400, id="huge")
 
 
 def make_engine(**options: Any) -> EngineConfig:

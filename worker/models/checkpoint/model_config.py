@@ -31,7 +31,9 @@ def read_config(folder: Path, config: EngineConfig) -> PretrainedConfig:
         code = None if config.trust_remote_code else own_code(folder)
         if code:
             raise ModelLoadError(f"the model in {folder} cannot be loaded: {code}") from error
-        raise ModelLoadError(f"{folder / 'config.json'} cannot be read: {first_line(error)}") from error
+        raise ModelLoadError(
+            f"{folder / 'config.json'} cannot be read: {first_line(error)}; correct it, or fetch the model again"
+        ) from error
 
 
 def max_model_len(model_config: PretrainedConfig, wanted: int | None) -> int:
