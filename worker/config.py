@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..shared.errors import ConfigurationError
+from .ranges import Range, check_ranges
 
 DEVICES = ("cpu", "cuda")
 DEFAULT_TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}
@@ -20,6 +21,26 @@ STATUS_INTERVAL_S = 1.0
 # Readers take a stream that says nothing for longer for one that hangs.
 MAX_STREAM_INTERVAL_MS = 10_000.0
 STREAM_INTERVAL_MS = 50.0
+# What no machine has, and no deployment means. Beyond it arrays are made that do not fit, or processes without end.
+MAX_ENGINES_ON_HOST = 1024
+_MAX_SECONDS = 1e9
+_ENGINE_RANGES = {
+    "max_model_len": Range(2, (1 << 31) - 1, why="a request has a prompt and an output token, and positions 32 bits"),
+    "max_num_seqs": Range(1, 65_536),
+    "max_num_batched_tokens": Range(1, 1 << 20),
+    "block_size": Range(1, 65_536),
+    "num_engines_on_host": Range(1, MAX_ENGINES_ON_HOST, "--engines"),
+    "num_threads": Range(0, 1024, "--threads", "0 chooses"),
+    "kv_cache_memory": Range(1, 1 << 50, why="in bytes"),
+}
+_WORKER_RANGES = {
+    # Shorter than its own beats, it would take the living for dead.
+    "lease_ttl_s": Range(0.1, _MAX_SECONDS, "--lease-ttl"),
+    "stall_timeout_s": Range(0.1, _MAX_SECONDS, "--stall-timeout"),
+    "drain_timeout_s": Range(0, _MAX_SECONDS, "--drain-timeout", "0 hands running requests back at once"),
+    "stream_interval_ms": Range(0, MAX_STREAM_INTERVAL_MS, why="0 turns it off"),
+    "max_deliveries": Range(1, 1_000_000),
+}
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -124,10 +145,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             )
         self._check_quantization()
         self._check_attention()
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_engines_on_host"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} must be at least 1, got {value}")
+        check_ranges(self, _ENGINE_RANGES)
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigurationError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
@@ -240,17 +258,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     fork_server: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("lease_ttl_s", "stall_timeout_s"):
-            # Written so that NaN, which no comparison holds for, is refused as well.
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigurationError(f"{name} must be positive and finite, got {getattr(self, name)}")
-        if not 0 <= self.stream_interval_ms <= MAX_STREAM_INTERVAL_MS:
-            raise ConfigurationError(
-                f"stream_interval_ms must be in [0, {MAX_STREAM_INTERVAL_MS:.0f}], got {self.stream_interval_ms}; "
-                "0 turns it off"
-            )
-        if self.max_deliveries < 1:
-            raise ConfigurationError(f"max_deliveries must be at least 1, got {self.max_deliveries}")
+        check_ranges(self, _WORKER_RANGES)
 
     @property
     def lease_ttl_ms(self) -> int:

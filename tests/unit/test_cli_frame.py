@@ -168,7 +168,7 @@ def test_sizes_are_read(text: str, num_bytes: int) -> None:
     assert parse_bytes("--size", text) == num_bytes
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1 PiB", "0", "two"])
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1 PiB", "0", "two", "9" * 400])
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="--size must be"):
         parse_bytes("--size", text)

@@ -30,6 +30,7 @@ from ..config import (
     WorkerConfig,
 )
 
+_MAX_SIZE_LEN = 40
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?)b?|b)?", re.IGNORECASE)
 
 
@@ -291,8 +292,8 @@ def parse_bytes(option: str, text: str) -> int:
         UsageError: it is not a positive size.
     """
     found = _BYTES.fullmatch(text.strip())
-    if not found:
-        raise UsageError(f"{option} must be a size such as 2GiB or 512MiB, got {text!r}")
+    if not found or len(text) > _MAX_SIZE_LEN:
+        raise UsageError(f"{option} must be a size such as 2GiB or 512MiB, got {text[:_MAX_SIZE_LEN]!r}")
     number, prefix, binary = found[1], (found[2] or "").lower(), found[3]
     decimal = bool(prefix) and not binary and text.strip().lower().endswith("b")
     size = int(float(number) * (1000 if decimal else 1024) ** " kmgt".index(prefix or " "))

@@ -177,11 +177,10 @@ def _make_prefix_cache(config: EngineConfig, model: LoadedModel, block_pool: Blo
 
 def _grammar_admission(config: EngineConfig, model: LoadedModel) -> GrammarAdmission:
     name, vocab_size = config.structured_outputs_backend, model.vocab_size
-    eos_token_ids = [token_id for token_id in model.eos_token_ids if token_id < vocab_size]
     return GrammarAdmission(
-        lambda: load_backend(name, model.folder, vocab_size, eos_token_ids),
+        lambda: load_backend(name, model.folder, vocab_size, model.eos_token_ids),
         vocab_size=vocab_size,
-        eos_token_ids=eos_token_ids,
+        eos_token_ids=model.eos_token_ids,
     )
 
 

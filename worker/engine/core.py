@@ -84,7 +84,7 @@ class EngineCore:
         self._grammars = grammars
         self._embeds_hidden_size = embeds_hidden_size
         self._vocab_size = vocab_size
-        self._eos_token_ids = frozenset(token_id for token_id in eos_token_ids if token_id < vocab_size)
+        self._eos_token_ids = frozenset(eos_token_ids)
         self._num_accelerator_failures = 0
         self._isolation = Isolation()
         self._step_stats: StepStats | None = None

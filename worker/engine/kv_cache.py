@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...shared.command_line import format_bytes
 from ...shared.errors import ConfigurationError
 from ..config import EngineConfig
 
@@ -69,15 +70,31 @@ def size_kv_cache(
     num_blocks = config.max_num_seqs * blocks_per_request
     if block_bytes:
         num_blocks = min(num_blocks, share // block_bytes)
-    if num_blocks < blocks_per_request:
-        if is_length_chosen or num_blocks < 1:
-            needed = (blocks_per_request if is_length_chosen else 1) * block_bytes
-            raise ConfigurationError(
-                f"the KV cache may take {share // _MIB} MiB ({source}), but one request of max_model_len "
-                f"{max_model_len} needs {-(-needed // _MIB)} MiB: lower max_model_len or raise {source}"
-            )
-        max_model_len = num_blocks * config.block_size
+    if num_blocks < 1:
+        raise ConfigurationError(
+            f"the KV cache may take {format_bytes(share)} ({source}), but a block of {config.block_size} tokens needs "
+            f"{format_bytes(block_bytes)}: raise {source} or lower block_size"
+        )
+    longest = num_blocks * config.block_size
+    if longest < max_model_len and (is_length_chosen or longest < 2):
+        needed = format_bytes(blocks_per_request * block_bytes)
+        shorter = f"lower max_model_len to {longest} or " if longest >= 2 else ""
+        raise ConfigurationError(
+            f"the KV cache may take {format_bytes(share)} ({source}), but one request of max_model_len {max_model_len} "
+            f"needs {needed}: {shorter}raise {source}"
+        )
+    max_model_len = min(max_model_len, longest)
+    if config.kv_cache_memory is not None:
+        _check_is_free(num_blocks * block_bytes + state_bytes, free_bytes)
     return KVCacheSize(num_blocks, block_bytes, max_model_len, state_bytes)
+
+
+def _check_is_free(needed: int, free_bytes: int) -> None:
+    if needed > free_bytes:
+        raise ConfigurationError(
+            f"kv_cache_memory lets the KV cache take {format_bytes(needed)}, but {format_bytes(free_bytes)} is free: "
+            "lower kv_cache_memory or max_num_seqs"
+        )
 
 
 def _state_bytes(config: EngineConfig, bytes_per_request: int, share: int, source: str) -> int:
@@ -85,7 +102,7 @@ def _state_bytes(config: EngineConfig, bytes_per_request: int, share: int, sourc
     state_bytes = bytes_per_request * config.max_num_seqs
     if state_bytes and state_bytes >= share:
         raise ConfigurationError(
-            f"the KV cache may take {share // _MIB} MiB ({source}), but the states of {config.max_num_seqs} requests "
-            f"need {-(-state_bytes // _MIB)} MiB of it: lower max_num_seqs or raise {source}"
+            f"the KV cache may take {format_bytes(share)} ({source}), but the states of {config.max_num_seqs} requests "
+            f"need {format_bytes(state_bytes)} of it: lower max_num_seqs or raise {source}"
         )
     return state_bytes

@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...shared.errors import ModelLoadError
+from .checkpoint.load import spoilt_tensors
 from .conformance import SURE, Truth, check_conformance
 from .cut import CutRule
 from .forward import Forward, ForwardSettings
@@ -112,6 +113,10 @@ def choose_forward(
         truth = Truth.of(module, vocab_size)
     except Exception as error:  # whatever the architecture's own code raises
         raise ModelLoadError(f"{architecture} cannot be served: on its own it fails with {_sentence(error)}") from error
+    if not all(bool(logits.isfinite().all()) for logits in truth.logits):
+        # Only now are the weights looked at, so a good model costs nothing.
+        reason = spoilt_tensors(module) or _out_of_range(module.dtype)
+        raise ModelLoadError(f"{architecture} cannot be served: {reason}")
     trials = _try_candidates(module, truth, settings)
     smallest = max(SURE, min(trial.error for trial in trials))
     chosen = next(trial for trial in trials if trial.error <= _MUCH_CLOSER * smallest)
@@ -142,6 +147,11 @@ def _try_candidates(module: PreTrainedModel, truth: Truth, settings: ForwardSett
         except Exception as error:  # whatever the architecture's own code raises
             trials.append(_Trial(candidate, reason=_sentence(error)))
     return trials
+
+
+def _out_of_range(dtype: torch.dtype) -> str:
+    told = "its logits are NaN or infinite, though its weights are not"
+    return f"{told}; float16 may be too narrow for it: use dtype bfloat16" if dtype is torch.float16 else told
 
 
 def _told(trials: list[_Trial]) -> str:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import structlog
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from ...shared.errors import ConfigurationError, ModelLoadError
 from ..config import EngineConfig
 from .attention_backend import check_attention_backend
 from .candidates import choose_forward
+from .checkpoint.errors import first_line
+from .checkpoint.load import check_finite, load_checkpoint
+from .checkpoint.model_config import eos_token_ids, max_model_len, read_config
 from .conformance import QUANTIZED_TOLERANCE
 from .eight_bit_cache import hold_in_eight_bits
 from .folder import tokenizer_folder
@@ -26,9 +28,6 @@ from .lean.native import make_native
 from .packed_linear import pack_linear_layers
 from .quantized_linear import quantize_linear_layers
 
-_LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-# Their frequencies follow the longest request of a batch, so one request's output would depend on its neighbours.
-_BATCH_DEPENDENT_ROPE = ("longrope", "dynamic")
 # Of a GPU, from which on Triton converts to float8_e4m3fn.
 _FLOAT8_CAPABILITY = (8, 9)
 
@@ -83,19 +82,20 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
     """
     device = _device(config)
     transformers_logging.disable_progress_bar()
-    model_config = _read_config(folder, config)
+    model_config = read_config(folder, config)
     architecture = (model_config.architectures or [model_config.model_type])[0]
-    max_model_len = _max_model_len(model_config.get_text_config(), config.max_model_len)
+    longest = max_model_len(model_config.get_text_config(), config.max_model_len)
     module = _load_module(folder, model_config, architecture, config, device)
     vocab_size = model_config.get_text_config().vocab_size
+    ending = eos_token_ids(module, vocab_size)
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
-    settings = ForwardSettings(max_model_len, config.deterministic, config.attention_backend)
+    settings = ForwardSettings(longest, config.deterministic, config.attention_backend)
     forward = choose_forward(
         module,
         architecture,
         vocab_size,
         settings,
-        partial(_prepare, config=config, device=device, vocab_size=vocab_size, max_model_len=max_model_len),
+        partial(_prepare, config=config, device=device, vocab_size=vocab_size, max_model_len=longest),
         QUANTIZED_TOLERANCE if config.quantization or config.eight_bit_cache else None,
         _described(config),
     )
@@ -106,10 +106,10 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
         forward=forward,
         folder=tokenizer_folder(folder, config.trust_remote_code),
         architecture=architecture,
-        max_model_len=max_model_len,
+        max_model_len=longest,
         is_length_chosen=config.max_model_len is not None,
         vocab_size=vocab_size,
-        eos_token_ids=_eos_token_ids(module),
+        eos_token_ids=ending,
         num_parameters=num_parameters,
         attention_backend=attention_backend,
     )
@@ -120,7 +120,7 @@ def load_module(config: EngineConfig, folder: Path) -> PreTrainedModel:
 
     Raises: as ``load_model``.
     """
-    model_config = _read_config(folder, config)
+    model_config = read_config(folder, config)
     architecture = (model_config.architectures or [model_config.model_type])[0]
     return _load_module(folder, model_config, architecture, config, _device(config))
 
@@ -128,9 +128,13 @@ def load_module(config: EngineConfig, folder: Path) -> PreTrainedModel:
 def load_network(config: EngineConfig, folder: Path, forward: Forward) -> nn.Module:
     """Load what computes in ``forward``, a model of ``load_model``, once more.
 
+    The files may have been written anew since, and nothing is computed to try them, so every weight is looked at.
+
     Raises: as ``load_model``.
     """
-    network = forward.network_of(load_module(config, folder))
+    module = load_module(config, folder)
+    check_finite(module, type(module).__name__)
+    network = forward.network_of(module)
     _pack(network, config, _device(config))
     return network
 
@@ -188,57 +192,15 @@ def check_float8(config: EngineConfig, capability: tuple[int, int]) -> None:
         raise ConfigurationError(f"kv_cache_dtype {config.kv_cache_dtype!r} needs {has}; use 'fp8_e5m2'")
 
 
-def _read_config(folder: Path, config: EngineConfig) -> PretrainedConfig:
-    try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
-    except Exception as error:  # a broken file raises anything: OSError, KeyError, ValueError
-        raise ModelLoadError(f"{folder / 'config.json'} cannot be read: {_first_line(error)}") from error
-
-
-def _max_model_len(model_config: PretrainedConfig, wanted: int | None) -> int:
-    limits = [getattr(model_config, field, None) for field in _LENGTH_FIELDS]
-    # XLNet says -1 for no limit.
-    own = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
-    for rope in _rope_parameters(model_config):
-        if rope.get("rope_type") in _BATCH_DEPENDENT_ROPE:
-            unscaled = rope.get("original_max_position_embeddings") or own
-            _log.info("rope_unscaled_only", rope_type=rope["rope_type"], max_model_len=unscaled)
-            own = unscaled if own is None else min(own, unscaled)
-    if own is None and wanted is None:
-        raise ConfigurationError("the model's config.json does not say how long a request may be; set max_model_len")
-    if own is not None and wanted is not None and wanted > own:
-        raise ConfigurationError(f"max_model_len is {wanted}, but the model serves at most {own} positions here")
-    max_model_len = wanted if wanted is not None else own or 0
-    if max_model_len < 2:
-        raise ConfigurationError(f"max_model_len must leave room for a prompt and an output token, got {max_model_len}")
-    return max_model_len
-
-
-def _rope_parameters(model_config: PretrainedConfig) -> list[dict[str, Any]]:
-    """The RoPE settings of a model: one set, or one per kind of layer."""
-    parameters = getattr(model_config, "rope_parameters", None) or {}
-    if "rope_type" in parameters:
-        return [parameters]
-    return [settings for settings in parameters.values() if isinstance(settings, dict)]
-
-
 def _load_module(
     folder: Path, model_config: PretrainedConfig, architecture: str, config: EngineConfig, device: torch.device
 ) -> PreTrainedModel:
     if config.load_format == "dummy":
         return _draw_module(model_config, architecture, config, device)
     dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
-    try:
-        module = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=model_config,
-            dtype=dtype,
-            trust_remote_code=config.trust_remote_code,
-            # It defines the architecture; a fused default may leave out a soft cap (Gemma 2 under 5.17).
-            attn_implementation="eager",
-        )
-    except Exception as error:  # whatever the architecture's own code raises
-        raise ModelLoadError(f"{architecture} in {folder} cannot be loaded: {_first_line(error)}") from error
+    module = load_checkpoint(
+        folder, model_config, architecture, dtype=dtype, trust_remote_code=config.trust_remote_code
+    )
     torch.nn.Module.to(module, device)
     return module.eval()
 
@@ -254,17 +216,5 @@ def _draw_module(
                 model_config, dtype=dtype, trust_remote_code=config.trust_remote_code, attn_implementation="eager"
             )
     except Exception as error:  # whatever the architecture's own code raises
-        raise ModelLoadError(f"{architecture} cannot be made from its config: {_first_line(error)}") from error
+        raise ModelLoadError(f"{architecture} cannot be made from its config: {first_line(error)}") from error
     return module.eval()
-
-
-def _eos_token_ids(module: PreTrainedModel) -> list[int]:
-    for source in (module.generation_config, module.config.get_text_config()):
-        eos = getattr(source, "eos_token_id", None)
-        if eos is not None:
-            return [eos] if isinstance(eos, int) else list(eos)
-    return []
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__

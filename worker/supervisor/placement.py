@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ...shared.command_line import UsageError
+from ..config import MAX_ENGINES_ON_HOST
 
 DEVICE_FOLDER = Path("/dev")
 NVIDIA_SMI_TIMEOUT_S = 10.0
@@ -40,6 +41,8 @@ def place_engines(gpus: str | None, device: str | None, num_engines: int | None)
         raise UsageError(f"--gpus {gpus} contradicts --device cpu; give one of them")
     if num_engines is not None and num_engines < 1:
         raise UsageError(f"--engines must be at least 1, got {num_engines}")
+    if num_engines is not None and num_engines > MAX_ENGINES_ON_HOST:
+        raise UsageError(f"--engines must be at most {MAX_ENGINES_ON_HOST}: each is a process with the whole model")
     if device == "cpu":
         return [Placement("cpu")] * (num_engines or 1)
     present = usable_gpus()

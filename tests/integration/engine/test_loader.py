@@ -59,8 +59,10 @@ def test_a_broken_config_and_an_unknown_architecture(folder: Path) -> None:
 
 
 def test_a_length_that_cannot_be_served_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match="max_model_len is 300, but the model serves at most 256"):
+    told = "max_model_len is 300, but the model serves at most 256 positions here: its config.json says max_position_em"
+    with pytest.raises(ConfigurationError, match=told) as caught:
         load(folder, max_model_len=300)
+    assert str(caught.value).endswith("max_position_embeddings 256; give 256 or less, or leave it out")
     with pytest.raises(ConfigurationError, match="got 1"):
         load(folder, max_model_len=1)
 
@@ -88,6 +90,50 @@ def test_dtype_and_end_of_sequence(folder: Path) -> None:
     (folder / "generation_config.json").unlink()
     model = load(folder)
     assert (model.dtype, model.eos_token_ids) == (torch.float32, [2])
+
+
+@pytest.mark.parametrize(("eos", "said"), [(128, "'128'"), ([2, 999], "'999'"), (-1, "'-1'"), ("</s>", "'</s>'")])
+def test_an_end_token_that_is_not_in_the_vocabulary(folder: Path, eos: object, said: str) -> None:
+    told = rf"eos_token_id in (generation_)?config\.json is {said}, and the model's 128 tokens are 0 to 127: .* give"
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    with pytest.raises(ModelLoadError, match=told):
+        load(folder)
+
+
+def test_the_last_token_may_be_the_end(folder: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 127}))
+    assert load(folder).eos_token_ids == [127]
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "bent", "rope_theta": 1e4}},
+            r"config\.json's rope_type is 'bent', which tr",
+        ),
+        (
+            {"hidden_act": "snake"},
+            r"config\.json's hidden_act is 'snake', which transformers .* correct it, or install",
+        ),
+        ({"num_attention_heads": 3}, r"64\) is not a multiple of the number of attention heads \(3\)"),
+        ({"vocab_size": "128"}, r"'vocab_size' expected int, got str \(value: '128'\)"),
+    ],
+)
+def test_a_field_that_transformers_cannot_take_is_named(folder: Path, fields: dict[str, Any], told: str) -> None:
+    edit_config(folder, **fields)
+    with pytest.raises(ModelLoadError, match=told):
+        load(folder)
+
+
+def test_a_model_with_code_of_its_own_says_what_to_do(folder: Path) -> None:
+    """Nothing of it runs before somebody says that it may."""
+    code = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
+    edit_config(folder, model_type="own_model", architectures=["OwnForCausalLM"], auto_map=code)
+    (folder / "configuration_own.py").write_text("raise SystemExit('run')\n")
+    told = r"code of its own \(configuration_own\.py, modeling_own\.py; auto_map in config\.json\).*--trust-remote-code"
+    with pytest.raises(ModelLoadError, match=told):
+        load(folder)
 
 
 def test_a_slow_tokenizer_is_converted(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

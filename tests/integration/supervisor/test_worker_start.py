@@ -279,6 +279,7 @@ def test_redis_that_evicts(start_worker: StartWorker, redis_url: str, request: p
         (("--device", "cpu", "--kv-cache-memory", "lots"), "--kv-cache-memory must be a size"),
         (("--device", "cpu", "--max-deliveries", "several"), "--max-deliveries"),
         (("--device", "cpu", "--engines", "0"), "--engines must be at least 1"),
+        (("--device", "cpu", "--engines", "1000000"), "--engines must be at most 1024"),
         (("--device", "tpu"), "invalid choice: 'tpu'"),
     ],
 )
@@ -294,9 +295,12 @@ def test_wrong_engine_configuration(start_worker: StartWorker) -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("--stall-timeout", "0"), "stall_timeout_s must be positive and finite, got 0.0"),
-        (("--lease-ttl", "nan"), "lease_ttl_s must be positive and finite, got nan"),
+        (("--stall-timeout", "0"), "stall_timeout_s (--stall-timeout) must be at least 0.1, got 0.0"),
+        (("--lease-ttl", "nan"), "lease_ttl_s (--lease-ttl) must be at least 0.1, got nan"),
+        (("--drain-timeout", "-1"), "drain_timeout_s (--drain-timeout) must be at least 0, got -1.0"),
         (("--max-deliveries", "0"), "max_deliveries must be at least 1, got 0"),
+        (("--threads", "-1"), "num_threads (--threads) must be at least 0, got -1; 0 chooses"),
+        (("--max-model-len", "-1"), "max_model_len must be at least 2, got -1"),
     ],
 )
 def test_wrong_process_configuration(start_worker: StartWorker, arguments: tuple[str, ...], part: str) -> None:

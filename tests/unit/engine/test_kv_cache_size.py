@@ -62,8 +62,26 @@ def test_a_limit_that_was_asked_for_is_not_lowered() -> None:
 
 
 def test_no_room_for_a_single_block() -> None:
-    with pytest.raises(ConfigurationError, match="raise kv_cache_memory"):
-        size(kv_cache_memory=1000)
+    told = (
+        r"may take 1 KiB \(kv_cache_memory\), but a block of 16 tokens needs 16 KiB: raise kv_cache_memory or lower b"
+    )
+    with pytest.raises(ConfigurationError, match=told):
+        size(kv_cache_memory=1024)
+
+
+def test_no_room_for_a_prompt_and_an_output_token() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"one request of max_model_len 64 needs 64 KiB: raise kv_cache_memory"
+    ):
+        size(kv_cache_memory=1024, block_size=1)
+
+
+def test_more_than_is_free_is_refused_unless_it_is_not_used() -> None:
+    with pytest.raises(
+        ConfigurationError, match="KV cache take 32 MiB, but 16 MiB is free: lower kv_cache_memory or max"
+    ):
+        size(kv_cache_memory=32 * MIB, max_model_len=1 << 15, max_num_seqs=8)
+    assert size(kv_cache_memory=32 * MIB).num_blocks == 256
 
 
 def test_states_of_the_most_requests_come_first() -> None:

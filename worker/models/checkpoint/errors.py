@@ -1,0 +1,129 @@
+"""Turns what transformers raises over a model's folder into a sentence with cause and remedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers.core_model_loading import revert_weight_conversion
+
+_INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_MAX_NAMED = 4
+_MAX_LEN = 300
+
+
+def few(names: Iterable[str]) -> str:
+    """The first of ``names``, and how many more there are."""
+    listed = list(names)
+    more = f" and {len(listed) - _MAX_NAMED} more" if len(listed) > _MAX_NAMED else ""
+    return ", ".join(listed[:_MAX_NAMED]) + more
+
+
+def first_line(error: Exception) -> str:
+    """What ``error`` says, as far as it is for a message of one line."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    text = lines[0] if lines else ""
+    # Of a field that is no good, the first line says which, and the second why.
+    if text.endswith(":") and len(lines) > 1:
+        text = f"{text} {lines[1]}"
+    return text[:_MAX_LEN] or type(error).__name__
+
+
+def explain(error: Exception, folder: Path, model_config: PretrainedConfig, *, trust_remote_code: bool) -> str:
+    """Why the module of ``model_config`` could not be loaded from ``folder``, which raised ``error``."""
+    return (
+        (None if trust_remote_code else own_code(folder))
+        or _damaged_file(folder)
+        or _unknown_value(error, model_config)
+        or _incomplete_group(error, folder, model_config, trust_remote_code)
+        or first_line(error)
+    )
+
+
+def own_code(folder: Path) -> str | None:
+    """What to do about a model that brings its own code; None if it brings none."""
+    modules = _read_json(folder / "config.json").get("auto_map")
+    if not isinstance(modules, dict) or not modules:
+        return None
+    files = dict.fromkeys(f"{str(name).rpartition('--')[2].partition('.')[0]}.py" for name in modules.values())
+    return (
+        f"it needs code of its own ({few(files)}; auto_map in config.json), which runs with all rights of the worker: "
+        "read it, and if you trust it start with --trust-remote-code (trust_remote_code=True)"
+    )
+
+
+def _damaged_file(folder: Path) -> str | None:
+    """Which weight file is missing or cut short; None if all can be opened."""
+    files = sorted(folder.glob("*.safetensors"))
+    for index in (name for name in _INDEX_FILES if (folder / name).is_file()):
+        weight_map = _read_json(folder / index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            return f"{index} has no weight_map; fetch the model again"
+        absent = sorted({str(name) for name in weight_map.values() if not (folder / str(name)).is_file()})
+        if absent:
+            return f"{index} names {few(absent)}, which the folder lacks; fetch the model again"
+    for path in files:
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            return f"{path.name} is damaged or cut short ({first_line(error)}); fetch it again"
+    return None
+
+
+def _unknown_value(error: Exception, model_config: PretrainedConfig) -> str | None:
+    """Which field of the configuration has a value that transformers has nothing for: it was looked up in vain."""
+    if not isinstance(error, KeyError) or not error.args:
+        return None
+    value = error.args[0]
+    fields = dict.fromkeys(name for name, found in _fields(model_config.to_dict()) if found == value)
+    if not isinstance(value, str) or not fields:
+        return None
+    return (
+        f"config.json's {few(fields)} is {value[:_MAX_LEN]!r}, which transformers {transformers.__version__} does not "
+        "know: correct it, or install a newer transformers"
+    )
+
+
+def _fields(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _fields(value)
+        else:
+            yield name, value
+
+
+def _incomplete_group(
+    error: Exception, folder: Path, model_config: PretrainedConfig, trust_remote_code: bool
+) -> str | None:
+    """Which are in no file, of the tensors that transformers joins to one, such as experts; None if it is not that."""
+    if "conversion" not in str(error):
+        return None
+    present: set[str] = set()
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            present |= set(file.keys())
+    try:
+        with torch.device("meta"):
+            module = AutoModelForCausalLM.from_config(model_config, trust_remote_code=trust_remote_code)
+        wanted = revert_weight_conversion(module, module.state_dict()).keys()
+    except Exception:  # as it failed before; the first error says more
+        return None
+    missing = sorted(wanted - present - (module.all_tied_weights_keys or {}).keys())
+    if not present or not missing:
+        return None
+    return f"none of its files has {few(missing)}, to be joined with others; fetch the model again"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

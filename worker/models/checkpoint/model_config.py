@@ -1,0 +1,101 @@
+"""Reads what a model's config.json and generation_config.json say to an engine, and refuses what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import structlog
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+
+from ....shared.errors import ConfigurationError, ModelLoadError
+from ...config import EngineConfig
+from .errors import first_line, own_code
+
+_LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+# Their frequencies follow the longest request of a batch, so one request's output would depend on its neighbours.
+_BATCH_DEPENDENT_ROPE = ("longrope", "dynamic")
+
+_log = structlog.get_logger(__name__)
+
+
+def read_config(folder: Path, config: EngineConfig) -> PretrainedConfig:
+    """Read ``config.json`` in ``folder``.
+
+    Raises:
+        ModelLoadError: it is no configuration that transformers knows; says what is wrong with it.
+    """
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
+    except Exception as error:  # a broken file raises anything: OSError, KeyError, ValueError
+        code = None if config.trust_remote_code else own_code(folder)
+        if code:
+            raise ModelLoadError(f"the model in {folder} cannot be loaded: {code}") from error
+        raise ModelLoadError(
+            f"{folder / 'config.json'} cannot be read: {first_line(error)}; correct it, or fetch the model again"
+        ) from error
+
+
+def max_model_len(model_config: PretrainedConfig, wanted: int | None) -> int:
+    """Return the most tokens of a request: ``wanted``, else the model's own limit.
+
+    Raises:
+        ConfigurationError: ``wanted`` is more than the model can, or missing where the model has no limit.
+    """
+    field = next((field for field in _LENGTH_FIELDS if _is_limit(getattr(model_config, field, None))), None)
+    own = getattr(model_config, field) if field is not None else None
+    source = f"its config.json says {field} {own}"
+    for rope in _rope_parameters(model_config):
+        if rope.get("rope_type") in _BATCH_DEPENDENT_ROPE:
+            unscaled = rope.get("original_max_position_embeddings") or own
+            _log.info("rope_unscaled_only", rope_type=rope["rope_type"], max_model_len=unscaled)
+            own = unscaled if own is None else min(own, unscaled)
+            source = f"its RoPE of type {rope['rope_type']!r} is served without its scaling"
+    if own is None and wanted is None:
+        raise ConfigurationError("the model's config.json does not say how long a request may be; set max_model_len")
+    if own is not None and wanted is not None and wanted > own:
+        raise ConfigurationError(
+            f"max_model_len is {wanted}, but the model serves at most {own} positions here: {source}; "
+            f"give {own} or less, or leave it out"
+        )
+    longest = wanted if wanted is not None else own or 0
+    if longest < 2:
+        raise ConfigurationError(
+            f"max_model_len must be at least 2, for a prompt and an output token, got {longest}: {source}"
+        )
+    return longest
+
+
+def eos_token_ids(module: PreTrainedModel, vocab_size: int) -> list[int]:
+    """Return the tokens that end a generation: those of ``generation_config.json``, else of ``config.json``.
+
+    Raises:
+        ModelLoadError: one is not in the vocabulary, so that nothing would end there.
+    """
+    sources = (("generation_config.json", module.generation_config), ("config.json", module.config.get_text_config()))
+    for file, source in sources:
+        found = getattr(source, "eos_token_id", None)
+        if found is None:
+            continue
+        token_ids = list(found) if isinstance(found, list | tuple) else [found]
+        for token_id in token_ids:
+            if type(token_id) is not int or not 0 <= token_id < vocab_size:
+                raise ModelLoadError(
+                    f"eos_token_id in {file} is {str(token_id)[:80]!r}, and the model's {vocab_size} tokens are 0 to "
+                    f"{vocab_size - 1}: no generation would end there; give the id of the end token, or null for none"
+                )
+        return token_ids
+    return []
+
+
+def _is_limit(value: object) -> bool:
+    # XLNet says -1 for no limit.
+    return type(value) is int and value > 0
+
+
+def _rope_parameters(model_config: PretrainedConfig) -> list[dict[str, Any]]:
+    """The RoPE settings of a model: one set, or one per kind of layer."""
+    parameters = getattr(model_config, "rope_parameters", None) or {}
+    if "rope_type" in parameters:
+        return [parameters]
+    return [settings for settings in parameters.values() if isinstance(settings, dict)]
