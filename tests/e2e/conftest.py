@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,34 @@ from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client
 from penstock.worker.text.tokenizer import TextCodec
 
+from ..gate import Gate
+
 Embeddings = Callable[[str], Any]
 
 
 @pytest.fixture(scope="session")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+def shared_gate(tmp_path_factory: pytest.TempPathFactory) -> Gate:
+    """The gate of all engines that are shared by tests; `gate` is for a test to use."""
+    return Gate(tmp_path_factory.mktemp("gate"))
+
+
+@pytest.fixture
+def gate(shared_gate: Gate) -> Iterator[Gate]:
+    """Holds requests where the test wants them; open again afterwards, whatever came of the test."""
+    yield shared_gate
+    shared_gate.open()
+
+
+@pytest.fixture(scope="session")
+def deployment(tmp_path_factory: pytest.TempPathFactory, shared_gate: Gate) -> Iterator[LocalStack]:
     """A private Redis and `worker start` with the demo model, shared by the tests of one process."""
     options = ["--device", "cpu", "--served-model-name", "demo", "--max-num-seqs", "32", "--threads", "1"]
     options += ["--profile-dir", str(tmp_path_factory.mktemp("profiles"))]
     options.append("--enable-prompt-embeds")
-    with LocalStack(MODEL, options) as stack:
-        yield stack
+    with ExitStack() as stack:
+        with shared_gate.for_engines():
+            deployment = stack.enter_context(LocalStack(MODEL, options))
+        yield deployment
 
 
 @pytest.fixture(scope="session")

@@ -11,16 +11,20 @@ from penstock.shared.keys import Keys
 from penstock.shared.messages import EngineState
 from penstock.shared.records import EngineHeartbeat
 
+from ..gate import Gate
+
 PROMPT = "count from four to nine:"
-NUM_TOKENS = 400
+NUM_TOKENS = 200
 LONG = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 SHORT = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 
 
 class Following:
-    """A stream that is read in the background, and what has come of it."""
+    """A stream that is read in the background, and what has come of it; it cannot end before ``check``."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, gate: Gate) -> None:
+        gate.hold_at(NUM_TOKENS - 1)
+        self._gate = gate
         self.deltas: list[Delta] = []
         self.task = asyncio.create_task(self._follow(client))
 
@@ -36,10 +40,10 @@ class Following:
         async with asyncio.timeout(30):
             while self.num_tokens < 5:
                 await asyncio.sleep(0.005)
-        assert not self.task.done()
 
     async def check(self, token_ids: list[int]) -> None:
-        """Every token has come once, in order, and they are these."""
+        """Every token has come once, in order, and they are these; all may go on."""
+        self._gate.open()
         async with asyncio.timeout(60):
             await self.task
         assert [delta.index + i for delta in self.deltas for i in range(len(delta.token_ids))] == list(

@@ -28,6 +28,7 @@ from penstock.shared.control import (
 from penstock.shared.keys import Keys
 from penstock.shared.messages import EngineState
 
+from ..gate import Gate
 from .following import LONG, NUM_TOKENS, PROMPT, Following, beats, short, states
 
 pytestmark = pytest.mark.xdist_group("deployment")
@@ -51,9 +52,9 @@ async def awake(client: Client) -> AsyncIterator[Client]:
 
 @pytest.mark.parametrize("level", [1, 2])
 async def test_the_only_engine_sleeps_in_the_middle_of_a_stream(
-    deployment: LocalStack, awake: Client, expected: list[int], level: int
+    deployment: LocalStack, awake: Client, gate: Gate, expected: list[int], level: int
 ) -> None:
-    following = Following(awake)
+    following = Following(awake, gate)
     await following.under_way()
     ((engine_id, state),) = (await awake.sleep(level)).items()
     assert state == SleepState(level, ASLEEP)
@@ -74,17 +75,19 @@ async def test_the_only_engine_sleeps_in_the_middle_of_a_stream(
     assert EngineState.SLEEPING not in (await states(deployment.url)).values()
 
 
-async def test_wait_lets_what_runs_end_and_starts_nothing(awake: Client, expected: list[int]) -> None:
-    following = Following(awake)
+async def test_wait_lets_what_runs_end_and_starts_nothing(awake: Client, gate: Gate, expected: list[int]) -> None:
+    following = Following(awake, gate)
     await following.under_way()
-    await awake.sleep(mode="wait", drain_timeout_s=60)
+    sleeping = asyncio.create_task(awake.sleep(mode="wait", drain_timeout_s=60))
+    gate.open()
+    await sleeping
     assert (await awake.queue_stats()).num_returned == 0
     await following.check(expected)
     assert list((await awake.is_sleeping()).values()) == [True]
 
 
-async def test_what_does_not_end_in_time_is_queued_again(awake: Client, expected: list[int]) -> None:
-    following = Following(awake)
+async def test_what_does_not_end_in_time_is_queued_again(awake: Client, gate: Gate, expected: list[int]) -> None:
+    following = Following(awake, gate)
     await following.under_way()
     await awake.sleep(mode="wait", drain_timeout_s=0.05)
     assert (await awake.queue_stats()).num_returned == 1
@@ -92,8 +95,8 @@ async def test_what_does_not_end_in_time_is_queued_again(awake: Client, expected
     await following.check(expected)
 
 
-async def test_abort_ends_what_runs_with_what_it_has(awake: Client, expected: list[int]) -> None:
-    following = Following(awake)
+async def test_abort_ends_what_runs_with_what_it_has(awake: Client, gate: Gate, expected: list[int]) -> None:
+    following = Following(awake, gate)
     await following.under_way()
     await awake.sleep(mode="abort")
     async with asyncio.timeout(10):
@@ -107,9 +110,9 @@ async def test_abort_ends_what_runs_with_what_it_has(awake: Client, expected: li
 
 
 async def test_calls_that_touch_no_request_while_one_runs(
-    deployment: LocalStack, client: Client, expected: list[int]
+    deployment: LocalStack, client: Client, gate: Gate, expected: list[int]
 ) -> None:
-    following = Following(client)
+    following = Following(client, gate)
     await following.under_way()
     (seconds,) = (await client.execute_dummy_batch()).values()
     assert 0 < seconds < 60
@@ -125,8 +128,8 @@ async def test_calls_that_touch_no_request_while_one_runs(
     assert list((await client.reset_prefix_cache()).values()) == [True]
 
 
-async def test_calls_at_the_same_time_are_each_answered(awake: Client, expected: list[int]) -> None:
-    following = Following(awake)
+async def test_calls_at_the_same_time_are_each_answered(awake: Client, gate: Gate, expected: list[int]) -> None:
+    following = Following(awake, gate)
     await following.under_way()
     calls = [awake.sleep(), awake.sleep(2), awake.wake_up(), awake.sleep(), awake.execute_dummy_batch()]
     results = await asyncio.gather(*calls, *(awake.sleep_state() for _ in range(20)), return_exceptions=True)

@@ -11,6 +11,8 @@ from penstock.producer import LLM, SamplingParams
 from penstock.producer.progress import ProgressBar
 from penstock.shared.errors import PromptTooLongError, UnknownModelError, ValidationError
 
+from ..gate import Gate
+
 pytestmark = pytest.mark.xdist_group("deployment")
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32)
@@ -39,7 +41,7 @@ def test_errors_come_out_as_they_are(deployment: LocalStack) -> None:
             llm.generate("spell 7:", model="other")
 
 
-def test_streams_in_several_threads_and_one_that_is_closed(deployment: LocalStack) -> None:
+def test_streams_in_several_threads_and_one_that_is_closed(deployment: LocalStack, gate: Gate) -> None:
     with LLM(deployment.url, model="demo") as llm:
 
         def text(number: int) -> str:
@@ -47,7 +49,8 @@ def test_streams_in_several_threads_and_one_that_is_closed(deployment: LocalStac
 
         with ThreadPoolExecutor(2) as threads:
             assert list(threads.map(text, [7, 12])) == [" seven.", " twelve."]
-        endless = SamplingParams(temperature=0, max_tokens=1900, ignore_eos=True)
+        endless = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+        gate.hold_at(199)
         stream = llm.stream("spell 7:", endless, request_id="closed-early")
         assert next(stream).index == 0
         stream.close()

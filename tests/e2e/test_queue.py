@@ -13,21 +13,23 @@ from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, SamplingParams
 from penstock.shared.messages import Delta
 
+from ..gate import Gate
+
 pytestmark = pytest.mark.xdist_group("deployment")
 
 PROMPT = "count from four to nine:"
-LONG = SamplingParams(temperature=0.0, max_tokens=1200, ignore_eos=True)
+NUM_TOKENS = 300
+LONG = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 MAX_IDLE_CALLS_PER_S = 5
 
 
-async def test_an_answer_that_is_not_wanted_any_more_is_stopped_with_its_tokens(client: Client) -> None:
-    started = time.monotonic()
-    await client.generate(PROMPT, LONG)
-    half_s = (time.monotonic() - started) / 2
-    deltas = [delta async for delta in client.stream(PROMPT, LONG, timeout_s=half_s)]
+async def test_an_answer_that_is_not_wanted_any_more_is_stopped_with_its_tokens(client: Client, gate: Gate) -> None:
+    gate.hold_at(NUM_TOKENS - 1)
+    deltas = [delta async for delta in client.stream(PROMPT, LONG, timeout_s=3.0)]
+    gate.open()
     assert [delta.finish_reason for delta in deltas if delta.finished] == ["expired"]
     num_tokens = deltas[-1].next_index
-    assert 0 < num_tokens < 1200
+    assert 0 < num_tokens < NUM_TOKENS
     assert deltas[-1].usage is not None
     assert deltas[-1].usage.num_output_tokens == num_tokens
     whole = await client.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True))
@@ -35,8 +37,9 @@ async def test_an_answer_that_is_not_wanted_any_more_is_stopped_with_its_tokens(
     assert "".join(delta.text for delta in deltas) == whole.text
 
 
-async def test_a_paused_generation_goes_on_after_its_last_token(client: Client) -> None:
+async def test_a_paused_generation_goes_on_after_its_last_token(client: Client, gate: Gate) -> None:
     whole = await client.generate(PROMPT, LONG)
+    gate.hold_at(NUM_TOKENS - 1)
     deltas: list[Delta] = []
 
     async def follow() -> None:
@@ -49,13 +52,14 @@ async def test_a_paused_generation_goes_on_after_its_last_token(client: Client) 
             await asyncio.sleep(0.01)
     await client.pause_generation()
     num_before = deltas[-1].next_index
-    assert num_before < 1200
+    assert num_before < NUM_TOKENS
     assert (await client.queue_stats()).num_returned == 1
     await asyncio.sleep(0.3)
     # What was published when the pause came may still have been on its way to us.
     num_paused = deltas[-1].next_index
     await asyncio.sleep(0.3)
-    assert deltas[-1].next_index == num_paused < 1200
+    assert deltas[-1].next_index == num_paused < NUM_TOKENS
+    gate.open()
     await client.resume_generation()
     await following
     assert [token_id for delta in deltas for token_id in delta.token_ids] == whole.outputs[0].token_ids

@@ -15,6 +15,7 @@ from penstock.producer import LLM, Client, EngineCallError, SleepState
 from penstock.shared import errors
 from penstock.shared.messages import EngineState
 
+from ..gate import Gate
 from .following import LONG, PROMPT, Following, beats, short, states
 
 pytestmark = pytest.mark.xdist_group("two-engines")
@@ -36,12 +37,12 @@ def wait(engine, seconds):
 
 
 @pytest.fixture(scope="module")
-def two_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+def two_engines(tmp_path_factory: pytest.TempPathFactory, shared_gate: Gate) -> Iterator[LocalStack]:
     """Two engines with an operator's own methods."""
     folder = tmp_path_factory.mktemp("modules")
     (folder / "my_rpc_methods.py").write_text(RPC_MODULE)
     options = ["--device", "cpu", "--served-model-name", "demo", "--threads", "1", "--engines", "2"]
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, shared_gate.for_engines():
         patch.setenv("PYTHONPATH", str(folder))
         with LocalStack(MODEL, [*options, "--rpc-module", "my_rpc_methods"]) as stack:
             yield stack
@@ -55,10 +56,10 @@ def expected(two_engines: LocalStack) -> list[int]:
 
 
 async def test_the_other_engine_goes_on_with_what_a_sleeping_one_held(
-    two_engines: LocalStack, expected: list[int]
+    two_engines: LocalStack, gate: Gate, expected: list[int]
 ) -> None:
     async with Client.connect(two_engines.url) as client:
-        following = [Following(client) for _ in range(3)]
+        following = [Following(client, gate) for _ in range(3)]
         for one in following:
             await one.under_way()
         first, second = sorted(await client.is_sleeping())

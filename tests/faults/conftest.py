@@ -10,22 +10,20 @@ import pytest
 from penstock.ops.demo.run import MODEL
 from penstock.ops.local_stack import LocalStack
 
+from ..gate import Gate
 from .faulty_model import make_faulty_model
-from .gate import Gate
 
 OPTIONS = ["--device", "cpu", "--served-model-name", "demo", "--threads", "1", "--max-num-seqs", "16"]
-
-# As `tests/fork_server.py` has it, which is a program.
-GATE_VARIABLE = "PENSTOCK_TEST_GATE"
 
 Start = Callable[..., Awaitable[LocalStack]]
 
 
 @pytest.fixture
-def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
+def gate(tmp_path: Path) -> Iterator[Gate]:
     """Holds the requests of engines that are started afterwards where the test wants them."""
-    monkeypatch.setenv(GATE_VARIABLE, str(tmp_path / "gate"))
-    return Gate(tmp_path / "gate")
+    gate = Gate(tmp_path)
+    with gate.for_engines():
+        yield gate
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ import pytest
 from penstock.ops.demo.task import number_words
 from penstock.ops.local_stack import LocalStack
 
+from ..gate import Gate
 from .conftest import Start
-from .gate import Gate
 from .watching import engines, until
 
 NUMBERS = range(100, 170)

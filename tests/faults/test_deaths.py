@@ -16,8 +16,8 @@ from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 
+from ..gate import Gate
 from .conftest import Start
-from .gate import Gate
 from .watching import LONG, PARAMS, PROMPT, Watched, busiest, engines, finish, start_streams, undisturbed, until
 
 

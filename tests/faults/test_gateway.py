@@ -12,8 +12,8 @@ import httpx
 from penstock.ops.local_gateway import LocalGateway
 from penstock.producer import Client
 
+from ..gate import Gate
 from .conftest import Start
-from .gate import Gate
 
 NUM_TOKENS = 80
 # One answer or three; a caller reads so many events, then loses its gateway.

@@ -15,9 +15,9 @@ from penstock.shared.errors import PoisonRequestError, RequestFailedError
 from penstock.shared.keys import Keys
 from penstock.shared.records import DeadRequest
 
+from ..gate import Gate
 from .conftest import Start
 from .faulty_model import ABORT, HANG, KILL, RAISE
-from .gate import Gate
 from .watching import PROMPT, Watched, all_under_way, engines
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)

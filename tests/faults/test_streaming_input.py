@@ -11,8 +11,8 @@ import msgspec
 
 from penstock.producer import Client, Conversation, Delta, SamplingParams
 
+from ..gate import Gate
 from .conftest import Start
-from .gate import Gate
 from .watching import busiest, engines, until
 
 CHUNKS = ["count from four to nine:", " spell 12:", " four plus two is", " spell 407:"]

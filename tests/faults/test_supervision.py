@@ -14,9 +14,9 @@ from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, SamplingParams
 from penstock.shared.errors import EngineDeadError
 
+from ..gate import Gate
 from .conftest import Start
 from .faulty_model import BUSY_THREAD, HOLD_GIL
-from .gate import Gate
 from .watching import (
     LONG,
     PARAMS,

@@ -13,7 +13,7 @@ from penstock.ops.demo.run import MODEL
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, Delta, SamplingParams
 
-from .gate import Gate
+from ..gate import Gate
 from .watching import engines
 
 NUM_TOKENS = 100

@@ -15,7 +15,7 @@ from penstock.shared.heartbeats import read_heartbeats
 from penstock.shared.keys import Keys
 from penstock.shared.records import EngineHeartbeat
 
-from .gate import Gate
+from ..gate import Gate
 
 PROMPT = "count from four to nine:"
 LONG = 120

@@ -32,6 +32,8 @@ from penstock.ops.local_gateway import LocalGateway
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client
 
+from ...gate import Gate
+
 pytestmark = pytest.mark.xdist_group("deployment")
 
 CHAT = "/v1/chat/completions"
@@ -253,7 +255,7 @@ def test_models_say_since_when_they_are_served(http: httpx.Client) -> None:
 
 
 def test_api_keys_stand_for_tenants(
-    deployment: LocalStack, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+    deployment: LocalStack, gate: Gate, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a gateway of its own, which is stopped in the middle of an answer: it lets it end."""
 
@@ -278,7 +280,8 @@ def test_api_keys_stand_for_tenants(
         allowed = http.get("/v1/models", headers=bearer | {"origin": "https://example.org"})
         assert allowed.headers["access-control-allow-origin"] == "https://example.org"
 
-        long = chat(stream=True, ignore_eos=True, max_tokens=400)
+        long = chat(stream=True, ignore_eos=True, max_tokens=100)
+        gate.hold_at(99)
         with http.stream("POST", CHAT, json=long, headers=bearer) as told:
             lines = told.iter_lines()
             event_id = next(lines).removeprefix("id: ")
@@ -288,6 +291,7 @@ def test_api_keys_stand_for_tenants(
             assert http.post(CHAT, json=long, headers=theirs).status_code == 404
             penstock("revoke", acme.split("-")[1])
             gateway_pid_ends(gateway)
+            gate.open()
             assert list(lines)[-2] == "data: [DONE]"
         assert gateway.stop() == 0
     assert acme not in log_path.read_text()

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+# As `fork_server.py` beside this has it, which is a program.
+_VARIABLE = "PENSTOCK_TEST_GATE"
 
 
 class Gate:
@@ -11,11 +17,23 @@ class Gate:
     A request that is held stays with its engine, which goes on with others and answers whoever asks.
 
     Args:
-        path: of a file that is not there yet.
+        folder: of its file.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "gate"
+
+    @contextmanager
+    def for_engines(self) -> Iterator[None]:
+        """Workers that are started inside, and every core they start, heed this gate."""
+        before = os.environ.get(_VARIABLE)
+        os.environ[_VARIABLE] = str(self._path)
+        try:
+            yield
+        finally:
+            del os.environ[_VARIABLE]
+            if before is not None:
+                os.environ[_VARIABLE] = before
 
     def hold_at(self, num_tokens: int) -> None:
         """Let no request have more output tokens than this."""
