@@ -32,6 +32,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     num_requests: int
     min_seconds: float
+    min_events: int
     num_engines: int
     concurrency: int
     interval_s: float
@@ -84,7 +85,10 @@ async def _run(stack: LocalStack, options: ChaosOptions, console: Console) -> Ch
     until = time.monotonic() + options.min_seconds
 
     def go_on(num_started: int) -> bool:
-        return not disturbing.done() and (num_started < len(requests) or time.monotonic() < until)
+        if disturbing.done():
+            return False
+        is_short = time.monotonic() < until or disturber.events.total() < options.min_events
+        return num_started < len(requests) or is_short
 
     try:
         disturbed = await _load(stack, requests, options, "chaos", clock, go_on)

@@ -11,6 +11,7 @@ from ...shared.command_line import Command
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=1000, help="different requests (default 1000)")
     parser.add_argument("--seconds", type=float, default=0.0, help="go on for at least so long, repeating requests")
+    parser.add_argument("--events", type=int, default=0, help="go on until at least so many things have happened")
     parser.add_argument("--engines", type=int, default=3, help="`worker start` this many times (default 3)")
     parser.add_argument("--concurrency", type=int, default=24, help="requests at once (default 24)")
     parser.add_argument("--interval", type=float, default=2.5, help="mean seconds between two events (default 2.5)")
@@ -25,6 +26,7 @@ def _run(arguments: argparse.Namespace) -> int:
     options = ChaosOptions(
         num_requests=arguments.requests,
         min_seconds=arguments.seconds,
+        min_events=arguments.events,
         num_engines=arguments.engines,
         concurrency=arguments.concurrency,
         interval_s=arguments.interval,
