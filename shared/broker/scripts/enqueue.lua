@@ -80,7 +80,11 @@ local function accept(request, payload)
   local id, ttl_ms, client, client_ttl_ms, fail_fast, call, tenant, band = unpack(request, 1, 8)
   local prompt, most = request[9], request[10]
   local key = prefix .. 'request:' .. id
-  local known = redis.call('HMGET', key, 'state', 'call')
+  local known = attempt('HMGET', key, 'state', 'call')
+  if not known then
+    redis.call('DEL', key)
+    known = {}
+  end
   if known[1] then return call ~= '' and known[2] == call and 'new' or known[1] end
   if band == '' then band = queue_policy(prefix).default_band end
   if not has_band(prefix, band) then return {'unknown_band', table.concat(queue_policy(prefix).bands, ', ')} end

@@ -1,4 +1,4 @@
--- Shared by every script, which this text, tenants.lua, lanes.lua and life.lua are put in front of.
+-- Shared by every script, which this text, tenants.lua, lanes.lua, damage.lua and life.lua are put in front of.
 --
 -- A request is a hash:
 --   state, epoch     queued -> claimed -> finished | failed | cancelled | expired | parked; claimed -> queued again when
@@ -40,11 +40,29 @@ local function now_ms()
   return clock_ms
 end
 
--- Append a record to the log and publish it. count is the number of output tokens after it.
+-- The reply of a command; nil where its key is of another type, which others than scripts have made of it.
+local function attempt(...)
+  local reply = redis.pcall(...)
+  if type(reply) ~= 'table' or not reply.err then return reply end
+  if not string.find(reply.err, 'WRONGTYPE', 1, true) then return redis.call(...) end -- raises it as it is
+  return nil
+end
+
+-- Fields of a hash, as HMGET; none where the key is no hash.
+local function fields_of(key, ...) return attempt('HMGET', key, ...) or {} end
+
+-- The number that a field holds, which scripts write as digits alone; nil of anything else.
+local function whole(value)
+  return value and #value < 16 and string.find(value, '^%d+$') and tonumber(value) or nil
+end
+
+-- Append a record to the log and publish it. count is the number of output tokens after it. Returns whether there is a
+-- log to append to.
 local function emit(prefix, key, id, record, count)
-  redis.call('RPUSH', prefix .. 'log:' .. id, record)
+  if not attempt('RPUSH', prefix .. 'log:' .. id, record) then return false end
   redis.call('HSET', key, 'count', count)
   redis.call('PUBLISH', prefix .. 'output:' .. id, record)
+  return true
 end
 
 -- Whether any engine holds a lease.
