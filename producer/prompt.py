@@ -22,6 +22,7 @@ from .options import (
     cache_salt_of,
     check_flag,
     check_linger,
+    external_req_id_of,
     lora_request_of,
     trace_headers_of,
     wanted_until,
@@ -81,6 +82,7 @@ def build_request(
         cache_salt=cache_salt_of(options),
         lora_request=lora_request_of(options),
         trace_headers=trace_headers_of(options),
+        external_req_id=external_req_id_of(options),
         deadline=wanted_until(options) if options else None,
         band="" if band is None else check_name("band", band),
     )

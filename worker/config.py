@@ -217,6 +217,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         num_restarts: how often this engine was started again.
         stream_interval_ms: the longest that output waits, under load, to be written together with what follows it; 0
             writes as fast as Redis answers. First tokens and ends never wait.
+        log_requests: a line of the log at the end of each request, at level "info".
     """
 
     worker_id: str
@@ -236,6 +237,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     log_level: str = "info"
     log_format: str = "auto"
     stream_interval_ms: float = STREAM_INTERVAL_MS
+    log_requests: bool = True
 
     def __post_init__(self) -> None:
         for name in ("lease_ttl_s", "stall_timeout_s"):

@@ -13,6 +13,7 @@ from ..keys import ModelKeys
 from ..messages import Delta, FinishReason
 from ..records import DeathCause
 from .admission import Entry, enqueue_args, read_answer
+from .damage import refusing_damage
 from .input import RequestInput
 from .script import SCRIPTS
 
@@ -273,14 +274,24 @@ class Broker:
         return sum(await self._run("release", [self.keys.leases], args))
 
     async def read_log(self, request_id: str, start: int = 0) -> list[Delta]:
-        """Return the request's records from the ``start``-th on, in order."""
-        records = await self._connection.execute("LRANGE", self.keys.log(request_id), start, -1)
-        return [_delta_decoder.decode(record) for record in records]
+        """Return the request's records from the ``start``-th on, in order.
+
+        Raises:
+            DamagedRecordError: others than the scripts have written to the log.
+        """
+        with refusing_damage(request_id, "log"):
+            records = await self._connection.execute("LRANGE", self.keys.log(request_id), start, -1)
+            return [_delta_decoder.decode(record) for record in records]
 
     async def state(self, request_id: str) -> str | None:
-        """Return "queued", "claimed", "awaiting_input", "finished", ..., or None: unknown, or expired."""
-        state = await self._connection.execute("HGET", self.keys.request(request_id), "state")
-        return None if state is None else state.decode()
+        """Return "queued", "claimed", "awaiting_input", "finished", ..., or None: unknown, or expired.
+
+        Raises:
+            DamagedRecordError: others than the scripts have written to its record.
+        """
+        with refusing_damage(request_id, "record"):
+            state = await self._connection.execute("HGET", self.keys.request(request_id), "state")
+            return None if state is None else state.decode()
 
     async def park(self, claim: Claim, cause: DeathCause, code: str, message: str) -> bool:
         """Set a claimed request aside that no engine can run, with an error for its caller. False if it is stale."""

@@ -10,6 +10,7 @@ from ..connection import CommandConnection
 from ..errors import BrokerError, InputClosedError, PayloadTooLargeError, RequestNotFoundError, ValidationError
 from ..keys import ModelKeys
 from ..messages import InputChunk
+from .damage import refusing_damage
 from .script import SCRIPTS
 
 # Of one request, beside its first chunk, whose size is bounded as that of every request.
@@ -79,8 +80,13 @@ class RequestInput:
             raise _refusal(request_id, 0, answer)
 
     async def read(self, request_id: str) -> list[bytes]:
-        """Return the encoded chunks that the request has beside its first, in order."""
-        return await self._connection.execute("LRANGE", self._keys.input(request_id), 0, -1)
+        """Return the encoded chunks that the request has beside its first, in order.
+
+        Raises:
+            DamagedRecordError: others than the scripts have written there.
+        """
+        with refusing_damage(request_id, "input"):
+            return await self._connection.execute("LRANGE", self._keys.input(request_id), 0, -1)
 
     async def _run(self, name: str, request_id: str, *args: Any) -> list[Any]:
         keys = [self._keys.request(request_id)]
