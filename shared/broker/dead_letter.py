@@ -12,7 +12,7 @@ from ..errors import PenstockError
 from ..keys import ModelKeys
 from ..messages import EngineCoreRequest
 from ..records import DeadRequest, DeathCause
-from .script import SCRIPTS
+from .repair import run_script
 
 _request_decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
 _cause_decoder = msgspec.msgpack.Decoder(DeathCause)
@@ -42,8 +42,7 @@ class DeadLetter:
 
     async def replay(self, request_id: str) -> bool:
         """Queue a parked request anew under its own id, detached; False if no request of this id is parked."""
-        args = [self._keys.prefix, request_id]
-        return bool(await self._connection.run_script(SCRIPTS["replay"], [self._keys.leases], args))
+        return bool(await run_script(self._connection, self._keys, "replay", [self._keys.leases], [request_id]))
 
     async def purge(self, request_id: str) -> bool:
         """Throw a parked request away; False if there is none of this id."""

@@ -11,7 +11,7 @@ from ..errors import BrokerError, InputClosedError, PayloadTooLargeError, Reques
 from ..keys import ModelKeys
 from ..messages import InputChunk
 from .damage import refusing_damage
-from .script import SCRIPTS
+from .repair import run_script
 
 # Of one request, beside its first chunk, whose size is bounded as that of every request.
 MAX_CHUNKS = 10_000
@@ -90,7 +90,7 @@ class RequestInput:
 
     async def _run(self, name: str, request_id: str, *args: Any) -> list[Any]:
         keys = [self._keys.request(request_id)]
-        answer = await self._connection.run_script(SCRIPTS[name], keys, [self._keys.prefix, request_id, *args])
+        answer = await run_script(self._connection, self._keys, name, keys, [request_id, *args])
         if answer is None:
             raise RequestNotFoundError(f"request {request_id!r} is unknown, or its result is past its time to live")
         return answer

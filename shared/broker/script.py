@@ -41,6 +41,7 @@ _PARTS = {
     "stats": ("stats",),
     "tenant_stats": ("tenant_stats",),
     "status": ("status",),
+    "repair": ("repair",),
 }
 
 

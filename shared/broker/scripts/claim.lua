@@ -23,7 +23,7 @@ redis.call('ZADD', prefix .. 'leases', now + tonumber(ARGV[3]), engine)
 
 local totals = redis.call('HMGET', queue, 'paused', 'mean_output', 'shared_at')
 if totals[1] then return {wave, retry_ms} end
-local mean_output = math.ceil(tonumber(totals[2] or OUTPUT_TOKENS))
+local mean_output = math.ceil(amount(totals[2] or OUTPUT_TOKENS))
 
 -- While tenants share the model, or did so lately, the last sequences are kept for those that have less than an equal
 -- part of the engine: a full one would make them wait for the end of somebody else's request first.
@@ -194,23 +194,24 @@ end
 local function take_from_lane(turn, band, id, payload, request, wanted)
   local tenant, tokens = turn[2], request.prompt + math.min(request.most, mean_output)
   local of, ready = tenant_policy(prefix, tenant), prefix .. 'ready:' .. band
+  -- First, so that it is found among the claims of this engine should the sums below be damaged, and stop the script.
+  redis.call('SET', prefix .. 'payload:' .. id, payload)
+  take(id, payload, request, wanted, tokens)
   local own = tonumber(redis.call('ZSCORE', ready, tenant))
   local after = own + tokens / of.weight
   local times = redis.call('HMGET', queue, 'clock:' .. band, 'weight:' .. band)
-  local clock = tonumber(times[1] or 0)
+  local clock = amount(times[1] or 0)
   -- Not beyond the tenant's own time: estimates that are too high, and are taken back at the end, must not add up.
-  local weights = math.max(tonumber(times[2] or 0), of.weight)
+  local weights = math.max(amount(times[2] or 0), of.weight)
   clock = math.max(own, clock, math.min(after, clock + tokens / weights))
   redis.call('HSET', queue, 'clock:' .. band, clock)
   redis.call('ZADD', ready, after, tenant)
   if has_rate_quota(of) then use(prefix, tenant, 1, tokens, now) end
   redis.call('HINCRBY', prefix .. 'tenant:' .. tenant, 'num_started', 1)
   if redis.call('HINCRBY', queue, 'num_started', 1) == 1 then redis.call('HSET', queue, 'rate_at', now) end
-  redis.call('SET', prefix .. 'payload:' .. id, payload)
   leave_lane(prefix, request.entry, tenant, band, request.prompt + request.most, request.deadline)
   heads[lane_key(prefix, band, tenant)] = tidy_lane(prefix, band, tenant)
   settle_turn(prefix, turn, tokens)
-  take(id, payload, request, wanted, tokens)
 end
 
 local all = all_rooms(prefix, engine, room())

@@ -14,9 +14,19 @@ local LINES = {returned = true, suspects = true}
 
 local function is_entry(value) return value and string.find(value, '^%d+%-%d+$') ~= nil end
 
+-- All that may hold claims: a lease or a room may be lost, not both at once.
+local function engines_of(prefix)
+  local engines, is_known = attempt('ZRANGE', prefix .. 'leases', 0, -1) or {}, {}
+  for _, engine in ipairs(engines) do is_known[engine] = true end
+  for _, engine in ipairs(attempt('HKEYS', prefix .. 'rooms') or {}) do
+    if not is_known[engine] then engines[#engines + 1] = engine end
+  end
+  return engines
+end
+
 -- The engine whose claims a request is among.
 local function holder_of(prefix, id)
-  for _, engine in ipairs(attempt('ZRANGE', prefix .. 'leases', 0, -1) or {}) do
+  for _, engine in ipairs(engines_of(prefix)) do
     if attempt('HEXISTS', prefix .. 'claims:' .. engine, id) == 1 then return engine end
   end
 end
@@ -37,10 +47,12 @@ end
 local function logged_count(prefix, id)
   local last = attempt('LINDEX', prefix .. 'log:' .. id, -1)
   if not last then return last == false and 0 or nil end
-  local is_read, delta = pcall(cmsgpack.unpack, last)
-  if not is_read or type(delta) ~= 'table' then return nil end
-  local index, token_ids = delta[2] or 0, delta[3] or {}
-  return type(index) == 'number' and type(token_ids) == 'table' and index + #token_ids or nil
+  -- A Delta is an array of version, index, token_ids and more, some of it bytes, which cmsgpack does not read.
+  local head = string.byte(last) or 0
+  local offset = head >= 0x93 and head <= 0x9f and 1 or head == 0xdc and 3
+  if not offset then return nil end
+  local is_read, _, _, index, token_ids = pcall(cmsgpack.unpack_limit, last, 3, offset)
+  return is_read and type(index) == 'number' and type(token_ids) == 'table' and index + #token_ids or nil
 end
 
 -- What an engine needs of a request that was claimed before, with count tokens logged; nil if it is gone.

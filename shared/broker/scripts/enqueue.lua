@@ -14,11 +14,11 @@ local UNKNOWN_RATE_MS, MIN_RETRY_MS, MAX_RETRY_MS = 1000, 100, 3600000
 local ROOM_SHARE = 0.05
 
 -- ms until so many requests or tokens will have been served, by the measured rate.
-local function time_to_serve(amount, unit)
+local function time_to_serve(num_wanted, unit)
   local rate = redis.call('HMGET', queue, 'rate_ms', 'rate_' .. unit)
-  local served = tonumber(rate[2] or 0)
+  local served = amount(rate[2] or 0)
   if served <= 0 then return UNKNOWN_RATE_MS end
-  return math.floor(math.min(MAX_RETRY_MS, math.max(MIN_RETRY_MS, amount * tonumber(rate[1]) / served)))
+  return math.floor(math.min(MAX_RETRY_MS, math.max(MIN_RETRY_MS, num_wanted * amount(rate[1]) / served)))
 end
 
 -- What waits of a tenant, or of all, with what this call has put in line.

@@ -27,7 +27,7 @@ end
 
 local function open_lane(prefix, band, tenant, head_ms)
   local queue = prefix .. 'queue'
-  local clock = tonumber(redis.call('HGET', queue, 'clock:' .. band) or 0)
+  local clock = amount(redis.call('HGET', queue, 'clock:' .. band))
   local own = tonumber(redis.call('ZSCORE', prefix .. 'idle:' .. band, tenant) or clock)
   redis.call('ZREM', prefix .. 'idle:' .. band, tenant)
   if redis.call('ZADD', prefix .. 'ready:' .. band, 'NX', math.max(own, clock), tenant) == 1 then
@@ -172,7 +172,7 @@ local function charge(prefix, band, tenant, tokens)
   elseif redis.call('ZSCORE', prefix .. 'idle:' .. band, tenant) then
     redis.call('ZINCRBY', prefix .. 'idle:' .. band, shift, tenant)
   elseif shift > 0 and has_band(prefix, band) then
-    local clock = tonumber(redis.call('HGET', prefix .. 'queue', 'clock:' .. band) or 0)
+    local clock = amount(redis.call('HGET', prefix .. 'queue', 'clock:' .. band))
     redis.call('ZADD', prefix .. 'idle:' .. band, clock + shift, tenant)
   end
 end

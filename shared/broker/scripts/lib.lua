@@ -56,6 +56,20 @@ local function whole(value)
   return value and #value < 16 and string.find(value, '^%d+$') and tonumber(value) or nil
 end
 
+-- The number that a sum holds, 0 if it is absent. Anything else is raised, and repaired (repair.lua).
+local function amount(value)
+  local number = tonumber(value or 0)
+  if not number or number ~= number or math.abs(number) > 2 ^ 53 then error('a sum is no number: ' .. value) end
+  return number
+end
+
+-- The same of what cannot be below 0.
+local function count_of(value)
+  local number = amount(value)
+  if number < 0 then error('a count is below 0: ' .. value) end
+  return number
+end
+
 -- Append a record to the log and publish it. count is the number of output tokens after it. Returns whether there is a
 -- log to append to.
 local function emit(prefix, key, id, record, count)

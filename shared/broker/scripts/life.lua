@@ -7,10 +7,10 @@ local RATE_WINDOW_MS = 30000
 local function note_served(prefix, tokens, output_tokens)
   local key, now = prefix .. 'queue', now_ms()
   local rate = redis.call('HMGET', key, 'rate_at', 'rate_ms', 'rate_requests', 'rate_tokens', 'mean_output')
-  local elapsed = math.max(0, now - tonumber(rate[1] or now))
+  local elapsed = math.max(0, now - amount(rate[1] or now))
   local fade = math.exp(-elapsed / RATE_WINDOW_MS)
-  redis.call('HSET', key, 'rate_at', now, 'rate_ms', tonumber(rate[2] or 0) * fade + elapsed,
-    'rate_requests', tonumber(rate[3] or 0) * fade + 1, 'rate_tokens', tonumber(rate[4] or 0) * fade + tokens,
+  redis.call('HSET', key, 'rate_at', now, 'rate_ms', amount(rate[2] or 0) * fade + elapsed,
+    'rate_requests', amount(rate[3] or 0) * fade + 1, 'rate_tokens', amount(rate[4] or 0) * fade + tokens,
     'mean_output', rate[5] and rate[5] * 0.98 + output_tokens * 0.02 or output_tokens)
 end
 
@@ -26,31 +26,34 @@ end
 
 -- One request less is under way; while none is, the time does not count as slow service.
 local function stop_working(prefix)
-  if redis.call('HINCRBY', prefix .. 'queue', 'num_started', -1) == 0 then
+  local num_started = redis.call('HINCRBY', prefix .. 'queue', 'num_started', -1)
+  if num_started <= 0 then
     redis.call('HSET', prefix .. 'queue', 'idle_at', now_ms())
+    -- What a damaged list has lost was not counted any more.
+    if num_started < 0 then redis.call('HSET', prefix .. 'queue', 'num_started', 0) end
   end
 end
 
 -- Count anew what each tenant has under way: a damaged record named another tenant. What awaits input is in no list, so
--- while there is any, this is left for later.
+-- while there is any, the tenants' counts are left for later. Returns how many there are in all but those.
 local function recount_started(prefix)
-  if (tonumber(redis.call('HGET', prefix .. 'queue', 'num_awaiting') or 0) or 0) > 0 then return end
-  local counts = {}
+  local counts, num_started = {}, 0
   local function count(ids)
     for _, id in ipairs(ids) do
       local now = fields_of(prefix .. 'request:' .. id, 'state', 'tenant')
       local tenant = now[2] or LOST_TENANT
-      if not ENDED[now[1]] then counts[tenant] = (counts[tenant] or 0) + 1 end
+      if not ENDED[now[1]] then counts[tenant], num_started = (counts[tenant] or 0) + 1, num_started + 1 end
     end
   end
-  for _, engine in ipairs(redis.call('ZRANGE', prefix .. 'leases', 0, -1)) do
-    count(redis.call('HKEYS', prefix .. 'claims:' .. engine))
-  end
+  for _, engine in ipairs(engines_of(prefix)) do count(attempt('HKEYS', prefix .. 'claims:' .. engine) or {}) end
   for line in pairs(LINES) do count(redis.call('LRANGE', prefix .. line, 0, -1)) end
+  if amount(redis.call('HGET', prefix .. 'queue', 'num_awaiting')) > 0 then return num_started end
+  for tenant in pairs(counts) do redis.call('SADD', prefix .. 'active', tenant) end
   for _, tenant in ipairs(redis.call('SMEMBERS', prefix .. 'active')) do
     redis.call('HSET', prefix .. 'tenant:' .. tenant, 'num_started', counts[tenant] or 0)
     forget_idle(prefix, tenant)
   end
+  return num_started
 end
 
 -- A request that was claimed has ended.
@@ -98,7 +101,7 @@ end
 
 -- A request leaves the claims of its engine, whatever its record calls that.
 local function leave_claims(prefix, engine, id)
-  if engine and redis.call('HDEL', prefix .. 'claims:' .. engine, id) == 1 then return end
+  if engine and attempt('HDEL', prefix .. 'claims:' .. engine, id) == 1 then return end
   local holder = holder_of(prefix, id)
   if holder then redis.call('HDEL', prefix .. 'claims:' .. holder, id) end
 end
@@ -184,10 +187,10 @@ end
 
 -- Put a claimed request back in line: at the end of "returned", or of "suspects", which run alone.
 local function put_back(prefix, key, id, line)
+  redis.call('RPUSH', prefix .. line, id) -- first: if that cannot be, it stays where it is
   leave_claims(prefix, redis.call('HGET', key, 'engine'), id)
   redis.call('HSET', key, 'state', 'queued', 'line', line)
   redis.call('HDEL', key, 'engine')
-  redis.call('RPUSH', prefix .. line, id)
   redis.call('PUBLISH', prefix .. 'wake', id)
 end
 

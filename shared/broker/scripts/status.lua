@@ -27,7 +27,7 @@ end
 local lane = redis.call('HMGET', prefix .. 'tenant:' .. tenant, 'depth:' .. band, 'tokens:' .. band)
 local above, own = 0, 0
 for _, name in ipairs(queue_policy(prefix).bands) do
-  local tokens = tonumber(redis.call('HGET', queue, 'tokens:' .. name) or 0)
+  local tokens = amount(redis.call('HGET', queue, 'tokens:' .. name))
   if name == band then
     own = tokens
     break
@@ -36,5 +36,5 @@ for _, name in ipairs(queue_policy(prefix).bands) do
 end
 local rate = redis.call('HMGET', queue, 'rate_ms', 'rate_tokens', 'paused')
 return cmsgpack.pack({now[1], tenant, band, whole(now[4]) or 0, whole(now[5]) or 0, now[6] or '', whole(now[7]) or 0,
-  ahead, tonumber(lane[1] or 0), tonumber(lane[2] or 0), above, own,
-  redis.call('ZCARD', prefix .. 'ready:' .. band), tonumber(rate[1] or 0), tonumber(rate[2] or 0), rate[3] and 1 or 0})
+  ahead, amount(lane[1]), amount(lane[2]), above, own,
+  redis.call('ZCARD', prefix .. 'ready:' .. band), amount(rate[1]), amount(rate[2]), rate[3] and 1 or 0})

@@ -8,9 +8,9 @@ import pytest
 
 from penstock.shared.broker import Broker, DeadLetter, Entry, Queue
 from penstock.shared.connection import CommandConnection
-from penstock.shared.messages import FinishReason
+from penstock.shared.messages import FinishReason, TokenLogprobs
 
-from .conftest import CAUSE, TTL_MS, assert_nothing_is_left, die, final, record, take
+from .conftest import CAUSE, TTL_MS, assert_nothing_is_left, die, enqueue, final, record, take
 
 VALUES = ("", "x", "nan", "-1", "1e400")
 ENDED = {"finished", "cancelled", "expired", "parked"}
@@ -57,7 +57,9 @@ class Scene:
         await take(self.broker, "e0", 1)
         fields |= {field.decode() for field in await self._fields("probe")}
         await self.broker.cancel("probe")
-        ways = [("HSET", "request", field, value) for field in sorted(fields) for value in VALUES]
+        ways: list[tuple[str, ...]] = [
+            ("HSET", "request", field, value) for field in sorted(fields) for value in VALUES
+        ]
         ways += [("HDEL", "request", field) for field in sorted(fields)]
         ways += [("SET", "request", "another type"), ("SET", "log", "another type")]
         ways.append(("DEL", "request"))
@@ -179,6 +181,19 @@ async def test_what_is_damaged_ends_once_and_others_are_served(
         assert await broker.state(victim) in ENDED, damage
     await _take_away_what_stays(scene)
     await assert_nothing_is_left(commands, broker)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 20, 70_000])
+async def test_a_sound_log_is_taken_for_one_whatever_is_in_it(broker: Broker, num_tokens: int) -> None:
+    await enqueue(broker, "a")
+    await take(broker, "e0", 1)
+    written = record("a", 1, 0, *range(num_tokens))
+    written.delta.logprobs = [TokenLogprobs(1, -0.5, 1, [(3, -0.75)], [b"\xff", b"b"])]
+    written.delta.first_prompt_token = (1, b"\xff")
+    assert await broker.append([written]) == []
+    assert await broker.release([("a", 1)]) == 1
+    (claim,) = await take(broker, "e0", 1)
+    assert claim.num_logged_tokens == num_tokens
 
 
 async def _take_away_what_stays(scene: Scene) -> None:
