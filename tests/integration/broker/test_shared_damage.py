@@ -63,8 +63,9 @@ class Scene:
                 ways.append(("HSET", key, "x", "x") if isinstance(value, bytes) else ("SET", key, "x"))
                 if await self.commands.execute("TYPE", self.keys.prefix + key) == b"hash":
                     values = TENANT_POLICIES if kind == "tenants" else VALUES
-                    ways += [("HSET", key, *pair) for pair in itertools.product(value, values)]
-        return ways + [("SET", "policy", policy) for policy in POLICIES]
+                    ways += [("HSET", key, str(field), told) for field, told in itertools.product(value, values)]
+        ways += [("SET", "policy", policy) for policy in POLICIES]
+        return ways
 
     async def damage(self, way: tuple[str, ...]) -> None:
         command, key, *rest = way
