@@ -12,6 +12,7 @@ from ..shared.params import LoRARequest
 from ..shared.shown import shown
 
 MAX_CACHE_SALT_CHARS = 512
+MAX_EXTERNAL_REQ_ID_CHARS = 256
 MAX_LINGER_S = 86_400.0
 MAX_TRACE_HEADERS_CHARS = 8192
 
@@ -36,7 +37,9 @@ class SharedOptions(TypedDict, total=False):
     ``webhook_url``: who is told of the end, by a signed POST; of detached requests (``submit``) alone.
     ``webhook_events``: how the event is called: "request" (``request.completed``) when None, or "response"
     (``response.completed``, as OpenAI's).
-    ``trace_headers``: of the trace that it belongs to (W3C: "traceparent", "tracestate"); worker processes log them.
+    ``trace_headers``: of the trace that it belongs to (W3C: "traceparent", "tracestate"); worker processes log its id.
+    ``external_req_id``: what whoever asks calls it, such as the ``x-request-id`` of a web app's own request; worker
+    processes log it as ``x_request_id``. It need not be unique.
     """
 
     model: str | None
@@ -53,6 +56,7 @@ class SharedOptions(TypedDict, total=False):
     webhook_url: str | None
     webhook_events: str | None
     trace_headers: Mapping[str, str] | None
+    external_req_id: str | None
 
 
 class RequestOptions(SharedOptions, total=False):
@@ -77,6 +81,18 @@ def lora_request_of(options: RequestOptions) -> LoRARequest | None:
     if not isinstance(lora_request, LoRARequest | None):
         raise ValidationError(f"lora_request must be a LoRARequest, got {shown(lora_request)}")
     return lora_request
+
+
+def external_req_id_of(options: RequestOptions) -> str | None:
+    """Return the ``external_req_id``. Raises ``ValidationError`` if it is no printable string, or too long."""
+    given: Any = options.get("external_req_id")
+    is_id = isinstance(given, str) and 1 <= len(given) <= MAX_EXTERNAL_REQ_ID_CHARS and given.isprintable()
+    if given is not None and not is_id:
+        raise ValidationError(
+            f"external_req_id must be a string of 1 to {MAX_EXTERNAL_REQ_ID_CHARS} printable characters, got "
+            f"{repr(given)[:80]}"
+        )
+    return given
 
 
 def trace_headers_of(options: RequestOptions) -> dict[str, str] | None:

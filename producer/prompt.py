@@ -25,6 +25,7 @@ from .options import (
     cache_salt_of,
     check_flag,
     check_linger,
+    external_req_id_of,
     lora_request_of,
     template_kwargs_of,
     trace_headers_of,
@@ -85,6 +86,7 @@ def build_request(
         cache_salt=cache_salt_of(options),
         lora_request=lora_request_of(options),
         trace_headers=trace_headers_of(options),
+        external_req_id=external_req_id_of(options),
         deadline=wanted_until(options) if options else None,
         band="" if band is None else check_name("band", band),
     )

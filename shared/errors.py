@@ -24,7 +24,8 @@
     │   └── QuotaExceededError        the tenant is over a quota, and its policy refuses
     ├── BrokerError                   Redis answered in a way the protocol does not allow
     ├── RequestFailedError            the engine refused or failed this one request
-    │   └── PoisonRequestError        max_deliveries engines died on it; it is parked
+    │   ├── PoisonRequestError        max_deliveries engines died on it; it is parked
+    │   └── DamagedRecordError        others have written to what Redis holds of it; it is parked
     ├── EngineDeadError               the engine that was asked is gone, or none serves the model
     ├── EngineNotFoundError           no engine of that id beats for the model
     ├── EngineStateError              the engine cannot do that now: it sleeps, holds requests, is being profiled, ...
@@ -215,6 +216,12 @@ class PoisonRequestError(RequestFailedError):
     code = "poison_request"
 
 
+class DamagedRecordError(RequestFailedError):
+    """Something other than Penstock has written to what Redis holds of the request, or deleted it; it is parked."""
+
+    code = "damaged_record"
+
+
 class EngineDeadError(PenstockError):
     """The engine core is gone, or no live engine serves the model; the message names the cause."""
 
@@ -280,6 +287,7 @@ _BY_CODE: dict[str, type[PenstockError]] = {
         UnsupportedParameterError,
         UnsupportedTaskError,
         PoisonRequestError,
+        DamagedRecordError,
         EngineDeadError,
         EngineStateError,
         UnsupportedCallError,

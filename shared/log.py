@@ -7,7 +7,9 @@ Records of the standard library's ``logging`` go through the same renderer, so t
 from __future__ import annotations
 
 import logging
+import re
 import sys
+from collections.abc import Mapping
 from typing import TextIO
 
 import structlog
@@ -18,6 +20,8 @@ from .shown import shown
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FORMATS = ("auto", "pretty", "json")
+
+_TRACE_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 
 
 def configure_logging(level: str = "info", fmt: str = "auto", stream: TextIO | None = None) -> None:
@@ -69,6 +73,19 @@ def configure_logging(level: str = "info", fmt: str = "auto", stream: TextIO | N
     root.handlers = [*(h for h in root.handlers if not isinstance(h, _PenstockStream)), handler]
     root.setLevel(level.upper())
     logging.captureWarnings(True)
+
+
+def log_ids(
+    request_id: str | None = None, external_req_id: str | None = None, trace_headers: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return what a line about a request calls it by, the same in every process, so that one search finds all of them.
+
+    ``request_id`` is ours, ``x_request_id`` that of who asked, ``trace_id`` that of its trace. What there is not of
+    them, or is no W3C ``traceparent``, is left out.
+    """
+    trace = _TRACE_PARENT.fullmatch((trace_headers or {}).get("traceparent", ""))
+    found = {"request_id": request_id, "x_request_id": external_req_id, "trace_id": trace and trace.group(1)}
+    return {name: value for name, value in found.items() if value}
 
 
 class _PenstockStream(logging.StreamHandler[TextIO]):

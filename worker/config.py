@@ -236,6 +236,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         stream_interval_ms: the longest that output waits, under load, to be written together with what follows it; 0
             writes as fast as Redis answers. First tokens and ends never wait.
         fork_server: socket of the process that forks engine cores; without one each is started by itself.
+        log_requests: a line of the log at the end of each request, at level "info".
     """
 
     worker_id: str
@@ -256,6 +257,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     log_format: str = "auto"
     stream_interval_ms: float = STREAM_INTERVAL_MS
     fork_server: str = ""
+    log_requests: bool = True
 
     def __post_init__(self) -> None:
         check_ranges(self, _WORKER_RANGES)

@@ -16,9 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...producer.openai.errors import CLIENT_CLOSED_REQUEST, OpenAIError
 from ...shared.keys import MAX_NAME_CHARS
+from ...shared.log import log_ids
 from ...shared.shown import shown
 from .auth import Authenticator
-from .http import error_response
+from .http import error_response, trace_headers
 from .metrics import Metrics
 from .request_body import RequestBody
 
@@ -63,15 +64,18 @@ class Edge:
         body = RequestBody(receive, self._request_timeout_s)
         exchange = Exchange(scope, send, body)
         state = scope.setdefault("state", {})
-        state["started_at"] = exchange.started_at
+        state["started_at"], state["x_request_id"] = exchange.started_at, exchange.request_id
         self._num_running += 1
         self._metrics.in_flight.inc()
-        try:
-            await self._serve(scope, body, exchange)
-        finally:
-            self._num_running -= 1
-            self._metrics.in_flight.dec()
-            self._note(scope, exchange)
+        ids = log_ids(None, exchange.request_id, trace_headers(exchange.headers))
+        with structlog.contextvars.bound_contextvars(**ids):
+            try:
+                await self._serve(scope, body, exchange)
+            finally:
+                self._num_running -= 1
+                self._metrics.in_flight.dec()
+                self._note(scope, exchange)
+                structlog.contextvars.unbind_contextvars("request_id")
 
     async def _serve(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
         try:
@@ -101,7 +105,6 @@ class Edge:
             path=scope["path"],
             status=status,
             seconds=round(seconds, 4),
-            request_id=exchange.request_id,
         )
 
 

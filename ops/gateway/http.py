@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import structlog
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -79,11 +80,22 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-def add_trace(options: RequestOptions, request: Request) -> None:
-    """Say in ``options`` which trace a request belongs to, if its head does (W3C Trace Context)."""
-    found = {name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers}
-    if "traceparent" in found:
+def trace_headers(headers: Headers) -> dict[str, str]:
+    """The headers that say which trace a request belongs to (W3C Trace Context); empty without one."""
+    return {name: headers[name] for name in _TRACE_HEADERS if name in headers} if "traceparent" in headers else {}
+
+
+def add_ids(options: RequestOptions, request: Request, request_id: str) -> None:
+    """Say in ``options`` what a request is called by who asked and in which trace, and in our log what we call it."""
+    options["external_req_id"] = request.state.x_request_id
+    if found := trace_headers(request.headers):
         options["trace_headers"] = found
+    note_request_id(request_id)
+
+
+def note_request_id(request_id: str) -> None:
+    """Name the client's request in every line of the log that is about the HTTP request that is being served."""
+    structlog.contextvars.bind_contextvars(request_id=request_id)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -13,8 +13,9 @@ from ..keys import ModelKeys
 from ..messages import Delta, FinishReason
 from ..records import DeathCause
 from .admission import Entry, enqueue_args, read_answer
+from .damage import refusing_damage
 from .input import RequestInput
-from .script import SCRIPTS
+from .repair import repairing, run_script
 
 _encoder = msgspec.msgpack.Encoder()
 _delta_decoder = msgspec.msgpack.Decoder(Delta)
@@ -129,7 +130,7 @@ class Broker:
         Returns for each ``NEW``, ``UNSERVED``, the state of the request that already has the id, or the error by which
         it was refused: ``QueueFullError``, ``QuotaExceededError``, ``ValidationError`` of an unknown band.
         """
-        answers = await self._run("enqueue", [self.keys.leases], [self.keys.prefix, *enqueue_args(entries)])
+        answers = await self._run("enqueue", [self.keys.leases], enqueue_args(entries))
         return [read_answer(entry, answer) for entry, answer in zip(entries, answers, strict=True)]
 
     async def claim(self, engine_id: str, room: Room, *, lease_ttl_ms: int = LEASE_TTL_MS) -> Wave:
@@ -137,11 +138,12 @@ class Broker:
 
         Not repeated after a lost connection, since a wave may have been handed out unseen: compare ``claims`` then.
         """
-        wave, retry_ms = await self._connection.run_script(
-            SCRIPTS["claim"],
+        wave, retry_ms = await run_script(
+            self._connection,
+            self.keys,
+            "claim",
             [self.keys.leases],
             [
-                self.keys.prefix,
                 engine_id,
                 lease_ttl_ms,
                 max(0, room.max_num_seqs - room.num_seqs),
@@ -156,25 +158,28 @@ class Broker:
 
     async def claims(self, engine_id: str) -> list[tuple[str, int]]:
         """Return what an engine holds by Redis's word, as (request_id, epoch)."""
-        flat = await self._connection.execute("HGETALL", self.keys.claims(engine_id))
-        return [(request_id.decode(), int(epoch)) for request_id, epoch in zip(flat[::2], flat[1::2], strict=True)]
+        key = self.keys.claims(engine_id)
+        flat = await repairing(self._connection, self.keys, lambda: self._connection.execute("HGETALL", key))
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        # What is no epoch was not written by the claim of this request, which is found when it is handed back.
+        return [(request_id.decode(), int(epoch) if epoch.isdigit() else 0) for request_id, epoch in pairs]
 
     async def renew(
         self, engine_id: str, claims: list[tuple[str, int]], *, lease_ttl_ms: int = LEASE_TTL_MS
     ) -> list[str]:
         """Renew an engine's lease and its claims, given as (request_id, epoch); returns the stale ones' ids."""
-        args: list[Any] = [self.keys.prefix, engine_id, lease_ttl_ms]
+        args: list[Any] = [engine_id, lease_ttl_ms]
         for request_id, epoch in claims:
             args += [request_id, epoch]
         return [request_id.decode() for request_id in await self._run("renew", [self.keys.leases], args)]
 
     async def withdraw(self, engine_id: str) -> None:
         """Let the other engines count on no room of this one, which claims nothing until it says otherwise."""
-        await self._run("withdraw", [self.keys.leases], [self.keys.prefix, engine_id])
+        await self._run("withdraw", [self.keys.leases], [engine_id])
 
     async def renew_client(self, client_id: str, ttl_ms: int) -> None:
         """Renew a client's lease, which its interactive requests live by."""
-        await self._run("renew_client", [self.keys.leases], [self.keys.prefix, client_id, ttl_ms])
+        await self._run("renew_client", [self.keys.leases], [client_id, ttl_ms])
 
     async def reclaim(
         self, engine_id: str, cause: DeathCause, *, is_external: bool, max_deliveries: int
@@ -188,7 +193,7 @@ class Broker:
         counts = await self._run(
             "reclaim",
             [self.keys.leases],
-            [self.keys.prefix, engine_id, int(is_external), max_deliveries, _encoder.encode(cause)],
+            [engine_id, int(is_external), max_deliveries, _encoder.encode(cause)],
         )
         return counts[0], counts[1]
 
@@ -197,7 +202,7 @@ class Broker:
         found = await self._run(
             "reap",
             [self.keys.leases],
-            [self.keys.prefix, max_deliveries, lease_ttl_ms, MAX_REAP_GAP_MS, _encoder.encode(cause)],
+            [max_deliveries, lease_ttl_ms, MAX_REAP_GAP_MS, _encoder.encode(cause)],
         )
         return [Reaped(kind.decode(), name.decode(), count, parked) for kind, name, count, parked in found]
 
@@ -206,11 +211,11 @@ class Broker:
 
         Anyone may do it: supervisors do all the time, and a client whose request is due.
         """
-        return await self._run("expire", [self.keys.leases], [self.keys.prefix, 1000, grace_ms])
+        return await self._run("expire", [self.keys.leases], [1000, grace_ms])
 
     async def append(self, records: list[Record]) -> list[str]:
         """Log and publish one delta for each of many requests; returns the ids whose claim is stale."""
-        args: list[Any] = [self.keys.prefix]
+        args: list[Any] = []
         encode = _encoder.encode
         for record in records:
             delta = record.delta
@@ -219,7 +224,7 @@ class Broker:
 
     async def finish(self, records: list[FinalRecord]) -> list[str]:
         """Append the last delta of each of many requests and end them; returns the ids whose claim is stale."""
-        args: list[Any] = [self.keys.prefix]
+        args: list[Any] = []
         for record in records:
             reason = record.delta.finish_reason
             if reason is None:
@@ -235,7 +240,7 @@ class Broker:
         Each goes on with its next chunk, if it has one; ends, if its input is closed; and awaits input otherwise.
         Returns the ids whose claim is stale.
         """
-        args: list[Any] = [self.keys.prefix]
+        args: list[Any] = []
         for record in records:
             delta = record.delta
             if not delta.segment_ends or delta.usage is None:
@@ -249,12 +254,12 @@ class Broker:
 
     async def cancel(self, request_id: str) -> str | None:
         """End a request; returns its state, or None if it is unknown. Cancelling twice does nothing."""
-        state = await self._run("cancel", [self.keys.request(request_id)], [self.keys.prefix, request_id])
+        state = await self._run("cancel", [self.keys.request(request_id)], [request_id])
         return None if state is None else state.decode()
 
     async def leave(self, request_id: str, ttl_ms: int) -> None:
         """Let an interactive request live on without its client for ``ttl_ms``, then as long as somebody listens."""
-        await self._run("leave", [self.keys.request(request_id)], [self.keys.prefix, request_id, ttl_ms])
+        await self._run("leave", [self.keys.request(request_id)], [request_id, ttl_ms])
 
     async def count_known(self, request_ids: Sequence[str]) -> int:
         """Return how many of these ids are those of a request that has not expired."""
@@ -267,28 +272,38 @@ class Broker:
 
     async def release(self, claims: list[tuple[str, int]]) -> int:
         """Hand back claimed requests, given as (request_id, epoch); returns how many were still ours."""
-        args: list[Any] = [self.keys.prefix]
+        args: list[Any] = []
         for request_id, epoch in claims:
             args += [request_id, epoch]
         return sum(await self._run("release", [self.keys.leases], args))
 
     async def read_log(self, request_id: str, start: int = 0) -> list[Delta]:
-        """Return the request's records from the ``start``-th on, in order."""
-        records = await self._connection.execute("LRANGE", self.keys.log(request_id), start, -1)
-        return [_delta_decoder.decode(record) for record in records]
+        """Return the request's records from the ``start``-th on, in order.
+
+        Raises:
+            DamagedRecordError: others than the scripts have written to the log.
+        """
+        with refusing_damage(request_id, "log"):
+            records = await self._connection.execute("LRANGE", self.keys.log(request_id), start, -1)
+            return [_delta_decoder.decode(record) for record in records]
 
     async def state(self, request_id: str) -> str | None:
-        """Return "queued", "claimed", "awaiting_input", "finished", ..., or None: unknown, or expired."""
-        state = await self._connection.execute("HGET", self.keys.request(request_id), "state")
-        return None if state is None else state.decode()
+        """Return "queued", "claimed", "awaiting_input", "finished", ..., or None: unknown, or expired.
+
+        Raises:
+            DamagedRecordError: others than the scripts have written to its record.
+        """
+        with refusing_damage(request_id, "record"):
+            state = await self._connection.execute("HGET", self.keys.request(request_id), "state")
+            return None if state is None else state.decode()
 
     async def park(self, claim: Claim, cause: DeathCause, code: str, message: str) -> bool:
         """Set a claimed request aside that no engine can run, with an error for its caller. False if it is stale."""
-        args = [self.keys.prefix, claim.request_id, claim.epoch, _encoder.encode(cause), code, message]
+        args = [claim.request_id, claim.epoch, _encoder.encode(cause), code, message]
         return bool(await self._run("park", [self.keys.leases], args))
 
     async def _run(self, name: str, keys: list[str], args: list[Any]) -> Any:
-        return await self._connection.run_script(SCRIPTS[name], keys, args)
+        return await run_script(self._connection, self.keys, name, keys, args)
 
 
 def _record_args(record: Record) -> tuple[str, int, int, int, bytes]:

@@ -13,7 +13,7 @@ from ..errors import PenstockError
 from ..keys import ModelKeys
 from ..messages import EngineCoreRequest
 from ..records import DeadRequest, DeathCause
-from .script import SCRIPTS
+from .repair import run_script
 
 _request_decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
 _cause_decoder = msgspec.msgpack.Decoder(DeathCause)
@@ -44,8 +44,8 @@ class DeadLetter:
 
     async def replay(self, request_id: str) -> bool:
         """Queue a parked request anew under its own id, detached; False if no request of this id is parked."""
-        args = [self._keys.prefix, check_text("request_id", request_id)]
-        return bool(await self._connection.run_script(SCRIPTS["replay"], [self._keys.leases], args))
+        arguments = [check_text("request_id", request_id)]
+        return bool(await run_script(self._connection, self._keys, "replay", [self._keys.leases], arguments))
 
     async def purge(self, request_id: str) -> bool:
         """Throw a parked request away; False if there is none of this id."""

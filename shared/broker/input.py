@@ -11,7 +11,8 @@ from ..errors import BrokerError, InputClosedError, PayloadTooLargeError, Reques
 from ..keys import ModelKeys
 from ..messages import InputChunk
 from ..shown import shown
-from .script import SCRIPTS
+from .damage import refusing_damage
+from .repair import run_script
 
 # Of one request, beside its first chunk, whose size is bounded as that of every request.
 MAX_CHUNKS = 10_000
@@ -80,12 +81,17 @@ class RequestInput:
             raise _refusal(request_id, 0, answer)
 
     async def read(self, request_id: str) -> list[bytes]:
-        """Return the encoded chunks that the request has beside its first, in order."""
-        return await self._connection.execute("LRANGE", self._keys.input(request_id), 0, -1)
+        """Return the encoded chunks that the request has beside its first, in order.
+
+        Raises:
+            DamagedRecordError: others than the scripts have written there.
+        """
+        with refusing_damage(request_id, "input"):
+            return await self._connection.execute("LRANGE", self._keys.input(request_id), 0, -1)
 
     async def _run(self, name: str, request_id: str, *args: Any) -> list[Any]:
         keys = [self._keys.request(request_id)]
-        answer = await self._connection.run_script(SCRIPTS[name], keys, [self._keys.prefix, request_id, *args])
+        answer = await run_script(self._connection, self._keys, name, keys, [request_id, *args])
         if answer is None:
             raise RequestNotFoundError(
                 f"request {shown(request_id)} is unknown, or its result is past its time to live"

@@ -12,7 +12,7 @@ from ..keys import ModelKeys, check_name
 from ..policy import QueuePolicy, TenantPolicy, decode_policy
 from ..queue_stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
 from ..shown import shown
-from .script import SCRIPTS
+from .repair import repairing, run_script
 
 # Tenants or requests per script call, so that none holds up the server for long.
 PAGE = 500
@@ -101,9 +101,8 @@ class Queue:
 
     async def status(self, request_id: str) -> RequestStatus | None:
         """Return where a request stands, or None if it is unknown or its result has expired."""
-        reply = await self._connection.run_script(
-            SCRIPTS["status"], [self._keys.request(request_id)], [self._keys.prefix, request_id]
-        )
+        own_keys = [self._keys.request(request_id)]
+        reply = await run_script(self._connection, self._keys, "status", own_keys, [request_id])
         if reply is None:
             return None
         raw = msgspec.msgpack.decode(reply, type=_RawStatus)
@@ -153,11 +152,11 @@ class Queue:
 
     async def tenants(self) -> list[str]:
         """Return the tenants of which something waits or runs."""
-        return sorted(name.decode() for name in await self._connection.execute("SMEMBERS", self._keys.active_tenants))
+        return sorted(name.decode() for name in await self._read("SMEMBERS", self._keys.active_tenants))
 
     async def policy(self) -> QueuePolicy:
         """Return the queue's policy; the default one if nobody has configured it."""
-        data = await self._connection.execute("GET", self._keys.policy)
+        data = await self._read("GET", self._keys.policy)
         return QueuePolicy() if data is None else decode_policy(data, QueuePolicy)
 
     async def configure(self, policy: QueuePolicy) -> None:
@@ -173,7 +172,7 @@ class Queue:
 
     async def tenant_policies(self) -> dict[str, TenantPolicy]:
         """Return the policies of the tenants that have one of their own."""
-        flat = await self._connection.execute("HGETALL", self._keys.tenant_policies)
+        flat = await self._read("HGETALL", self._keys.tenant_policies)
         pairs = zip(flat[::2], flat[1::2], strict=True)
         return {name.decode(): decode_policy(data, TenantPolicy) for name, data in pairs}
 
@@ -191,7 +190,10 @@ class Queue:
         return sorted(found, key=lambda tenant: (-tenant.depth, tenant.tenant))
 
     async def _run(self, name: str, *args: Any) -> Any:
-        return await self._connection.run_script(SCRIPTS[name], [self._keys.leases], [self._keys.prefix, *args])
+        return await run_script(self._connection, self._keys, name, [self._keys.leases], list(args))
+
+    async def _read(self, *command: Any) -> Any:
+        return await repairing(self._connection, self._keys, lambda: self._connection.execute(*command))
 
 
 def _band_stats(raw: _RawStats) -> list[BandStats]:

@@ -11,7 +11,7 @@ from ..policy import QueuePolicy
 
 # What changes who waits, runs or has ended needs all of these; what only writes to a request needs the first. Each call
 # makes every function of its text anew, about a tenth of a microsecond each.
-_SHARED = ("lib", "tenants", "lanes", "life")
+_SHARED = ("lib", "tenants", "lanes", "damage", "life")
 _PLAIN = ("append", "renew", "renew_client", "leave", "withdraw")
 # Each script's own parts, in order.
 _PARTS = {
@@ -41,6 +41,7 @@ _PARTS = {
     "stats": ("stats",),
     "tenant_stats": ("tenant_stats",),
     "status": ("status",),
+    "repair": ("repair",),
 }
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +35,20 @@ PROMPT_TOKEN_IDS = TextCodec.load(MODEL).encode(PROMPT)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32)
 CATS = LoRARequest("cats", 1, "/adapters/cats")
 TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+
+
+def lines_of(log_path: Path, request_id: str) -> list[dict[str, Any]]:
+    """The lines of a request; the log is shared with other tests' requests."""
+    lines = [json.loads(line) for line in log_path.read_text().splitlines() if request_id in line]
+    return [line for line in lines if line.get("request_id") == request_id]
+
+
+async def ends_in(log_path: Path, request_id: str) -> list[dict[str, Any]]:
+    """The lines that tell the end of a request, once there is one: the worker writes it beside the answer."""
+    async with asyncio.timeout(30):
+        while not (ends := [one for one in lines_of(log_path, request_id) if one["event"] == "request finished"]):
+            await asyncio.sleep(0.02)
+    return ends
 
 
 @pytest.fixture(scope="module")
@@ -120,12 +137,27 @@ async def test_engines_say_that_they_have_no_adapters(client: Client) -> None:
 
 
 async def test_the_worker_logs_whose_trace_a_request_belongs_to(deployment: LocalStack, client: Client) -> None:
-    await client.generate("spell 7:", GREEDY, request_id="traced", trace_headers=TRACE)
-    await client.generate("spell 7:", GREEDY, request_id="untraced")
-    lines = [line for line in deployment.log_path.read_text().splitlines() if "traced request claimed" in line]
-    assert len(lines) == 1
-    assert "traced" in lines[0]
-    assert TRACE["traceparent"] in lines[0]
+    traced, untraced = uuid.uuid4().hex, uuid.uuid4().hex
+    await client.generate("spell 7:", GREEDY, request_id=traced, trace_headers=TRACE, external_req_id="mine")
+    await client.generate("spell 7:", GREEDY, request_id=untraced)
+    ((line,), (other,)) = [await ends_in(deployment.log_path, request_id) for request_id in (traced, untraced)]
+    assert line["trace_id"] == TRACE["traceparent"].split("-")[1]
+    assert (line["x_request_id"], line["model"], line["tenant"]) == ("mine", "demo", "default")
+    assert (line["finish_reason"], line["level"]) == ("stop", "info")
+    assert line["num_prompt_tokens"] > 0 < line["num_output_tokens"]
+    assert 0 <= line["queue_s"] <= line["time_to_first_token_s"] <= line["latency_s"]
+    assert not {"trace_id", "x_request_id"} & set(other)
+
+
+async def test_a_cancelled_request_has_its_line_and_no_warning(deployment: LocalStack, client: Client) -> None:
+    request_id = uuid.uuid4().hex
+    handle = await client.submit(PROMPT, LONG, request_id=request_id)
+    async for _ in handle.stream():
+        break
+    await handle.cancel()
+    (line,) = await ends_in(deployment.log_path, request_id)
+    assert (line["finish_reason"], line["level"]) == ("cancelled", "info")
+    assert [one for one in lines_of(deployment.log_path, request_id) if one["level"] != "info"] == []
 
 
 async def test_metrics_are_those_of_queue_and_engines(client: Client) -> None:

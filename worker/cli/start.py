@@ -176,6 +176,12 @@ def _add_process_arguments(process: argparse._ArgumentGroup) -> None:
         "and several share memory (yes on the CPU, no on GPUs)",
     )
     process.add_argument("--log-level", choices=LEVELS, default="info")
+    process.add_argument(
+        "--log-requests",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="a line at the end of each request, at level info (yes)",
+    )
     process.add_argument("--log-format", choices=FORMATS, default="auto", help="auto: pretty on a terminal, else JSON")
 
 
@@ -219,6 +225,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 stall_timeout_s=arguments.stall_timeout,
                 log_level=arguments.log_level,
                 log_format=arguments.log_format,
+                log_requests=arguments.log_requests,
                 stream_interval_ms=arguments.stream_interval_ms,
                 fork_server=fork_server,
             )

@@ -15,9 +15,10 @@ from ...shared.records import DeathCause
 from ..config import WorkerConfig
 from .core_client import CoreClient
 from .generation import Generation, SegmentGeneration
-from .intake import Intake, UndecodableEntryError
+from .intake import Intake, UndecodableEntryError, ids_of
 from .live import LiveGenerations
 from .publisher import Publisher
+from .request_log import RequestLog
 from .segments import Segment
 
 IDLE_POLL_S = 1.0  # the wake channel is the way; this is for a message lost with its connection
@@ -42,7 +43,9 @@ class ClaimLoop:
         core: CoreClient,
         live: LiveGenerations,
         publisher: Publisher,
+        request_log: RequestLog,
     ) -> None:
+        self._request_log = request_log
         self._engine_id = config.engine_id
         self._lease_ttl_ms = config.lease_ttl_ms
         self._broker = broker
@@ -148,21 +151,15 @@ class ClaimLoop:
             kind = SegmentGeneration if segment.request.resumable else Generation
             generation = kind(segment, intake.codec, claim)
         except UndecodableEntryError as error:
-            log.warning("undecodable request parked", request_id=claim.request_id, error=str(error))
+            log.warning("undecodable request parked", **ids_of(claim), error=str(error))
             cause = DeathCause(engine_id=self._engine_id, reason=str(error))
             await self._broker.park(claim, cause, error.code, str(error))
             return
         except PenstockError as error:
-            log.warning("request refused", request_id=claim.request_id, code=error.code, error=str(error))
+            log.warning("request refused", **ids_of(claim), code=error.code, error=str(error))
             self._refuse(claim, RequestError(error.code, str(error), error.retryable))
             return
-        if segment.request.trace_headers:
-            log.info(
-                "traced request claimed",
-                request_id=claim.request_id,
-                attempt=claim.attempt,
-                trace_headers=segment.request.trace_headers,
-            )
+        log.debug("request claimed", **generation.ids, num_deliveries=claim.attempt)
         older = self._live.add(generation)
         if older is not None:
             self._core.abort_requests([older])
@@ -174,7 +171,6 @@ class ClaimLoop:
             msgspec.structs.replace(
                 segment.request,
                 request_id=core_id,
-                external_req_id=claim.request_id,
                 output_token_ids=segment.output_token_ids or None,
             )
         )
@@ -189,7 +185,9 @@ class ClaimLoop:
 
     def _expire(self, generation: Generation) -> None:
         """Its deadline has come while it was here, which its removal would have prevented."""
-        self._publisher.publish(generation.request_id, generation.epoch, generation.cut_off(FinishReason.EXPIRED))
+        last = generation.cut_off(FinishReason.EXPIRED)
+        self._publisher.publish(generation.request_id, generation.epoch, last)
+        self._request_log.note_end(generation, last)
         core_id = self._live.remove(generation.request_id)
         if core_id is not None:
             self._core.abort_requests([core_id])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from ...shared.broker import Claim
+from ...shared.log import log_ids
 from ...shared.messages import Delta, EngineCoreOutput, FinishReason, SegmentEnd, TokenLogprobs, Usage
 from ..text.stop_strings import StopStrings
 from ..text.tokenizer import TextCodec
@@ -34,6 +35,8 @@ class Generation:
         assert params is not None
         self.request_id = request.request_id
         self.epoch = request.epoch
+        self.tenant = request.tenant
+        self.ids = log_ids(request.request_id, request.external_req_id, request.trace_headers)
         self.expiry: asyncio.TimerHandle | None = None
         self.timing = RequestTiming(claim, segment.logged)
         # A segment's prompt holds the output of those before it.

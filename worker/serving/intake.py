@@ -8,6 +8,7 @@ import msgspec
 
 from ...shared.broker import Claim
 from ...shared.errors import PenstockError, PromptTooLongError, UnsupportedParameterError, ValidationError
+from ...shared.log import log_ids
 from ...shared.messages import Delta, EngineCoreRequest, InputChunk
 from ...shared.params import SamplingParams
 from ..text.tokenizer import TextCodec
@@ -23,6 +24,15 @@ class UndecodableEntryError(ValidationError):
 
 _decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
 _chunk_decoder = msgspec.msgpack.Decoder(InputChunk)
+
+
+def ids_of(claim: Claim) -> dict[str, str]:
+    """What the log calls a claimed request, as far as it reads."""
+    try:
+        request = _decoder.decode(claim.payload)
+    except (msgspec.MsgspecError, PenstockError, UnicodeDecodeError):
+        return log_ids(claim.request_id)
+    return log_ids(claim.request_id, request.external_req_id, request.trace_headers)
 
 
 class Intake:

@@ -15,7 +15,8 @@ import structlog
 
 from ...shared.broker import Broker, EngineCalls
 from ...shared.connection import Subscriber
-from ...shared.messages import CancelCommand, EngineCoreOutputs, EngineState, Ready
+from ...shared.errors import DamagedRecordError
+from ...shared.messages import CancelCommand, EngineCoreOutputs, EngineState, FinishReason, Ready
 from ...shared.records import DeathCause
 from ..config import WorkerConfig
 from ..text.tokenizer import TextCodec
@@ -28,10 +29,12 @@ from .heartbeat import Heartbeat
 from .intake import Intake
 from .live import LiveGenerations
 from .publisher import Publisher
+from .request_log import RequestLog
 from .sleep import SleepControl
 from .text_calls import TextCalls
 
 LEASE_RENEWALS_PER_TTL = 3
+_ENDED_FROM_OUTSIDE = {"cancelled": FinishReason.CANCELLED, "expired": FinishReason.EXPIRED}
 
 log = structlog.get_logger()
 
@@ -58,7 +61,9 @@ class WorkerService:
         heartbeat.engine_stats = self._meter.stats
         self._live = LiveGenerations()
         self._publisher = Publisher(broker, self._on_stale, self._meter, config.stream_interval_ms / 1000)
-        self._claiming = ClaimLoop(config, broker, core, self._live, self._publisher)
+        self._request_log = RequestLog(config.engine.model_name, is_on=config.log_requests)
+        self._claiming = ClaimLoop(config, broker, core, self._live, self._publisher, self._request_log)
+        self._telling: set[asyncio.Task[None]] = set()
         sleep = SleepControl(config.engine_id, broker, core, self._live, self._publisher, self._claiming, heartbeat)
         self._control = ControlCalls(config.engine_id, calls, core, sleep)
 
@@ -138,6 +143,8 @@ class WorkerService:
                 self._publisher.gather(generation)
             else:
                 self._publisher.publish(generation.request_id, generation.epoch, delta)
+                if generation.finished:
+                    self._request_log.note_end(generation, delta)
             if stop_core:
                 self._core.abort_requests([output.request_id])
             if generation.finished:
@@ -171,22 +178,45 @@ class WorkerService:
         if not self._publishing.done():
             await self._flush()
         self._publishing.cancel()
-        await asyncio.gather(self._publishing, self._renewing, return_exceptions=True)
+        await asyncio.gather(self._publishing, self._renewing, *self._telling, return_exceptions=True)
 
     def _on_command(self, data: bytes) -> None:
         command = decode_command(data)
         if isinstance(command, CancelCommand):
-            self._drop(self._live.get(command.request_id))
+            generation = self._live.get(command.request_id)
+            if generation is not None:
+                self._tell_later(generation.request_id, generation.epoch, generation, is_refused=False)
+                self._drop(generation)
         else:
             self._control.receive(command)
 
     def _on_stale(self, request_id: str, epoch: int) -> None:
         """Redis has refused us: the request was cancelled, or moved while we were taken for dead."""
-        log.warning("claim went stale: refused by Redis, aborted here", request_id=request_id, epoch=epoch)
         self._claiming.look_for_unseen()
         generation = self._live.get(request_id)
-        if generation is not None and generation.epoch == epoch:
-            self._drop(generation)
+        if generation is not None and generation.epoch != epoch:
+            generation = None
+        self._tell_later(request_id, epoch, generation, is_refused=True)
+        self._drop(generation)
+
+    def _tell_later(self, request_id: str, epoch: int, generation: Generation | None, *, is_refused: bool) -> None:
+        telling = asyncio.create_task(self._tell_why(request_id, epoch, generation, is_refused=is_refused))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+
+    async def _tell_why(self, request_id: str, epoch: int, generation: Generation | None, *, is_refused: bool) -> None:
+        """Log why work on a request was dropped: that it was cancelled is ordinary, that a claim has moved is not."""
+        ids = {"request_id": request_id} if generation is None else generation.ids
+        try:
+            state = await self._broker.state(request_id)
+        except DamagedRecordError as error:
+            state = error.code
+        if state in _ENDED_FROM_OUTSIDE and generation is not None:
+            self._request_log.note_dropped(generation, _ENDED_FROM_OUTSIDE[state])
+        elif state in _ENDED_FROM_OUTSIDE or not is_refused:
+            log.debug("work on a request dropped", **ids, epoch=epoch, state=state)
+        else:
+            log.warning("claim went stale: refused by Redis, aborted here", **ids, epoch=epoch, state=state)
 
     def _drop(self, generation: Generation | None) -> None:
         if generation is None:

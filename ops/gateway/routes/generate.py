@@ -27,7 +27,7 @@ from ....shared.shown import shown
 from .. import generations
 from ..auth import Identity
 from ..gateway import Gateway
-from ..http import add_trace, gateway_of, json_response, read_body, while_connected
+from ..http import add_ids, gateway_of, json_response, note_request_id, read_body, while_connected
 from ..operations import Operation
 from ..position import Position
 from ..stream import event_stream, events
@@ -61,7 +61,7 @@ async def generate(path: str, request: Request) -> ASGIApp:
         return await _resumed(gateway, request, prepared, fingerprint, last_event_id)
     response_id = new_id(prepared.id_prefix, fingerprint)
     options = generations.options_of(prepared, identity, gateway.settings)
-    add_trace(options, request)
+    add_ids(options, request, response_id)
     if not prepared.stream:
         work = generations.answer(gateway.client, prepared, options, response_id)
         return json_response(await while_connected(request, work))
@@ -78,6 +78,7 @@ async def _resumed(
         raise OpenAIError(400, "Last-Event-ID needs stream=true", param="stream")
     num_answers = len(prepared.prompts) * prepared.params.n
     position = Position.parse(last_event_id, num_answers, prepared.id_prefix, fingerprint)
+    note_request_id(position.response_id)
     model = await _model_name(gateway, prepared)
     status = await gateway.client.status(position.response_id, model)
     if status.tenant != request.state.identity.tenant:

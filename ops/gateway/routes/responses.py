@@ -20,7 +20,7 @@ from ....producer.openai.responses.objects import DeletedResponse, ItemList, Res
 from ....producer.sse import COMMENT, EventStream
 from ....shared.shown import shown
 from ..auth import Identity
-from ..http import add_trace, gateway_of, json_response, read_body, while_connected
+from ..http import add_ids, gateway_of, json_response, note_request_id, read_body, while_connected
 from ..operations import Operation
 from ..stream import event_stream
 from .generate import LARGE_BODY_BYTES
@@ -37,7 +37,7 @@ async def create(request: Request) -> HTTPResponse | EventStream:
     decoded = await asyncio.to_thread(decode, RESPONSES, data) if is_large else decode(RESPONSES, data)
     body: ResponseBody = decoded.body
     prepared = await responses.prepare(identity.tenant, body, band=identity.band)
-    add_trace(prepared.options, request)
+    add_ids(prepared.options, request, prepared.record.id)
     if body.background:
         response = await responses.submit(prepared)
         if not body.stream:
@@ -118,7 +118,9 @@ def _identity(request: Request) -> Identity:
 
 
 def _response_id(request: Request) -> str:
-    return request.path_params["response_id"]
+    response_id = request.path_params["response_id"]
+    note_request_id(response_id)
+    return response_id
 
 
 def _number(request: Request, name: str, default: str | None = None) -> int | None:

@@ -23,7 +23,7 @@ redis.call('ZADD', prefix .. 'leases', now + tonumber(ARGV[3]), engine)
 
 local totals = redis.call('HMGET', queue, 'paused', 'mean_output', 'shared_at')
 if totals[1] then return {wave, retry_ms} end
-local mean_output = math.ceil(tonumber(totals[2] or OUTPUT_TOKENS))
+local mean_output = math.ceil(amount(totals[2] or OUTPUT_TOKENS))
 
 -- While tenants share the model, or did so lately, the last sequences are kept for those that have less than an equal
 -- part of the engine: a full one would make them wait for the end of somebody else's request first.
@@ -76,11 +76,14 @@ local function take(id, payload, request, wanted, charged, is_suspect)
 end
 
 local function read_request(id)
-  local found = redis.call('HMGET', prefix .. 'request:' .. id, 'state', 'count', 'prompt', 'max', 'deadline',
-    'acquittals', 'entry', 'arrived_at')
-  local entry = found[7]
-  return {state = found[1], count = found[2], prompt = tonumber(found[3]), most = tonumber(found[4]),
-    deadline = found[5], acquittals = found[6], entry = entry, arrived_at = entry and arrival_ms(entry) or found[8]}
+  local found = fields_of(prefix .. 'request:' .. id, 'state', 'count', 'prompt', 'max', 'deadline', 'acquittals',
+    'entry', 'arrived_at', 'epoch', 'attempts', 'tenant', 'band', 'line')
+  local entry, prompt, most = found[7], whole(found[3]), whole(found[4])
+  local is_sound = prompt and most and whole(found[2]) and whole(found[9]) and (not found[10] or whole(found[10]))
+    and (not found[5] or whole(found[5])) and found[1] == 'queued' and found[11] and found[12]
+  return {state = found[1], count = found[2], prompt = prompt, most = most, deadline = found[5], acquittals = found[6],
+    entry = entry, arrived_at = entry and arrival_ms(entry) or whole(found[8]), tenant = found[11], band = found[12],
+    line = found[13], is_sound = is_sound}
 end
 
 -- The look at the deadlines below ends so many at most; what comes to its turn after them is ended here.
@@ -90,17 +93,29 @@ local function end_if_due(id, request)
   return is_due
 end
 
+-- What is first in a line cannot be run: its record is damaged, or says that it is elsewhere.
+local function drop_from(line, id, request)
+  local is_elsewhere = ENDED[request.state] or request.state == 'claimed' and holder_of(prefix, id)
+  if not is_elsewhere then
+    set_aside(prefix, id, {damage = 'its payload or its log does not read'})
+  end
+  if redis.call('LINDEX', prefix .. line, 0) == id then redis.call('LPOP', prefix .. line) end
+end
+
 -- Take requests that were claimed before, of a line of ids; their tenants were charged then.
 local function take_from(line, most)
   while num_taken < most do
     local id = redis.call('LINDEX', prefix .. line, 0)
     if not id then return end
     local request = read_request(id)
-    if not end_if_due(id, request) then
+    local payload = request.is_sound and request.line == line and read_payload(prefix, id, tonumber(request.count))
+    if not payload then
+      drop_from(line, id, request)
+    elseif not end_if_due(id, request) then
       local wanted = reckoned_kv_tokens(request.prompt, request.most, tonumber(request.count))
       if not fits(wanted) then return reserve() end
       redis.call('LPOP', prefix .. line)
-      take(id, redis.call('GET', prefix .. 'payload:' .. id), request, wanted, nil, line == 'suspects')
+      take(id, payload, request, wanted, nil, line == 'suspects')
     end
   end
 end
@@ -123,9 +138,9 @@ local suspect = redis.call('LINDEX', prefix .. 'suspects', 0)
 if suspect and limit > 0 then
   if held == 0 then
     take_from('suspects', 1)
-    return reply()
+    if num_taken > 0 then return reply() end
   end
-  local since = tonumber(redis.call('HGET', prefix .. 'request:' .. suspect, 'suspected_at') or now)
+  local since = whole(fields_of(prefix .. 'request:' .. suspect, 'suspected_at')[1]) or now
   if now - since > WARD_AFTER_MS then redis.call('SET', prefix .. 'ward', engine, 'NX', 'PX', WARD_TTL_MS) end
   if redis.call('GET', prefix .. 'ward') == engine then
     redis.call('PEXPIRE', prefix .. 'ward', WARD_TTL_MS)
@@ -142,7 +157,7 @@ end
 local skipped = {num = 0}
 
 -- Set an entry aside that a stranger wrote into a lane.
-local function set_aside(lane, entry, fields)
+local function set_entry_aside(lane, entry, fields)
   local id = 'entry-' .. entry .. '-' .. redis.sha1hex(lane):sub(1, 8)
   redis.call('HSET', prefix .. 'parked:' .. id, 'fields', cmsgpack.pack(fields), 'parked_at_ms', now)
   redis.call('ZADD', prefix .. 'dead', now, id)
@@ -157,8 +172,14 @@ local function head_request(band, tenant)
   local entry, fields = head[1], head[2]
   local readable = fields[1] == 'id' and fields[3] == 'request'
   local request = readable and read_request(fields[2])
-  if not request or request.entry ~= entry then
-    if not readable then set_aside(lane, entry, fields) end
+  local is_sound = request and request.is_sound and request.entry == entry and request.tenant == tenant
+    and request.band == band
+  if not is_sound then
+    if not readable then
+      set_entry_aside(lane, entry, fields)
+    elseif standing_of(prefix, fields[2], entry, request.state, request.entry) ~= 'stray' then
+      set_aside(prefix, fields[2], {tenant = tenant, band = band, entry = entry, payload = fields[4]})
+    end
     heads[lane] = drop_entry(prefix, entry, tenant, band)
     return nil
   end
@@ -173,23 +194,24 @@ end
 local function take_from_lane(turn, band, id, payload, request, wanted)
   local tenant, tokens = turn[2], request.prompt + math.min(request.most, mean_output)
   local of, ready = tenant_policy(prefix, tenant), prefix .. 'ready:' .. band
+  -- First, so that it is found among the claims of this engine should the sums below be damaged, and stop the script.
+  redis.call('SET', prefix .. 'payload:' .. id, payload)
+  take(id, payload, request, wanted, tokens)
   local own = tonumber(redis.call('ZSCORE', ready, tenant))
   local after = own + tokens / of.weight
   local times = redis.call('HMGET', queue, 'clock:' .. band, 'weight:' .. band)
-  local clock = tonumber(times[1] or 0)
+  local clock = amount(times[1] or 0)
   -- Not beyond the tenant's own time: estimates that are too high, and are taken back at the end, must not add up.
-  local weights = math.max(tonumber(times[2] or 0), of.weight)
+  local weights = math.max(amount(times[2] or 0), of.weight)
   clock = math.max(own, clock, math.min(after, clock + tokens / weights))
   redis.call('HSET', queue, 'clock:' .. band, clock)
   redis.call('ZADD', ready, after, tenant)
   if has_rate_quota(of) then use(prefix, tenant, 1, tokens, now) end
   redis.call('HINCRBY', prefix .. 'tenant:' .. tenant, 'num_started', 1)
   if redis.call('HINCRBY', queue, 'num_started', 1) == 1 then redis.call('HSET', queue, 'rate_at', now) end
-  redis.call('SET', prefix .. 'payload:' .. id, payload)
   leave_lane(prefix, request.entry, tenant, band, request.prompt + request.most, request.deadline)
   heads[lane_key(prefix, band, tenant)] = tidy_lane(prefix, band, tenant)
   settle_turn(prefix, turn, tokens)
-  take(id, payload, request, wanted, tokens)
 end
 
 local all = all_rooms(prefix, engine, room())

@@ -2,9 +2,12 @@
 -- ARGV: prefix, id. Doing it twice does nothing. Returns nil if there is no such request, else a list: {'closed'}, or
 -- {'not_resumable'}. One that has ended has no input to close, which is as well.
 local prefix, id, key = ARGV[1], ARGV[2], KEYS[1]
-local now = redis.call('HMGET', key, 'state', 'chunks', 'closed', 'ending', 'count')
+local now = fields_of(key, 'state', 'chunks', 'closed', 'ending', 'count')
 if not now[1] then return nil end
 if not now[2] then return {'not_resumable'} end
 if not now[3] then redis.call('HSET', key, 'closed', 1) end
-if now[1] == 'awaiting_input' then end_input(prefix, key, id, now[4], tonumber(now[5])) end
+if now[1] == 'awaiting_input' then
+  local count = whole(now[5])
+  if not (now[4] and count and end_input(prefix, key, id, now[4], count)) then set_aside(prefix, id) end
+end
 return {'closed'}

@@ -12,8 +12,13 @@
 local function bury(prefix, id, is_external, is_alone, max_deliveries, cause, engine)
   local key = prefix .. 'request:' .. id
   local request = redis.call('HMGET', key, 'count', 'claimed_count', 'deaths', 'acquittals')
-  local progress = tonumber(request[1]) - tonumber(request[2])
-  local deaths = tonumber(request[3] or 0)
+  local count = whole(request[1])
+  if not count then
+    set_aside(prefix, id, {engine = engine})
+    return true
+  end
+  local progress = count - (whole(request[2]) or count)
+  local deaths = whole(request[3]) or 0
   if is_external and progress > 0 then
     redis.call('HSET', key, 'deaths', 0)
     put_back(prefix, key, id, 'returned')
@@ -21,7 +26,7 @@ local function bury(prefix, id, is_external, is_alone, max_deliveries, cause, en
   end
   if progress >= probation_tokens(request[4]) then
     -- Acquitted of the former deaths. Should it die again and again, its probation grows.
-    if deaths > 0 then redis.call('HINCRBY', key, 'acquittals', 1) end
+    if deaths > 0 then redis.call('HSET', key, 'acquittals', (whole(request[4]) or 0) + 1) end
     deaths = 0
   end
   deaths = deaths + 1
@@ -47,8 +52,11 @@ local function reclaim_engine(prefix, engine, is_external, max_deliveries, cause
   local num_returned, num_parked = 0, 0
   for i = 1, #claims, 2 do
     local id = claims[i]
-    local now = redis.call('HMGET', prefix .. 'request:' .. id, 'epoch', 'state')
-    if now[1] == claims[i + 1] and now[2] == 'claimed' then
+    local now = fields_of(prefix .. 'request:' .. id, 'epoch', 'state')
+    if not (whole(now[1]) and STATES[now[2]]) then
+      set_aside(prefix, id, {engine = engine})
+      num_parked = num_parked + 1
+    elseif now[1] == claims[i + 1] and now[2] == 'claimed' then
       if bury(prefix, id, is_external, #claims == 2, max_deliveries, cause, engine) then
         num_parked = num_parked + 1
       else

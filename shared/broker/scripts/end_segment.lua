@@ -6,8 +6,10 @@ local prefix, verdicts = ARGV[1], {}
 
 local function end_segment(key, id, number, num_prompt_tokens, ending, count)
   local now = redis.call('HMGET', key, 'chunks', 'closed', 'engine', 'tenant', 'band', 'charged', 'charged_at')
+  if not (whole(now[1]) and now[3] and now[4] and now[5]) then return set_aside(prefix, id) end
   local computed = num_prompt_tokens + count
-  charge_computed(prefix, now[4], now[5], computed, tonumber(now[6]), tonumber(now[7]))
+  local charged = whole(now[6])
+  if charged then charge_computed(prefix, now[4], now[5], computed, charged, whole(now[7]) or now_ms()) end
   redis.call('HSET', key, 'segments', number + 1, 'charged', computed, 'charged_at', now_ms())
   redis.call('HDEL', key, 'deaths') -- deaths count in a row, and this engine lives
   if number + 1 < tonumber(now[1]) then
@@ -27,12 +29,12 @@ end
 for i = 2, #ARGV, 8 do
   local id, epoch, index, number = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), tonumber(ARGV[i + 5])
   local key, count = prefix .. 'request:' .. id, index + tonumber(ARGV[i + 3])
-  local now = redis.call('HMGET', key, 'epoch', 'state', 'count', 'segments')
-  local num_segments = tonumber(now[4] or 0)
+  local now = fields_of(key, 'epoch', 'state', 'count', 'segments')
+  local num_segments = whole(now[4]) or 0
   if now[1] ~= epoch then
     verdicts[#verdicts + 1] = 0
-  elseif now[2] == 'claimed' and index == tonumber(now[3]) and number == num_segments then
-    emit(prefix, key, id, ARGV[i + 4], count)
+  elseif now[2] == 'claimed' and index == whole(now[3]) and number == num_segments
+    and emit(prefix, key, id, ARGV[i + 4], count) then
     end_segment(key, id, number, ARGV[i + 6], ARGV[i + 7], count)
     verdicts[#verdicts + 1] = 1
   else

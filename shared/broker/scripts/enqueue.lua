@@ -14,11 +14,11 @@ local UNKNOWN_RATE_MS, MIN_RETRY_MS, MAX_RETRY_MS = 1000, 100, 3600000
 local ROOM_SHARE = 0.05
 
 -- ms until so many requests or tokens will have been served, by the measured rate.
-local function time_to_serve(amount, unit)
+local function time_to_serve(num_wanted, unit)
   local rate = redis.call('HMGET', queue, 'rate_ms', 'rate_' .. unit)
-  local served = tonumber(rate[2] or 0)
+  local served = amount(rate[2] or 0)
   if served <= 0 then return UNKNOWN_RATE_MS end
-  return math.floor(math.min(MAX_RETRY_MS, math.max(MIN_RETRY_MS, amount * tonumber(rate[1]) / served)))
+  return math.floor(math.min(MAX_RETRY_MS, math.max(MIN_RETRY_MS, num_wanted * amount(rate[1]) / served)))
 end
 
 -- What waits of a tenant, or of all, with what this call has put in line.
@@ -80,7 +80,11 @@ local function accept(request, payload)
   local id, ttl_ms, client, client_ttl_ms, fail_fast, call, tenant, band = unpack(request, 1, 8)
   local prompt, most = request[9], request[10]
   local key = prefix .. 'request:' .. id
-  local known = redis.call('HMGET', key, 'state', 'call')
+  local known = attempt('HMGET', key, 'state', 'call')
+  if not known then
+    redis.call('DEL', key)
+    known = {}
+  end
   if known[1] then return call ~= '' and known[2] == call and 'new' or known[1] end
   if band == '' then band = queue_policy(prefix).default_band end
   if not has_band(prefix, band) then return {'unknown_band', table.concat(queue_policy(prefix).bands, ', ')} end

@@ -6,9 +6,14 @@
 -- {'gap', number of the next}, {'full', unit, limit}.
 local prefix, id, number, chunk = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local key, input, queue = KEYS[1], prefix .. 'input:' .. id, prefix .. 'queue'
-local now = redis.call('HMGET', key, 'state', 'chunks', 'closed', 'input_bytes', 'entry', 'tenant', 'band')
-local state, num_chunks, num_bytes = now[1], tonumber(now[2] or 0), tonumber(now[4] or 0) + #chunk
+local now = fields_of(key, 'state', 'chunks', 'closed', 'input_bytes', 'entry', 'tenant', 'band', 'prompt', 'max')
+local state, num_chunks, num_bytes = now[1], whole(now[2] or '0'), (whole(now[4]) or 0) + #chunk
 if not state then return nil end
+local is_sound = STATES[state] and num_chunks and whole(now[8]) and whole(now[9]) and now[6] and now[7]
+if not is_sound or not attempt('LLEN', input) then
+  if not ENDED[state] then set_aside(prefix, id) end
+  return {'ended', ENDED[state] and state or 'parked'}
+end
 if num_chunks == 0 then return {'not_resumable'} end
 if number < num_chunks then
   local is_same = number > 0 and redis.call('LINDEX', input, number - 1) == chunk

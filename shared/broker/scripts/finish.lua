@@ -6,11 +6,10 @@ local prefix, verdicts = ARGV[1], {}
 for i = 2, #ARGV, 7 do
   local id, epoch, index, num_tokens, record = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3]), ARGV[i + 4]
   local key = prefix .. 'request:' .. id
-  local now = redis.call('HMGET', key, 'epoch', 'state', 'count')
+  local now = fields_of(key, 'epoch', 'state', 'count')
   if now[1] ~= epoch then
     verdicts[#verdicts + 1] = 0
-  elseif now[2] == 'claimed' and index == tonumber(now[3]) then
-    emit(prefix, key, id, record, index + num_tokens)
+  elseif now[2] == 'claimed' and index == whole(now[3]) and emit(prefix, key, id, record, index + num_tokens) then
     if ARGV[i + 6] ~= '' then redis.call('HSET', key, 'prompt', ARGV[i + 6]) end
     close_request(prefix, key, id, ARGV[i + 5])
     verdicts[#verdicts + 1] = 1

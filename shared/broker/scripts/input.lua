@@ -4,10 +4,12 @@
 -- chunk it stands in "returned", to be claimed anew, else it is awaiting_input until there is one, and ends once its input
 -- is closed. So all that can happen to its engine in the meantime does not touch it.
 
--- End a request whose input is closed and answered. ending is its last record, count its output tokens.
+-- End a request whose input is closed and answered. ending is its last record, count its output tokens. Returns whether
+-- there is a log to write that to.
 local function end_input(prefix, key, id, ending, count)
-  emit(prefix, key, id, ending, count)
+  if not emit(prefix, key, id, ending, count) then return false end
   close_request(prefix, key, id, 'finished')
+  return true
 end
 
 -- Put a request that awaits its next chunk in line: there is one now.

@@ -27,7 +27,7 @@ end
 
 local function open_lane(prefix, band, tenant, head_ms)
   local queue = prefix .. 'queue'
-  local clock = tonumber(redis.call('HGET', queue, 'clock:' .. band) or 0)
+  local clock = amount(redis.call('HGET', queue, 'clock:' .. band))
   local own = tonumber(redis.call('ZSCORE', prefix .. 'idle:' .. band, tenant) or clock)
   redis.call('ZREM', prefix .. 'idle:' .. band, tenant)
   if redis.call('ZADD', prefix .. 'ready:' .. band, 'NX', math.max(own, clock), tenant) == 1 then
@@ -103,23 +103,41 @@ local function note_entered(prefix)
   redis.call('PUBLISH', prefix .. 'wake', '')
 end
 
+-- Set what is counted of a lane; the sums of all follow.
+local function recount(prefix, band, tenant, depth, tokens)
+  local owner, queue = prefix .. 'tenant:' .. tenant, prefix .. 'queue'
+  local before = redis.call('HMGET', owner, 'depth:' .. band, 'tokens:' .. band)
+  for i, of in ipairs({{'depth:' .. band, depth}, {'tokens:' .. band, tokens}}) do
+    local change = of[2] - (tonumber(before[i] or 0) or 0)
+    if change ~= 0 then
+      redis.call('HSET', owner, of[1], of[2])
+      redis.call('HINCRBY', queue, of[1], change)
+    end
+  end
+end
+
 -- Take an entry out of its lane, wherever it stands there; tidy_lane comes next.
+local is_counted_out = {} -- lanes of which nothing is counted any more
 local function leave_lane(prefix, entry, tenant, band, tokens, deadline)
   local lane, owner = lane_key(prefix, band, tenant), prefix .. 'tenant:' .. tenant
   redis.call('XDEL', lane, entry)
   if deadline then redis.call('ZREM', due_key(prefix, band, tenant), entry) end
-  redis.call('HINCRBY', owner, 'depth:' .. band, -1)
+  local depth_left = redis.call('HINCRBY', owner, 'depth:' .. band, -1)
   -- Not -tokens, which makes "-0" of nothing.
-  redis.call('HINCRBY', owner, 'tokens:' .. band, 0 - tokens)
+  local tokens_left = redis.call('HINCRBY', owner, 'tokens:' .. band, 0 - tokens)
+  is_counted_out[lane] = depth_left == 0 and tokens_left == 0
   redis.call('HINCRBY', prefix .. 'queue', 'depth:' .. band, -1)
   redis.call('HINCRBY', prefix .. 'queue', 'tokens:' .. band, 0 - tokens)
 end
 
--- After entries have left a lane: it goes if it is empty, else its head is noted. Returns the head.
+-- After entries have left a lane: it goes if it is empty, else its head is noted. Returns the head. A count that a
+-- damaged record has put out ends with the lane.
 local function tidy_lane(prefix, band, tenant)
   local head = first_entry(prefix, band, tenant)
   if not head then
-    redis.call('DEL', lane_key(prefix, band, tenant), due_key(prefix, band, tenant))
+    local lane = lane_key(prefix, band, tenant)
+    redis.call('DEL', lane, due_key(prefix, band, tenant))
+    if not is_counted_out[lane] then recount(prefix, band, tenant, 0, 0) end
     shut_lane(prefix, band, tenant)
   else
     redis.call('ZADD', prefix .. 'heads:' .. band, 'XX', arrival_ms(head[1]), tenant)
@@ -127,11 +145,23 @@ local function tidy_lane(prefix, band, tenant)
   return head
 end
 
--- Throw away an entry that stands for no request; returns the head after it.
+-- Throw away an entry that stands for no request; returns the head after it. It may have been counted, if it once did.
 local function drop_entry(prefix, entry, tenant, band)
-  redis.call('XDEL', lane_key(prefix, band, tenant), entry)
+  local lane = lane_key(prefix, band, tenant)
+  redis.call('XDEL', lane, entry)
   redis.call('ZREM', due_key(prefix, band, tenant), entry)
-  return tidy_lane(prefix, band, tenant)
+  is_counted_out[lane] = nil
+  local head = tidy_lane(prefix, band, tenant)
+  if head then
+    local of = redis.call('HMGET', prefix .. 'tenant:' .. tenant, 'depth:' .. band, 'tokens:' .. band)
+    local before, depth = tonumber(of[1] or 0) or 0, redis.call('XLEN', lane)
+    if before > depth then
+      recount(prefix, band, tenant, depth, math.floor((tonumber(of[2] or 0) or 0) * depth / before))
+    end
+  else
+    forget_idle(prefix, tenant)
+  end
+  return head
 end
 
 -- Give a tenant tokens of a band, or take some back. A band may have been removed while its last requests ran.
@@ -142,7 +172,7 @@ local function charge(prefix, band, tenant, tokens)
   elseif redis.call('ZSCORE', prefix .. 'idle:' .. band, tenant) then
     redis.call('ZINCRBY', prefix .. 'idle:' .. band, shift, tenant)
   elseif shift > 0 and has_band(prefix, band) then
-    local clock = tonumber(redis.call('HGET', prefix .. 'queue', 'clock:' .. band) or 0)
+    local clock = amount(redis.call('HGET', prefix .. 'queue', 'clock:' .. band))
     redis.call('ZADD', prefix .. 'idle:' .. band, clock + shift, tenant)
   end
 end

@@ -2,7 +2,7 @@
 -- From now on it lives by a lease of its own, which nobody renews: when it ends, a reaper cancels the request, unless
 -- somebody listens to it by then, and then looks again. Does nothing for one that has ended or is detached.
 local prefix, id = ARGV[1], ARGV[2]
-local now = redis.call('HMGET', KEYS[1], 'state', 'client')
+local now = fields_of(KEYS[1], 'state', 'client')
 local is_live = now[1] == 'queued' or now[1] == 'claimed' or now[1] == 'awaiting_input'
 if not is_live or not now[2] then return 0 end
 local heir = 'left:' .. id

@@ -1,4 +1,4 @@
--- Shared by every script, which this text, tenants.lua, lanes.lua and life.lua are put in front of.
+-- Shared by every script, which this text, tenants.lua, lanes.lua, damage.lua and life.lua are put in front of.
 --
 -- A request is a hash:
 --   state, epoch     queued -> claimed -> finished | failed | cancelled | expired | parked; claimed -> queued again when
@@ -40,11 +40,43 @@ local function now_ms()
   return clock_ms
 end
 
--- Append a record to the log and publish it. count is the number of output tokens after it.
+-- The reply of a command; nil where its key is of another type, which others than scripts have made of it.
+local function attempt(...)
+  local reply = redis.pcall(...)
+  if type(reply) ~= 'table' or not reply.err then return reply end
+  if not string.find(reply.err, 'WRONGTYPE', 1, true) then return redis.call(...) end -- raises it as it is
+  return nil
+end
+
+-- Fields of a hash, as HMGET; none where the key is no hash.
+local function fields_of(key, ...) return attempt('HMGET', key, ...) or {} end
+
+-- The number that a field holds, which scripts write as digits alone; nil of anything else.
+local function whole(value)
+  return value and #value < 16 and string.find(value, '^%d+$') and tonumber(value) or nil
+end
+
+-- The number that a sum holds, 0 if it is absent. Anything else is raised, and repaired (repair.lua).
+local function amount(value)
+  local number = tonumber(value or 0)
+  if not number or number ~= number or math.abs(number) > 2 ^ 53 then error('a sum is no number: ' .. value) end
+  return number
+end
+
+-- The same of what cannot be below 0.
+local function count_of(value)
+  local number = amount(value)
+  if number < 0 then error('a count is below 0: ' .. value) end
+  return number
+end
+
+-- Append a record to the log and publish it. count is the number of output tokens after it. Returns whether there is a
+-- log to append to.
 local function emit(prefix, key, id, record, count)
-  redis.call('RPUSH', prefix .. 'log:' .. id, record)
+  if not attempt('RPUSH', prefix .. 'log:' .. id, record) then return false end
   redis.call('HSET', key, 'count', count)
   redis.call('PUBLISH', prefix .. 'output:' .. id, record)
+  return true
 end
 
 -- Whether any engine holds a lease.

@@ -7,10 +7,10 @@ local RATE_WINDOW_MS = 30000
 local function note_served(prefix, tokens, output_tokens)
   local key, now = prefix .. 'queue', now_ms()
   local rate = redis.call('HMGET', key, 'rate_at', 'rate_ms', 'rate_requests', 'rate_tokens', 'mean_output')
-  local elapsed = math.max(0, now - tonumber(rate[1] or now))
+  local elapsed = math.max(0, now - amount(rate[1] or now))
   local fade = math.exp(-elapsed / RATE_WINDOW_MS)
-  redis.call('HSET', key, 'rate_at', now, 'rate_ms', tonumber(rate[2] or 0) * fade + elapsed,
-    'rate_requests', tonumber(rate[3] or 0) * fade + 1, 'rate_tokens', tonumber(rate[4] or 0) * fade + tokens,
+  redis.call('HSET', key, 'rate_at', now, 'rate_ms', amount(rate[2] or 0) * fade + elapsed,
+    'rate_requests', amount(rate[3] or 0) * fade + 1, 'rate_tokens', amount(rate[4] or 0) * fade + tokens,
     'mean_output', rate[5] and rate[5] * 0.98 + output_tokens * 0.02 or output_tokens)
 end
 
@@ -26,15 +26,43 @@ end
 
 -- One request less is under way; while none is, the time does not count as slow service.
 local function stop_working(prefix)
-  if redis.call('HINCRBY', prefix .. 'queue', 'num_started', -1) == 0 then
+  local num_started = redis.call('HINCRBY', prefix .. 'queue', 'num_started', -1)
+  if num_started <= 0 then
     redis.call('HSET', prefix .. 'queue', 'idle_at', now_ms())
+    -- What a damaged list has lost was not counted any more.
+    if num_started < 0 then redis.call('HSET', prefix .. 'queue', 'num_started', 0) end
   end
+end
+
+-- Count anew what each tenant has under way: a damaged record named another tenant. What awaits input is in no list, so
+-- while there is any, the tenants' counts are left for later. Returns how many there are in all but those.
+local function recount_started(prefix)
+  local counts, num_started = {}, 0
+  local function count(ids)
+    for _, id in ipairs(ids) do
+      local now = fields_of(prefix .. 'request:' .. id, 'state', 'tenant')
+      local tenant = now[2] or LOST_TENANT
+      if not ENDED[now[1]] then counts[tenant], num_started = (counts[tenant] or 0) + 1, num_started + 1 end
+    end
+  end
+  for _, engine in ipairs(engines_of(prefix)) do count(attempt('HKEYS', prefix .. 'claims:' .. engine) or {}) end
+  for line in pairs(LINES) do count(redis.call('LRANGE', prefix .. line, 0, -1)) end
+  if amount(redis.call('HGET', prefix .. 'queue', 'num_awaiting')) > 0 then return num_started end
+  for tenant in pairs(counts) do redis.call('SADD', prefix .. 'active', tenant) end
+  for _, tenant in ipairs(redis.call('SMEMBERS', prefix .. 'active')) do
+    redis.call('HSET', prefix .. 'tenant:' .. tenant, 'num_started', counts[tenant] or 0)
+    forget_idle(prefix, tenant)
+  end
+  return num_started
 end
 
 -- A request that was claimed has ended.
 local function settle(prefix, tenant, band, prompt, most, count, charged, charged_at)
   local extra = charge_computed(prefix, tenant, band, prompt + count, charged, charged_at)
-  redis.call('HINCRBY', prefix .. 'tenant:' .. tenant, 'num_started', -1)
+  if redis.call('HINCRBY', prefix .. 'tenant:' .. tenant, 'num_started', -1) < 0 then
+    redis.call('HSET', prefix .. 'tenant:' .. tenant, 'num_started', 0)
+    recount_started(prefix)
+  end
   stop_working(prefix)
   note_served(prefix, prompt + most, count)
   local blocked = redis.call('ZSCORE', prefix .. 'blocked', tenant)
@@ -71,10 +99,28 @@ local function note_end(prefix, id, state, target, of, num_answers)
     unpack(fields))
 end
 
+-- A request leaves the claims of its engine, whatever its record calls that.
+local function leave_claims(prefix, engine, id)
+  if engine and attempt('HDEL', prefix .. 'claims:' .. engine, id) == 1 then return end
+  local holder = holder_of(prefix, id)
+  if holder then redis.call('HDEL', prefix .. 'claims:' .. holder, id) end
+end
+
 -- Give a request its last state: it leaves its line, its tenant is charged, hash and log begin to expire.
 local function close_request(prefix, key, id, state)
-  local now = redis.call('HMGET', key, 'ttl', 'engine', 'client', 'fail_fast', 'entry', 'line', 'deadline', 'charged',
-    'tenant', 'band', 'prompt', 'max', 'count', 'charged_at', 'chunks', 'ending', 'webhook', 'webhook_of', 'webhook_n')
+  local function read()
+    local now = redis.call('HMGET', key, 'ttl', 'engine', 'client', 'fail_fast', 'entry', 'line', 'deadline', 'charged',
+      'tenant', 'band', 'prompt', 'max', 'count', 'charged_at', 'chunks', 'ending', 'webhook', 'webhook_of', 'webhook_n')
+    local is_placed = now[5] and is_entry(now[5]) or not now[5] and whole(now[8]) and whole(now[14])
+    local is_sound = is_placed and (not now[6] or LINES[now[6]]) and whole(now[1]) and whole(now[11]) and whole(now[12]) and whole(now[13])
+      and now[9] and now[10] and (not now[18] or whole(now[19]))
+    return now, is_sound
+  end
+  local now, is_sound = read()
+  if not is_sound then
+    mend_request(prefix, id)
+    now = read()
+  end
   redis.call('HSET', key, 'state', state)
   redis.call('HDEL', key, 'entry', 'line')
   if now[17] then note_end(prefix, id, state, now[17], now[18], now[19]) end
@@ -82,7 +128,7 @@ local function close_request(prefix, key, id, state)
   redis.call('PEXPIRE', prefix .. 'log:' .. id, now[1])
   if now[15] then redis.call('PEXPIRE', prefix .. 'input:' .. id, now[1]) end
   if now[16] then leave_awaiting(prefix, key) end
-  if now[2] then redis.call('HDEL', prefix .. 'claims:' .. now[2], id) end
+  if now[2] then leave_claims(prefix, now[2], id) end
   if now[3] then redis.call('SREM', prefix .. 'client:' .. now[3], id) end
   if now[4] then redis.call('SREM', prefix .. 'fail_fast', id) end
   if now[7] then redis.call('ZREM', prefix .. 'deadlines', id) end
@@ -90,26 +136,40 @@ local function close_request(prefix, key, id, state)
   if now[5] then
     leave_lane(prefix, now[5], tenant, band, prompt + most, now[7])
     tidy_lane(prefix, band, tenant)
-  else
-    if now[6] then redis.call('LREM', prefix .. now[6], 1, id) end
-    redis.call('DEL', prefix .. 'payload:' .. id)
+    return forget_idle(prefix, tenant)
+  end
+  if now[6] then redis.call('LREM', prefix .. now[6], 1, id) end
+  local has_started = redis.call('DEL', prefix .. 'payload:' .. id) == 1 or now[2] or now[6] or now[16]
+  -- Else a damaged record has lost its place in a lane.
+  if has_started then
     settle(prefix, tenant, band, prompt, most, tonumber(now[13]), tonumber(now[8]), tonumber(now[14]))
   end
   forget_idle(prefix, tenant)
 end
 
 -- Write the end of a request that no engine writes. The raised epoch refuses whoever still runs it.
--- code and message become the error that its caller gets; without them the end is no error.
+-- code and message become the error that its caller gets; without them the end is no error. One that has ended, and that
+-- a damaged record has left somewhere, has no second end.
 local function end_request(prefix, id, state, reason, code, message)
   local key = prefix .. 'request:' .. id
-  local count = tonumber(redis.call('HGET', key, 'count'))
+  local now = fields_of(key, 'state', 'count', 'epoch')
+  if ENDED[now[1]] or not now[1] and not is_somewhere(prefix, id) then return end
+  local count = whole(now[2])
+  if not (STATES[now[1]] and count and whole(now[3])) then
+    mend_request(prefix, id)
+    count = tonumber(redis.call('HGET', key, 'count'))
+  end
   redis.call('HINCRBY', key, 'epoch', 1)
   local delta = {1, count, {}, '', reason}
   if code then
     delta[6] = cjson.null -- stop_reason; packed as nil
     delta[7] = {code, message}
   end
-  emit(prefix, key, id, cmsgpack.pack(delta), count)
+  local record = cmsgpack.pack(delta)
+  if not emit(prefix, key, id, record, count) then
+    redis.call('DEL', prefix .. 'log:' .. id)
+    emit(prefix, key, id, record, count)
+  end
   close_request(prefix, key, id, state)
 end
 
@@ -120,22 +180,23 @@ end
 
 -- End a request that has not ended, from outside, and tell its engine.
 local function stop_request(prefix, id, state)
-  local engine = redis.call('HGET', prefix .. 'request:' .. id, 'engine')
+  local engine = fields_of(prefix .. 'request:' .. id, 'engine')[1]
   end_request(prefix, id, state, state)
   tell_engine(prefix, engine, id)
 end
 
 -- Put a claimed request back in line: at the end of "returned", or of "suspects", which run alone.
 local function put_back(prefix, key, id, line)
-  redis.call('HDEL', prefix .. 'claims:' .. redis.call('HGET', key, 'engine'), id)
+  redis.call('RPUSH', prefix .. line, id) -- first: if that cannot be, it stays where it is
+  leave_claims(prefix, redis.call('HGET', key, 'engine'), id)
   redis.call('HSET', key, 'state', 'queued', 'line', line)
   redis.call('HDEL', key, 'engine')
-  redis.call('RPUSH', prefix .. line, id)
   redis.call('PUBLISH', prefix .. 'wake', id)
 end
 
--- Move a claimed request to the dead letter; its caller gets the error. cause is an encoded DeathCause.
-local function park(prefix, id, cause, reason, code, message)
+-- Move a request to the dead letter; its caller gets the error. cause is an encoded DeathCause. payload is nil if it was
+-- claimed once, and is found where it is then.
+local function park(prefix, id, cause, reason, code, message, payload)
   local key, parked, parked_at = prefix .. 'request:' .. id, prefix .. 'parked:' .. id, now_ms()
   local request = redis.call('HMGET', key, 'attempts', 'deaths', 'count', 'ttl', 'epoch', 'engine', 'tenant', 'band',
     'prompt', 'max', 'chunks', 'webhook')
@@ -144,17 +205,30 @@ local function park(prefix, id, cause, reason, code, message)
     redis.call('HSET', parked, 'input', cmsgpack.pack(input))
   end
   if request[12] then redis.call('HSET', parked, 'webhook', request[12]) end
-  redis.call('HSET', parked, 'payload', redis.call('GET', prefix .. 'payload:' .. id), 'cause', cause,
-    'deliveries', request[1], 'deaths', request[2] or 0, 'num_output_tokens', request[3], 'result_ttl_ms', request[4],
-    'epoch', request[5] + 1, 'engine', request[6], 'tenant', request[7], 'band', request[8], 'prompt', request[9],
+  payload = payload or redis.call('GET', prefix .. 'payload:' .. id) or ''
+  redis.call('HSET', parked, 'payload', payload, 'cause', cause,
+    'deliveries', request[1] or 0, 'deaths', request[2] or 0, 'num_output_tokens', request[3], 'result_ttl_ms', request[4],
+    'epoch', request[5] + 1, 'engine', request[6] or '', 'tenant', request[7], 'band', request[8], 'prompt', request[9],
     'max', request[10], 'parked_at_ms', parked_at)
   redis.call('ZADD', prefix .. 'dead', parked_at, id)
   end_request(prefix, id, 'parked', reason, code, message)
 end
 
+-- Park a request whose record in Redis is damaged. own is as of mend_request, and may have its payload.
+local function set_aside(prefix, id, own)
+  own = own or {}
+  local damage = mend_request(prefix, id, own)
+  if damage == '' then damage = own.damage or 'what belongs to it does not fit together' end
+  local message = 'the record of this request in Redis was damaged from outside (' .. damage
+    .. '), so it cannot go on; it is parked: see penstock dead show ' .. id
+  local engine = fields_of(prefix .. 'request:' .. id, 'engine')[1] or ''
+  park(prefix, id, cmsgpack.pack({1, engine, message}), 'error', 'damaged_record', message, own.payload)
+  tell_engine(prefix, engine ~= '' and engine, id)
+end
+
 -- Output tokens that a suspect makes alone before it is cleared; more after each time that it was cleared too early.
 local function probation_tokens(acquittals)
-  return 8 * 4 ^ tonumber(acquittals or 0)
+  return 8 * 4 ^ math.min(whole(acquittals) or 0, 10)
 end
 
 -- End the requests that were not to wait for an engine, if there is none.
@@ -163,6 +237,7 @@ local function fail_unserved(prefix, message)
   for _, id in ipairs(redis.call('SMEMBERS', prefix .. 'fail_fast')) do
     end_request(prefix, id, 'failed', 'engine_lost', 'engine_dead', message)
   end
+  redis.call('DEL', prefix .. 'fail_fast')
 end
 
 -- End what is past its deadline: what waits at once, what runs after grace_ms, since its engine does it better. Returns
@@ -172,10 +247,14 @@ local function expire_due(prefix, most, grace_ms)
   local due = redis.call('ZRANGEBYSCORE', prefix .. 'deadlines', '-inf', now, 'WITHSCORES', 'LIMIT', 0, most)
   for i = 1, #due, 2 do
     local id = due[i]
-    local state = redis.call('HGET', prefix .. 'request:' .. id, 'state')
+    local state = fields_of(prefix .. 'request:' .. id, 'state')[1]
     if state == 'queued' or state == 'awaiting_input' or (state == 'claimed' and now - tonumber(due[i + 1]) >= grace_ms) then
       stop_request(prefix, id, 'expired')
       num_expired = num_expired + 1
+    elseif ENDED[state] or not state and not is_somewhere(prefix, id) then
+      redis.call('ZREM', prefix .. 'deadlines', id)
+    elseif state ~= 'claimed' then
+      set_aside(prefix, id)
     end
   end
   return num_expired

@@ -1,7 +1,7 @@
 -- Set a claimed request aside that no engine can run. KEYS: leases. ARGV: prefix, id, epoch, cause, code, message.
 -- Its caller gets the error. Returns 1, or 0 if the claim is stale.
 local prefix, id = ARGV[1], ARGV[2]
-local now = redis.call('HMGET', prefix .. 'request:' .. id, 'epoch', 'state')
+local now = fields_of(prefix .. 'request:' .. id, 'epoch', 'state')
 if now[1] ~= ARGV[3] or now[2] ~= 'claimed' then return 0 end
 park(prefix, id, ARGV[4], 'error', ARGV[5], ARGV[6])
 return 1

@@ -5,13 +5,15 @@
 local prefix, num_running = ARGV[1], 0
 redis.call('HSETNX', prefix .. 'queue', 'paused', now_ms())
 for _, engine in ipairs(redis.call('ZRANGE', prefix .. 'leases', 0, -1)) do
-  local ids = redis.call('HKEYS', prefix .. 'claims:' .. engine)
+  local ids = attempt('HKEYS', prefix .. 'claims:' .. engine) or {}
   num_running = num_running + #ids
   for _, id in ipairs(ARGV[2] ~= '0' and ids or {}) do
     if ARGV[2] == '2' then
       end_request(prefix, id, 'cancelled', 'abort')
-    else
+    elseif fields_of(prefix .. 'request:' .. id, 'state')[1] == 'claimed' then
       put_back(prefix, prefix .. 'request:' .. id, id, 'returned')
+    else
+      set_aside(prefix, id, {engine = engine})
     end
     tell_engine(prefix, engine, id)
   end

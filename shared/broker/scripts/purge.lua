@@ -7,11 +7,15 @@ for _, band in ipairs(queue_policy(prefix).bands) do
       local head = redis.call('XRANGE', lane_key(prefix, band, tenant), '-', '+', 'COUNT', 1)[1]
       if not head then break end
       local fields = head[2]
-      local key = fields[1] == 'id' and prefix .. 'request:' .. fields[2]
-      if key and redis.call('HGET', key, 'entry') == head[1] then
-        stop_request(prefix, fields[2], 'cancelled')
+      local id = fields[1] == 'id' and fields[2]
+      local standing = id and standing_of(prefix, id, head[1])
+      if standing == 'lost' then mend_request(prefix, id, {tenant = tenant, band = band, entry = head[1]}) end
+      if standing and standing ~= 'stray' then
+        stop_request(prefix, id, 'cancelled')
         num_cancelled = num_cancelled + 1
-      else
+      end
+      -- Still there if it was a stranger's, or its record names another lane.
+      if redis.call('XRANGE', lane_key(prefix, band, tenant), head[1], head[1])[1] then
         drop_entry(prefix, head[1], tenant, band)
       end
     end

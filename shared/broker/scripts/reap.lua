@@ -10,7 +10,7 @@ local reaper, now, found = prefix .. 'reaper', now_ms(), {}
 expire_due(prefix, 1000, 1000)
 local last = redis.call('HMGET', reaper, 'looked_at', 'not_before')
 redis.call('HSET', reaper, 'looked_at', now)
-if not last[1] or now - tonumber(last[1]) > tonumber(ARGV[4]) then
+if not (whole(last[1]) and whole(last[2])) or now - tonumber(last[1]) > tonumber(ARGV[4]) then
   redis.call('HSET', reaper, 'not_before', now + lease_ttl_ms)
   return found
 end
@@ -23,7 +23,7 @@ end
 
 for _, client in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'clients', '-inf', now)) do
   local requests, num_cancelled, is_listening = prefix .. 'client:' .. client, 0, false
-  for _, id in ipairs(redis.call('SMEMBERS', requests)) do
+  for _, id in ipairs(attempt('SMEMBERS', requests) or {}) do
     -- A client that is only stopped, or too busy to renew, still has its subscriptions; a dead one's are gone.
     if redis.call('PUBSUB', 'NUMSUB', prefix .. 'output:' .. id)[2] > 0 then
       is_listening = true
@@ -36,6 +36,7 @@ for _, client in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'clients', '-inf',
     redis.call('ZADD', prefix .. 'clients', now + lease_ttl_ms, client)
   else
     redis.call('ZREM', prefix .. 'clients', client)
+    redis.call('DEL', requests)
   end
   if num_cancelled > 0 then found[#found + 1] = {'client', client, num_cancelled, 0} end
 end

@@ -1,14 +1,17 @@
 -- Hand claimed requests back: another engine goes on after the last logged token.
--- KEYS: leases. ARGV: prefix, then for each request: id, epoch. Returns one number each: 1 handed back, 0 stale.
+-- KEYS: leases. ARGV: prefix, then for each request: id, epoch. Returns one number each: 1 handed back, 0 stale, or
+-- set aside since its record is damaged.
 local prefix, verdicts = ARGV[1], {}
 for i = 2, #ARGV, 2 do
   local id = ARGV[i]
   local key = prefix .. 'request:' .. id
-  local now = redis.call('HMGET', key, 'epoch', 'state')
+  local now = fields_of(key, 'epoch', 'state')
   if now[1] == ARGV[i + 1] and now[2] == 'claimed' then
     put_back(prefix, key, id, 'returned')
     verdicts[#verdicts + 1] = 1
   else
+    local engine = not (whole(now[1]) and STATES[now[2]]) and holder_of(prefix, id)
+    if engine then set_aside(prefix, id, {engine = engine}) end
     verdicts[#verdicts + 1] = 0
   end
 end

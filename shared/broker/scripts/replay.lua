@@ -1,21 +1,29 @@
 -- Queue a parked request anew, under its own id, as if it had never run. KEYS: leases. ARGV: prefix, id.
 -- It runs detached and without a deadline: whoever waited for it has got its error. If it is resumable, it has the input
--- that it had, and gets no more. Returns 1, or 0 if no such request is parked.
+-- that it had, and gets no more. Returns 1, or 0 if no such request is parked,
+-- or too little of it was left to run it.
 local prefix, id = ARGV[1], ARGV[2]
 local key, parked = prefix .. 'request:' .. id, prefix .. 'parked:' .. id
-local kept = redis.call('HMGET', parked, 'payload', 'result_ttl_ms', 'epoch', 'tenant', 'band', 'prompt', 'max', 'input',
+local kept = fields_of(parked, 'payload', 'result_ttl_ms', 'epoch', 'tenant', 'band', 'prompt', 'max', 'input',
   'webhook')
-local state = redis.call('HGET', key, 'state')
+local now = fields_of(key, 'state', 'epoch')
+local state = now[1]
 -- After its result had expired, the id may have been used anew.
-if not kept[1] or state == 'queued' or state == 'claimed' or state == 'awaiting_input' then return 0 end
+if not kept[1] or kept[1] == '' or state == 'queued' or state == 'claimed' or state == 'awaiting_input' then return 0 end
 -- The epoch goes on counting: an engine that still runs the parked life must not pass for the new one's.
-local epoch = redis.call('HGET', key, 'epoch') or kept[3]
+local epoch = whole(now[2]) or whole(kept[3]) or math.floor(now_ms() / 1000)
+local prompt, most, ttl = whole(kept[6]) or 0, whole(kept[7]) or 0, whole(kept[2]) or LOST_TTL_MS
+local tenant = kept[4] and kept[4] ~= '' and kept[4] or 'default'
+local is_read, input = true, nil
+if kept[8] then
+  is_read, input = pcall(cmsgpack.unpack, kept[8])
+  if not is_read or type(input) ~= 'table' then return 0 end
+end
 redis.call('DEL', key, prefix .. 'log:' .. id, prefix .. 'input:' .. id, parked)
 redis.call('ZREM', prefix .. 'dead', id)
-local band = has_band(prefix, kept[5]) and kept[5] or queue_policy(prefix).default_band
-local fields = {'epoch', epoch, 'ttl', kept[2], 'prompt', kept[6], 'max', kept[7]}
-if kept[8] then
-  local input = cmsgpack.unpack(kept[8])
+local band = kept[5] and has_band(prefix, kept[5]) and kept[5] or queue_policy(prefix).default_band
+local fields = {'epoch', epoch, 'ttl', ttl, 'prompt', prompt, 'max', most}
+if input then
   for _, chunk in ipairs(input) do redis.call('RPUSH', prefix .. 'input:' .. id, chunk) end
   for _, field in ipairs({'chunks', #input + 1, 'closed', 1}) do fields[#fields + 1] = field end
 end
@@ -23,6 +31,6 @@ if kept[9] then
   -- One answer of several is told of alone: the others have been, with its parking.
   for _, field in ipairs({'webhook', kept[9]}) do fields[#fields + 1] = field end
 end
-enter_lane(prefix, id, kept[1], kept[4], band, kept[6] + kept[7], nil, fields)
+enter_lane(prefix, id, kept[1], tenant, band, prompt + most, nil, fields)
 note_entered(prefix)
 return 1

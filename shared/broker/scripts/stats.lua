@@ -11,10 +11,10 @@ local sums = redis.call('HMGET', queue, 'paused', 'num_started', 'rate_ms', 'rat
 for i, band in ipairs(queue_policy(prefix).bands) do
   local of = redis.call('HMGET', queue, 'depth:' .. band, 'tokens:' .. band)
   local head = redis.call('ZRANGE', prefix .. 'heads:' .. band, 0, 0, 'WITHSCORES')[2]
-  bands[i] = {band, tonumber(of[1] or 0), tonumber(of[2] or 0), redis.call('ZCARD', prefix .. 'ready:' .. band),
+  bands[i] = {band, count_of(of[1]), count_of(of[2]), redis.call('ZCARD', prefix .. 'ready:' .. band),
     tonumber(head or 0)}
 end
-return cmsgpack.pack({now_ms(), tonumber(sums[1] or 0), tonumber(sums[2] or 0),
+return cmsgpack.pack({now_ms(), count_of(sums[1]), count_of(sums[2]),
   redis.call('LLEN', prefix .. 'returned') + redis.call('LLEN', prefix .. 'suspects'),
-  tonumber(sums[3] or 0), tonumber(sums[4] or 0), tonumber(sums[5] or 0), tonumber(sums[6] or 0),
-  queue_policy(prefix).default_band, bands, tonumber(sums[7] or 0)})
+  count_of(sums[3]), count_of(sums[4]), count_of(sums[5]), count_of(sums[6]),
+  queue_policy(prefix).default_band, bands, count_of(sums[7])})

@@ -20,7 +20,11 @@ end
 local policy
 local function queue_policy(prefix)
   if not policy then
-    policy = with_defaults(cjson.decode(redis.call('GET', prefix .. 'policy') or DEFAULT_POLICY))
+    local found = with_defaults(cjson.decode(redis.call('GET', prefix .. 'policy') or DEFAULT_POLICY))
+    for _, band in ipairs(found.bands) do
+      if band == found.default_band then policy = found end
+    end
+    if not policy then error('the policy has no default band') end
   end
   return policy
 end
@@ -38,6 +42,7 @@ local function tenant_policy(prefix, tenant)
   if not found then
     local own = redis.call('HGET', prefix .. 'tenants', tenant)
     found = with_defaults(own and cjson.decode(own) or queue_policy(prefix).tenant, 'tenant')
+    if type(found.weight) ~= 'number' then error('the policy of a tenant has no weight') end
     tenant_policies[tenant] = found
   end
   return found
@@ -57,14 +62,18 @@ local function used(prefix, tenant)
   local key = prefix .. 'usage:' .. tenant
   local sums = redis.call('HMGET', key, 'from', 'requests', 'tokens')
   if not sums[1] then return 0, 0, nil end
-  local from, requests, tokens = tonumber(sums[1]), tonumber(sums[2]), tonumber(sums[3])
+  local from, requests, tokens = whole(sums[1]), whole(sums[2]), whole(sums[3])
   local first = math.floor(now_ms() / 1000) - WINDOW_S
+  if not (from and requests and tokens) or from < first - 2 * WINDOW_S or from > first + 2 * WINDOW_S then
+    redis.call('DEL', key) -- written by others than scripts
+    return 0, 0, nil
+  end
   if from >= first then return requests, tokens, from end
   -- The key lives for no more than the window and a little, so there is little to walk over.
   for second = from, first - 1 do
     local gone = redis.call('HMGET', key, 'r' .. second, 't' .. second)
     if gone[1] then
-      requests, tokens = requests - tonumber(gone[1]), tokens - tonumber(gone[2])
+      requests, tokens = requests - tonumber(gone[1]), tokens - tonumber(gone[2] or 0)
       redis.call('HDEL', key, 'r' .. second, 't' .. second)
     end
   end
@@ -92,7 +101,8 @@ local function within_rate_at(prefix, tenant, of)
   local requests, tokens, second = used(prefix, tenant)
   if requests < most_requests and tokens < most_tokens then return 0 end
   local key = prefix .. 'usage:' .. tenant
-  while requests >= most_requests or tokens >= most_tokens do
+  local last = math.floor(now_ms() / 1000)
+  while second <= last and (requests >= most_requests or tokens >= most_tokens) do
     local gone = redis.call('HMGET', key, 'r' .. second, 't' .. second)
     requests, tokens = requests - tonumber(gone[1] or 0), tokens - tonumber(gone[2] or 0)
     second = second + 1
@@ -101,7 +111,7 @@ local function within_rate_at(prefix, tenant, of)
 end
 
 local function num_started(prefix, tenant)
-  return tonumber(redis.call('HGET', prefix .. 'tenant:' .. tenant, 'num_started') or 0)
+  return count_of(redis.call('HGET', prefix .. 'tenant:' .. tenant, 'num_started'))
 end
 
 -- The ms from which on a tenant may start a request; 0 if it may now, infinity if one of its own has to end first.
@@ -121,7 +131,7 @@ local function waiting(prefix, key)
   end
   local sums = redis.call('HMGET', key, unpack(fields))
   for i = 1, #fields, 2 do
-    depth, tokens = depth + tonumber(sums[i] or 0), tokens + tonumber(sums[i + 1] or 0)
+    depth, tokens = depth + count_of(sums[i]), tokens + count_of(sums[i + 1])
   end
   return depth, tokens
 end

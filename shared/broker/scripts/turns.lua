@@ -27,7 +27,7 @@ local function next_turn(prefix, skipped)
   for level, band in ipairs(bands) do
     if tenants[level] then
       if not has_aged_below(prefix, level, tenants) then return {level, tenants[level], gave_way, false} end
-      if tonumber(redis.call('HGET', prefix .. 'queue', 'credit:' .. band) or 0) <= 0 then
+      if amount(redis.call('HGET', prefix .. 'queue', 'credit:' .. band)) <= 0 then
         return {level, tenants[level], gave_way, true}
       end
       gave_way[#gave_way + 1] = band

@@ -144,14 +144,19 @@ def test_a_message_never_repeats_a_megabyte(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("path", "body"), [(CHAT, chat()), ("/v1/responses", {"model": "demo", "input": "spell 7:", "temperature": 0})]
 )
-def test_a_trace_goes_on_to_the_workers_log(
-    http: httpx.Client, deployment: LocalStack, path: str, body: dict[str, Any]
+def test_the_ids_of_a_request_stand_in_the_lines_of_gateway_and_worker(
+    http: httpx.Client, gateway: LocalGateway, deployment: LocalStack, path: str, body: dict[str, Any]
 ) -> None:
-    headers = {"traceparent": f"00-{uuid.uuid4().hex}-b7ad6b7169203331-01", "tracestate": "vendor=1"}
+    trace_id, x_request_id = uuid.uuid4().hex, uuid.uuid4().hex
+    headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01", "x-request-id": x_request_id}
     response_id = http.post(path, json=body, headers=headers).raise_for_status().json()["id"]
-    (line,) = [line for line in deployment.log_path.read_text().splitlines() if headers["traceparent"] in line]
-    assert response_id in line
-    assert "vendor=1" in line
+    ids = {"request_id": response_id, "x_request_id": x_request_id, "trace_id": trace_id}
+    for log_of, event in ((lambda: gateway.log, "request"), (deployment.log_path.read_text, "request finished")):
+        deadline = time.monotonic() + 30
+        while not (lines := [json.loads(line) for line in log_of().splitlines() if trace_id in line]):
+            assert time.monotonic() < deadline, f"no line {event!r}"
+            time.sleep(0.02)
+        assert [(line["event"], {name: line[name] for name in ids}) for line in lines] == [(event, ids)]
 
 
 def test_state_for_operators(http: httpx.Client) -> None:

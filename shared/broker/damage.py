@@ -1,0 +1,33 @@
+"""What others than the scripts have written to Redis, read outside of them; ``damage.lua`` has the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+from redis.exceptions import ResponseError
+
+from ..errors import DamagedRecordError
+
+WRONG_TYPE = "WRONGTYPE"
+
+
+@contextmanager
+def refusing_damage(request_id: str, part: str) -> Iterator[None]:
+    """Raise ``DamagedRecordError`` where a part of a request is read that is not what the scripts wrote."""
+    try:
+        yield
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _damaged(request_id, part, error) from error
+    except ResponseError as error:
+        if WRONG_TYPE not in str(error):
+            raise
+        raise _damaged(request_id, part, error) from error
+
+
+def _damaged(request_id: str, part: str, error: Exception) -> DamagedRecordError:
+    return DamagedRecordError(
+        f"the {part} of request {request_id!r} in Redis was damaged from outside ({str(error)[:200]}); send the "
+        "request again, and find out what else writes to this Redis"
+    )

@@ -1,0 +1,61 @@
+"""Scripts are run here: one that fails on damage is run once more, after what all requests share was put right."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import structlog
+from redis.exceptions import ResponseError
+
+from ..connection import CommandConnection
+from ..keys import ModelKeys
+from .script import SCRIPTS
+
+T = TypeVar("T")
+MAX_TOLD = 20
+
+log = structlog.get_logger()
+
+
+async def run_script(
+    connection: CommandConnection,
+    keys: ModelKeys,
+    name: str,
+    own_keys: list[str],
+    args: list[Any],
+    *,
+    retry: bool = True,
+) -> Any:
+    """Run the script ``name`` with the model's prefix and ``args``."""
+
+    def run() -> Awaitable[Any]:
+        return connection.run_script(SCRIPTS[name], own_keys, [keys.prefix, *args], retry=retry)
+
+    return await repairing(connection, keys, run)
+
+
+async def repairing(connection: CommandConnection, keys: ModelKeys, run: Callable[[], Awaitable[T]]) -> T:
+    """Return what ``run`` returns; should it meet what the scripts did not write, what it returns after a repair.
+
+    Scripts may be run twice, so one that stopped half-way may be, too.
+    """
+    try:
+        return await run()
+    except ResponseError as error:
+        if not _tells_of_damage(error):
+            raise
+        found = await connection.run_script(SCRIPTS["repair"], [keys.leases], [keys.prefix])
+        log.error(
+            "Redis holds what Penstock has not written there; repaired, find out what else writes to it",
+            model=keys.name,
+            found=[one.decode(errors="replace") for one in found[:MAX_TOLD]],
+            error=str(error),
+        )
+        return await run()
+
+
+def _tells_of_damage(error: ResponseError) -> bool:
+    """What a script raises of a value it cannot use, or a command of a key; not what the server refuses as a whole."""
+    text = str(error)
+    return ("user_script" in text or "WRONGTYPE" in text) and "OOM" not in text and "NOPERM" not in text
