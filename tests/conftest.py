@@ -18,12 +18,30 @@ from blockbuster import BlockBuster
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.embedded import find_redis_server
 
+from .fast import do_without_torch, is_left_out
+
 HAS_GPU = os.path.exists("/dev/nvidia0")
 if not HAS_GPU:
     # Read when Triton is first imported, its own library of functions included; on a CPU nothing of ours uses it else.
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Set where a folder is to stay clean, it would have every process that a test starts compile all our sources again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 DEMO_MODEL = Path(__file__).parent.parent / "ops" / "demo" / "model"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only what needs neither torch nor an engine process")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--fast"):
+        do_without_torch()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if config.getoption("--fast") and is_left_out(collection_path) else None
 
 
 @pytest.fixture(autouse=True)

@@ -99,16 +99,18 @@ class CoreProcess:
         self._splitter = FrameSplitter()
         self._decoder = msgspec.msgpack.Decoder(CoreOutput)
         self._messages: list[Any] = []
+        self._last_words: str | None = None
 
     def send(self, message: Any) -> None:
         self.socket.sendall(frame(message if isinstance(message, bytes) else msgspec.msgpack.encode(message)))
 
     def receive(self) -> Any:
-        """The next message; EOFError when the core is gone."""
+        """The next message; EOFError, with the core's last words, when it is gone."""
         while not self._messages:
             data = self.socket.recv(1 << 16)
             if not data:
-                raise EOFError
+                words = self.close()
+                raise EOFError(f"the core ended with {self.process.returncode}: {words[-3000:]}")
             self._messages += [self._decoder.decode(payload) for payload in self._splitter.feed(data)]
         return self._messages.pop(0)
 
@@ -138,8 +140,10 @@ class CoreProcess:
     def close(self) -> str:
         """End the process; returns what it wrote to standard error."""
         self.socket.close()
-        _, errors = self.process.communicate(timeout=60)
-        return errors.decode()
+        if self._last_words is None:
+            _, errors = self.process.communicate(timeout=60)
+            self._last_words = errors.decode()
+        return self._last_words
 
 
 def run(core: EngineCore, requests: list[EngineCoreRequest]) -> dict[str, EngineCoreOutput]:
