@@ -1,4 +1,4 @@
-"""What `make test-fast` runs: everything that needs neither torch nor an engine process, which is nothing without torch.
+"""What `make test-fast` runs: all that needs neither torch nor an engine process, which cannot start without torch.
 
 New files are in. One that needs torch finds it missing there, and belongs into the list below.
 """

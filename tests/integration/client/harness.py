@@ -16,12 +16,14 @@ from penstock.shared.embedded import find_redis_server
 from penstock.shared.messages import Delta, FinishReason
 from penstock.shared.records import DeathCause
 
+# Of what takes no time on a quiet machine.
+DEADLINE_S = 60.0
 CAUSE = DeathCause(engine_id="e0", reason="killed by signal 9")
 
 
 async def claim_one(broker: Broker) -> Claim:
     """Claim the next request, waiting for it to be enqueued."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         while True:
             wave = (await broker.claim("e0", Room(max_num_seqs=1))).claims
             if wave:
@@ -36,7 +38,7 @@ async def write(broker: Broker, claim: Claim, index: int, *tokens: int, end: Fin
         assert await broker.finish([FinalRecord(claim.request_id, claim.epoch, delta)]) == []
 
 
-async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 10) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = DEADLINE_S) -> None:
     """Poll until the condition holds."""
     async with asyncio.timeout(timeout_s):
         while not await condition():
@@ -71,7 +73,7 @@ class RedisServer:
         self._process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL)
 
     def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + DEADLINE_S
         with redis.Redis.from_url(self.url) as client:
             while True:
                 try:

@@ -5,7 +5,6 @@ the library's; only the way to them is shorter. A name that is missing here is a
 """
 
 from transformers import cache_utils as cache_utils
-from transformers import utils as utils
 from transformers.cache_utils import DynamicCache as DynamicCache
 from transformers.configuration_utils import PretrainedConfig as PretrainedConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig as ContinuousBatchingConfig
