@@ -7,7 +7,7 @@ PEERS ?= .bench-peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check format bench bench-peers gpu-check chaos models install clean
+.PHONY: demo test test-fast check format bench bench-peers gpu-check chaos models install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
@@ -15,12 +15,16 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
+# What needs neither torch nor an engine process, as tests/fast.py says.
+test-fast: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 --fast
+
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	mkdir -p $(VENV)/typing/penstock
 	for part in kernels ops producer shared worker; do ln -sfn "$(CURDIR)/$$part" $(VENV)/typing/penstock/$$part; done
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --threads 2 --pythonpath $(BIN)/python
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
