@@ -17,7 +17,7 @@ TORCHLESS_TESTS = tests/compat \
 	$(addprefix tests/integration/, batches broker client embedded jobs serving supervisor \
 		commands/test_cli.py commands/test_dead.py commands/test_queue.py)
 
-.PHONY: demo test test-versions check format bench bench-peers gpu-check chaos models install clean
+.PHONY: demo test test-fast test-versions check format bench bench-peers gpu-check chaos models install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
@@ -28,12 +28,16 @@ test: $(VENV)/.installed-dev
 test-versions:
 	$(PYTHON) tests/versions/run.py --folder $(VERSIONS) $(VERSIONS_OPTIONS) $(TORCHLESS_TESTS)
 
+# What needs neither torch nor an engine process, as tests/fast.py says.
+test-fast: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 --fast
+
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	mkdir -p $(VENV)/typing/penstock
 	for part in kernels ops producer shared worker; do ln -sfn "$(CURDIR)/$$part" $(VENV)/typing/penstock/$$part; done
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --threads 2 --pythonpath $(BIN)/python
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

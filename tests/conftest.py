@@ -21,12 +21,48 @@ from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.embedded import find_redis_server
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE, running_fork_server
 
+from .fast import do_without_torch, is_left_out
+
 HAS_GPU = os.path.exists("/dev/nvidia0")
 if not HAS_GPU:
     # Read when Triton is first imported, its own library of functions included; on a CPU nothing of ours uses it else.
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Set where a folder is to stay clean, it would have every process that a test starts compile all our sources again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 DEMO_MODEL = Path(__file__).parent.parent / "ops" / "demo" / "model"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only what needs neither torch nor an engine process")
+
+
+_FORK_SERVER = pytest.StashKey[ExitStack]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--fast"):
+        do_without_torch()
+    elif not hasattr(config, "workerinput"):
+        _keep_fork_server(config)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _FORK_SERVER in config.stash:
+        config.stash[_FORK_SERVER].close()
+
+
+def _keep_fork_server(config: pytest.Config) -> None:
+    """One for all engines that the tests start, in all processes of the run: torch is imported once."""
+    config.stash[_FORK_SERVER] = stack = ExitStack()
+    command = (sys.executable, str(Path(__file__).parent / "fork_server.py"))
+    options = ("--model", str(DEMO_MODEL), "--log-level", "warning")
+    os.environ[FORK_SERVER_VARIABLE] = stack.enter_context(running_fork_server(options, command))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if config.getoption("--fast") and is_left_out(collection_path) else None
 
 
 @pytest.fixture(autouse=True)
@@ -98,24 +134,6 @@ async def subscriber(redis_url: str) -> AsyncIterator[Subscriber]:
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     return DEMO_MODEL
-
-
-_FORK_SERVER = pytest.StashKey[ExitStack]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """One fork server for all engines that the tests start, in all their processes: torch is imported once."""
-    if hasattr(config, "workerinput"):
-        return  # the process that has started this one keeps it
-    config.stash[_FORK_SERVER] = stack = ExitStack()
-    command = (sys.executable, str(Path(__file__).parent / "fork_server.py"))
-    options = ("--model", str(DEMO_MODEL), "--log-level", "warning")
-    os.environ[FORK_SERVER_VARIABLE] = stack.enter_context(running_fork_server(options, command))
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if _FORK_SERVER in config.stash:
-        config.stash[_FORK_SERVER].close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

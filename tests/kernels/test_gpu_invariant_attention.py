@@ -104,14 +104,3 @@ def test_a_bound_on_lengths_is_not_part_of_the_result(device: torch.device) -> N
     small, large = (gpu.invariant_paged_attention(*inputs, batch, Variant(0.3)) for batch in batches)
     assert torch.equal(small, large)
     assert torch.equal(small, gpu.invariant_paged_attention(*inputs, case.batch, Variant(0.3)))
-
-
-def test_the_other_kernels_do_not_promise_that(device: torch.device) -> None:
-    case = make_case([(1, 150)], 6, 2, 24, 16, torch.float32, block_size=16).on(device)
-    inputs = (case.query, case.key_cache, case.value_cache)
-    seq_lens = torch.tensor([150], dtype=torch.int32, device=device)
-    batches = [
-        PagedBatch.captured_decode(case.batch.block_table, torch.zeros(1), seq_lens, bound, 16) for bound in (64, 640)
-    ]
-    few, many = (gpu.paged_attention(*inputs, batch, Variant(0.3)) for batch in batches)
-    assert not torch.equal(few, many)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.kernels.paged_attention import PagedBatch, invariant, paged_attention
 
@@ -63,10 +64,31 @@ def test_same_bits_in_any_company(options: dict[str, Any], dtype: torch.dtype) -
         assert all(torch.equal(result, results[0]) for result in results)
 
 
-def test_the_reference_does_not_promise_that() -> None:
+class Products(TorchDispatchMode):
+    """Notes the shapes of every product of matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[torch.Size, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.bmm, torch.ops.aten.mm):
+            self.shapes.add(tuple(tensor.shape for tensor in args))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("references")
+@pytest.mark.parametrize("is_batch_invariant", [True, False])
+def test_the_shapes_of_products_do_not_follow_the_company(is_batch_invariant: bool) -> None:
+    """Which is why bits do not; a processor may give the same bits all the same to the reference, whose shapes do."""
     case = make_case([(length, length) for length in LENGTHS], 6, 2, 24, 16, torch.float32)
-    results = [attend(case, tokens, scale=0.2)[place] for place, tokens in companies((1, 128))]
-    assert not all(torch.equal(result, results[0]) for result in results)
+    found = []
+    for _, tokens in companies((1, 128)):
+        with Products() as products:
+            attend(case, tokens, scale=0.2, is_batch_invariant=is_batch_invariant)
+        found.append(products.shapes)
+    assert all(found)
+    assert all(shapes == found[0] for shapes in found) == is_batch_invariant
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())

@@ -10,6 +10,7 @@ import transformers
 from peer_run import Arguments, Request, run_peer
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
+from transformers.utils.logging import disable_progress_bar
 
 
 class Ticker(BaseStreamer):
@@ -76,7 +77,7 @@ class TransformersStatic:
 
 def load_model(arguments: Arguments) -> Any:
     """The model in ``arguments.dtype``, as transformers loads it, or with random weights drawn on the device."""
-    transformers.utils.logging.disable_progress_bar()
+    disable_progress_bar()
     dtype = getattr(torch, arguments.dtype)
     if arguments.load_format == "dummy":
         with torch.device(arguments.device):

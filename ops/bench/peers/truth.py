@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     question = json.loads(arguments.input.read_text())
-    transformers.utils.logging.disable_progress_bar()
+    disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(question["model"], dtype=torch.float32).eval()
     requests = question["requests"]
     answer = {

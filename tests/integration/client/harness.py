@@ -18,12 +18,14 @@ from penstock.shared.embedded import find_redis_server
 from penstock.shared.messages import Delta, FinishReason
 from penstock.shared.records import DeathCause
 
+# Of what takes no time on a quiet machine.
+DEADLINE_S = 60.0
 CAUSE = DeathCause(engine_id="e0", reason="killed by signal 9")
 
 
 async def claim_one(broker: Broker) -> Claim:
-    """Claim the next request, waiting for it to be enqueued, by a process perhaps that has yet to start."""
-    async with asyncio.timeout(30):
+    """Claim the next request, waiting for it to be enqueued."""
+    async with asyncio.timeout(DEADLINE_S):
         while True:
             wave = (await broker.claim("e0", Room(max_num_seqs=1))).claims
             if wave:
@@ -41,12 +43,12 @@ async def write(broker: Broker, claim: Claim, index: int, *tokens: int, end: Fin
 async def until_followed(commands: CommandConnection, broker: Broker, *claims: Claim) -> None:
     """Wait until somebody listens to the channel of each."""
     channels = [broker.keys.output(claim.request_id) for claim in claims]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         while (await commands.execute("PUBSUB", "NUMSUB", *channels))[1::2] != [1] * len(channels):
             await asyncio.sleep(0)
 
 
-async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 10) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = DEADLINE_S) -> None:
     """Poll until the condition holds."""
     async with asyncio.timeout(timeout_s):
         while not await condition():
@@ -97,7 +99,7 @@ class RedisServer:
         os.truncate(self._loaded, self._num_loaded_bytes)
 
     def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + DEADLINE_S
         with redis.Redis.from_url(self.url) as client:
             while True:
                 try:

@@ -66,7 +66,7 @@ async def test_leaving_a_stream_early_cancels_the_request(client: Client, broker
     reading = asyncio.ensure_future(read_one())
     await write(broker, await claim_one(broker), 0, 65)
     await reading
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while await broker.state("r") != "cancelled":
             await asyncio.sleep(0)
 
@@ -174,7 +174,7 @@ async def test_a_lost_subscription_comes_back_without_gap_or_repeat(client, brok
         if i % 10 == 5:
             await commands.execute("CLIENT", "KILL", "TYPE", "pubsub")
     await write(broker, claim, 60, end=FinishReason.STOP)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await reading
     indexes = [delta.index + k for delta in got for k in range(len(delta.token_ids))]
     assert indexes == list(range(60))
@@ -248,7 +248,7 @@ async def test_an_unknown_request_or_one_past_its_time_to_live_is_told(redis_url
             await handle.result()
         handle = await client.submit("hi", request_id="r")
         await write(broker, await claim_one(broker), 0, 65, end=FinishReason.STOP)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while await broker.state("r") is not None:
                 await asyncio.sleep(0)
         with pytest.raises(errors.RequestNotFoundError, match="time to live"):
@@ -290,7 +290,7 @@ async def test_what_is_wrong_on_one_channel_ends_that_stream_alone(client, broke
     await until_followed(commands, broker, *claims)
     await write(broker, claims[1], 0, 65, 66)
     await write(broker, claims[0], 0, 65, end=FinishReason.STOP)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         with pytest.raises(errors.ValidationError, match="after=0 is inside the delta"):
             await from_inside
         assert (await whole).text == "A"

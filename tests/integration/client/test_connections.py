@@ -110,7 +110,7 @@ async def check_connections(url: str) -> None:
             if number == 0:
                 await commands.execute("CLIENT", "KILL", "TYPE", "pubsub", "SKIPME", "yes")
                 await commands.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "no")
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     await restored.wait()
         subscriber.unsubscribe(subscription)
     finally:

@@ -38,7 +38,7 @@ async def test_what_came_before_the_subscription_is_told(
 
         await until(is_heard)
         await write(broker, claim, 1, 66, end=FinishReason.STOP)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         output = await streaming
     assert output.text == "AB"
     assert output.outputs[0].token_ids == [65, 66]

@@ -16,7 +16,7 @@ from penstock.shared import errors
 from penstock.shared.broker import NEW, Broker, Room
 from penstock.shared.connection import CommandConnection
 
-from .harness import claim_one, reap_for_ever, until, write
+from .harness import DEADLINE_S, claim_one, reap_for_ever, until, write
 
 LEASE_TTL_S = 0.6
 
@@ -54,7 +54,7 @@ async def other_process(redis_url: str, namespace: str, broker: Broker) -> Async
 
 async def read_line(process: Process) -> bytes:
     assert process.stdout is not None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         return await process.stdout.readline()
 
 
@@ -80,13 +80,13 @@ async def test_the_lease_is_renewed_while_something_streams_and_only_then(redis_
 
         async def outlived_twice() -> bool:
             (end,) = await lease_ends(commands, broker)
-            assert end > await now(commands)
             return end > first + 0.3
 
         await until(outlived_twice)
         for claim in claims:
             await write(broker, claim, 0, 65, end=FinishReason.STOP)
         await asyncio.gather(*streams)
+        await client.status("detached")  # behind what the client may have sent before the last stream ended
         (last,) = await lease_ends(commands, broker)
 
         async def has_ended() -> bool:
@@ -101,14 +101,12 @@ async def test_a_killed_client_loses_what_it_streamed_and_nothing_else(broker, o
     claims = {claim.request_id: claim for claim in (await claim_one(broker), await claim_one(broker))}
     await write(broker, claims["streamed"], 0, 65)
     assert await read_line(other_process) == b"A\n"
-    killed_at = time.monotonic()
     other_process.kill()
 
     async def is_cancelled() -> bool:
         return await broker.state("streamed") == "cancelled"
 
     await until(is_cancelled)
-    assert time.monotonic() - killed_at < LEASE_TTL_S + 1
     await write(broker, claims["detached"], 0, 65, end=FinishReason.STOP)
 
 
@@ -126,7 +124,7 @@ async def test_a_stopped_client_keeps_its_requests_and_goes_on(broker, commands,
         index += 1
     other_process.send_signal(signal.SIGCONT)
     await write(broker, claims["streamed"], index, 67, end=FinishReason.STOP)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         output, _ = await other_process.communicate()
     assert output.replace(b"\n", b"") == b"B" * (index - 1) + b"C"
 
@@ -181,10 +179,10 @@ async def test_an_enqueue_whose_reply_is_lost_still_owns_its_request(client, bro
 
 async def test_leaving_while_attaching_cancels_nothing(client: Client, broker: Broker) -> None:
     await client.submit("hi", request_id="r")
-    for _ in range(20):
+    for num_turns in range(40):
         attaching = asyncio.ensure_future(client.generate("hi", request_id="r"))
-        for _ in range(7):
-            await asyncio.sleep(0)  # somewhere between the subscription and the answer
+        for _ in range(num_turns):
+            await asyncio.sleep(0)  # to anywhere between the call and the answer
         attaching.cancel()
         await asyncio.gather(attaching, return_exceptions=True)
     assert await broker.state("r") == "queued"
@@ -196,26 +194,30 @@ async def test_a_lease_must_have_a_length(redis_url: str, value: object) -> None
         Client(redis_url, lease_ttl_s=value)  # type: ignore[arg-type]  # the mistake under test
 
 
-async def test_what_lingers_goes_on_after_it_was_left_as_long_as_somebody_follows(client, broker, reaper) -> None:
+@pytest.mark.usefixtures("reaper")
+async def test_what_lingers_goes_on_after_it_was_left_as_long_as_somebody_follows(client, broker, commands) -> None:
+    async def begin(request_id: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(read_one(request_id))
+        await write(broker, await claim_one(broker), 0, 65)
+        return task
+
     async def read_one(request_id: str) -> None:
         async for _ in client.stream("hi", request_id=request_id, linger_s=0.3):
+            await may_leave.wait()
             return
-
-    states = {}
-    for request_id in ("followed", "alone"):
-        task = asyncio.ensure_future(read_one(request_id))
-        claim = await claim_one(broker)
-        await write(broker, claim, 0, 65)
-        await task
-        states[request_id] = await broker.state(request_id)
-    assert states == {"followed": "claimed", "alone": "claimed"}
-    follower = (await client.handle("followed")).stream()
-    assert (await anext(follower)).text == "A"
 
     async def is_cancelled(request_id: str) -> bool:
         return await broker.state(request_id) == "cancelled"
 
+    may_leave = asyncio.Event()
+    leaving = [await begin(request_id) for request_id in ("followed", "alone")]
+    follower = (await client.handle("followed")).stream()
+    assert (await anext(follower)).text == "A"
+    left_after = await now(commands)
+    may_leave.set()
+    await asyncio.gather(*leaving)
     await until(lambda: is_cancelled("alone"))
+    assert await now(commands) > left_after + 0.299  # of which Redis counts whole milliseconds
     assert await broker.state("followed") == "claimed"
     await follower.aclose()
     await until(lambda: is_cancelled("followed"))

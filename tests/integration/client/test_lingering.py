@@ -35,7 +35,7 @@ async def other(redis_url: str, namespace: str, broker: Broker) -> AsyncIterator
 async def read(deltas: AsyncGenerator[Delta], position: StreamPosition, num_tokens: int) -> str:
     """Text of the next deltas, with the number of each one's answer, up to so many tokens."""
     said = ""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while num_tokens > 0:
             delta = await anext(deltas)
             if position.advance(delta):

@@ -62,7 +62,7 @@ async def test_outputs_of_two_answers(client: Client, broker: Broker, kind, expe
     await until(first_words)
     for claim in claims:
         await write(broker, claim, 1, 66, end=FinishReason.STOP)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await reading
     assert {(output.request_id, output.model, output.prompt) for output in got} == {("r", "m", "hi")}
     assert [output.finished for output in got] == [False] * (len(got) - 1) + [True]

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_every_part_runs_without_a_gpu(tmp_path: Path) -> None:
     output = tmp_path / "gpu-check.json"
     options = f"GPU_CHECK=--device cpu --quick --json {output} --commit abc"

@@ -16,7 +16,17 @@ from penstock.worker.config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.core import EngineCore
 
-from .harness import BYTES_PER_TOKEN, LARGE, MODELS, VOCAB_SIZE, CoreProcess, MakeEngine
+from .harness import (
+    BYTES_PER_TOKEN,
+    GATED_MODEL,
+    LARGE,
+    MODELS,
+    VOCAB_SIZE,
+    CoreProcess,
+    Gate,
+    MakeEngine,
+    write_model_with_code,
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -70,6 +80,20 @@ def core_process() -> Iterator[CoreProcess]:
     yield process
     process.process.kill()
     process.close()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    gate = Gate(tmp_path / "gate")
+    yield gate
+    gate.open()
+
+
+@pytest.fixture
+def gated_model(gate: Gate, demo_model: Path, tmp_path: Path) -> Path:
+    """The demo model, which stands still at ``gate`` when it first meets token 5. Wants ``trust_remote_code``."""
+    code = GATED_MODEL.format(path=str(tmp_path / "gate"))
+    return write_model_with_code(tmp_path / "gated", demo_model, "GatedLlamaForCausalLM", code)
 
 
 @pytest.fixture

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -99,16 +105,18 @@ class CoreProcess:
         self._splitter = FrameSplitter()
         self._decoder = msgspec.msgpack.Decoder(CoreOutput)
         self._messages: list[Any] = []
+        self._last_words: str | None = None
 
     def send(self, message: Any) -> None:
         self.socket.sendall(frame(message if isinstance(message, bytes) else msgspec.msgpack.encode(message)))
 
     def receive(self) -> Any:
-        """The next message; EOFError when the core is gone."""
+        """The next message; EOFError, with the core's last words, when it is gone."""
         while not self._messages:
             data = self.socket.recv(1 << 16)
             if not data:
-                raise EOFError
+                words = self.close()
+                raise EOFError(f"the core ended with {self.process.returncode}: {words[-3000:]}")
             self._messages += [self._decoder.decode(payload) for payload in self._splitter.feed(data)]
         return self._messages.pop(0)
 
@@ -131,6 +139,10 @@ class CoreProcess:
     def call(self, utility: Utility, call_id: int = 1) -> UtilityOutput:
         """Ask, and pass over the outputs of steps."""
         self.send(UtilityCall(call_id, utility))
+        return self.answer()
+
+    def answer(self) -> UtilityOutput:
+        """The next answer to a call."""
         while not isinstance(message := self.receive(), UtilityOutput):
             assert isinstance(message, EngineCoreOutputs)
         return message
@@ -138,8 +150,10 @@ class CoreProcess:
     def close(self) -> str:
         """End the process; returns what it wrote to standard error."""
         self.socket.close()
-        _, errors = self.process.communicate(timeout=60)
-        return errors.decode()
+        if self._last_words is None:
+            _, errors = self.process.communicate(timeout=60)
+            self._last_words = errors.decode()
+        return self._last_words
 
 
 def run(core: EngineCore, requests: list[EngineCoreRequest]) -> dict[str, EngineCoreOutput]:
@@ -156,6 +170,60 @@ def run(core: EngineCore, requests: list[EngineCoreRequest]) -> dict[str, Engine
             whole.finish_reason, whole.stop_reason = output.finish_reason, output.stop_reason
     core.check_invariants()
     return wholes
+
+
+# At token 5 it waits, once, until whoever has it opens its gate.
+GATED_MODEL = """
+from transformers import LlamaForCausalLM
+
+class GatedLlamaForCausalLM(LlamaForCausalLM):
+    has_waited = False
+
+    def forward(self, input_ids=None, **kwargs):
+        if not self.has_waited and (input_ids == 5).any():
+            self.has_waited = True
+            with open({path!r}) as gate:  # a named pipe
+                gate.read()
+        return super().forward(input_ids=input_ids, **kwargs)
+"""
+
+
+class Gate:
+    """Where a model stands still in the middle of a step, however fast or slow the machine is."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self._path = path
+        self._writer: int | None = None
+
+    def await_arrival(self) -> None:
+        """Wait until a core stands at it."""
+        give_up_at = time.monotonic() + 100
+        while self._writer is None:
+            try:
+                self._writer = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                assert time.monotonic() < give_up_at, "nobody came to the gate"
+                time.sleep(0.001)
+
+    def open(self) -> None:
+        """Let it pass."""
+        if self._writer is not None:
+            os.close(self._writer)
+            self._writer = None
+
+
+def write_model_with_code(folder: Path, base: Path, name: str, code: str) -> Path:
+    """A copy of a model whose class is ``name``, defined by ``code``; for ``trust_remote_code``."""
+    shutil.copytree(base, folder)
+    (folder / "modeling_own.py").write_text(code)
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = [name]
+    config["auto_map"] = {"AutoModelForCausalLM": f"modeling_own.{name}"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 MakeEngine = Callable[..., Engine]

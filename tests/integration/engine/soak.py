@@ -46,8 +46,9 @@ Check = Callable[[Whole], object]
 
 @dataclass
 class Case:
-    """A request, and what must hold of its outcome unless it was aborted."""
+    """A request of some kind, and what must hold of its outcome unless it was aborted."""
 
+    kind: str
     request: EngineCoreRequest
     checks: list[Check]
 
@@ -167,7 +168,7 @@ def free_case(rng: random.Random, request_id: str, prefixes: list[list[int]]) ->
     if rng.random() < 0.2:
         fields["prompt_logprobs"] = 1
         checks.append(lambda whole: [told.token_id for told in whole.prompt_logprobs] == prompt[1:])
-    return Case(_request(rng, request_id, prompt, fields), checks)
+    return Case("free", _request(rng, request_id, prompt, fields), checks)
 
 
 def structured_case(rng: random.Random, request_id: str, decode: Callable[[list[int]], str]) -> Case:
@@ -193,7 +194,7 @@ def structured_case(rng: random.Random, request_id: str, decode: Callable[[list[
             return is_cut or re.fullmatch(pattern, text(whole)) is not None
 
     fields = {"max_tokens": 50, "temperature": 1.0, "seed": rng.getrandbits(30), "structured_outputs": wanted}
-    return Case(_request(rng, request_id, [5, 6, 7], fields), [check])
+    return Case("structured", _request(rng, request_id, [5, 6, 7], fields), [check])
 
 
 def known_case(
@@ -204,7 +205,8 @@ def known_case(
     request = _request(rng, request_id, prompt, {"temperature": 0.0, "max_tokens": 64}, delivered)
     if embeds is not None:
         request.prompt_token_ids, request.prompt_embeds = None, embeds
-    return Case(request, [lambda whole: delivered + whole.token_ids == answer])
+    kind = "known" if embeds is None else "known by embeddings"
+    return Case(kind, request, [lambda whole: delivered + whole.token_ids == answer])
 
 
 def _request(

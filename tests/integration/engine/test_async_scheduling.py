@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.shared.control import CheckInvariants, Invariants, Sleep, SleepState, WakeUp
-from penstock.shared.messages import AbortRequests, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Ready
+from penstock.shared.messages import AbortRequests, EngineCoreOutput, EngineCoreRequest, Ready, UtilityCall
 from penstock.shared.params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 from penstock.worker.config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
 
-from .harness import CoreProcess, request
+from .harness import CoreProcess, Gate, request
 from .test_deterministic import DEMO_MODEL
 
 KINDS: list[dict[str, Any]] = [
@@ -33,15 +34,15 @@ KINDS: list[dict[str, Any]] = [
 
 def config(**options: Any) -> EngineConfig:
     """Too little cache for all: 16 requests would want up to 100 blocks, and long prompts come in chunks."""
-    return EngineConfig(
-        model=str(DEMO_MODEL),
-        num_threads=1,
-        max_model_len=128,
-        max_num_seqs=16,
-        max_num_batched_tokens=48,
-        kv_cache_memory=16 * 16 * 2048,
-        **options,
-    )
+    fields: dict[str, Any] = {
+        "model": str(DEMO_MODEL),
+        "num_threads": 1,
+        "max_model_len": 128,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 48,
+        "kv_cache_memory": 16 * 16 * 2048,
+    }
+    return EngineConfig(**fields | options)
 
 
 def requests() -> list[EngineCoreRequest]:
@@ -103,20 +104,22 @@ def test_tokens_are_those_of_the_plain_step(options: dict[str, Any]) -> None:
             assert [told.logprob for told in mine] == pytest.approx([told.logprob for told in theirs], abs=1e-3)
 
 
-def test_calls_and_aborts_come_between_batches(core_process: CoreProcess) -> None:
+def test_calls_and_aborts_come_between_batches(core_process: CoreProcess, gate: Gate, gated_model: Path) -> None:
     """A call finds nothing in flight, and an engine that is emptied by an abort can sleep at once."""
-    assert isinstance(core_process.start(config(async_scheduling=True).encode()), Ready)
+    gated = config(model=str(gated_model), trust_remote_code=True, async_scheduling=True)
+    assert isinstance(core_process.start(gated.encode()), Ready)
     for number in range(4):
         core_process.send(request(str(number), [5 + number] * 20, max_tokens=60))
-    told = core_process.call(CheckInvariants()).answer
-    assert isinstance(told, Invariants)
+    gate.await_arrival()  # a batch is in flight
+    core_process.send(UtilityCall(1, CheckInvariants()))
     core_process.send(AbortRequests([str(number) for number in range(4)]))
-    assert core_process.call(Sleep(level=1)).error is None
+    core_process.send(UtilityCall(2, Sleep(level=1)))
+    gate.open()
+    told = core_process.answer()
+    assert isinstance(told.answer, Invariants), told.error
+    assert told.answer.num_running_reqs + told.answer.num_waiting_reqs == 4
+    assert core_process.answer().error is None
     assert core_process.call(WakeUp()).answer == SleepState()
     core_process.send(request("after", [5] * 20, max_tokens=3))
-    while not isinstance(message := core_process.receive(), EngineCoreOutputs) or not message.outputs:
-        pass
-    tokens = list(message.outputs)
-    while not tokens[-1].finished:
-        tokens += core_process.receive().outputs
+    (tokens,) = core_process.collect(1).values()
     assert [output.request_id for output in tokens] == ["after"] * 3

@@ -84,7 +84,7 @@ async def publishing(
 
 async def log_of(broker: Broker, num_tokens: int, request_id: str = "r0") -> list[Delta]:
     """Wait until the log has so many tokens."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             deltas = await broker.read_log(request_id)
             if deltas and deltas[-1].next_index >= num_tokens:

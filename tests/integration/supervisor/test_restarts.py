@@ -131,7 +131,7 @@ async def test_what_is_listed_of_an_engine_that_waits(
     beat = await host.until_listed_dead(0)
     assert beat.error == "there is no such model"
     assert beat.num_restarts == 2
-    assert beat.restart_at == pytest.approx(time.time() + LONG_DELAY_S, abs=10)
+    assert time.time() < beat.restart_at < time.time() + 1.5 * LONG_DELAY_S
     await asyncio.to_thread(worker_cli.main, ["list", "--redis-url", redis_url, "--namespace", namespace])
     assert re.search(r"^h-0 is dead, restarts in \d+ s: there is no such model$", capsys.readouterr().out, re.MULTILINE)
 
@@ -184,19 +184,21 @@ async def test_kill_takes_back_what_was_held(start_host: StartHost, monkeypatch:
 @pytest.mark.parametrize("is_stopped", [True, False])
 async def test_a_silent_worker_is_killed_and_restarted(start_host: StartHost, is_stopped: bool) -> None:
     host = await start_host(stall_timeout_s=0.5)
+    engine = host.engines[0]
     if is_stopped:
         host.process(0).suspend()
     else:
+        first = engine.life
         host.tell(0, "mute")
         host.process(0).kill()
-        await host.until_restarted(0)
+        await eventually(lambda: engine.life is not first and engine.life.has_spoken)  # knows what it is to do
         host.tell(0, "serve")
-    await host.until_restarted(0, 1 if is_stopped else 2)
-    death = host.engines[0].death
+    await eventually(lambda: engine.death and "said nothing for" in engine.death.reason)
+    death = engine.death
     assert death is not None
     assert death.is_external == is_stopped
-    assert "said nothing for" in death.reason
     assert death.reason.endswith("it was stopped" if is_stopped else "it hangs")
+    await eventually(lambda: engine.policy.phase is Phase.SERVING and engine.life.alive)
 
 
 async def test_a_supervisor_that_did_not_run_blames_nobody(start_host: StartHost) -> None:
@@ -242,7 +244,7 @@ async def test_leaving_while_redis_is_away(start_host: StartHost, redis_url: str
         worker.kill()
         await eventually(lambda: host.engines[0].policy.phase is Phase.DOWN)
         host.supervisor._on_signal()
-        assert await asyncio.wait_for(asyncio.shield(host.running), 10.0) is True
+        assert await asyncio.wait_for(asyncio.shield(host.running), 60.0) is True
     finally:
         server.resume()
     assert is_gone(worker)
