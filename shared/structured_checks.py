@@ -15,6 +15,7 @@ GRAMMAR_FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structur
 MAX_GRAMMAR_BYTES = 1 << 18
 MAX_GRAMMAR_NESTING = 64
 MAX_CHOICES = 10_000
+MAX_SHOWN = 100
 
 
 def check_structured_outputs(params: StructuredOutputsParams) -> None:
@@ -31,12 +32,14 @@ def check_structured_outputs(params: StructuredOutputsParams) -> None:
     field, value = f"structured_outputs.{given[0]}", getattr(params, given[0])
     for flag in ("disable_any_whitespace", "disable_additional_properties"):
         if not isinstance(getattr(params, flag), bool):
-            raise ValidationError(f"structured_outputs.{flag} must be True or False, got {getattr(params, flag)!r}")
+            raise ValidationError(
+                f"structured_outputs.{flag} must be True or False, got {_shown(getattr(params, flag))}"
+            )
     if params.whitespace_pattern is not None:
         _check_text("structured_outputs.whitespace_pattern", params.whitespace_pattern)
     if given[0] == "json_object":
         if value is not True:
-            raise ValidationError(f"{field} must be True, got {value!r}; leave it at None otherwise")
+            raise ValidationError(f"{field} must be True, got {_shown(value)}; leave it at None otherwise")
     elif given[0] == "choice":
         _check_choice(field, value)
     elif given[0] == "json" and isinstance(value, dict):
@@ -44,12 +47,20 @@ def check_structured_outputs(params: StructuredOutputsParams) -> None:
     else:
         _check_text(field, value)
         if given[0] in ("json", "structural_tag"):
-            check_nesting(field, _parse_object(field, value))
+            parsed = _parse_object(field, value)
+            check_nesting(field, parsed)
+            _check_text(field, json.dumps(parsed, ensure_ascii=False))  # of escapes too: no lone surrogates
+
+
+def _shown(value: Any) -> str:
+    """``value`` for a message, cut to a length that one reads."""
+    text = repr(value[:MAX_SHOWN] if isinstance(value, str) else value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
 def _check_text(field: str, value: Any) -> None:
     if not isinstance(value, str) or not value:
-        raise ValidationError(f"{field} must be a non-empty string, got {value!r}")
+        raise ValidationError(f"{field} must be a non-empty string, got {_shown(value)}")
     if "\x00" in value:
         raise ValidationError(f"{field} must not hold a NUL character")
     try:
@@ -62,7 +73,7 @@ def _check_text(field: str, value: Any) -> None:
 
 def _check_choice(field: str, choices: Any) -> None:
     if not isinstance(choices, list) or not choices:
-        raise ValidationError(f"{field} must be a list of non-empty strings with at least one, got {choices!r}")
+        raise ValidationError(f"{field} must be a list of non-empty strings with at least one, got {_shown(choices)}")
     if len(choices) > MAX_CHOICES:
         raise ValidationError(f"{field} must have at most {MAX_CHOICES} strings, got {len(choices)}")
     for choice in choices:
@@ -75,7 +86,7 @@ def _check_choice(field: str, choices: Any) -> None:
 def _check_schema(field: str, schema: dict[str, Any]) -> None:
     check_nesting(field, schema)
     try:
-        text = json.dumps(schema)
+        text = json.dumps(schema, ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise ValidationError(f"{field} must hold what JSON can say: {error}") from error
     _check_text(field, text)
@@ -89,7 +100,7 @@ def _parse_object(field: str, text: str) -> dict[str, Any]:
     except ValueError as error:
         raise ValidationError(f"{field} must be JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ValidationError(f"{field} must be a JSON object, got {text[:100]!r}")
+        raise ValidationError(f"{field} must be a JSON object, got {_shown(text)}")
     return value
 
 
