@@ -206,6 +206,8 @@ class SchemaSource:
             drawn["additionalProperties"] = self._rng.choice((False, True, inner()))
         if self._chance(0.2):
             drawn |= self._counts("minProperties", "maxProperties")
+        if self.is_sound and self._chance(0.06):
+            drawn["patternProperties"] = {self._pattern(): inner() for _ in range(self._rng.choice((1, 1, 2)))}
         if self._rarely(0.3):
             patterns = {self._pattern(): inner() for _ in range(self._rng.choice((1, 1, 2)))}
             rare = {"patternProperties": lambda: patterns, "propertyNames": inner, "unevaluatedProperties": inner}

@@ -49,6 +49,8 @@ NEVER: list[tuple[Any, str]] = [
     ({"oneOf": [{"const": [1]}, {"const": [1.0]}]}, "[1]"),
     ({"type": "integer", "minimum": 2**53 + 1}, str(2**53)),
     ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, "0"),
+    ({"patternProperties": {r"^\d$": INTEGER}}, '{"٣":"x"}'),
+    ({"patternProperties": {"^a|b$": INTEGER}}, '{"ax":"x"}'),
     ({"const": 2**63}, "9223372036854776000"),
     ({"properties": {"a": INTEGER}, "additionalProperties": {"type": "string"}}, '{"a":1,"\\u0061":"x"}'),
     ({"type": "object", "additionalProperties": INTEGER, "minProperties": 2}, '{"a":1,"a":1}'),
@@ -79,6 +81,7 @@ def test_what_is_forbidden_never_comes(backend: Backend, schema: Any, text: str)
                 {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
             ]
         },
+        {"type": ["array"], "prefixItems": [{"$ref": "#"}], "minItems": 1},
         {"type": "array", "items": [INTEGER]},
         {"type": []},
         {"enum": []},

@@ -63,6 +63,8 @@ class _Writer:
             written["anyOf"] = written.pop("oneOf")
         if "format" in schema:
             self._write_format(written, place)
+        if "patternProperties" in schema:
+            self._write_names(written, place)
         _write_zero(written)
         return written
 
@@ -108,6 +110,17 @@ class _Writer:
             raise self._refuse(
                 what, f"{value} is not supported by llguidance, whose numbers are exact up to {_MAX_INTEGER} only"
             )
+
+    def _write_names(self, written: Schema, place: str) -> None:
+        """What a pattern of names does not match is left to others; so it may match less only where there are none."""
+        is_exact = written.get("additionalProperties") is not False
+        at = f"{self._document.where}: {place}/patternProperties"
+        named = written["patternProperties"]
+        written["patternProperties"] = {
+            anchored(name, at, must_be_exact=is_exact): child for name, child in named.items()
+        }
+        if len(written["patternProperties"]) < len(named):
+            raise self._refuse(place, "patternProperties has two patterns that say the same; merge them")
 
     def _write_format(self, written: Schema, place: str) -> None:
         name = written.pop("format")

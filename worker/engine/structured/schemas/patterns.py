@@ -39,6 +39,7 @@ _WITHOUT_AUTOMATON = "é{0}"
 _UNWRITTEN: Ranges = [(0, 7), (11, 11), (14, 0x1F), (0x7F, 0x7F)]
 # Both libraries unroll what is counted.
 _MAX_REPETITION = 10_000
+_AMBIGUOUS = re.compile(r"\\[dDwWsS]|(?<!\\)\.")
 # What pydantic writes for Decimal, and the same without looking ahead: at least one digit.
 _EQUIVALENT = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(?:\d+\.?\d*|\.\d+)$"}
 
@@ -61,13 +62,21 @@ def text_in_json(pattern: str, place: str) -> str:
     return f"(?:{text}){_WITHOUT_AUTOMATON}"
 
 
-def anchored(pattern: str, place: str) -> str:
+def anchored(pattern: str, place: str, *, must_be_exact: bool = False) -> str:
     """A regular expression that says the same with anchors, groups and classes of code points; for llguidance.
+
+    Args:
+        must_be_exact: whether it is no good if it matches less.
 
     Raises:
         ValidationError: the pattern has what is not supported.
     """
     read = _Pattern(pattern, place)
+    if must_be_exact and not read.is_exact:
+        raise ValidationError(
+            f"{place}: readings differ on what {pattern[:100]!r} matches, so no other names may stand beside it; "
+            f"leave out alternatives, the dot, \\d, \\w and \\s, or set additionalProperties to false"
+        )
     text = "".join(part if isinstance(part, str) else _written(part, place) for part in read.parts)
     # As everywhere in JSON Schema, a pattern without an anchor matches anywhere.
     start, end = ("" if read.is_open_at_start else "^"), ("" if read.is_open_at_end else "$")
@@ -87,6 +96,7 @@ class _Pattern:
         self._pattern = _EQUIVALENT.get(pattern, pattern)
         self.parts: list[Part] = list(self._read())
         has_alternatives = "|" in self._top_level
+        self.is_exact = not has_alternatives and not _AMBIGUOUS.search(self._pattern)
         self.is_open_at_start = not has_alternatives and self._top_level[:1] != ["^"]
         self.is_open_at_end = not has_alternatives and self._top_level[-1:] != ["$"]
 

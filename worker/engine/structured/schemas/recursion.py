@@ -6,7 +6,7 @@ from typing import Any
 
 from .....shared.errors import ValidationError
 from .disjoint import types_of
-from .document import Document
+from .document import Document, Schema
 from .keywords import IN_PLACE
 
 
@@ -64,11 +64,23 @@ def _is_finite(schema: Any, finite: set[str], document: Document) -> bool:
     for keyword in ("anyOf", "oneOf"):
         if keyword in schema and not any(_is_finite(part, finite, document) for part in schema[keyword]):
             return False
-    if "type" in schema and schema["type"] not in ("array", "object"):
-        return True
+    named = schema.get("type", ())
+    kinds = {"object": _is_finite_object, "array": _is_finite_array}
+    found = [kinds[name](schema, finite, document) if name in kinds else True for name in _listed(named)]
+    # xgrammar takes for an object or an array what has their keywords.
+    return any(found) if found else all(is_kind(schema, finite, document) for is_kind in kinds.values())
+
+
+def _listed(named: str | list[str]) -> list[str]:
+    return [named] if isinstance(named, str) else list(named)
+
+
+def _is_finite_object(schema: Schema, finite: set[str], document: Document) -> bool:
     properties, rest = schema.get("properties", {}), schema.get("additionalProperties", {})
-    if not all(_is_finite(properties.get(name, rest), finite, document) for name in schema.get("required", [])):
-        return False
+    return all(_is_finite(properties.get(name, rest), finite, document) for name in schema.get("required", []))
+
+
+def _is_finite_array(schema: Schema, finite: set[str], document: Document) -> bool:
     prefix, count = schema.get("prefixItems", []), int(schema.get("minItems", 0))
     # xgrammar writes all of prefixItems.
     needed = [*prefix, *([schema.get("items", {})] if count > len(prefix) else [])]
