@@ -17,6 +17,7 @@ GRAMMAR_FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structur
 MAX_GRAMMAR_BYTES = 1 << 18
 MAX_GRAMMAR_NESTING = 64
 MAX_CHOICES = 10_000
+MAX_SHOWN = 100
 
 
 def check_structured_outputs(params: StructuredOutputsParams) -> None:
@@ -77,7 +78,7 @@ def _check_schema(field: str, schema: dict[str, Any]) -> None:
     check_nesting(field, schema)
     check_encodable(field, schema)
     try:
-        text = json.dumps(schema)
+        text = json.dumps(schema, ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise ValidationError(f"{field} must hold what JSON can say: {error}") from error
     _check_text(field, text)

@@ -15,7 +15,7 @@ ATTENTION_BACKENDS = ("auto", "triton", "native", "reference")
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 LOAD_FORMATS = ("auto", "dummy")
 SCHEDULING_POLICIES = ("fcfs", "priority")
-STRUCTURED_OUTPUTS_BACKENDS = ("xgrammar", "llguidance")
+STRUCTURED_OUTPUTS_BACKENDS = ("xgrammar", "llguidance", "auto")
 # How often a worker process tells its supervisor what it does, so that its silence means something.
 STATUS_INTERVAL_S = 1.0
 # Readers take a stream that says nothing for longer for one that hangs.
@@ -79,8 +79,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             lean, do so anyway.
         enable_prompt_embeds: requests may give their prompts as embeddings. Off by default: they are input of another
             kind, from whoever may enqueue, that no tokenizer has limited to what the model was trained on.
-        structured_outputs_backend: the library that constrains output to grammars, "xgrammar" or "llguidance"; loaded
-            when the first request needs it.
+        structured_outputs_backend: the library that constrains output to grammars, "xgrammar", "llguidance", or
+            "auto": xgrammar, and llguidance for what it refuses. Loaded when the first request needs it.
         gpu_memory_utilization: share of the memory that is free after loading which the KV cache may take;
             None is 0.9 on a GPU and 0.4 on the CPU, where other programs live too.
         kv_cache_memory: bytes for the KV cache; overrides ``gpu_memory_utilization``.

@@ -78,7 +78,7 @@ def _add_engine_arguments(engine: argparse._ArgumentGroup) -> None:
         "--structured-outputs-backend",
         choices=STRUCTURED_OUTPUTS_BACKENDS,
         default="xgrammar",
-        help="the library that holds outputs to JSON schemas and other grammars (xgrammar)",
+        help="the library that holds outputs to JSON schemas and other grammars; auto: whichever can (xgrammar)",
     )
     engine.add_argument(
         "--gpu-memory-utilization", type=float, metavar="SHARE", help="share of free memory for the KV cache, 0 to 1"

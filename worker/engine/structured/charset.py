@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 Ranges = list[tuple[int, int]]
@@ -13,7 +14,7 @@ _CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "b": 8, "0": 0}
 _DIGITS: Ranges = [(48, 57)]
 _WORD: Ranges = [(48, 57), (65, 90), (95, 95), (97, 122)]
 _SPACE: Ranges = [(9, 13), (32, 32)]
-# What Python or JavaScript takes for a space beyond ASCII's: not in the set, and not in its complement either.
+# What Python or JavaScript takes for a space beyond ASCII's.
 _OTHER_SPACE: Ranges = [
     *((0x1C, 0x1F), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)),
     *((0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
@@ -44,7 +45,7 @@ def contains(ranges: Ranges, char: str) -> bool:
 def parse_class(text: str) -> Ranges:
     """The characters that ``[…]`` matches, in ASCII's sense of digit, word and space."""
     is_negated = text.startswith("[^")
-    items = _items(text[2 if is_negated else 1 : -1])
+    items = _items(text[2 if is_negated else 1 : -1], is_negated)
     ranges: Ranges = []
     index = 0
     while index < len(items):
@@ -78,16 +79,27 @@ def code_of_escape(escape: str) -> int | None:
     return None if not code or code.isalnum() else ord(code)
 
 
-def set_of_escape(escape: str) -> Ranges | None:
-    r"""The set of ``\\d`` and the like."""
-    sets = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
-    found = sets.get(escape[1:].lower())
-    if found is None or not escape[1:].isupper():
-        return found
-    return complement(found + _OTHER_SPACE if escape == r"\S" else found)
+def set_of_escape(escape: str, *, is_excluded: bool = False) -> Ranges | None:
+    r"""The set of ``\\d`` and the like: what every reading takes for a digit, or, to exclude, what any does."""
+    name = escape[1:]
+    surely = {"d": _DIGITS, "w": _WORD, "s": _SPACE}.get(name.lower())
+    if surely is None:
+        return None
+    if name.isupper():
+        return complement(surely if is_excluded else _perhaps(name.lower()))
+    return _perhaps(name) if is_excluded else surely
 
 
-def _items(inside: str) -> list[int | str | Ranges]:
+@functools.cache
+def _perhaps(name: str) -> Ranges:
+    """What a reading that knows more than ASCII may take for a digit, a space or a part of a word."""
+    if name == "d":
+        digits = [code for code in range(0x80, 0x20000) if chr(code).isdecimal()]
+        return [*_DIGITS, *((code, code) for code in digits)]
+    return [*_SPACE, *_OTHER_SPACE] if name == "s" else [*_WORD, (0x80, _LAST)]
+
+
+def _items(inside: str, is_excluded: bool) -> list[int | str | Ranges]:
     """Code points, sets, and "-" where it may make a range."""
     items: list[int | str | Ranges] = []
     index = 0
@@ -97,7 +109,7 @@ def _items(inside: str) -> list[int | str | Ranges]:
             items.append("-" if inside[index] == "-" else ord(inside[index]))
             index += 1
             continue
-        known = set_of_escape(escape[0])
+        known = set_of_escape(escape[0], is_excluded=is_excluded)
         code = code_of_escape(escape[0])
         items.append(known if known is not None else code if code is not None else ord(escape[0][-1]))
         index = escape.end()

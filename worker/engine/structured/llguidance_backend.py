@@ -1,4 +1,4 @@
-"""Structured output by llguidance. It refuses by itself what it does not know of a JSON schema.
+"""Structured output by llguidance. Of a JSON schema it is given what ``schemas/llguidance.py`` lets through.
 
 Its tokenizer has the model's end-of-sequence tokens once and for all. So the end of an output is kept here: an ending
 token is looked for in the mask, or allowed in it, as the first of the model's is, and never given to the library.
@@ -17,6 +17,7 @@ from llguidance import LLMatcher, LLTokenizer, StructTag, TokenizerWrapper
 
 from ....shared.errors import UnsupportedParameterError, ValidationError
 from .grammar import Bitmask
+from .schemas.llguidance import schema_for_llguidance
 from .spec import GrammarKind, GrammarSpec
 from .structural_tag import legacy_tags
 from .vocabulary import Vocabulary
@@ -54,12 +55,15 @@ class LlguidanceGrammar:
             self._is_terminated = False
             num_tokens -= 1
         if num_tokens and not self._matcher.rollback(num_tokens):
-            raise RuntimeError(self._matcher.get_error())
+            raise RuntimeError(_reason(self._matcher))
 
     def fill_bitmask(self, bitmask: Bitmask, row: int) -> None:
         llguidance.numpy.fill_next_token_bitmask(self._matcher, bitmask, row)
         if self._matcher.is_error():
-            raise RuntimeError(self._matcher.get_error())
+            if not _reason(self._matcher).startswith("NoExtension"):
+                raise RuntimeError(_reason(self._matcher))
+            bitmask[row] = 0  # the grammar has no way on from here
+            return
         words = bitmask[row].view(np.uint32)
         may_end = words[self._eos_token_id // 32] & _bit(self._eos_token_id)
         for token_id in self._ending_token_ids:
@@ -119,9 +123,13 @@ class LlguidanceBackend:
             raise ValidationError(f"{spec.field} is refused by llguidance: {error}") from error
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
-            reason = matcher.get_error().splitlines()[0]
-            raise ValidationError(f"{spec.field} is refused by llguidance: {reason}")
+            raise ValidationError(f"{spec.field} is refused by llguidance: {_reason(matcher)}")
         return LlguidanceCompiledGrammar(matcher, self._eos_token_id, len(spec.text))
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """Why it stopped, without the state of the parser behind it."""
+    return matcher.get_error().splitlines()[0]
 
 
 def _bit(token_id: int) -> np.uint32:
@@ -134,7 +142,8 @@ def _grammar(spec: GrammarSpec) -> str:
         options: Any = {"whitespace_flexible": spec.any_whitespace}
         if spec.whitespace_pattern is not None:
             options["whitespace_pattern"] = spec.whitespace_pattern
-        return LLMatcher.grammar_from_json_schema(spec.text, overrides=options)
+        schema = schema_for_llguidance(json.loads(spec.text), spec.field)
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
     if spec.kind is GrammarKind.REGEX:
         return LLMatcher.grammar_from_regex(spec.text)
     if spec.kind is GrammarKind.STRUCTURAL_TAG:
@@ -153,7 +162,7 @@ def _structural_tag(spec: GrammarSpec) -> str:
         StructTag(
             trigger=next(trigger for trigger in description["triggers"] if begin.startswith(trigger)),
             begin=begin,
-            grammar=schema if isinstance(schema, dict) else {},
+            grammar=schema_for_llguidance(schema, spec.field),
             end=end,
         )
         for begin, schema, end in legacy_tags(description, spec.field)

@@ -28,11 +28,16 @@ class LazyBackend:
 
 
 def load_backend(name: str, tokenizer_folder: Path, vocab_size: int, eos_token_ids: list[int]) -> Backend:
-    """Import the library called ``name`` and give it the model's vocabulary.
+    """Import the library called ``name`` and give it the model's vocabulary; "auto" is both, the second when needed.
 
     Raises:
         UnsupportedParameterError: the library is not installed, or cannot serve this model.
     """
+    if name == "auto":
+        from .auto_backend import AutoBackend
+
+        first = load_backend("xgrammar", tokenizer_folder, vocab_size, eos_token_ids)
+        return AutoBackend(first, lambda: load_backend("llguidance", tokenizer_folder, vocab_size, eos_token_ids))
     try:
         if name == "llguidance":
             from .llguidance_backend import LlguidanceBackend as make_backend

@@ -1,6 +1,6 @@
 """Structured output by xgrammar: the default.
 
-Where it would pass over a part of a JSON schema, ``json_schema.py`` refuses the schema instead. Objects have the
+Where it would pass over a part of a JSON schema, ``schemas/xgrammar.py`` refuses the schema instead. Objects have the
 properties that they list and, as in vLLM, no others unless ``additionalProperties`` says so.
 """
 
@@ -15,7 +15,7 @@ import xgrammar
 
 from ....shared.errors import UnsupportedParameterError, ValidationError
 from .grammar import Bitmask
-from .json_schema import schema_for_xgrammar
+from .schemas.xgrammar import schema_for_xgrammar
 from .spec import GrammarKind, GrammarSpec
 from .structural_tag import convert_schemas, legacy_tags
 from .utf8 import Utf8Guard, without_wrong_pairs
