@@ -17,7 +17,6 @@ GRAMMAR_FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structur
 MAX_GRAMMAR_BYTES = 1 << 18
 MAX_GRAMMAR_NESTING = 64
 MAX_CHOICES = 10_000
-MAX_SHOWN = 100
 
 
 def check_structured_outputs(params: StructuredOutputsParams) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from ..errors import DamagedRecordError
+from ..shown import shown
 
 WRONG_TYPE = "WRONGTYPE"
 
@@ -28,6 +29,6 @@ def refusing_damage(request_id: str, part: str) -> Iterator[None]:
 
 def _damaged(request_id: str, part: str, error: Exception) -> DamagedRecordError:
     return DamagedRecordError(
-        f"the {part} of request {request_id!r} in Redis was damaged from outside ({str(error)[:200]}); send the "
+        f"the {part} of request {shown(request_id)} in Redis was damaged from outside ({str(error)[:200]}); send the "
         "request again, and find out what else writes to this Redis"
     )
