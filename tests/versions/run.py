@@ -24,7 +24,7 @@ EXTRAS = ("fast", "worker", "cli", "jobs", "gateway")
 NEEDS_TORCH = {"torch", "transformers", "safetensors", "xgrammar"}
 TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "blockbuster", "hypothesis", "openai")
 # arq wants redis < 6: with it, the newest redis-py would not be the newest.
-ARQ, NEEDS_ARQ = "arq", ("tests/unit/jobs", "tests/integration/jobs")
+ARQ, NEEDS_ARQ = "arq", ("tests/unit/jobs", "tests/integration/jobs", "tests/integration/batches/test_jobs.py")
 NUM_PROCESSES = 3
 
 
