@@ -6,6 +6,7 @@ import hashlib
 from typing import Any
 
 import msgspec
+from redis.exceptions import ResponseError
 
 from ..connection import CommandConnection
 from ..encodable import check_text
@@ -13,6 +14,7 @@ from ..errors import PenstockError
 from ..keys import ModelKeys
 from ..messages import EngineCoreRequest
 from ..records import DeadRequest, DeathCause
+from .damage import WRONG_TYPE
 from .repair import run_script
 
 _request_decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
@@ -39,7 +41,12 @@ class DeadLetter:
 
     async def show(self, request_id: str) -> DeadRequest | None:
         """Return one parked request, or None if there is none of this id."""
-        flat = await self._connection.execute("HGETALL", self._keys.parked(request_id))
+        try:
+            flat = await self._connection.execute("HGETALL", self._keys.parked(request_id))
+        except ResponseError as error:
+            if WRONG_TYPE not in str(error):
+                raise
+            flat = [b"payload", b""]  # something is there, to be purged
         return _dead_request(request_id, dict(zip(flat[::2], flat[1::2], strict=True))) if flat else None
 
     async def replay(self, request_id: str) -> bool:
@@ -71,18 +78,26 @@ def input_hash(payload: bytes) -> str:
 
 def _dead_request(request_id: str, fields: dict[bytes, Any]) -> DeadRequest:
     payload = fields.get(b"payload")
-    cause = _cause_decoder.decode(fields[b"cause"]) if b"cause" in fields else None
-    if cause is not None:
+    try:
+        cause = _cause_decoder.decode(fields[b"cause"])
         # A reaper gives one cause for all that it finds; the script knows which engine it was.
         cause = msgspec.structs.replace(cause, engine_id=fields[b"engine"].decode())
+    except (KeyError, msgspec.MsgspecError, UnicodeDecodeError):
+        cause = None  # an entry of a lane, or damaged
     return DeadRequest(
         request_id=request_id,
-        parked_at=int(fields[b"parked_at_ms"]) / 1000,
-        payload=fields[b"fields"] if payload is None else payload,
+        parked_at=_number(fields, b"parked_at_ms") / 1000,
+        payload=fields.get(b"fields", b"") if payload is None else payload,
         is_request=payload is not None,
-        deliveries=int(fields.get(b"deliveries", 0)),
-        deaths=int(fields.get(b"deaths", 0)),
-        num_output_tokens=int(fields.get(b"num_output_tokens", 0)),
+        deliveries=_number(fields, b"deliveries"),
+        deaths=_number(fields, b"deaths"),
+        num_output_tokens=_number(fields, b"num_output_tokens"),
         input_hash="" if payload is None else input_hash(payload),
         cause=cause,
     )
+
+
+def _number(fields: dict[bytes, Any], name: bytes) -> int:
+    """What a field says, 0 where it is damaged."""
+    value = fields.get(name, b"")
+    return int(value) if value.isdigit() and len(value) < 16 else 0

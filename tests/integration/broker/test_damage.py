@@ -183,6 +183,30 @@ async def test_what_is_damaged_ends_once_and_others_are_served(
     await assert_nothing_is_left(commands, broker)
 
 
+async def test_a_parked_request_that_was_damaged_is_shown_and_can_be_purged(
+    broker: Broker, commands: CommandConnection
+) -> None:
+    dead_letter, key = DeadLetter(commands, broker.keys), broker.keys.parked("a")
+    await enqueue(broker, "a")
+    (claim,) = await take(broker, "e0", 1)
+    assert await broker.park(claim, CAUSE, "validation_error", "unreadable")
+    for field in await commands.execute("HKEYS", key):
+        for value in VALUES:
+            sound = await commands.execute("HGET", key, field)
+            await commands.execute("HSET", key, field, value)
+            assert [dead.request_id for dead in await dead_letter.list()] == ["a"]
+            await commands.execute("HSET", key, field, sound)
+    for field in await commands.execute("HKEYS", key):
+        await commands.execute("HDEL", key, field)
+        if await commands.execute("EXISTS", key):
+            assert [dead.request_id for dead in await dead_letter.list()] == ["a"]
+    await commands.execute("SET", key, "x")
+    assert [dead.request_id for dead in await dead_letter.list()] == ["a"]
+    assert not await dead_letter.replay("a")
+    assert await dead_letter.purge("a")
+    assert await dead_letter.list() == []
+
+
 @pytest.mark.parametrize("num_tokens", [1, 20, 70_000])
 async def test_a_sound_log_is_taken_for_one_whatever_is_in_it(broker: Broker, num_tokens: int) -> None:
     await enqueue(broker, "a")
