@@ -27,6 +27,7 @@ from penstock.producer import (
 from penstock.shared import errors
 from penstock.worker.text.tokenizer import TextCodec
 
+from ..gate import Gate
 from .following import LONG, PROMPT, Following
 
 pytestmark = pytest.mark.xdist_group("deployment")
@@ -96,16 +97,16 @@ async def test_the_card_and_the_tokenizer_are_those_of_the_model(client: Client)
     assert tokenizer.decode(output.outputs[0].token_ids) == output.text
 
 
-async def test_running_requests_make_way_for_a_reset_and_go_on(client: Client, expected: list[int]) -> None:
-    following = Following(client)
+async def test_running_requests_make_way_for_a_reset_and_go_on(client: Client, gate: Gate, expected: list[int]) -> None:
+    following = Following(client, gate)
     await following.under_way()
     assert list((await client.reset_prefix_cache()).values()) == [False]
     assert list((await client.reset_prefix_cache(reset_running_requests=True)).values()) == [True]
     await following.check(expected)
 
 
-async def test_a_pause_that_aborts_and_clears(client: Client, expected: list[int]) -> None:
-    following = Following(client)
+async def test_a_pause_that_aborts_and_clears(client: Client, gate: Gate, expected: list[int]) -> None:
+    following = Following(client, gate)
     await following.under_way()
     try:
         assert list((await client.pause_generation(mode="abort", clear_cache=True)).values()) == [True]

@@ -20,7 +20,8 @@ from .conftest import Start
 from .faulty_model import ABORT, HANG, KILL, RAISE
 from .watching import PROMPT, Watched, all_under_way, engines
 
-PARAMS = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+NUM_TOKENS = 60
+PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
 async def parked(stack: LocalStack) -> list[DeadRequest]:
@@ -63,7 +64,7 @@ async def await_parking(
     client: Client, stack: LocalStack, gate: Gate, sign: str, whole: CompletionOutput
 ) -> DeadRequest:
     """Send a request that is poison beside six that are not, which have to see what ``whole`` says."""
-    gate.hold_at(PARAMS.max_tokens - 1)
+    gate.hold_at(NUM_TOKENS - 1)
     innocents = [Watched(client.stream(PROMPT, PARAMS)) for _ in range(6)]
     await all_under_way(innocents, 2)
     poison = await client.submit(f"{PROMPT} {sign}", PARAMS)
@@ -105,7 +106,7 @@ async def test_an_exception_for_one_request_fails_that_one_alone(start_faulty: S
     stack = await start_faulty(1, "--deterministic")
     async with Client.connect(stack.url) as client:
         whole = (await client.generate(PROMPT, PARAMS)).outputs[0]
-        gate.hold_at(PARAMS.max_tokens - 1)
+        gate.hold_at(NUM_TOKENS - 1)
         innocents = [Watched(client.stream(PROMPT, PARAMS)) for _ in range(4)]
         await all_under_way(innocents, 2)
         with pytest.raises(RequestFailedError, match="RuntimeError"):
