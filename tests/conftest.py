@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis
 import structlog
@@ -28,8 +29,15 @@ if not HAS_GPU:
     # Read when Triton is first imported, its own library of functions included; on a CPU nothing of ours uses it else.
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Read when torch is first imported, here and in what tests start; engines set their own number. Threads of torch wait
+# for each other by spinning, which on few cores with several test processes is most of what the suite would compute.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Set where a folder is to stay clean, it would have every process that a test starts compile all our sources again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A slow machine is no failure.
+hypothesis.settings.register_profile("penstock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("penstock")
 
 DEMO_MODEL = Path(__file__).parent.parent / "ops" / "demo" / "model"
 

@@ -101,7 +101,7 @@ class CoreProcess:
             stderr=subprocess.PIPE,
         )
         theirs.close()
-        self.socket.settimeout(60)
+        self.socket.settimeout(240)  # more than a start takes on a busy machine
         self._splitter = FrameSplitter()
         self._decoder = msgspec.msgpack.Decoder(CoreOutput)
         self._messages: list[Any] = []
@@ -151,7 +151,7 @@ class CoreProcess:
         """End the process; returns what it wrote to standard error."""
         self.socket.close()
         if self._last_words is None:
-            _, errors = self.process.communicate(timeout=60)
+            _, errors = self.process.communicate(timeout=120)
             self._last_words = errors.decode()
         return self._last_words
 

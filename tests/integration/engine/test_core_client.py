@@ -20,7 +20,7 @@ from penstock.worker.serving.stall import StallWatch
 
 from .harness import Gate, request, write_model_with_code
 
-TIMEOUT_S = 110
+TIMEOUT_S = 240
 STALL_TIMEOUT_S = 1.0
 
 FAULTY_MODEL = """

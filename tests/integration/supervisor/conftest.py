@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,11 +16,26 @@ import psutil
 import pytest
 
 DEMO_MODEL = Path(__file__).parents[3] / "ops" / "demo" / "model"
-START_TIMEOUT_S = 90.0
+DEADLINE_S = 240.0
+
+# While there is a file ``slow`` beside it, each step takes 50 ms at least; its load is as quick as ever.
+SLOW_MODEL = """
+import time
+from pathlib import Path
+from transformers import LlamaForCausalLM
+
+SLOW = Path({slow!r})
+
+class SlowLlamaForCausalLM(LlamaForCausalLM):
+    def forward(self, *args, **kwargs):
+        if SLOW.exists():
+            time.sleep(0.05)
+        return super().forward(*args, **kwargs)
+"""
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
-    give_up_at = time.monotonic() + timeout_s
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    give_up_at = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < give_up_at, what
         time.sleep(0.02)
@@ -57,20 +73,20 @@ class StartedWorker:
         return [json.loads(line) for line in self.err.splitlines() if line.startswith("{")]
 
     def await_ready(self) -> None:
-        wait_until(lambda: self.out or self.process.poll() is not None, START_TIMEOUT_S, "neither ready nor ended")
+        wait_until(lambda: self.out or self.process.poll() is not None, "neither ready nor ended")
         assert self.out.startswith("ready: "), self.err
         self.note_processes()
 
-    def await_event(self, event: str, timeout_s: float = 20.0) -> dict[str, object]:
+    def await_event(self, event: str) -> dict[str, object]:
         """Return the first log line of that event, waiting for it."""
-        wait_until(lambda: any(e["event"] == event for e in self.events), timeout_s, f"no {event!r} in {self.err}")
+        wait_until(lambda: any(e["event"] == event for e in self.events), f"no {event!r} in {self.err}")
         return next(e for e in self.events if e["event"] == event)
 
-    def await_end(self, timeout_s: float = 60.0) -> int:
+    def await_end(self) -> int:
         """Return the exit status, having checked that no process is left."""
         self.note_processes()
-        status = self.process.wait(timeout_s)
-        wait_until(self.all_gone, 5.0, f"left behind: {self.left()}")
+        status = self.process.wait(DEADLINE_S)
+        wait_until(self.all_gone, f"left behind: {self.left()}")
         return status
 
     def note_processes(self) -> None:
@@ -132,7 +148,20 @@ def start_worker(
         worker.destroy()
 
 
+@pytest.fixture
+def slow_model(tmp_path: Path) -> Path:
+    """The demo model, which takes its time from now on. Wants ``--trust-remote-code``."""
+    folder = tmp_path / "slow-model"
+    shutil.copytree(DEMO_MODEL, folder)
+    (folder / "modeling_slow.py").write_text(SLOW_MODEL.format(slow=str(tmp_path / "slow")))
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["SlowLlamaForCausalLM"]
+    config["auto_map"] = {"AutoModelForCausalLM": "modeling_slow.SlowLlamaForCausalLM"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 def run_worker(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run another ``worker`` command to its end."""
     command = [sys.executable, "-m", "penstock.worker.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=os.environ)
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=os.environ)

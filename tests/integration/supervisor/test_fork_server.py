@@ -62,7 +62,7 @@ async def test_a_fork_server_that_dies_takes_no_engine_along(
     assert not is_gone(core)
     # An orphan's end is seen as well, and the engine comes back, however its core is started then.
     core.kill()
-    await asyncio.to_thread(worker.await_event, "engine restarted", 60.0)
+    await asyncio.to_thread(worker.await_event, "engine restarted")
     assert await answer(redis_url, namespace) == expected
     worker.process.terminate()
     assert await asyncio.to_thread(worker.await_end) == 0
@@ -74,7 +74,7 @@ def test_nothing_is_left_of_a_supervisor_that_was_killed(start_worker: StartWork
     worker.await_ready()
     family = [fork_server_of(worker), worker.newest_core(), *worker.worker_processes()]
     worker.process.kill()
-    wait_until(lambda: all(map(is_gone, family)), 30.0, f"left behind: {family}")
+    wait_until(lambda: all(map(is_gone, family)), f"left behind: {family}")
 
 
 def test_a_core_that_hangs_does_not_outlive_its_worker_process(start_worker: StartWorker) -> None:
@@ -83,8 +83,8 @@ def test_a_core_that_hangs_does_not_outlive_its_worker_process(start_worker: Sta
     core = worker.newest_core()
     core.suspend()
     worker.worker_processes()[0].kill()
-    wait_until(lambda: is_gone(core), 10.0, "the core outlived its worker process")
-    worker.await_event("engine restarted", 60.0)
+    wait_until(lambda: is_gone(core), "the core outlived its worker process")
+    worker.await_event("engine restarted")
     worker.process.terminate()
     assert worker.await_end() == 0
 
