@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import threading
+import warnings
 from collections.abc import Callable
 from decimal import Decimal
 from random import Random
@@ -163,7 +164,8 @@ class Judge:
     def __init__(self, schema: Any) -> None:
         self.objection: str | None = None
         try:
-            jsonschema.Draft202012Validator.check_schema(schema)
+            with warnings.catch_warnings(action="ignore"):  # of brackets in classes, which ``re`` reads as characters
+                jsonschema.Draft202012Validator.check_schema(schema)
         except jsonschema.SchemaError as error:
             self.objection = error.message
         exact = json.loads(json.dumps(schema), parse_float=Decimal)
@@ -184,7 +186,8 @@ class Judge:
         except ValueError as error:
             return f"no JSON ({error})"
         try:
-            error = next(validator.iter_errors(value), None)
+            with warnings.catch_warnings(action="ignore"):
+                error = next(validator.iter_errors(value), None)
         except RecursionError:
             return "the schema refers to itself for ever"
         except Exception as failed:
