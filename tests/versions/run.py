@@ -25,6 +25,8 @@ NEEDS_TORCH = {"torch", "transformers", "safetensors", "xgrammar"}
 TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "blockbuster", "hypothesis", "openai")
 # arq wants redis < 6: with it, the newest redis-py would not be the newest.
 ARQ, NEEDS_ARQ = "arq", ("tests/unit/jobs", "tests/integration/jobs", "tests/integration/batches/test_jobs.py")
+# The other is for a doubt: what an old Python does only with a new library.
+BY_DEFAULT, CROSSED = ("lowest", "newest"), "newest-on-oldest"
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Run:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="where the environments are kept")
-    parser.add_argument("--only", choices=["lowest", "newest"])
+    parser.add_argument("--only", choices=[*BY_DEFAULT, CROSSED])
     parser.add_argument("--processes", type=int, default=3, help="how many run tests at a time")
     parser.add_argument("tests", nargs="+", help="paths that need neither torch nor an engine process")
     args = parser.parse_args()
@@ -70,8 +72,9 @@ def main() -> int:
     runs = [
         Run("lowest", oldest, [*map(lowest, ours), *tools], args.tests, []),
         Run("newest", newest, [*without_arq, *tools], rest, left_out),
+        Run(CROSSED, oldest, [*without_arq, *tools], rest, left_out),
     ]
-    chosen = [run for run in runs if args.only in (None, run.name)]
+    chosen = [run for run in runs if run.name in ([args.only] if args.only else BY_DEFAULT)]
     # Both are run in any case: what fails in one may well not fail in the other.
     statuses = [run_tests(run, args.folder.absolute() / run.name, pins, args.processes) for run in chosen]
     return max(statuses)
@@ -135,7 +138,7 @@ def run_tests(run: Run, folder: Path, pins: list[str], num_processes: int) -> in
         [program, "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True, check=True
     ).stdout.split()
     names = {name_of(line) for line in run.requirements}
-    print(f"\n{run.name} versions, Python {run.python}:", *(pin for pin in listed if name_of(pin) in names), flush=True)
+    print(f"\n{run.name}, Python {run.python}:", *(pin for pin in listed if name_of(pin) in names), flush=True)
     if run.left_out:
         print(f"left out, as {ARQ} wants redis < 6:", *run.left_out, flush=True)
     command = [program, "-m", "pytest", "-q", "-n", str(num_processes), "--dist", "loadgroup", *run.tests]
@@ -148,7 +151,7 @@ def install(run: Run, folder: Path, program: Path, pins: list[str]) -> bool:
     stamp = folder / ".installed"
     if stamp.exists() and stamp.read_text() == wanted:
         return True
-    print(f"installing the {run.name} versions for Python {run.python} into {folder}", flush=True)
+    print(f"installing {run.name} for Python {run.python} into {folder}", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     pip = [program, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
     steps = [
