@@ -139,8 +139,8 @@ class _Parser(argparse.ArgumentParser):
         """The first word of this parser's own that is spelt like an option and is none."""
         wants_value = False
         for word in words:
-            if word == "--" or (self._subparsers and not word.startswith("-")):
-                return None  # what follows is a value, or the command's
+            if word in ("--", "-h", "--help") or (self._subparsers and not word.startswith("-")):
+                return None  # what follows is a value, the command's, or of no importance
             option = word.partition("=")[0]
             action = self._option_string_actions.get(option)
             # What stands where a value is missing is left to argparse, which says so.

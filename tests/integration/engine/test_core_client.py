@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from penstock.worker.config import EngineConfig
 from penstock.worker.progress import Phase
 from penstock.worker.serving.core_client import CoreClient, CoreLostError
 from penstock.worker.serving.stall import StallWatch
+from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE
 
 from .harness import Gate, request, write_model_with_code
 
@@ -41,7 +43,8 @@ class Core:
     """A client, and what its core has sent."""
 
     def __init__(self) -> None:
-        self.client = CoreClient(self._on_outputs)
+        fork_server = os.environ[FORK_SERVER_VARIABLE]
+        self.client = CoreClient(self._on_outputs, engine_id=uuid.uuid4().hex, fork_server=fork_server)
         self.num_tokens = 0
         self._came = asyncio.Event()
 

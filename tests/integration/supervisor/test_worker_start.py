@@ -238,9 +238,11 @@ def test_model_that_cannot_be_loaded(start_worker: StartWorker, tmp_path: Path) 
     worker = start_worker("--device", "cpu", "--engines", "2", model=empty)
     assert worker.await_end() == 1
     # Off a terminal the log is JSON; the cause is told in words, and nothing of how the rest was taken down.
-    (line,) = worker.err.splitlines()
+    *before, line = worker.err.splitlines()
     assert line.startswith("error: ")
     assert "empty-model" in line
+    assert len(before) == len(worker.events)
+    assert {event["event"] for event in worker.events} <= {"core_started"}
     assert worker.out == ""
 
 

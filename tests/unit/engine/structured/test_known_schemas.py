@@ -249,5 +249,5 @@ def test_auto_takes_the_library_that_can() -> None:
 
 @pytest.mark.parametrize("text", ['{"const": "\\ud800"}', {"const": "\ud800"}], ids=["as JSON", "as a dict"])
 def test_half_a_character_is_refused_at_once(text: Any) -> None:
-    with pytest.raises(PenstockError, match=r"structured_outputs\.json must be valid Unicode"):
+    with pytest.raises(PenstockError, match=r"structured_outputs\.json(\.const)? must be text that UTF-8 can encode"):
         StructuredOutputsParams(json=text)
