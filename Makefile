@@ -15,7 +15,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
-# What needs neither torch nor an engine process, as tests/fast.py says.
+# What needs neither torch nor an engine process and is quick, as tests/fast.py says.
 test-fast: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --fast
 

@@ -40,7 +40,7 @@ DEMO_MODEL = Path(__file__).parent.parent / "ops" / "demo" / "model"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="only what needs neither torch nor an engine process")
+    parser.addoption("--fast", action="store_true", help="what needs neither torch nor an engine and is not slow")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -123,8 +123,12 @@ def demo_model() -> Path:
     return DEMO_MODEL
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked gpu are skipped, and printed as such, where no NVIDIA device exists."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked gpu are skipped, and printed as such, where no NVIDIA device exists; fast is what is not slow."""
+    if config.getoption("--fast"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in set(slow)]
     if HAS_GPU:
         return
     for item in items:

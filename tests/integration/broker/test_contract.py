@@ -8,6 +8,7 @@ in their order, higher bands first, and all that is counted of them is what is t
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
@@ -91,6 +92,7 @@ class BrokerMachine(InputMachine):
         check_all(self.do(read_snapshot(self.connection, self.broker.keys)), self.expected)
 
 
+@pytest.mark.slow
 def test_random_histories_keep_the_contract(redis_url: str) -> None:
     class Machine(BrokerMachine):
         url = redis_url
