@@ -34,7 +34,7 @@ def test_a_life_of_a_core(core_process: CoreProcess, model_folder: Callable[[str
     assert (ready.max_model_len, ready.vocab_size, ready.eos_token_ids) == (200, SHAPE["vocab_size"], [2])
     assert (ready.dtype, ready.device, ready.block_size) == ("float32", "cpu", 16)
     assert ready.kv_cache_size_tokens == ready.num_blocks * 16
-    assert 0 < ready.load_time_s < 60
+    assert ready.load_time_s > 0
 
     core_process.process.send_signal(signal.SIGINT)
     for index in range(3):
