@@ -30,7 +30,7 @@ test: $(VENV)/.installed-dev
 test-versions:
 	$(PYTHON) tests/versions/run.py --folder $(VERSIONS) $(VERSIONS_OPTIONS) $(TORCHLESS_TESTS)
 
-# What needs neither torch nor an engine process, as tests/fast.py says.
+# What needs neither torch nor an engine process and is quick, as tests/fast.py says.
 test-fast: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --fast
 

@@ -1,6 +1,7 @@
 """What `make test-fast` runs: all that needs neither torch nor an engine process, which cannot start without torch.
 
-New files are in. One that needs torch finds it missing there, and belongs into the list below.
+New files are in. One that needs torch finds it missing there, and belongs into the list below; a test that takes more
+than a few seconds is marked slow, which leaves it out, too.
 """
 
 from __future__ import annotations

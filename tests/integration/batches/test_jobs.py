@@ -38,6 +38,7 @@ def start(redis_url: str, namespace: str, tmp_path: Path) -> Iterator[Callable[[
         process.kill()
 
 
+@pytest.mark.slow
 async def test_jobs_run_batches_and_a_killed_one_is_followed(
     store: BatchStore,
     engine: Engine,

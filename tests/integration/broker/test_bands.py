@@ -122,7 +122,7 @@ async def test_work_ages_while_it_waits(broker: Broker, queue: Queue) -> None:
         if await turns(broker, 1) == ["batch"]:
             break
         num_claims += 1
-        assert time.monotonic() < started_at + 5
+        assert time.monotonic() < started_at + 60
     # Two bands up; the server counts whole milliseconds.
     assert time.monotonic() > started_at + 0.099
 

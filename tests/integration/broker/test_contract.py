@@ -94,6 +94,7 @@ class BrokerMachine(InputMachine):
 
 # Half a minute on a quiet machine; a signal inside the event loop would look like a lost connection to it.
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_random_histories_keep_the_contract(redis_url: str) -> None:
     class Machine(BrokerMachine):
         url = redis_url

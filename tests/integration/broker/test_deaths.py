@@ -15,7 +15,7 @@ from penstock.shared.records import DeathCause
 from .conftest import CAUSE, TTL_MS, die, enqueue, final, record, take
 
 LEASE_MS = 300
-DEADLINE_S = 10
+DEADLINE_S = 60
 
 
 async def reap_until(broker: Broker, condition) -> list:

@@ -93,7 +93,7 @@ async def test_what_the_others_have_not_taken_is_anybodys_after_a_while(broker: 
     wave = await first.look()
     # It leaves the last of three to the other engine, for as long as that is new.
     assert [claim.request_id for claim in wave.claims][:2] == ["a", "b"]
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while len(first.held) < 3:
         assert 0 < wave.retry_ms <= 1000 * PATIENCE_S
         assert time.monotonic() < deadline
@@ -110,7 +110,7 @@ async def test_until_then_they_are_left_to_the_others(broker: Broker) -> None:
     assert len(await first.claim()) == 4
     wave = await first.look()
     assert wave.claims == []
-    assert 50_000 < wave.retry_ms <= 60_000
+    assert 30_000 < wave.retry_ms <= 60_000
     assert len(await other.claim()) == 4
 
 

@@ -153,9 +153,9 @@ async def test_over_a_quota_a_request_waits_and_the_claim_says_how_long(broker: 
     await enqueue(broker, "a", "b", "c", tenant="t")
     wave = await broker.claim("e0", Room(max_num_seqs=9))
     assert [claim.request_id for claim in wave.claims] == ["a", "b"]
-    assert MINUTE_MS - 1000 < wave.retry_ms <= MINUTE_MS + 1000
+    assert MINUTE_MS / 2 < wave.retry_ms <= MINUTE_MS + 1000
     (tenant,) = (await queue.stats(tenants=True)).tenants
-    assert tenant.blocked_for_s == pytest.approx(wave.retry_ms / 1000, abs=0.5)
+    assert 0 < tenant.blocked_for_s <= wave.retry_ms / 1000 + 0.001
     assert tenant.depth == 1
 
 

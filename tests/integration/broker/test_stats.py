@@ -59,7 +59,7 @@ async def test_sums_of_the_queue_its_bands_and_tenants(broker: Broker, queue: Qu
     waits = [band.estimated_wait_s for band in stats.bands]
     assert waits == pytest.approx([0, 300 / 500, 320 / 500])
     assert stats.estimated_wait_s == waits[1]
-    assert 0 <= stats.oldest_age_s < 10
+    assert 0 <= stats.oldest_age_s < 60
     t, u = stats.tenants
     assert (t.tenant, t.depth, t.num_running, t.weight, t.blocked_for_s) == ("t", 4, 1, 1.0, 0.0)
     assert (u.tenant, u.depth, u.num_running) == ("u", 1, 1)
@@ -72,12 +72,12 @@ async def test_sums_of_the_queue_its_bands_and_tenants(broker: Broker, queue: Qu
 async def test_how_old_the_oldest_is(broker: Broker, queue: Queue, commands) -> None:
     await enqueue(broker, "a", "b", tenant="t")
     heads = broker.keys.prefix + "heads:standard"
-    await commands.execute("ZINCRBY", heads, -30_000, "t")
+    await commands.execute("ZINCRBY", heads, -600_000, "t")
     stats = await queue.stats(tenants=True)
     ages = (stats.oldest_age_s, stats.bands[1].oldest_age_s, stats.tenants[0].lanes[0].oldest_age_s)
-    assert ages == pytest.approx((30, 30, 30), abs=5)
+    assert all(600 <= age < 700 for age in ages)
     await take(broker, "e0", 1)
-    assert (await queue.stats()).oldest_age_s < 10
+    assert (await queue.stats()).oldest_age_s < 100
 
 
 @pytest.mark.parametrize("order", list(Order))

@@ -131,6 +131,7 @@ async def test_abort_ends_all_answers_of_many_requests_whatever_their_number(cli
         await client.abort("stays", model="typo")
 
 
+@pytest.mark.slow
 async def test_a_thousand_requests_that_are_added_and_aborted_at_once_leave_nothing(
     redis_url: str, namespace: str, broker: Broker, commands: CommandConnection
 ) -> None:

@@ -19,6 +19,8 @@ from penstock.shared.messages import EngineState
 from penstock.shared.records import EngineHeartbeat, ModelCard
 from penstock.worker import cli as worker_cli
 
+pytestmark = pytest.mark.slow  # all of them: each starts programs
+
 PENSTOCK, WORKER = "penstock.ops.cli", "penstock.worker.cli"
 
 

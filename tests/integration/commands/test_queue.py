@@ -302,7 +302,7 @@ def test_pause_waits_until_none_runs(queue: Run, model: Model, monkeypatch: pyte
 
     def once_paused(act: Callable[[], None]) -> threading.Thread:
         def watch() -> None:
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while not model.is_paused() and time.monotonic() < deadline:
                 time.sleep(0.01)
             act()

@@ -62,8 +62,8 @@ CONFIG = EngineConfig(
     max_model_len=MAX_MODEL_LEN,
     max_num_seqs=16,
     max_num_batched_tokens=48,
-    # 40 blocks of 16 tokens of 2 KiB: 16 requests would want up to 128.
-    kv_cache_memory=40 * 16 * 2048,
+    # 24 blocks of 16 tokens of 2 KiB: 16 requests would want up to 128.
+    kv_cache_memory=24 * 16 * 2048,
     scheduling_policy="priority",
     enable_prompt_embeds=True,
 )

@@ -26,6 +26,7 @@ async def claim(broker: Broker) -> Claim:
     return found[0]
 
 
+@pytest.mark.slow
 async def test_a_generation_outlives_the_process_that_asked_for_it(
     start: Start,
     start_app: Start,

@@ -61,6 +61,7 @@ def types_by_request(receiver: Receiver) -> dict[str, list[str]]:
     return types
 
 
+@pytest.mark.slow
 async def test_every_end_is_one_event_whoever_is_killed(
     start: Start, client: Client, broker: Broker, receiver: Receiver, secrets: SecretStore, commands: CommandConnection
 ) -> None:
@@ -132,6 +133,7 @@ async def _seen(receiver: Receiver, num: int) -> bool:
     return len(receiver.events) >= num
 
 
+@pytest.mark.slow
 async def test_what_is_not_taken_is_tried_again_then_given_up_and_can_be_replayed(
     start: Start,
     client: Client,

@@ -35,7 +35,6 @@ def test_logits_are_those_of_the_general_way(variant: str) -> None:
     actual = logits_of(LeanForward(make_model(variant, torch.float32), SETTINGS))
     for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-        assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
 
 
 @torch.inference_mode()

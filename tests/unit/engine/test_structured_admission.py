@@ -25,7 +25,7 @@ from penstock.worker.engine.structured.grammar import Bitmask
 from penstock.worker.engine.structured.spec import GrammarKind, GrammarSpec
 
 EOS, VOCAB_SIZE = 2, 64
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 class FakeGrammar:

@@ -26,6 +26,7 @@ def test_what_is_left_out_is_there() -> None:
     assert [name for name in LEFT_OUT if not (TESTS / name).exists()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_its_files_are_imported_without_torch() -> None:
     done = run("-m", "pytest", "--fast", "--collect-only", "-q", "-p", "no:cacheprovider")

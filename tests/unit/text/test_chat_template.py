@@ -30,6 +30,7 @@ def test_special_tokens_and_generation_prompt_are_there_as_transformers_gives_th
     assert "[assistant]" not in render(messages, add_generation_prompt=False)
 
 
+@pytest.mark.slow
 def test_the_rendering_is_the_one_of_transformers() -> None:
     transformers = pytest.importorskip("transformers.utils.chat_template_utils")
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
