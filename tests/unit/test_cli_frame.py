@@ -142,7 +142,7 @@ def test_reader_that_leaves_early_is_no_traceback() -> None:
     assert writer.stderr is not None
     assert writer.stderr.read() == b""
     writer.stderr.close()
-    assert writer.wait(timeout=30) == 1
+    assert writer.wait(timeout=240) == 1
 
 
 def test_table_is_aligned_and_uncut() -> None:

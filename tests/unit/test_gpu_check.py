@@ -49,8 +49,8 @@ def test_a_program_that_hangs_is_ended_with_its_children_and_its_words_are_kept(
 
 
 def test_a_program_that_fails_says_so_in_its_last_words(tmp_path: Path) -> None:
-    assert run_program([*PYTHON, "pass"], tmp_path / "log", 20.0).is_well
-    ended = run_program([*PYTHON, "raise SystemExit('no kernel image')"], tmp_path / "log", 20.0)
+    assert run_program([*PYTHON, "pass"], tmp_path / "log", 240.0).is_well
+    ended = run_program([*PYTHON, "raise SystemExit('no kernel image')"], tmp_path / "log", 240.0)
     assert ended.error == "ended with 1: no kernel image"
 
 

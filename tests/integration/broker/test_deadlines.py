@@ -129,6 +129,7 @@ async def test_of_a_deadline_and_a_timeout_the_earlier_holds(broker: Broker, que
         await enqueue(broker, request_id, deadline_ms=deadline_ms, timeout_ms=timeout_ms)
         status = await queue.status(request_id)
         assert status is not None
+        assert status.deadline is not None
         assert 59.9 < status.deadline - now_ms / 1000 < 120
     await enqueue(broker, "past", deadline_ms=now_ms - 1, timeout_ms=600_000)
     await enqueue(broker, "at_once", timeout_ms=0)

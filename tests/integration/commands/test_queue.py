@@ -341,7 +341,7 @@ def test_interrupted_wait_leaves_it_paused(model: Model) -> None:
         assert "1 still running" in program.stdout.readline()
         program.send_signal(signal.SIGINT)
         try:
-            out, err = program.communicate(timeout=30)
+            out, err = program.communicate(timeout=240)
         finally:
             program.kill()
     assert (program.returncode, out, err) == (EXIT_INTERRUPTED, "it stays paused\n", "")

@@ -61,7 +61,7 @@ def start_user(data_dir: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
 
 
 def leave(user: subprocess.Popen[str]) -> None:
-    user.communicate("\n", timeout=20)
+    user.communicate("\n", timeout=240)
     assert user.returncode == 0
 
 
@@ -120,7 +120,7 @@ def test_killed_user_counts_as_gone(data_dir: Path, start_user: Callable[[], sub
     crashed = start_user()
     with EmbeddedRedis.start(data_dir):
         crashed.kill()
-        crashed.wait(timeout=10)
+        crashed.wait(timeout=240)
     assert read_status(ServerFolder.prepare(data_dir)) is None
 
 

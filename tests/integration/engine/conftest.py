@@ -18,14 +18,13 @@ from penstock.worker.engine.core import EngineCore
 
 from .harness import (
     BYTES_PER_TOKEN,
-    GATED_MODEL,
     LARGE,
     MODELS,
     VOCAB_SIZE,
     CoreProcess,
     Gate,
     MakeEngine,
-    write_model_with_code,
+    write_gated_model,
 )
 
 
@@ -92,8 +91,7 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 @pytest.fixture
 def gated_model(gate: Gate, demo_model: Path, tmp_path: Path) -> Path:
     """The demo model, which stands still at ``gate`` when it first meets token 5. Wants ``trust_remote_code``."""
-    code = GATED_MODEL.format(path=str(tmp_path / "gate"))
-    return write_model_with_code(tmp_path / "gated", demo_model, "GatedLlamaForCausalLM", code)
+    return write_gated_model(tmp_path / "gated", demo_model, gate)
 
 
 @pytest.fixture

@@ -193,7 +193,7 @@ class Gate:
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
-        self._path = path
+        self.path = path
         self._writer: int | None = None
 
     def await_arrival(self) -> None:
@@ -201,7 +201,7 @@ class Gate:
         give_up_at = time.monotonic() + 100
         while self._writer is None:
             try:
-                self._writer = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)
+                self._writer = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
             except OSError as error:
                 if error.errno != errno.ENXIO:
                     raise
@@ -224,6 +224,11 @@ def write_model_with_code(folder: Path, base: Path, name: str, code: str) -> Pat
     config["auto_map"] = {"AutoModelForCausalLM": f"modeling_own.{name}"}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def write_gated_model(folder: Path, base: Path, gate: Gate) -> Path:
+    """A copy of a llama that stands still at ``gate`` when it first meets token 5."""
+    return write_model_with_code(folder, base, "GatedLlamaForCausalLM", GATED_MODEL.format(path=str(gate.path)))
 
 
 MakeEngine = Callable[..., Engine]

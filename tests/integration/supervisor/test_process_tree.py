@@ -42,19 +42,19 @@ def test_descendants_and_group_die(family: tuple[subprocess.Popen[str], list[psu
     head, members = family
     assert not any(is_gone(member) for member in members)
     kill_process_tree(head.pid)
-    assert head.wait(timeout=60) == -9
+    assert head.wait(timeout=240) == -9
     wait_until(lambda: all(is_gone(member) for member in members), "somebody was left")
 
 
 def test_orphans_of_a_dead_head_die(family: tuple[subprocess.Popen[str], list[psutil.Process]]) -> None:
     head, (child, _, orphan) = family
     head.kill()
-    head.wait(timeout=60)
+    head.wait(timeout=240)
     kill_process_tree(head.pid)
     wait_until(lambda: is_gone(child) and is_gone(orphan), "somebody was left")
 
 
 def test_tree_that_is_gone_is_no_error() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
-    process.wait(timeout=60)
+    process.wait(timeout=240)
     kill_process_tree(process.pid)
