@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from .....shared.errors import ValidationError
+from .....shared.shown import shown
 from .keywords import (
     DEFINITIONS,
     KNOWN,
@@ -19,7 +20,6 @@ from .keywords import (
     SCHEMAS,
     UNSUPPORTED,
     check_value,
-    shown,
 )
 from .patterns import anchored
 

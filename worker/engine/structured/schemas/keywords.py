@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .....shared.errors import ValidationError
+from .....shared.shown import shown
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 RANGES = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -41,13 +42,6 @@ UNSUPPORTED = frozenset(
     }
     | {"minContains", "maxContains", "additionalItems", "$dynamicRef", "$recursiveRef"}
 )
-_MAX_SHOWN = 100
-
-
-def shown(value: Any) -> str:
-    """``value`` for a message, cut to a length that one reads."""
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
 def check_value(keyword: str, value: Any, place: str) -> None:

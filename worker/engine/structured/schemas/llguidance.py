@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from .....shared.errors import ValidationError
+from .....shared.shown import shown
 from .disjoint import first_overlap
 from .document import Document, Schema, read_schema
 from .formats import PATTERNS
-from .keywords import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, RANGES, SCHEMAS, shown
+from .keywords import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, RANGES, SCHEMAS
 from .numbers import decimal_of, num_fraction_digits
 from .patterns import anchored, is_written
 from .recursion import check_recursion
