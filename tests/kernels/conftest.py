@@ -24,13 +24,13 @@ def device() -> torch.device:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _interpreted_kernels_round_as_a_gpu(device: torch.device) -> Iterator[None]:
+def _interpreted_kernels(device: torch.device) -> Iterator[None]:
     if device.type == "cuda":
         yield
         return
-    from .interpreter import round_as_a_gpu  # imports Triton
+    from .interpreter import language_replaced_once, round_as_a_gpu  # imports Triton
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, language_replaced_once(patch):
         round_as_a_gpu(patch)
         yield
 
