@@ -28,10 +28,9 @@ def _interpreted_kernels(device: torch.device) -> Iterator[None]:
     if device.type == "cuda":
         yield
         return
-    from .interpreter import language_replaced_once, round_as_a_gpu  # imports Triton
+    from .interpreter import interpreted  # imports Triton
 
-    with pytest.MonkeyPatch.context() as patch, language_replaced_once(patch):
-        round_as_a_gpu(patch)
+    with interpreted():
         yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,21 @@ _TORCH = {
 _BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 
 
-def round_as_a_gpu(patch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """What this process runs of Triton meanwhile goes through its interpreter."""
+    with pytest.MonkeyPatch.context() as patch:
+        _round_as_a_gpu(patch)
+        _remember_numpy_types(patch)
+        # It would search the language for all that is to be replaced whenever one function of a kernel calls another,
+        # which is half of the time that it takes.
+        replaced = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+        patch.setattr(interpreter, "_patch_lang", lambda _: SimpleNamespace(restore=lambda: None))
+        yield
+        replaced.restore()
+
+
+def _round_as_a_gpu(patch: pytest.MonkeyPatch) -> None:
     """Replace the interpreter's conversion between floating types.
 
     Its own cuts off the digits that bfloat16 has no room for, and loses the carry when it rounds to float8; torch
@@ -34,25 +48,12 @@ def round_as_a_gpu(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(interpreter, "_convert_float", _convert)
 
 
-@contextmanager
-def language_replaced_once(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Keep ``triton.language`` interpreted until the end.
-
-    The interpreter searches it for all that is to be replaced each time one function of a kernel calls another, which
-    is half of the time that it takes.
-    """
-    patch.setattr(interpreter, "_get_np_dtype", _remembered(interpreter._get_np_dtype))
-    replaced = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-    patch.setattr(interpreter, "_patch_lang", lambda _: SimpleNamespace(restore=lambda: None))
-    try:
-        yield
-    finally:
-        replaced.restore()
-
-
-def _remembered(numpy_type_of: Callable[[tl.dtype], np.dtype]) -> Callable[[tl.dtype], np.dtype]:
-    of_scalar = functools.cache(numpy_type_of)
-    return lambda dtype: numpy_type_of(dtype) if dtype.scalar.is_ptr() else of_scalar(dtype.scalar)
+def _remember_numpy_types(patch: pytest.MonkeyPatch) -> None:
+    find = interpreter._get_np_dtype
+    of_scalar = functools.cache(find)
+    patch.setattr(
+        interpreter, "_get_np_dtype", lambda dtype: find(dtype) if dtype.scalar.is_ptr() else of_scalar(dtype.scalar)
+    )
 
 
 def _convert(numbers: Any, input_dtype: tl.dtype, output_dtype: tl.dtype, _: Any) -> Any:

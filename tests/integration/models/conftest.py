@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,18 @@ class SmallModel:
 def one_thread() -> None:
     """Keep torch off the other cores: the models are tiny."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def interpreted_kernels() -> Iterator[None]:
+    """The kernels of a GPU run on a CPU; on a GPU they need nothing."""
+    if torch.cuda.is_available():
+        yield
+        return
+    from ...kernels.interpreter import interpreted  # imports Triton
+
+    with interpreted():
+        yield
 
 
 @pytest.fixture(scope="session")

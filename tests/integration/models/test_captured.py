@@ -29,6 +29,8 @@ from penstock.worker.models.loader import _prepare
 
 from .lean_models import SETTINGS, make_model, make_step
 
+pytestmark = pytest.mark.usefixtures("interpreted_kernels")
+
 BLOCK_SIZE = 4
 NUM_BLOCKS = 60
 MAX_NUM_SEQS = 5
@@ -237,11 +239,7 @@ def test_embeddings_and_batches_beyond_the_largest_go_one_by_one(device: torch.d
 
 
 @torch.inference_mode()
-def test_caches_of_eight_bits(device: torch.device, recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
-    if device.type == "cpu":
-        from ...kernels.interpreter import round_as_a_gpu  # imports Triton
-
-        round_as_a_gpu(monkeypatch)
+def test_caches_of_eight_bits(device: torch.device, recording: Recording) -> None:
     plain, lean, other = (smallest_forward(device) for _ in range(3))
     for one in (lean, other):
         hold_in_eight_bits(one, "fp8_e4m3", 97, 64)

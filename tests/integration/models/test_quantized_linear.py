@@ -16,6 +16,8 @@ from penstock.worker.models.weights import ModelWeights
 from ...conftest import DEMO_MODEL
 from .lean_models import SETTINGS
 
+pytestmark = pytest.mark.usefixtures("interpreted_kernels")
+
 NUM_LAYERS = 1
 
 
