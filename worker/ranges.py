@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..shared.errors import ConfigurationError
+from ..shared.shown import shown
 
 
 class Range(NamedTuple):
@@ -36,9 +37,4 @@ def check_ranges(config: object, ranges: Mapping[str, Range]) -> None:
         field = f"{name} ({allowed.option})" if allowed.option else name
         bound = f"at most {allowed.most:,}" if value > allowed.most else f"at least {allowed.least:,}"
         why = f"; {allowed.why}" if allowed.why else ""
-        raise ConfigurationError(f"{field} must be {bound}, got {_shown(value)}{why}")
-
-
-def _shown(value: float) -> str:
-    """The number, unless it has more digits than a message should."""
-    return "a longer number" if isinstance(value, int) and abs(value) > 10**24 else str(value)
+        raise ConfigurationError(f"{field} must be {bound}, got {shown(value)}{why}")

@@ -6,6 +6,8 @@ import asyncio
 import signal
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import psutil
 import pytest
@@ -65,14 +67,14 @@ async def test_long_stops_harm_nobody(start: Start, gate: Gate) -> None:
     stack = await start(4, "--deterministic", "--max-num-seqs", "8")  # room for the client's as well
     async with Client.connect(stack.url) as client:
         whole, watched = await start_streams(client, gate, 6)
-        other, output = await start_client(stack.url)
-        lines = [await output.readline() for _ in range(3)]
-        victims = await engines(stack.url)
-        pids = [victims[0].core_pid, victims[1].worker_pid, victims[2].supervisor_pid, other.pid]
-        await stop_for_long(pids)
-        await finish(watched, whole, gate)
-        lines += (await output.read()).splitlines()  # its request ended while it was stopped
-    assert await other.wait() == 0
+        async with running_client(stack.url) as (other, output):
+            lines = [await output.readline() for _ in range(3)]
+            victims = await engines(stack.url)
+            pids = [victims[0].core_pid, victims[1].worker_pid, victims[2].supervisor_pid, other.pid]
+            await stop_for_long(pids)
+            await finish(watched, whole, gate)
+            lines += (await output.read()).splitlines()  # its request ended while it was stopped
+            assert await other.wait() == 0
     check_lines(lines, CLIENT_TOKENS)
 
 
@@ -111,12 +113,18 @@ asyncio.run(main())
 """
 
 
-async def start_client(url: str) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader]:
+@asynccontextmanager
+async def running_client(url: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, asyncio.StreamReader]]:
     """A client in a process of its own, and what it prints: all it sees of one request."""
     command = (sys.executable, "-c", CLIENT, url, PROMPT, str(CLIENT_TOKENS))
     client = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert client.stdout is not None
-    return client, client.stdout
+    try:
+        yield client, client.stdout
+    finally:
+        if client.returncode is None:
+            client.kill()
+            await client.wait()
 
 
 def check_lines(lines: list[bytes], num_tokens: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -15,23 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ...gate import Gate
+
 DEMO_MODEL = Path(__file__).parents[3] / "ops" / "demo" / "model"
 DEADLINE_S = 240.0
-
-# While there is a file ``slow`` beside it, each step takes 50 ms at least; its load is as quick as ever.
-SLOW_MODEL = """
-import time
-from pathlib import Path
-from transformers import LlamaForCausalLM
-
-SLOW = Path({slow!r})
-
-class SlowLlamaForCausalLM(LlamaForCausalLM):
-    def forward(self, *args, **kwargs):
-        if SLOW.exists():
-            time.sleep(0.05)
-        return super().forward(*args, **kwargs)
-"""
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
@@ -127,10 +113,18 @@ StartWorker = Callable[..., StartedWorker]
 
 
 @pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    """How far the requests of this test may come."""
+    gate = Gate(tmp_path)
+    with gate.for_engines():
+        yield gate
+
+
+@pytest.fixture
 def start_worker(
-    tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, redis_url: str, namespace: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[StartWorker]:
-    """Start a supervisor on this test's Redis and namespace, with more arguments."""
+    """Start a supervisor on this test's Redis and namespace, with more arguments; its cores heed the test's gate."""
     monkeypatch.setenv("PENSTOCK_REDIS_URL", redis_url)
     started: list[StartedWorker] = []
 
@@ -146,19 +140,6 @@ def start_worker(
     yield start
     for worker in started:
         worker.destroy()
-
-
-@pytest.fixture
-def slow_model(tmp_path: Path) -> Path:
-    """The demo model, which takes its time from now on. Wants ``--trust-remote-code``."""
-    folder = tmp_path / "slow-model"
-    shutil.copytree(DEMO_MODEL, folder)
-    (folder / "modeling_slow.py").write_text(SLOW_MODEL.format(slow=str(tmp_path / "slow")))
-    config = json.loads((folder / "config.json").read_text())
-    config["architectures"] = ["SlowLlamaForCausalLM"]
-    config["auto_map"] = {"AutoModelForCausalLM": "modeling_slow.SlowLlamaForCausalLM"}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 def run_worker(*arguments: str) -> subprocess.CompletedProcess[str]:

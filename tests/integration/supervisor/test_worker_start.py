@@ -19,19 +19,17 @@ from penstock.shared.embedded import ServerFolder, read_status
 from penstock.shared.keys import Keys
 from penstock.worker import cli as worker_cli
 
+from ...gate import Gate
 from .conftest import DEADLINE_S, StartedWorker, StartWorker, is_gone, run_worker, wait_until
 
 pytestmark = pytest.mark.slow
 
-# By ``slow_model``: a minute and a half, on any machine.
-LONG = SamplingParams(max_tokens=1900, ignore_eos=True, temperature=0.0)
 
-
-async def submit_and_await_first_token(url: str, namespace: str, slow_model: Path) -> str:
-    """Enqueue a detached generation, wait until it runs, and return its request_id."""
-    slow_model.with_name("slow").touch()
+async def submit_and_await_first_token(url: str, namespace: str, gate: Gate) -> str:
+    """Enqueue a detached generation, and return its request_id when it runs; it does not come to its end."""
+    gate.hold_at(1)
     async with Client.connect(url, namespace=namespace) as client:
-        handle = await client.submit("four plus two is", LONG)
+        handle = await client.submit("four plus two is", SamplingParams(max_tokens=9, ignore_eos=True))
         async for _ in handle.stream():
             return handle.request_id
     raise AssertionError("no token came")
@@ -90,11 +88,11 @@ async def test_signal_finishes_what_runs(
 
 
 async def test_second_signal_hands_back_at_once(
-    start_worker: StartWorker, slow_model: Path, redis_url: str, namespace: str
+    start_worker: StartWorker, gate: Gate, redis_url: str, namespace: str
 ) -> None:
-    worker = start_worker("--device", "cpu", "--trust-remote-code", model=slow_model)
+    worker = start_worker("--device", "cpu")
     await asyncio.to_thread(worker.await_ready)
-    request_id = await submit_and_await_first_token(redis_url, namespace, slow_model)
+    request_id = await submit_and_await_first_token(redis_url, namespace, gate)
     worker.process.terminate()
     await asyncio.to_thread(worker.await_event, "leaving")
     worker.process.terminate()
@@ -103,10 +101,10 @@ async def test_second_signal_hands_back_at_once(
     assert state_of(redis_url, namespace, request_id) == b"queued"
 
 
-async def test_third_signal_kills(start_worker: StartWorker, slow_model: Path, redis_url: str, namespace: str) -> None:
-    worker = start_worker("--device", "cpu", "--trust-remote-code", model=slow_model)
+async def test_third_signal_kills(start_worker: StartWorker, gate: Gate, redis_url: str, namespace: str) -> None:
+    worker = start_worker("--device", "cpu")
     await asyncio.to_thread(worker.await_ready)
-    request_id = await submit_and_await_first_token(redis_url, namespace, slow_model)
+    request_id = await submit_and_await_first_token(redis_url, namespace, gate)
     # Stopped, the worker process can neither drain nor hand back; only a kill is left.
     for process in worker.worker_processes():
         process.suspend()
@@ -120,23 +118,21 @@ async def test_third_signal_kills(start_worker: StartWorker, slow_model: Path, r
     assert state_of(redis_url, namespace, request_id) == b"queued"
 
 
-async def test_stop_hands_back_what_runs(
-    start_worker: StartWorker, slow_model: Path, redis_url: str, namespace: str
-) -> None:
-    worker = start_worker("--device", "cpu", "--trust-remote-code", model=slow_model)
+async def test_stop_hands_back_what_runs(start_worker: StartWorker, gate: Gate, redis_url: str, namespace: str) -> None:
+    worker = start_worker("--device", "cpu")
     await asyncio.to_thread(worker.await_ready)
-    request_id = await submit_and_await_first_token(redis_url, namespace, slow_model)
+    request_id = await submit_and_await_first_token(redis_url, namespace, gate)
     assert await asyncio.to_thread(worker_cli.main, ["stop", "--namespace", namespace]) == 0
     assert await asyncio.to_thread(worker.await_end) == 0
     assert state_of(redis_url, namespace, request_id) == b"queued"
 
 
 async def test_drain_with_a_short_timeout_hands_back(
-    start_worker: StartWorker, slow_model: Path, redis_url: str, namespace: str
+    start_worker: StartWorker, gate: Gate, redis_url: str, namespace: str
 ) -> None:
-    worker = start_worker("--device", "cpu", "--trust-remote-code", model=slow_model)
+    worker = start_worker("--device", "cpu")
     await asyncio.to_thread(worker.await_ready)
-    request_id = await submit_and_await_first_token(redis_url, namespace, slow_model)
+    request_id = await submit_and_await_first_token(redis_url, namespace, gate)
     command = ["drain", "--timeout", "0.1", "--namespace", namespace]
     assert await asyncio.to_thread(worker_cli.main, command) == 0
     assert await asyncio.to_thread(worker.await_end) == 0
