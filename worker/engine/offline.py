@@ -12,7 +12,7 @@ import argparse
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,7 @@ def _add(core: EngineCore, index: int, request: OfflineRequest) -> None:
         raise PenstockError(f"request {index}: {refused.error.message}")
 
 
-def _parse_arguments() -> argparse.Namespace:
+def _parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="penstock.worker.engine.offline", description=__doc__)
     parser.add_argument("--model", required=True, help="model folder, or name on the hub")
     parser.add_argument("--workload", required=True, type=Path, help="JSON file with the requests")
@@ -171,13 +171,17 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", action="store_true", help="tell of each step what it did and how long it took")
     for name in _INTEGER_OPTIONS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
-def main() -> int:
-    """Load the model, run the workload, write the result; 1 and a sentence if something is wrong."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Load the model, run the workload, write the result; 1 and a sentence if something is wrong.
+
+    Args:
+        words: of the command line; None for those of this process.
+    """
     started = time.perf_counter()
-    arguments = _parse_arguments()
+    arguments = _parse_arguments(words)
     configure_logging("warning")
     options = {name: getattr(arguments, name) for name in _INTEGER_OPTIONS if getattr(arguments, name) is not None}
     try:

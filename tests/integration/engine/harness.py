@@ -6,9 +6,11 @@ import errno
 import json
 import os
 import shutil
-import subprocess
+import signal
+import socket
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,10 @@ from penstock.shared.messages import (
 from penstock.shared.params import SamplingParams
 from penstock.worker.engine.composition import Engine
 from penstock.worker.engine.core import EngineCore
+from penstock.worker.forking import FORK_VERSION, CoreExited, ForkAnswer, ForkCore, Forked
 from penstock.worker.ipc import FrameSplitter, frame, socket_pair
+from penstock.worker.progress import ProgressReader
+from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE
 
 VOCAB_SIZE = 128
 LONG_PROMPT = list(range(5, 45))
@@ -90,22 +95,78 @@ def generate(core: EngineCore, requests: list[EngineCoreRequest]) -> dict[str, l
     return tokens
 
 
+class ForkedProcess:
+    """An engine core that the tests' fork server has made of itself, with as much of ``Popen`` as is used here.
+
+    Args:
+        channel: its end of the socket.
+        errors: where its standard error goes, and the traceback of its end.
+    """
+
+    def __init__(self, channel: int, errors: int) -> None:
+        self.returncode: int | None = None
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._server.settimeout(240)  # more than a start takes on a busy machine
+        self._server.connect(os.environ[FORK_SERVER_VARIABLE])
+        self._splitter = FrameSplitter()
+        self._progress = ProgressReader()
+        wanted = ForkCore(
+            version=FORK_VERSION,
+            engine_id=f"test-{uuid.uuid4().hex}",
+            environment=dict(os.environb),
+            folder=os.getcwdb(),
+            module_paths=sys.path,
+            log_options=[],
+        )
+        payload = frame(msgspec.msgpack.encode(wanted))
+        descriptors = [channel, self._progress.fd, errors, errors, errors]
+        self._server.sendall(payload[socket.send_fds(self._server, [payload], descriptors) :])
+        forked = self._answer()
+        assert isinstance(forked, Forked), forked
+        self.pid = forked.pid
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float = 120) -> int:
+        """Its exit status; TimeoutError if it does not end."""
+        if self.returncode is None:
+            self._server.settimeout(timeout)
+            ended = self._answer()
+            assert isinstance(ended, CoreExited), ended
+            self.returncode = ended.returncode
+            self._server.close()
+            self._progress.close()
+        return self.returncode
+
+    def _answer(self) -> ForkAnswer:
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(self._server, 1 << 12, 1)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            assert data, "the fork server is gone"
+            if payloads := list(self._splitter.feed(data)):
+                (payload,) = payloads
+                return msgspec.msgpack.decode(payload, type=ForkAnswer)
+
+
 class CoreProcess:
     """An engine core in a process of its own, and the worker's end of its socket."""
 
     def __init__(self) -> None:
         self.socket, theirs = socket_pair()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.worker.engine", "--fd", str(theirs.fileno())],
-            pass_fds=(theirs.fileno(),),
-            stderr=subprocess.PIPE,
-        )
+        self._errors = os.memfd_create("errors")
+        self.process = ForkedProcess(theirs.fileno(), self._errors)
         theirs.close()
         self.socket.settimeout(240)  # more than a start takes on a busy machine
         self._splitter = FrameSplitter()
         self._decoder = msgspec.msgpack.Decoder(CoreOutput)
         self._messages: list[Any] = []
-        self._last_words: str | None = None
+        self._last_words = ""
 
     def send(self, message: Any) -> None:
         self.socket.sendall(frame(message if isinstance(message, bytes) else msgspec.msgpack.encode(message)))
@@ -150,9 +211,11 @@ class CoreProcess:
     def close(self) -> str:
         """End the process; returns what it wrote to standard error."""
         self.socket.close()
-        if self._last_words is None:
-            _, errors = self.process.communicate(timeout=120)
-            self._last_words = errors.decode()
+        self.process.wait()
+        if self._errors >= 0:
+            self._last_words = os.pread(self._errors, 1 << 20, 0).decode()
+            os.close(self._errors)
+            self._errors = -1
         return self._last_words
 
 

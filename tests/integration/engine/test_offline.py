@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from penstock.shared.errors import PenstockError
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.device_activity import covered_share
-from penstock.worker.engine.offline import OfflineRequest, Phase, run_phases, run_workload
+from penstock.worker.engine.offline import OfflineRequest, Phase, main, run_phases, run_workload
 from penstock.worker.models import random_model
 
 from .harness import generate, request
@@ -30,10 +30,9 @@ def test_a_workload_file_becomes_tokens_and_figures(model_folder: Callable[[str]
         {"prompt_token_ids": [8], "sampling_params": {**GREEDY, "max_tokens": 3}, "arrival_s": 0.05, "priority": 1},
     ]
     workload.write_text(json.dumps({"requests": requests}))
-    command = [sys.executable, "-m", "penstock.worker.engine.offline", "--model", str(model_folder("llama"))]
-    command += ["--workload", str(workload), "--output", str(output), "--threads", "1", "--max-num-seqs", "4"]
-    command += ["--scheduling-policy", "priority"]
-    subprocess.run(command, check=True, timeout=240)
+    command = ["--model", str(model_folder("llama")), "--workload", str(workload), "--output", str(output)]
+    command += ["--threads", "1", "--max-num-seqs", "4", "--scheduling-policy", "priority"]
+    assert main(command) == 0
     result = json.loads(output.read_text())
     assert [len(token_ids) for token_ids in result["output_token_ids"]] == [6, 3]
     assert result["output_tokens"] == 9
@@ -81,23 +80,25 @@ def test_every_id_of_a_random_model_decodes(tmp_path: Path, monkeypatch: pytest.
     assert tokenizer.decode([300, 49151]) == ""
 
 
-def test_random_weights_need_no_file_of_them_and_are_the_same_with_the_same_seed(tmp_path: Path) -> None:
+def test_random_weights_need_no_file_of_them_and_are_the_same_with_the_same_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, workload = tmp_path / "model", tmp_path / "workload.json"
     folder.mkdir()
     random_model.write_model_without_weights("tiny", folder, max_model_len=128)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "tokenizer.json"]
     workload.write_text(json.dumps({"requests": [{"prompt_token_ids": [5, 6, 7], "sampling_params": GREEDY}]}))
-    command = [sys.executable, "-m", "penstock.worker.engine.offline", "--model", str(folder), "--threads", "1"]
-    command += ["--workload", str(workload), "--kv-cache-memory", str(1 << 24), "--dtype", "bfloat16"]
+    command = ["--model", str(folder), "--threads", "1", "--workload", str(workload)]
+    command += ["--kv-cache-memory", str(1 << 24), "--dtype", "bfloat16"]
     found = []
     for name in ("first", "second"):
         output = tmp_path / name
-        subprocess.run([*command, "--load-format", "dummy", "--output", str(output)], check=True, timeout=240)
+        assert main([*command, "--load-format", "dummy", "--output", str(output)]) == 0
         found.append(json.loads(output.read_text())["output_token_ids"])
     assert found[0] == found[1]
     assert len(set(found[0][0])) > 1
-    done = subprocess.run([*command, "--output", str(tmp_path / "third")], capture_output=True, text=True, check=False)
-    assert (done.returncode, "lacks weights" in done.stderr) == (1, True)
+    assert main([*command, "--output", str(tmp_path / "third")]) == 1
+    assert "lacks weights" in capsys.readouterr().err
 
 
 def test_what_phases_gave_is_told_after_each(make_core: Callable[..., EngineCore]) -> None:
