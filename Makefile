@@ -10,15 +10,6 @@ VERSIONS ?= .versions
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-# What needs neither torch nor an engine process.
-TORCHLESS_TESTS = tests/compat \
-	$(addprefix tests/unit/, batches bench gateway jobs openai producer project responses serving shared supervisor text \
-		webhooks test_cli_frame.py test_embedded_binary.py test_fan_out.py test_log.py test_progress.py test_sse.py) \
-	$(addprefix tests/integration/, broker client embedded jobs serving \
-		$(addprefix batches/, test_batches.py test_files.py test_jobs.py) \
-		$(addprefix supervisor/, test_placement.py test_process_tree.py test_reaper.py test_restarts.py) \
-		$(addprefix commands/, test_cli.py test_dead.py test_queue.py))
-
 .PHONY: demo test test-fast test-versions check format bench bench-peers gpu-check chaos models install clean
 
 demo: $(VENV)/.installed
@@ -28,7 +19,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 4 --dist loadgroup
 
 test-versions:
-	$(PYTHON) tests/versions/run.py --folder $(VERSIONS) $(VERSIONS_OPTIONS) $(TORCHLESS_TESTS)
+	$(PYTHON) tests/versions/run.py --folder $(VERSIONS) $(VERSIONS_OPTIONS)
 
 # What needs neither torch nor an engine process and is quick, as tests/fast.py says.
 test-fast: $(VENV)/.installed-dev

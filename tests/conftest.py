@@ -22,7 +22,7 @@ from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.embedded import find_redis_server
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE, running_fork_server
 
-from .fast import do_without_torch, is_left_out
+from .fast import NEED_TORCH, SLOW, be_quick, do_without_torch, is_among
 
 HAS_GPU = os.path.exists("/dev/nvidia0")
 if not HAS_GPU:
@@ -43,7 +43,8 @@ DEMO_MODEL = Path(__file__).parent.parent / "ops" / "demo" / "model"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="what needs neither torch nor an engine and is not slow")
+    parser.addoption("--without-torch", action="store_true", help="what needs neither torch nor an engine")
+    parser.addoption("--fast", action="store_true", help="what of that is quick")
 
 
 _FORK_SERVER = pytest.StashKey[ExitStack]()
@@ -51,6 +52,9 @@ _FORK_SERVER = pytest.StashKey[ExitStack]()
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--fast"):
+        config.option.without_torch = True
+        be_quick()
+    if config.getoption("--without-torch"):
         do_without_torch()
     elif not hasattr(config, "workerinput"):
         _keep_fork_server(config)
@@ -70,7 +74,9 @@ def _keep_fork_server(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return True if config.getoption("--fast") and is_left_out(collection_path) else None
+    if config.getoption("--without-torch") and is_among(collection_path, NEED_TORCH):
+        return True
+    return True if config.getoption("--fast") and is_among(collection_path, SLOW) else None
 
 
 @pytest.fixture(autouse=True)

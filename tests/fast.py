@@ -1,7 +1,8 @@
-"""What `make test-fast` runs: all that needs neither torch nor an engine process, which cannot start without torch.
+"""Which tests run without torch, and which of those are quick enough to be run all the time.
 
-New files are in. One that needs torch finds it missing there, and belongs into the list below; a test that takes more
-than a few seconds is marked slow, which leaves it out, too.
+New files are among both. One that needs torch finds it missing there, and belongs into the first list below. What takes
+its time, since real servers and processes wait for each other in it, belongs into the second; one slow test in a file
+of quick ones is marked slow instead.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ import os
 import sys
 from pathlib import Path
 
+import hypothesis
+
 TESTS = Path(__file__).parent
 # Comes before the installed packages.
 WITHOUT_TORCH = TESTS / "without_torch"
 
-LEFT_OUT = (
+# Of the examples that a property is tested with.
+FAST_EXAMPLES = 10
+
+NEED_TORCH = (
     "e2e",
     "faults",
     "integration/commands/test_bench_sides.py",
@@ -46,9 +52,27 @@ LEFT_OUT = (
 )
 
 
-def is_left_out(path: Path) -> bool:
-    """Whether a file or folder of tests is none of the fast ones."""
-    return any(path.is_relative_to(TESTS / name) for name in LEFT_OUT)
+SLOW = (
+    "integration/batches",
+    "integration/broker/test_fairness.py",
+    "integration/broker/test_shared_damage.py",
+    "integration/client",
+    "integration/commands",
+    "integration/embedded",
+    "integration/jobs",
+    "integration/supervisor",
+)
+
+
+def is_among(path: Path, names: tuple[str, ...]) -> bool:
+    """Whether a file or folder of tests is one of ``names``, or lies in one."""
+    return any(path.is_relative_to(TESTS / name) for name in names)
+
+
+def be_quick() -> None:
+    """Test properties with few examples, so that all are tested."""
+    hypothesis.settings.register_profile("fast", hypothesis.settings(), max_examples=FAST_EXAMPLES)
+    hypothesis.settings.load_profile("fast")
 
 
 def do_without_torch() -> None:

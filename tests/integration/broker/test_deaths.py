@@ -212,6 +212,7 @@ async def test_a_vanished_clients_requests_are_cancelled_but_not_detached_ones(b
     assert await broker.state("detached") == "queued"
 
 
+@pytest.mark.slow
 async def test_a_client_that_still_listens_has_not_vanished(broker: Broker, subscriber: Subscriber) -> None:
     await broker.enqueue("a", b"p", result_ttl_ms=TTL_MS, client_id="c0", client_ttl_ms=1)
     subscription = await subscriber.subscribe(broker.keys.output("a"), lambda _: None)

@@ -81,6 +81,7 @@ def printed(of: BenchReport) -> str:
     return console.file.getvalue()
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_written_before_the_next_row_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

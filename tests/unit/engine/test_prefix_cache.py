@@ -212,6 +212,7 @@ arrivals = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(
     policy=st.sampled_from(POLICIES),
     load=st.lists(arrivals, min_size=1, max_size=14),

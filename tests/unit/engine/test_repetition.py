@@ -25,6 +25,7 @@ def by_definition(output: list[int], smallest: int, largest: int, count: int) ->
     return any(output[-size * count :] == output[-size:] * count for size in sizes)
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(
     st.lists(st.integers(0, 1), max_size=5),

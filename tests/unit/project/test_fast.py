@@ -1,4 +1,4 @@
-"""`make test-fast` holds what it promises: nothing in it has torch, so nothing in it starts an engine core."""
+"""What runs without torch holds what it promises: nothing in it has torch, so nothing in it starts an engine core."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ...fast import LEFT_OUT, TESTS, WITHOUT_TORCH
+from ...fast import NEED_TORCH, SLOW, TESTS, WITHOUT_TORCH
 
 
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -23,20 +23,20 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_what_is_left_out_is_there() -> None:
-    assert [name for name in LEFT_OUT if not (TESTS / name).exists()] == []
+    assert [name for name in NEED_TORCH + SLOW if not (TESTS / name).exists()] == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_its_files_are_imported_without_torch() -> None:
-    done = run("-m", "pytest", "--fast", "--collect-only", "-q", "-p", "no:cacheprovider")
+    done = run("-m", "pytest", "--without-torch", "--collect-only", "-q", "-p", "no:cacheprovider")
     assert done.returncode == 0, done.stdout[-4000:]
     chosen = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
     assert len(chosen) > 100
-    assert not [name for name in chosen if name.removeprefix("tests/").startswith(LEFT_OUT)]
+    assert not [name for name in chosen if name.removeprefix("tests/").startswith(NEED_TORCH)]
 
 
 def test_an_engine_core_does_not_start_in_it() -> None:
     done = run("-c", "import penstock.worker.engine.composition", PYTHONPATH=str(WITHOUT_TORCH))
     assert done.returncode == 1
-    assert "make test-fast runs without torch" in done.stderr
+    assert "this runs without torch" in done.stderr

@@ -124,6 +124,7 @@ def test_deltas_joined_equal_the_decode_of_the_whole(make, skip_special_tokens: 
     assert text == tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("skip_special_tokens", [True, False])
 @settings(max_examples=60, deadline=None)
