@@ -53,7 +53,7 @@ chaos: $(VENV)/.installed
 	$(BIN)/penstock chaos
 
 models: $(VENV)/.installed
-	$(BIN)/python -m penstock.worker.models.survey --out ops/models.md
+	$(BIN)/python -m penstock.worker.survey --out ops/models.md
 
 install: $(VENV)/.installed
 

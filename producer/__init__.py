@@ -23,14 +23,14 @@ from ..shared.params import (
 from ..shared.records import ModelCard
 from ..shared.stats import EngineStats, RequestStats
 from .client import Client
-from .conversation import Conversation
-from .handle import RequestHandle
+from .control.metrics import Counter, Gauge, Histogram, Metric
+from .control.queue_control import PauseMode
 from .llm import LLM
-from .metrics import Counter, Gauge, Histogram, Metric
 from .outputs import CompletionOutput, RequestOutput
 from .pooling import PoolingOutput, PoolingRequestOutput
 from .prompt import Prompt
-from .queue_control import PauseMode
+from .requests.conversation import Conversation
+from .requests.handle import RequestHandle
 
 __all__ = [
     "LLM",

@@ -14,21 +14,21 @@ from ..shared.keys import DEFAULT_NAMESPACE, Keys
 from ..shared.records import ModelCard
 from ..shared.redis_check import check_redis
 from ..shared.shown import shown
-from .detached import DetachedRequests
-from .engine_calls import CallRound
-from .engine_control import A, CallOptions, EngineControl
-from .engine_view import EngineView
-from .generations import Generations
-from .health import Health
-from .lease import LEASE_TTL_S, ClientLease
-from .model_cards import ModelCards
-from .model_view import ModelView
+from .control.engine_calls import CallRound
+from .control.engine_control import A, CallOptions, EngineControl
+from .control.engine_view import EngineView
+from .control.model_view import ModelView
+from .control.queue_control import QueueControl
+from .control.text_calls import TextControl
 from .options import check_flag
 from .prompt import MAX_PAYLOAD_BYTES
-from .queue_control import QueueControl
-from .request_builder import RequestBuilder
-from .single_requests import SingleRequests
-from .text_calls import TextControl
+from .requests.detached import DetachedRequests
+from .requests.generations import Generations
+from .requests.health import Health
+from .requests.lease import LEASE_TTL_S, ClientLease
+from .requests.model_cards import ModelCards
+from .requests.request_builder import RequestBuilder
+from .requests.single_requests import SingleRequests
 
 RESULT_TTL_S = 3600.0
 

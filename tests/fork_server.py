@@ -58,7 +58,7 @@ def num_ended(scheduler: Any) -> int:
 def install_gate() -> None:
     """Make schedulers pass over requests that have come to the limit, and cores wait while they have no others."""
     from penstock.worker.engine.core import EngineCore
-    from penstock.worker.engine.scheduler import Scheduler
+    from penstock.worker.engine.scheduling.scheduler import Scheduler
 
     schedule: Callable[[Any], Any] = Scheduler.schedule
     step: Callable[[Any], Any] = EngineCore.step

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ...producer.model_cards import ModelCards
+from ...producer.requests.model_cards import ModelCards
 from ...shared.connection import CommandConnection
 from ...shared.embedded import resolve_redis_url
 from ...shared.keys import Keys, ModelKeys

@@ -94,9 +94,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    from ...producer.gateway.serve import serve
+    from ...producer.gateway.settings import GatewaySettings
     from ...producer.openai.parsers import ParserChoice
-    from ..gateway.serve import serve
-    from ..gateway.settings import GatewaySettings
 
     with resolve_redis_url(arguments.redis_url) as url:
         settings = GatewaySettings(

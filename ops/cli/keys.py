@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from ...producer.gateway.api_keys import ApiKeys
 from ...shared.command_line import EXIT_FAILED, Command, add_redis_arguments, format_table
 from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
-from ..gateway.api_keys import ApiKeys
 from .broker_command import print_json, run_on_redis
 from .words import format_time
 

@@ -9,7 +9,7 @@ from collections import Counter
 import msgspec
 
 from ...producer import Client
-from ...producer.health import may_serve
+from ...producer.requests.health import may_serve
 from ...shared.command_line import Command, add_redis_arguments, format_table
 from ...shared.embedded import resolve_redis_url
 from ...shared.records import ModelCard

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ...producer.model_cards import ModelCards
+from ...producer.requests.model_cards import ModelCards
 from ...shared.broker import Queue
 from ...shared.command_line import Command, add_redis_arguments, format_table
 from ...shared.connection import CommandConnection

@@ -17,26 +17,26 @@ from ..models.invariance import choose_tile_sizes
 from ..models.lean.native import NativeForward
 from ..models.loader import LoadedModel, load_model
 from ..progress import ProgressWriter
-from .batch_queue import BatchQueue
-from .block_pool import BlockPool
-from .control import EngineControl
-from .control_composition import compose_control, load_rpc_methods
+from .control.calls import EngineControl
+from .control.composition import compose_control, load_rpc_methods
 from .core import EngineCore
-from .deterministic import DeterministicRunner
 from .dump import StepDump
+from .execution.deterministic import DeterministicRunner
+from .execution.input_embeds import embeds_hidden_size
+from .execution.kv_cache import size_kv_cache
+from .execution.memory import measure_memory
+from .execution.model_runner import ModelRunner
+from .execution.overlap import OverlappingRunner
 from .host import usable_cores
-from .input_embeds import embeds_hidden_size
-from .kv_cache import size_kv_cache
-from .memory import measure_memory
-from .model_runner import ModelRunner
-from .ordering import FirstComeFirstServed, OrderingPolicy, Priority
-from .overlap import OverlappingRunner
-from .prefix_cache import BlockHashCache, NoPrefixCache, PrefixCache
-from .request import Request
-from .scheduler import Scheduler
+from .scheduling.batch_queue import BatchQueue
+from .scheduling.block_pool import BlockPool
+from .scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
+from .scheduling.prefix_cache import BlockHashCache, NoPrefixCache, PrefixCache
+from .scheduling.request import Request
+from .scheduling.scheduler import Scheduler
+from .scheduling.timeline import ClockedTimeline
 from .structured.admission import GrammarAdmission
 from .structured.loader import load_backend
-from .timeline import ClockedTimeline
 
 _SMALL_MODEL_PARAMETERS = 20_000_000
 # Its operations are too short to be cut into more pieces.

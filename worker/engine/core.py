@@ -10,16 +10,16 @@ import structlog
 from ...shared.errors import EngineDeadError, PromptTooLongError, UnsupportedParameterError, ValidationError
 from ...shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestError
 from ...shared.stats import StepStats
-from .batch_queue import BatchQueue
 from .dump import StepDump
-from .isolation import Isolation
-from .param_checks import check_in_vocabulary, check_params
-from .prompt_embeds import check_prompt_embeds, extra_keys_of, prompt_of
-from .request import STATUS_OF_REASON, Request, RequestStatus
-from .scheduler import Scheduler
-from .scheduler_output import SampledTokens, SchedulerOutput
+from .sampling.param_checks import check_in_vocabulary, check_params
+from .scheduling.batch_queue import BatchQueue
+from .scheduling.isolation import Isolation
+from .scheduling.prompt_embeds import check_prompt_embeds, extra_keys_of, prompt_of
+from .scheduling.request import STATUS_OF_REASON, Request, RequestStatus
+from .scheduling.scheduler import Scheduler
+from .scheduling.scheduler_output import SampledTokens, SchedulerOutput
+from .scheduling.stop import check_stop
 from .step_watch import StepWatch
-from .stop import check_stop
 
 if TYPE_CHECKING:
     from .structured.admission import GrammarAdmission

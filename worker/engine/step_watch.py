@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ...shared.stats import StepStats
-from .scheduler_output import SchedulerOutput
+from .scheduling.scheduler_output import SchedulerOutput
 
 
 class StepWatch:

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.ops.gateway.settings import GatewaySettings
 from penstock.ops.local_gateway import LocalGateway
 from penstock.ops.local_stack import LocalStack
+from penstock.producer.gateway.settings import GatewaySettings
 
 pytestmark = pytest.mark.xdist_group("deployment")
 

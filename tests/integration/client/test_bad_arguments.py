@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.ops.gateway.api_keys import ApiKeys
 from penstock.producer import Client
 from penstock.producer.agenda import Agenda
 from penstock.producer.batches.store import BatchStore
+from penstock.producer.gateway.api_keys import ApiKeys
 from penstock.producer.webhooks.secrets import SecretStore
 from penstock.producer.webhooks.store import EventStore
 from penstock.shared.broker import Broker, Queue

@@ -15,11 +15,11 @@ from torch import Tensor
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.messages import EngineCoreRequest
 from penstock.worker.config import EngineConfig
-from penstock.worker.engine import deterministic, model_runner
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
-from penstock.worker.engine.sampler import sample
-from penstock.worker.engine.sampling_table import SamplingRows
+from penstock.worker.engine.execution import deterministic, model_runner
+from penstock.worker.engine.sampling.sampler import sample
+from penstock.worker.engine.sampling.sampling_table import SamplingRows
 from penstock.worker.models.forward import ModelInput
 from penstock.worker.models.invariance import choose_tile_sizes
 from penstock.worker.models.loader import LoadedModel, load_model

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from penstock.worker.engine.core import EngineCore
-from penstock.worker.engine.model_runner import ModelRunner
+from penstock.worker.engine.execution.model_runner import ModelRunner
 from penstock.worker.models.forward import Forward, ModelInput
 
 from .harness import VOCAB_SIZE, generate, request

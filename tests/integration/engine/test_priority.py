@@ -10,7 +10,7 @@ import pytest
 from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest
 from penstock.worker.config import SCHEDULING_POLICIES
 from penstock.worker.engine.core import EngineCore
-from penstock.worker.engine.offline import OfflineRequest, run_workload
+from penstock.worker.engine.offline.run import OfflineRequest, run_workload
 
 from .harness import generate, request
 

@@ -11,8 +11,8 @@ import torch
 import transformers
 
 from penstock.shared.messages import EngineCoreRequest, TokenLogprobs
-from penstock.worker.engine import prompt_budget
 from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.scheduling import prompt_budget
 
 from .harness import request
 from .test_deterministic import CRAMPED

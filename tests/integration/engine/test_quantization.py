@@ -16,7 +16,7 @@ from penstock.shared.errors import ConfigurationError
 from penstock.worker.config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
-from penstock.worker.engine.model_runner import ModelRunner
+from penstock.worker.engine.execution.model_runner import ModelRunner
 from penstock.worker.models.loader import check_float8
 
 from .harness import generate, request

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from penstock.worker.models.loader import LoadedModel
-from penstock.worker.models.survey import trial
-from penstock.worker.models.survey.small_config import small_config
+from penstock.worker.survey import trial
+from penstock.worker.survey.small_config import small_config
 
 
 @dataclass

@@ -10,7 +10,7 @@ from penstock.worker.config import EngineConfig
 from penstock.worker.models.cached import CachedForward
 from penstock.worker.models.cut import CutRule
 from penstock.worker.models.loader import LoadedModel, load_model
-from penstock.worker.models.survey.trial import MAX_MODEL_LEN
+from penstock.worker.survey.trial import MAX_MODEL_LEN
 
 from .conftest import SmallModel
 

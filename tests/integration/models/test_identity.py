@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from penstock.worker.models.survey import trial
-from penstock.worker.models.survey.outcome import SAME, WAYS
+from penstock.worker.survey import trial
+from penstock.worker.survey.outcome import SAME, WAYS
 
 from .conftest import SmallModel
 

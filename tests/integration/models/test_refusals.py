@@ -10,8 +10,8 @@ import torch
 import transformers
 
 from penstock.shared.errors import ModelLoadError
-from penstock.worker.models.survey import trial
-from penstock.worker.models.survey.small_config import small_config
+from penstock.worker.survey import trial
+from penstock.worker.survey.small_config import small_config
 
 
 def refusal(config: transformers.PretrainedConfig, folder: Path, dtype: torch.dtype = torch.float32) -> str:

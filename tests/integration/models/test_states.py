@@ -8,14 +8,14 @@ import pytest
 
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.config import EngineConfig
-from penstock.worker.engine.batch import StepInput
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
-from penstock.worker.engine.model_runner import ModelRunner
-from penstock.worker.engine.prefix_cache import NoPrefixCache
-from penstock.worker.engine.scheduler_output import SchedulerOutput
+from penstock.worker.engine.execution.batch import StepInput
+from penstock.worker.engine.execution.model_runner import ModelRunner
+from penstock.worker.engine.scheduling.prefix_cache import NoPrefixCache
+from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
 from penstock.worker.models.cached import CachedForward
-from penstock.worker.models.survey import trial
+from penstock.worker.survey import trial
 
 from .conftest import SmallModel
 

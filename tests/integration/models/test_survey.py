@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.worker.models.survey.__main__ import main
-from penstock.worker.models.survey.model_types import NOT_TEXT_DECODERS
-from penstock.worker.models.survey.outcome import NEVER, SAME, WAYS, Outcome
-from penstock.worker.models.survey.table import page
+from penstock.worker.survey.__main__ import main
+from penstock.worker.survey.model_types import NOT_TEXT_DECODERS
+from penstock.worker.survey.outcome import NEVER, SAME, WAYS, Outcome
+from penstock.worker.survey.table import page
 
-COMMAND = [sys.executable, "-m", "penstock.worker.models.survey"]
+COMMAND = [sys.executable, "-m", "penstock.worker.survey"]
 
 
 def survey(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -12,11 +12,11 @@ import structlog
 
 from penstock.shared.messages import EngineCoreRequest
 from penstock.shared.params import SamplingParams
-from penstock.worker.engine.block_pool import BlockPool
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.dump import StepDump
-from penstock.worker.engine.scheduler import Scheduler
-from penstock.worker.engine.scheduler_output import SampledTokens, SchedulerOutput
+from penstock.worker.engine.scheduling.block_pool import BlockPool
+from penstock.worker.engine.scheduling.scheduler import Scheduler
+from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput
 
 # Numbers that nothing else in a dump is: they give the prompt, or what may quote it, away.
 PROMPT, DELIVERED, STOP, BIASED = [977, 978, 979], 976, 975, 974

@@ -9,10 +9,10 @@ import pytest
 from penstock.shared.errors import EngineDeadError
 from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
 from penstock.shared.params import LoRARequest, PoolingParams, SamplingParams
-from penstock.worker.engine.block_pool import BlockPool
 from penstock.worker.engine.core import AcceleratorError, EngineCore
-from penstock.worker.engine.scheduler import Scheduler
-from penstock.worker.engine.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
+from penstock.worker.engine.scheduling.block_pool import BlockPool
+from penstock.worker.engine.scheduling.scheduler import Scheduler
+from penstock.worker.engine.scheduling.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
 
 VOCAB_SIZE = 50
 EOS = 2

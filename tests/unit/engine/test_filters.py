@@ -17,7 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from penstock.worker.engine.sampler import sample
+from penstock.worker.engine.sampling.sampler import sample
 
 from .test_sampler import exact_probabilities, implementation, rows_of  # noqa: F401  # a fixture of every test
 

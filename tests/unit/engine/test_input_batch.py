@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from penstock.shared.params import SamplingParams
-from penstock.worker.engine.batch import InputBatch
-from penstock.worker.engine.request import Request
-from penstock.worker.engine.scheduler_output import SchedulerOutput
+from penstock.worker.engine.execution.batch import InputBatch
+from penstock.worker.engine.scheduling.request import Request
+from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
 
 
 def make_request(request_id: str, token_ids: list[int], blocks: list[int], num_computed: int = 0) -> Request:

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.config import EngineConfig
-from penstock.worker.engine.kv_cache import KVCacheSize, size_kv_cache
+from penstock.worker.engine.execution.kv_cache import KVCacheSize, size_kv_cache
 
 MIB = 1 << 20
 

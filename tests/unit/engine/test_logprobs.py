@@ -10,13 +10,13 @@ import torch
 
 from penstock.shared.messages import Delta, FinishReason, TokenLogprobs
 from penstock.shared.params import SamplingParams
-from penstock.worker.engine.block_pool import BlockPool
-from penstock.worker.engine.logprobs import RawLogprobs
-from penstock.worker.engine.request import Request
-from penstock.worker.engine.sampler import sample
-from penstock.worker.engine.sampling_table import SamplingRows, SamplingTable
-from penstock.worker.engine.scheduler import Scheduler
-from penstock.worker.engine.scheduler_output import SampledTokens
+from penstock.worker.engine.sampling.logprobs import RawLogprobs
+from penstock.worker.engine.sampling.sampler import sample
+from penstock.worker.engine.sampling.sampling_table import SamplingRows, SamplingTable
+from penstock.worker.engine.scheduling.block_pool import BlockPool
+from penstock.worker.engine.scheduling.request import Request
+from penstock.worker.engine.scheduling.scheduler import Scheduler
+from penstock.worker.engine.scheduling.scheduler_output import SampledTokens
 
 VOCAB_SIZE = 15
 ASKED = [None, 0, 3, None, 20, 1]

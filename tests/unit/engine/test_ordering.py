@@ -12,8 +12,8 @@ from penstock.shared.errors import ConfigurationError
 from penstock.shared.params import SamplingParams
 from penstock.worker.cli.start import COMMAND, _engine_config
 from penstock.worker.config import SCHEDULING_POLICIES, EngineConfig
-from penstock.worker.engine.ordering import FirstComeFirstServed, OrderingPolicy, Priority, RequestQueue
-from penstock.worker.engine.request import Request
+from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority, RequestQueue
+from penstock.worker.engine.scheduling.request import Request
 
 
 def make_queue(policy: OrderingPolicy, priorities: list[int]) -> tuple[RequestQueue, list[Request]]:

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.shared.errors import UnsupportedParameterError, ValidationError
 from penstock.shared.params import SamplingParams
-from penstock.worker.engine.param_checks import check_params
+from penstock.worker.engine.sampling.param_checks import check_params
 
 VOCAB_SIZE = 50
 EOS = 2

@@ -12,11 +12,11 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from penstock.kernels.sampling import reference
 from penstock.shared.params import SamplingParams
-from penstock.worker.engine.batch import InputBatch
-from penstock.worker.engine.request import Request
-from penstock.worker.engine.sampler import sample
-from penstock.worker.engine.sampling_table import SamplingTable
-from penstock.worker.engine.scheduler_output import SchedulerOutput
+from penstock.worker.engine.execution.batch import InputBatch
+from penstock.worker.engine.sampling.sampler import sample
+from penstock.worker.engine.sampling.sampling_table import SamplingTable
+from penstock.worker.engine.scheduling.request import Request
+from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
 
 from .test_sampler import NUM_DRAWS, assert_distributed, exact_probabilities
 

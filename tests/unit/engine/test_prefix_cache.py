@@ -16,13 +16,13 @@ from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest
 from penstock.shared.params import SamplingParams
 from penstock.worker.cli.start import COMMAND, _engine_config
 from penstock.worker.config import EngineConfig
-from penstock.worker.engine.block_pool import BlockPool, InvariantError
 from penstock.worker.engine.core import EngineCore
-from penstock.worker.engine.ordering import FirstComeFirstServed, OrderingPolicy, Priority
-from penstock.worker.engine.prefix_cache import BlockHashCache, NoPrefixCache
-from penstock.worker.engine.request import Request
-from penstock.worker.engine.scheduler import Scheduler
-from penstock.worker.engine.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
+from penstock.worker.engine.scheduling.block_pool import BlockPool, InvariantError
+from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
+from penstock.worker.engine.scheduling.prefix_cache import BlockHashCache, NoPrefixCache
+from penstock.worker.engine.scheduling.request import Request
+from penstock.worker.engine.scheduling.scheduler import Scheduler
+from penstock.worker.engine.scheduling.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
 
 MAX_MODEL_LEN = 28
 BLOCK_SIZE = 4

@@ -10,16 +10,16 @@ import torch
 
 from penstock.shared.messages import EngineCoreOutput, TokenLogprobs
 from penstock.shared.params import SamplingParams
-from penstock.worker.engine import logprobs as logprobs_module
-from penstock.worker.engine import prompt_budget
-from penstock.worker.engine.batch import InputBatch
-from penstock.worker.engine.block_pool import BlockPool
-from penstock.worker.engine.logprobs import prompt_logprobs_of
-from penstock.worker.engine.prompt_budget import PromptRowBudget
-from penstock.worker.engine.prompt_rows import PromptRows
-from penstock.worker.engine.request import Request
-from penstock.worker.engine.scheduler import Scheduler
-from penstock.worker.engine.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
+from penstock.worker.engine.execution.batch import InputBatch
+from penstock.worker.engine.sampling import logprobs as logprobs_module
+from penstock.worker.engine.sampling.logprobs import prompt_logprobs_of
+from penstock.worker.engine.sampling.prompt_rows import PromptRows
+from penstock.worker.engine.scheduling import prompt_budget
+from penstock.worker.engine.scheduling.block_pool import BlockPool
+from penstock.worker.engine.scheduling.prompt_budget import PromptRowBudget
+from penstock.worker.engine.scheduling.request import Request
+from penstock.worker.engine.scheduling.scheduler import Scheduler
+from penstock.worker.engine.scheduling.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
 
 VOCAB_SIZE = 13
 

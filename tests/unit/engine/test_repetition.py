@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from penstock.shared.messages import EngineCoreOutput, FinishReason
 from penstock.shared.params import RepetitionDetectionParams, SamplingParams
-from penstock.worker.engine.block_pool import BlockPool
-from penstock.worker.engine.repetition import ends_in_repetition
-from penstock.worker.engine.request import Request, RequestStatus
-from penstock.worker.engine.scheduler import Scheduler
-from penstock.worker.engine.scheduler_output import SampledTokens
-from penstock.worker.engine.stop import check_stop
+from penstock.worker.engine.scheduling.block_pool import BlockPool
+from penstock.worker.engine.scheduling.repetition import ends_in_repetition
+from penstock.worker.engine.scheduling.request import Request, RequestStatus
+from penstock.worker.engine.scheduling.scheduler import Scheduler
+from penstock.worker.engine.scheduling.scheduler_output import SampledTokens
+from penstock.worker.engine.scheduling.stop import check_stop
 
 REPETITION = (FinishReason.REPETITION, "repetition_detected")
 

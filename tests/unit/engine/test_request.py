@@ -8,9 +8,9 @@ import pytest
 
 from penstock.shared.messages import FinishReason
 from penstock.shared.params import SamplingParams
-from penstock.worker.engine.block_pool import InvariantError
-from penstock.worker.engine.request import Request, RequestStatus
-from penstock.worker.engine.stop import check_stop
+from penstock.worker.engine.scheduling.block_pool import InvariantError
+from penstock.worker.engine.scheduling.request import Request, RequestStatus
+from penstock.worker.engine.scheduling.stop import check_stop
 
 EOS = frozenset({2, 3})
 

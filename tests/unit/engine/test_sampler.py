@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from penstock.kernels import native
 from penstock.kernels.sampling import reference
 from penstock.shared.params import SamplingParams
-from penstock.worker.engine.randomness import uniforms
-from penstock.worker.engine.request import Request
-from penstock.worker.engine.sampler import sample
-from penstock.worker.engine.sampling_table import SamplingRows, SamplingTable
+from penstock.worker.engine.sampling.randomness import uniforms
+from penstock.worker.engine.sampling.sampler import sample
+from penstock.worker.engine.sampling.sampling_table import SamplingRows, SamplingTable
+from penstock.worker.engine.scheduling.request import Request
 
 NUM_DRAWS = 1500
 MIN_DRAWS_PER_BIN = 8

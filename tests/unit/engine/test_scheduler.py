@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.messages import EngineCoreEventType, EngineCoreOutput, FinishReason, RequestError
 from penstock.shared.params import SamplingParams
-from penstock.worker.engine.block_pool import BlockPool, InvariantError
-from penstock.worker.engine.ordering import FirstComeFirstServed, OrderingPolicy, Priority
-from penstock.worker.engine.prefix_cache import BlockHashCache
-from penstock.worker.engine.request import Request, RequestStatus
-from penstock.worker.engine.scheduler import Scheduler
-from penstock.worker.engine.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
-from penstock.worker.engine.timeline import ClockedTimeline, Timeline
+from penstock.worker.engine.scheduling.block_pool import BlockPool, InvariantError
+from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
+from penstock.worker.engine.scheduling.prefix_cache import BlockHashCache
+from penstock.worker.engine.scheduling.request import Request, RequestStatus
+from penstock.worker.engine.scheduling.scheduler import Scheduler
+from penstock.worker.engine.scheduling.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
+from penstock.worker.engine.scheduling.timeline import ClockedTimeline, Timeline
 
 MAX_MODEL_LEN = 24
 POLICIES = (FirstComeFirstServed(), Priority())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.control import SleepState
-from penstock.worker.engine.sleep import EngineSleep, SleepableCache
+from penstock.worker.engine.control.sleep import EngineSleep, SleepableCache
 
 
 class Part:

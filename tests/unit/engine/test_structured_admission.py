@@ -12,11 +12,11 @@ import pytest
 from penstock.shared.errors import ValidationError
 from penstock.shared.messages import EngineCoreRequest, FinishReason, RequestError
 from penstock.shared.params import SamplingParams, StructuredOutputsParams
-from penstock.worker.engine.block_pool import BlockPool
 from penstock.worker.engine.core import EngineCore
-from penstock.worker.engine.request import Request, RequestStatus
-from penstock.worker.engine.scheduler import Scheduler
-from penstock.worker.engine.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
+from penstock.worker.engine.scheduling.block_pool import BlockPool
+from penstock.worker.engine.scheduling.request import Request, RequestStatus
+from penstock.worker.engine.scheduling.scheduler import Scheduler
+from penstock.worker.engine.scheduling.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
 from penstock.worker.engine.structured import admission as admission_module
 from penstock.worker.engine.structured.admission import BUSY, GrammarAdmission
 from penstock.worker.engine.structured.cache import GrammarCache

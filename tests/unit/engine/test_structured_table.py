@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penstock.shared.params import SamplingParams, StructuredOutputsParams
-from penstock.worker.engine.request import Request
+from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.structured.constraint import FAILED, Constraint
 from penstock.worker.engine.structured.grammar import Bitmask
 from penstock.worker.engine.structured.table import GrammarMask, GrammarTable

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.params import SamplingParams
-from penstock.worker.engine.request import Request
-from penstock.worker.engine.sampler import sample
-from penstock.worker.engine.sampling_table import SamplingTable
+from penstock.worker.engine.sampling.sampler import sample
+from penstock.worker.engine.sampling.sampling_table import SamplingTable
+from penstock.worker.engine.scheduling.request import Request
 
 START, END = 8, 9
 VOCAB_SIZE = 12

@@ -14,10 +14,10 @@ from transformers import NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProce
 
 from penstock.kernels.sampling import reference
 from penstock.shared.params import SamplingParams
-from penstock.worker.engine.bad_words import BadWords
-from penstock.worker.engine.request import Request
-from penstock.worker.engine.sampler import sample
-from penstock.worker.engine.sampling_table import SamplingTable
+from penstock.worker.engine.sampling.bad_words import BadWords
+from penstock.worker.engine.sampling.sampler import sample
+from penstock.worker.engine.sampling.sampling_table import SamplingTable
+from penstock.worker.engine.scheduling.request import Request
 
 from .test_sampler import NUM_DRAWS, assert_distributed, exact_probabilities
 

@@ -10,8 +10,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from penstock.ops.gateway.cors import cors
-from penstock.ops.gateway.settings import GatewaySettings
+from penstock.producer.gateway.cors import cors
+from penstock.producer.gateway.settings import GatewaySettings
 from penstock.shared.errors import ConfigurationError
 
 

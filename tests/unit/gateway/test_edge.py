@@ -6,9 +6,9 @@ import asyncio
 import json
 from typing import Any
 
-from penstock.ops.gateway.auth import Authenticator
-from penstock.ops.gateway.edge import Edge
-from penstock.ops.gateway.metrics import Metrics
+from penstock.producer.gateway.auth import Authenticator
+from penstock.producer.gateway.edge import Edge
+from penstock.producer.gateway.metrics import Metrics
 
 
 async def test_more_than_may_run_are_told_to_come_back() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.ops.gateway.api_keys import ApiKey, matches
-from penstock.ops.gateway.app import OPERATIONS
-from penstock.ops.gateway.openapi import build_openapi
-from penstock.ops.gateway.settings import GatewaySettings
+from penstock.producer.gateway.api_keys import ApiKey, matches
+from penstock.producer.gateway.app import OPERATIONS
+from penstock.producer.gateway.openapi import build_openapi
+from penstock.producer.gateway.settings import GatewaySettings
 from penstock.shared.errors import PenstockError
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ops.gateway.position import Position
 from penstock.producer import Delta, FinishReason
+from penstock.producer.gateway.position import Position
 from penstock.producer.openai.common import created_at, new_id
 from penstock.producer.openai.endpoints import CHAT_COMPLETIONS, decode
 from penstock.producer.openai.errors import OpenAIError

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.producer.fan_out import children
 from penstock.producer.options import RequestOptions
-from penstock.producer.outgoing import Outgoing, num_chunk_tokens
 from penstock.producer.prompt import build_chunk, build_request
+from penstock.producer.requests.fan_out import children
+from penstock.producer.requests.outgoing import Outgoing, num_chunk_tokens
 from penstock.producer.webhooks.targets import webhook_target
 from penstock.shared.control import CollectiveRpc, SaveShardedState, WakeUp
 from penstock.shared.errors import PenstockError, ValidationError

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.producer import CompletionOutput, Delta, FinishReason, RequestOutput, RequestOutputKind, TokenLogprobs
-from penstock.producer.output_stream import outputs_of
+from penstock.producer.requests.output_stream import outputs_of
 from penstock.shared.errors import ClientClosedError
 from penstock.shared.messages import SegmentEnd, Usage
 

@@ -64,7 +64,7 @@ def test_the_lower_parts_lean_on_few_libraries(part: str, libraries: set[str]) -
     [
         "penstock.producer",
         "penstock.shared.messages",
-        "penstock.worker.engine.scheduler",
+        "penstock.worker.engine.scheduling.scheduler",
         "penstock.worker.serving.process",
         "penstock.worker.supervisor",
         "penstock.worker.cli",

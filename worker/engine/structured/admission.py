@@ -14,7 +14,7 @@ from typing import Any
 
 from ....shared.errors import PenstockError, UnsupportedParameterError, ValidationError
 from ....shared.messages import RequestError
-from ..request import Request, RequestStatus
+from ..scheduling.request import Request, RequestStatus
 from .cache import GrammarCache
 from .constraint import FAILED, Constraint, new_bitmask
 from .grammar import Backend, CompiledGrammar, Grammar

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..request import Request
+from ..scheduling.request import Request
 from .constraint import Constraint, new_bitmask
 from .grammar import Bitmask
 

@@ -1,0 +1,228 @@
+"""What a client may ask of engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict, TypeVar, Unpack
+
+import msgspec
+
+from ...shared.control import (
+    ENCODER,
+    MULTIMODAL,
+    CheckInvariants,
+    CollectiveRpc,
+    DummyBatchDone,
+    ExecuteDummyBatch,
+    InputCacheReset,
+    Invariants,
+    IsSleeping,
+    PrefixCacheReset,
+    ProfileSaved,
+    ProfileStarted,
+    ResetInputCache,
+    ResetPrefixCache,
+    RpcResult,
+    SaveShardedState,
+    ShardedStateSaved,
+    Sleep,
+    SleepState,
+    StartProfile,
+    StopProfile,
+    Utility,
+    WakeUp,
+    check_timeout,
+)
+from ...shared.encodable import UNENCODABLE, unencodable
+from ...shared.errors import ValidationError
+from ...shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
+from ...shared.params import LoRARequest
+from ...shared.shown import shown
+from ..options import check_flag
+
+CALL_TIMEOUT_S = 60.0
+
+A = TypeVar("A")
+
+
+class CallOptions(TypedDict, total=False):
+    """Options of every control call.
+
+    Args:
+        engine_id: as ``worker list`` shows it; all engines of the model that can hear by default.
+        model: may be left out as for a request.
+        timeout_s: how long to wait for all answers (60).
+    """
+
+    engine_id: str | None
+    model: str | None
+    timeout_s: float
+
+
+class EngineControl:
+    """The part of the client that is about engines. Each method returns what the engines answered, by engine id.
+
+    Engines that start or are dead are left out where all are meant. A call that an engine has not begun when its caller
+    gives up is not begun any more.
+
+    All methods raise:
+        ValidationError: an argument is wrong; nothing was sent.
+        UnknownModelError: no worker has ever served ``model`` here.
+        EngineNotFoundError: no engine ``engine_id`` of the model has a heartbeat.
+        EngineDeadError: that engine, or every one of the model, is dead or not up yet.
+        EngineCallError: an engine refused, failed, died or did not answer in time; its ``errors`` say which and why,
+            its ``answers`` are those of the others.
+    """
+
+    async def _call_engines(self, call: Utility, kind: type[A], options: CallOptions) -> dict[str, A]:
+        """Send ``call`` and return the answers, which are of type ``kind``."""
+        raise NotImplementedError
+
+    async def sleep(
+        self, level: int = 1, *, mode: str = "keep", drain_timeout_s: float = 30.0, **options: Unpack[CallOptions]
+    ) -> dict[str, SleepState]:
+        """Let engines give their memory back and claim nothing until ``wake_up``. Asleep already, they stay so.
+
+        What waits goes on waiting, or to engines that are awake. An engine that is restarted is awake.
+
+        Args:
+            level: 1 frees the KV cache and moves the weights into host memory, where those of a CPU engine are already;
+                2 discards the weights too, to be loaded from their folder at ``wake_up``.
+            mode: of requests that run: "keep" queues them again, to go on after their last token; "wait" lets them
+                end, for ``drain_timeout_s`` beside ``timeout_s``, and queues the rest again; "abort" ends them with
+                finish_reason "abort".
+        """
+        call = Sleep(level=level, mode=mode, drain_timeout_s=drain_timeout_s)
+        if mode == "wait":
+            timeout_s = options.get("timeout_s", CALL_TIMEOUT_S)
+            check_timeout("timeout_s", timeout_s)
+            options["timeout_s"] = timeout_s + drain_timeout_s
+        return await self._call_engines(call, SleepState, options)
+
+    async def wake_up(self, tags: Sequence[str] | None = None, **options: Unpack[CallOptions]) -> dict[str, SleepState]:
+        """Let engines take their memory again: all of it, or what ``tags`` name of "weights" and "kv_cache".
+
+        An engine serves again once all is back. One that is awake does nothing.
+        """
+        if isinstance(tags, str):
+            raise ValidationError(f"tags must be a list of tags, got {shown(tags)}")
+        call = WakeUp(None if tags is None else list(tags))
+        return await self._call_engines(call, SleepState, options)
+
+    async def is_sleeping(self, **options: Unpack[CallOptions]) -> dict[str, bool]:
+        """Return whether each engine sleeps, if only in part."""
+        return {engine_id: state.is_sleeping for engine_id, state in (await self.sleep_state(**options)).items()}
+
+    async def sleep_state(self, **options: Unpack[CallOptions]) -> dict[str, SleepState]:
+        """Return how deeply each engine sleeps, and what of it."""
+        return await self._call_engines(IsSleeping(), SleepState, options)
+
+    async def reset_prefix_cache(
+        self, *, reset_running_requests: bool = False, **options: Unpack[CallOptions]
+    ) -> dict[str, bool]:
+        """Forget what earlier prompts have left in the KV cache; False, and nothing is done, where requests run.
+
+        Args:
+            reset_running_requests: queue what runs again first, to go on after its last token, here or elsewhere.
+        """
+        call = ResetPrefixCache(check_flag("reset_running_requests", reset_running_requests))
+        answers = await self._call_engines(call, PrefixCacheReset, options)
+        return {engine_id: answer.success for engine_id, answer in answers.items()}
+
+    async def reset_mm_cache(self, **options: Unpack[CallOptions]) -> dict[str, int]:
+        """Forget processed images, sounds and videos; returns how many. Prompts have none yet, so that is 0."""
+        return await self._reset_input_cache(MULTIMODAL, options)
+
+    async def reset_encoder_cache(self, **options: Unpack[CallOptions]) -> dict[str, int]:
+        """Forget what encoders have made of images, sounds and videos; returns how many. 0, as ``reset_mm_cache``."""
+        return await self._reset_input_cache(ENCODER, options)
+
+    async def _reset_input_cache(self, cache: str, options: CallOptions) -> dict[str, int]:
+        answers = await self._call_engines(ResetInputCache(cache), InputCacheReset, options)
+        return {engine_id: answer.num_entries for engine_id, answer in answers.items()}
+
+    async def add_lora(self, lora_request: LoRARequest, **options: Unpack[CallOptions]) -> dict[str, bool]:
+        """Load an adapter for requests to come; False where it is loaded already.
+
+        Engines of this version have no adapters: each answers with an ``UnsupportedCallError``.
+        """
+        return _successes(await self._call_engines(AddLora(lora_request), LoraChanged, options))
+
+    async def remove_lora(self, lora_id: int, **options: Unpack[CallOptions]) -> dict[str, bool]:
+        """Unload an adapter; False where it is not loaded."""
+        return _successes(await self._call_engines(RemoveLora(lora_id), LoraChanged, options))
+
+    async def list_loras(self, **options: Unpack[CallOptions]) -> dict[str, set[int]]:
+        """Return the ids of the adapters that each engine has loaded."""
+        answers = await self._call_engines(ListLoras(), LoraList, options)
+        return {engine_id: set(answer.lora_ids) for engine_id, answer in answers.items()}
+
+    async def pin_lora(self, lora_id: int, **options: Unpack[CallOptions]) -> dict[str, bool]:
+        """Keep an adapter loaded, whatever others are added. Refused as ``add_lora``."""
+        return _successes(await self._call_engines(PinLora(lora_id), LoraChanged, options))
+
+    async def check_invariants(self, **options: Unpack[CallOptions]) -> dict[str, Invariants]:
+        """Verify the engines' bookkeeping and return their numbers of blocks and requests."""
+        return await self._call_engines(CheckInvariants(), Invariants, options)
+
+    async def start_profile(self, **options: Unpack[CallOptions]) -> dict[str, str]:
+        """Record what torch does in the engines' steps; returns the folders, on the engines' hosts, of the traces."""
+        answers = await self._call_engines(StartProfile(), ProfileStarted, options)
+        return {engine_id: answer.folder for engine_id, answer in answers.items()}
+
+    async def stop_profile(self, **options: Unpack[CallOptions]) -> dict[str, str]:
+        """Write the traces and return their files, on the engines' hosts; for chrome://tracing or Perfetto."""
+        answers = await self._call_engines(StopProfile(), ProfileSaved, options)
+        return {engine_id: answer.path for engine_id, answer in answers.items()}
+
+    async def save_sharded_state(
+        self, path: str, pattern: str | None = None, max_size: int | None = None, **options: Unpack[CallOptions]
+    ) -> dict[str, ShardedStateSaved]:
+        """Write the loaded weights into a new folder on the engine's host, which ``worker start --model`` can serve.
+
+        Each engine holds all weights, so one is enough: where a model has several, say which (``engine_id``).
+
+        Args:
+            path: absolute; does not exist yet, or is empty.
+            pattern: of the files' names; "model-rank-{rank}-part-{part}.safetensors" by default, the rank being 0.
+            max_size: most bytes of tensors in a file; one file by default.
+        """
+        call = SaveShardedState(path, pattern, max_size)
+        if options.get("engine_id") is None:
+            states = await self.sleep_state(**options)
+            if len(states) > 1:
+                raise ValidationError(f"engine_id must be given: the model has {', '.join(sorted(states))}")
+            (options["engine_id"],) = states
+        return await self._call_engines(call, ShardedStateSaved, options)
+
+    async def collective_rpc(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[CallOptions],
+    ) -> dict[str, Any]:
+        """Run a method that is registered in the engines, between two of their steps, and return its results.
+
+        Engines have "device_info", "memory_summary" and "check_invariants", and the ``@rpc_method`` functions of the
+        modules that ``worker start --rpc-module`` names.
+
+        Args:
+            args, kwargs: plain data: None, bool, int, float, str, bytes, and lists and dicts of them.
+        """
+        call = CollectiveRpc(method, options.get("timeout_s"), list(args), dict(kwargs or {}))
+        try:
+            msgspec.msgpack.encode(call)
+        except UNENCODABLE as error:
+            raise unencodable("", call, error) from error
+        answers = await self._call_engines(call, RpcResult, options)
+        return {engine_id: answer.result for engine_id, answer in answers.items()}
+
+    async def execute_dummy_batch(self, **options: Unpack[CallOptions]) -> dict[str, float]:
+        """Run one token that belongs to no request through each model; returns the seconds that it took."""
+        answers = await self._call_engines(ExecuteDummyBatch(), DummyBatchDone, options)
+        return {engine_id: answer.time_s for engine_id, answer in answers.items()}
+
+
+def _successes(answers: Mapping[str, LoraChanged]) -> dict[str, bool]:
+    return {engine_id: answer.success for engine_id, answer in answers.items()}

@@ -1,0 +1,114 @@
+"""What a client can see of the engines that serve a model."""
+
+from __future__ import annotations
+
+import structlog
+
+from ...shared.broker import Queue
+from ...shared.errors import EngineDeadError
+from ...shared.queue_stats import QueueStats
+from ...shared.records import EngineHeartbeat, ModelCard
+from ..requests.health import Health
+from ..requests.single_requests import SingleRequests
+from .metrics import Metric, metrics_of
+
+log = structlog.get_logger()
+
+
+class EngineView:
+    """The part of the client that looks at engines. ``model`` may be left out as for a request."""
+
+    _health: Health
+    _requests: SingleRequests
+
+    async def _card(self, model: str | None) -> ModelCard:
+        """Return what is known of a model, as the client finds it."""
+        raise NotImplementedError
+
+    async def _queue(self, model: str | None) -> Queue:
+        """Return the queue of a model, as the client finds it."""
+        raise NotImplementedError
+
+    async def engines(self, model: str | None = None) -> list[EngineHeartbeat]:
+        """Return the last heartbeat of each engine of the model, ordered by engine id.
+
+        It holds the engine's state and load, and in ``stats`` what it has counted since it began: figures for metrics.
+
+        Raises:
+            UnknownModelError: no worker has ever served ``model`` here.
+        """
+        return await self._health.engines((await self._card(model)).model)
+
+    async def get_metrics(self, model: str | None = None) -> list[Metric]:
+        """Return the figures of the model's queue and engines: counters, gauges and histograms, with labels.
+
+        They are those that ``engines`` and ``queue_stats`` tell, in the form that metrics have.
+
+        Raises: as ``engines``.
+        """
+        engines, queue = await self._look(model)
+        return metrics_of(engines, queue)
+
+    async def do_log_stats(self, model: str | None = None) -> None:
+        """Write a line for the model's queue and one for each of its engines to this process's log (structlog).
+
+        Raises: as ``engines``.
+        """
+        engines, queue = await self._look(model)
+        log.info(
+            "queue stats",
+            model=queue.model,
+            num_running=queue.num_running,
+            num_waiting=queue.depth,
+            oldest_age_s=round(queue.oldest_age_s, 2),
+            tokens_per_s=round(queue.tokens_per_s, 1),
+        )
+        for engine in engines:
+            log.info(
+                "engine stats",
+                engine_id=engine.engine_id,
+                state=engine.state.value,
+                num_running=engine.num_running_reqs,
+                num_waiting=engine.num_waiting_reqs,
+                kv_cache_usage=round(engine.kv_cache_usage, 3),
+                tokens_per_s=round(engine.tokens_per_s, 1),
+                error=engine.error,
+            )
+
+    async def _look(self, model: str | None) -> tuple[list[EngineHeartbeat], QueueStats]:
+        engines = await self.engines(model)
+        return engines, await (await self._queue(model)).stats()
+
+    async def check_health(self, model: str | None = None) -> None:
+        """Return if a live engine serves the model, by the heartbeats of this moment.
+
+        An engine that is ready, busy, compiling, draining or sleeping is live; a starting, stalled or dead one is not.
+
+        Raises:
+            EngineDeadError: there is none; names each engine that is known and its cause.
+            UnknownModelError: no worker has ever served ``model`` here.
+        """
+        await self._health.check((await self._card(model)).model)
+
+    @property
+    def errored(self) -> bool:
+        """Whether this client last saw that nobody serves a model it uses; asks nobody.
+
+        Kept by ``check_health`` and by every ``EngineDeadError`` that a request of this client met; ended by a
+        ``check_health`` that returns and by a new token of a request for that model.
+        """
+        return self._health.dead_error is not None
+
+    @property
+    def dead_error(self) -> EngineDeadError:
+        """The newest error behind ``errored``; one that says so if there is none."""
+        return self._health.dead_error or EngineDeadError("no engine is known to be dead")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the client is connected and not ``errored``."""
+        return self._requests.home.is_open and not self.errored
+
+    @property
+    def is_stopped(self) -> bool:
+        return not self.is_running

@@ -1,0 +1,122 @@
+"""What a client may ask of a model's tokenizer, which the worker processes have."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ...shared.chat_parts import check_messages
+from ...shared.control import Utility
+from ...shared.errors import ConfigurationError, EngineCallError, EngineDeadError, EngineNotFoundError
+from ...shared.records import EngineHeartbeat
+from ...shared.text_control import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
+from ..options import template_kwargs_of
+from ..requests.health import DEAF_STATES
+from .engine_control import CallOptions
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TEXT_TIMEOUT_S = 10.0
+FILE_TIMEOUT_S = 60.0
+
+A = TypeVar("A")
+
+
+class TextControl:
+    """The part of the client that is about text. Any engine of the model answers, one that sleeps as well.
+
+    All methods raise:
+        ValidationError: an argument is wrong, or the chat template refuses the messages.
+        UnknownModelError: no worker has ever served ``model`` here.
+        EngineDeadError: no engine of the model is there to answer.
+        EngineTimeoutError: none answered within ``timeout_s``.
+    """
+
+    def engines(self, model: str | None = None) -> Awaitable[list[EngineHeartbeat]]:
+        """Return the last heartbeat of each engine of the model."""
+        raise NotImplementedError
+
+    async def _call_engines(self, call: Utility, kind: type[A], options: CallOptions) -> dict[str, A]:
+        """Send ``call`` and return the answers, which are of type ``kind``."""
+        raise NotImplementedError
+
+    async def tokenize(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        *,
+        model: str | None = None,
+        add_special_tokens: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        has_pieces: bool = False,
+        timeout_s: float = TEXT_TIMEOUT_S,
+    ) -> TokenizedText:
+        """Return the token ids of a text or of chat messages, as a request with that prompt would have them.
+
+        Args:
+            add_special_tokens: those that the model expects around a text; the chat template adds its own.
+            has_pieces: return the bytes of each token, too.
+        """
+        if isinstance(prompt, str):
+            call = Tokenize(prompt=prompt, add_special_tokens=add_special_tokens, has_pieces=has_pieces)
+        else:
+            kwargs, messages = template_kwargs_of(chat_template_kwargs), check_messages(prompt)
+            call = Tokenize(messages=messages, chat_template_kwargs=kwargs, has_pieces=has_pieces)
+        return await self._ask_one(call, TokenizedText, model, timeout_s)
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, model: str | None = None, timeout_s: float = TEXT_TIMEOUT_S
+    ) -> str:
+        """Return the text of ``token_ids``, special tokens included."""
+        call = Detokenize(token_ids=list(token_ids))
+        return (await self._ask_one(call, DetokenizedText, model, timeout_s)).text
+
+    async def get_tokenizer(self, model: str | None = None, *, timeout_s: float = FILE_TIMEOUT_S) -> Tokenizer:
+        """Return the model's own tokenizer, handed over by an engine, for text that is not worth a call each.
+
+        Needs the package ``tokenizers`` here, which the client does without. Some MB may be on their way: keep it.
+
+        Raises:
+            ConfigurationError: ``tokenizers`` is not installed.
+        """
+        await asyncio.to_thread(_require_tokenizers)
+        file = await self._ask_one(GetTokenizer(), TokenizerFile, model, timeout_s)
+        return await asyncio.to_thread(_read_tokenizer, file)
+
+    async def _ask_one(self, call: Utility, kind: type[A], model: str | None, timeout_s: float) -> A:
+        """Ask one engine after the other until one is alive to answer."""
+        gone: Exception | None = None
+        for engine in await self.engines(model):
+            if engine.state in DEAF_STATES:
+                continue
+            options = CallOptions(engine_id=engine.engine_id, model=engine.model, timeout_s=timeout_s)
+            try:
+                (answer,) = (await self._call_engines(call, kind, options)).values()
+                return answer
+            except (EngineDeadError, EngineNotFoundError) as error:
+                gone = error
+            except EngineCallError as error:
+                (cause,) = error.errors.values()
+                if not isinstance(cause, EngineDeadError):
+                    raise cause from error
+                gone = cause
+        raise EngineDeadError(f"no engine of the model can be asked: {gone or 'none beats'}")
+
+
+def _require_tokenizers() -> None:
+    """Before anything is asked for; an import reads files."""
+    try:
+        import tokenizers  # noqa: F401  # whether it can be
+    except ImportError:
+        raise ConfigurationError("get_tokenizer needs the package tokenizers: pip install tokenizers") from None
+
+
+def _read_tokenizer(file: TokenizerFile) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_buffer(zlib.decompress(file.data))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -1,0 +1,116 @@
+"""The composition root of the gateway: its parts, its routes, and what is around them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from importlib import metadata
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from ...shared.connection import CommandConnection
+from ...shared.keys import Keys
+from .. import Client
+from ..batches import BatchStore
+from ..openai.parsers import ModelParsers
+from ..openai.responses.service import Responses
+from .api_keys import ApiKeys
+from .auth import Authenticator
+from .cors import cors
+from .edge import Edge
+from .gateway import Gateway
+from .http import any_exception, http_exception
+from .metrics import Metrics
+from .openapi import build_openapi
+from .operations import Operation
+from .routes import batches, files, generate, models, state, tokens
+from .routes import responses as responses_routes
+from .settings import GatewaySettings
+
+OPERATIONS: tuple[Operation, ...] = (
+    *generate.OPERATIONS,
+    *responses_routes.OPERATIONS,
+    *models.OPERATIONS,
+    *tokens.OPERATIONS,
+    *files.OPERATIONS,
+    *batches.OPERATIONS,
+    *state.OPERATIONS,
+)
+
+
+def build_app(settings: GatewaySettings) -> Starlette:
+    """Return the gateway as an ASGI application; it connects to Redis when its lifespan begins.
+
+    Raises, at that beginning:
+        ConfigurationError: the URL cannot be read, Redis is not there or too old, or the folder cannot be used.
+    """
+    connection = CommandConnection(settings.redis_url)
+    keys = Keys(settings.namespace)
+    authenticator = Authenticator(ApiKeys(connection, keys) if settings.api_keys else None, tenant=settings.tenant)
+    metrics = Metrics()
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+        options = {"namespace": settings.namespace, "model": settings.model, "lease_ttl_s": settings.lease_ttl_s}
+        store = BatchStore(settings.redis_url, settings.files_dir, namespace=settings.namespace)
+        result_ttl_s = settings.result_ttl_s
+        async with Client.connect(settings.redis_url, result_ttl_s=result_ttl_s, **options) as client, store:
+            await store.files.contents.prepare()
+            parsers = ModelParsers(client, settings.parsers, default_model=settings.model)
+            responses = Responses(
+                client,
+                connection,
+                keys,
+                parsers,
+                result_ttl_s=result_ttl_s,
+                linger_s=settings.reconnect_grace_s,
+                fail_fast=settings.fail_fast,
+            )
+            app.state.gateway = Gateway(settings, client, authenticator, metrics, parsers, responses, store)
+            yield
+        await connection.close()
+
+    edge = Middleware(
+        Edge,
+        authenticator,
+        metrics,
+        is_public=frozenset(operation.path for operation in OPERATIONS if operation.is_public),
+        max_running=settings.max_running_requests,
+        request_timeout_s=settings.request_timeout_s,
+    )
+    app = Starlette(
+        routes=_routes(OPERATIONS),
+        middleware=[*cors(settings.cors_origins), edge],
+        exception_handlers={HTTPException: http_exception, Exception: any_exception},
+        lifespan=lifespan,
+    )
+    app.state.openapi = msgspec.json.encode(build_openapi(OPERATIONS, metadata.version("penstock")))
+    return app
+
+
+def _routes(operations: Sequence[Operation]) -> list[Route]:
+    """One route for each path, so that a refused method is told all that the path has."""
+    by_path: dict[str, dict[str, Operation]] = {}
+    for operation in operations:
+        by_path.setdefault(operation.path, {})[operation.method] = operation
+    return [Route(path, _endpoint(path, by_method), methods=list(by_method)) for path, by_method in by_path.items()]
+
+
+def _endpoint(path: str, by_method: Mapping[str, Operation]) -> Callable[[Request], Awaitable[ASGIApp]]:
+    """The handlers of a path, whose exceptions become responses here, before Starlette would log and raise them."""
+
+    async def endpoint(request: Request) -> ASGIApp:
+        request.state.route = path
+        method = "GET" if request.method == "HEAD" else request.method
+        try:
+            return await by_method[method].handler(request)
+        except Exception as error:
+            return await any_exception(request, error)
+
+    return endpoint

@@ -1,0 +1,151 @@
+"""What happens to every request before and after its route: its id, who asks, how many run, the log, the counts.
+
+A plain ASGI application around another one: Starlette's own middleware base would put a task and a queue between each
+event of a stream and its socket.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ...shared.keys import MAX_NAME_CHARS
+from ...shared.log import log_ids
+from ...shared.shown import shown
+from ..openai.errors import CLIENT_CLOSED_REQUEST, OpenAIError
+from .auth import Authenticator
+from .http import error_response, trace_headers
+from .metrics import Metrics
+from .request_body import RequestBody
+
+_REQUEST_ID = re.compile(rf"[\x21-\x7e]{{1,{MAX_NAME_CHARS}}}")
+# The head's name of a route that does not exist: made-up paths must not become so many time series.
+NO_ROUTE = "none"
+
+log = structlog.get_logger()
+
+
+class Edge:
+    """Wraps the routes.
+
+    Args:
+        is_public: paths that need no API key.
+        max_running: more at a time are refused.
+        request_timeout_s: how long a body may take: see ``RequestBody``.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        authenticator: Authenticator,
+        metrics: Metrics,
+        *,
+        is_public: frozenset[str],
+        max_running: int,
+        request_timeout_s: float,
+    ) -> None:
+        self._app = app
+        self._authenticator = authenticator
+        self._metrics = metrics
+        self._is_public = is_public
+        self._max_running = max_running
+        self._request_timeout_s = request_timeout_s
+        self._num_running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = RequestBody(receive, self._request_timeout_s)
+        exchange = Exchange(scope, send, body)
+        state = scope.setdefault("state", {})
+        state["started_at"], state["x_request_id"] = exchange.started_at, exchange.request_id
+        self._num_running += 1
+        self._metrics.in_flight.inc()
+        ids = log_ids(None, exchange.request_id, trace_headers(exchange.headers))
+        with structlog.contextvars.bound_contextvars(**ids):
+            try:
+                await self._serve(scope, body, exchange)
+            finally:
+                self._num_running -= 1
+                self._metrics.in_flight.dec()
+                self._note(scope, exchange)
+                structlog.contextvars.unbind_contextvars("request_id")
+
+    async def _serve(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
+        try:
+            exchange.check_request_id()
+            if scope["path"] not in self._is_public:
+                if self._num_running > self._max_running:
+                    raise OpenAIError(
+                        429, "the gateway is at its limit", type="requests", code="gateway_busy", retry_after_s=1
+                    )
+                authorization = exchange.headers.get("authorization")
+                scope["state"]["identity"] = await self._authenticator.identify(authorization)
+        except Exception as error:
+            await error_response(error)(scope, receive, exchange.send)
+            return
+        await self._app(scope, receive, exchange.send)
+
+    def _note(self, scope: Scope, exchange: Exchange) -> None:
+        """Count and log what became of it."""
+        seconds = time.perf_counter() - exchange.started_at
+        status = CLIENT_CLOSED_REQUEST if scope["state"].get("has_left") else exchange.status
+        route = scope["state"].get("route", NO_ROUTE)
+        self._metrics.requests.labels(route, _method(scope), status).inc()
+        self._metrics.latency.labels(route).observe(seconds)
+        log.info(
+            "request",
+            method=scope["method"],
+            path=scope["path"],
+            status=status,
+            seconds=round(seconds, 4),
+        )
+
+
+class Exchange:
+    """One request and its response: adds the request's id to the head of the response, and notes its status.
+
+    The rest of a body that came too late is not waited for: its connection ends with the response.
+    """
+
+    def __init__(self, scope: Scope, send: Send, body: RequestBody) -> None:
+        self.started_at = time.perf_counter()
+        self.headers = Headers(scope=scope)
+        self._given_id = self.headers.get("x-request-id", "")
+        is_usable = _REQUEST_ID.fullmatch(self._given_id) is not None
+        self.request_id = self._given_id if is_usable else uuid.uuid4().hex
+        self.status = 500
+        self._send = send
+        self._body = body
+
+    def check_request_id(self) -> None:
+        """Refuse an id that cannot stand in head and log: its caller would look for it there in vain.
+
+        Raises:
+            OpenAIError: 400, it is too long, or holds other than visible ASCII characters.
+        """
+        if self._given_id and self.request_id != self._given_id:
+            message = (
+                f"x-request-id must be 1 to {MAX_NAME_CHARS} visible ASCII characters, got {shown(self._given_id)}"
+            )
+            raise OpenAIError(400, message, param="x-request-id", code="invalid_request_id")
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self.request_id
+            if self._body.is_late:
+                headers["connection"] = "close"
+        await self._send(message)
+
+
+def _method(scope: Scope) -> str:
+    known = ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH")
+    return scope["method"] if scope["method"] in known else "other"

@@ -1,0 +1,115 @@
+"""A prepared body as requests of the client: one for each prompt, run together, with one answer or one stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from .. import Client, Delta
+from ..openai.prepared import Prepared
+from ..options import RequestOptions
+from .auth import Identity
+from .settings import GatewaySettings
+
+PromptDelta = tuple[int, Delta]
+
+
+def request_id_of(response_id: str, prompt: int) -> str:
+    """Return the id under which the client knows the request for one prompt of a response."""
+    return response_id if prompt == 0 else f"{response_id}-{prompt}"
+
+
+def options_of(prepared: Prepared, identity: Identity, settings: GatewaySettings) -> RequestOptions:
+    """Return what the requests say beside prompt and sampling: what the body says, on the account of who asks."""
+    options: RequestOptions = {**prepared.options, "tenant": identity.tenant, "fail_fast": settings.fail_fast}
+    if identity.band is not None and "band" not in options:
+        options["band"] = identity.band
+    return options
+
+
+async def answer(client: Client, prepared: Prepared, options: RequestOptions, response_id: str) -> msgspec.Struct:
+    """Run all prompts and return the body of the response. Cancelling it, or the failure of one, cancels the others."""
+    works = [
+        asyncio.ensure_future(
+            client.generate(prompt, prepared.params, **{**options, "request_id": request_id_of(response_id, position)})
+        )
+        for position, prompt in enumerate(prepared.prompts)
+    ]
+    try:
+        with prepared.naming_fields():
+            outputs = await asyncio.gather(*works)
+    finally:
+        for work in works:
+            work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
+    return prepared.answer(*outputs, response_id=response_id)
+
+
+def stream(
+    client: Client, prepared: Prepared, options: RequestOptions, response_id: str, *, linger_s: float
+) -> AsyncGenerator[PromptDelta]:
+    """Run all prompts and iterate over their deltas; what is left early lingers for ``linger_s``."""
+    options = {**options, "linger_s": linger_s}
+    return merged(
+        [
+            client.stream(prompt, prepared.params, **{**options, "request_id": request_id_of(response_id, position)})
+            for position, prompt in enumerate(prepared.prompts)
+        ]
+    )
+
+
+async def replay(
+    client: Client, prepared: Prepared, model: str, response_id: str, borders: Sequence[int], *, linger_s: float
+) -> AsyncGenerator[PromptDelta]:
+    """Iterate over the deltas of a stream that was begun before, from its first, with a border where it was cut."""
+    n = prepared.params.n
+    handles = [
+        await client.handle(request_id_of(response_id, position), model=model, n=n)
+        for position in range(len(prepared.prompts))
+    ]
+    streams = [handle.replay(borders[i * n : (i + 1) * n], linger_s=linger_s) for i, handle in enumerate(handles)]
+    async with aclosing(merged(streams)) as deltas:
+        async for delta in deltas:
+            yield delta
+
+
+async def merged(streams: Sequence[AsyncGenerator[Delta]]) -> AsyncGenerator[PromptDelta]:
+    """Iterate over the deltas of all, each with its stream's number, as they come; closes all, however it ends."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for delta in only:
+                yield 0, delta
+        return
+    # Room for one: a slow reader lets deltas wait in their streams, where they are merged.
+    arrivals: asyncio.Queue[PromptDelta | BaseException | None] = asyncio.Queue(1)
+    pumps = [asyncio.create_task(_pump(one, i, arrivals)) for i, one in enumerate(streams)]
+    num_open = len(pumps)
+    try:
+        while num_open:
+            arrival = await arrivals.get()
+            if arrival is None:
+                num_open -= 1
+            elif isinstance(arrival, BaseException):
+                raise arrival
+            else:
+                yield arrival
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(
+    one: AsyncGenerator[Delta], number: int, arrivals: asyncio.Queue[PromptDelta | BaseException | None]
+) -> None:
+    try:
+        async with aclosing(one):
+            async for delta in one:
+                await arrivals.put((number, delta))
+    except Exception as error:
+        await arrivals.put(error)
+    else:
+        await arrivals.put(None)

@@ -1,0 +1,114 @@
+"""/v1/batches: files of requests, run row by row by whoever runs the jobs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...batches.records import Batch, Page
+from ...batches.store import DEFAULT_LIMIT, MAX_LIMIT
+from ..http import gateway_of, json_response, read_body
+from ..operations import Operation
+from .files import AFTER, limit_of, query_parameter
+
+
+class OutputExpiresAfter(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """When the files of a batch expire: so many seconds after they were made."""
+
+    seconds: int
+    anchor: Literal["created_at"] = "created_at"
+
+
+class BatchBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a batch is made of. ``webhook_url`` is ours: it is told of the end."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+    output_expires_after: OutputExpiresAfter | None = None
+    webhook_url: str | None = None
+
+
+_body_decoder = msgspec.json.Decoder(BatchBody)
+
+
+async def create_batch(request: Request) -> Response:
+    """Answer POST /v1/batches."""
+    gateway = gateway_of(request)
+    body = _body_decoder.decode(await read_body(request, gateway.settings.max_body_bytes))
+    expires = body.output_expires_after
+    batch = await gateway.batches.create(
+        input_file_id=body.input_file_id,
+        endpoint=body.endpoint,
+        tenant=request.state.identity.tenant,
+        completion_window=body.completion_window,
+        metadata=body.metadata,
+        output_expires_after_s=None if expires is None else expires.seconds,
+        webhook_url=body.webhook_url,
+    )
+    return json_response(batch)
+
+
+async def list_batches(request: Request) -> Response:
+    """Answer GET /v1/batches."""
+    page = await gateway_of(request).batches.list(
+        tenant=request.state.identity.tenant,
+        after=request.query_params.get("after"),
+        limit=limit_of(request, DEFAULT_LIMIT),
+    )
+    return json_response(page)
+
+
+async def retrieve_batch(request: Request) -> Response:
+    """Answer GET /v1/batches/{batch_id}."""
+    batches, tenant = gateway_of(request).batches, request.state.identity.tenant
+    return json_response(await batches.get(request.path_params["batch_id"], tenant=tenant))
+
+
+async def cancel_batch(request: Request) -> Response:
+    """Answer POST /v1/batches/{batch_id}/cancel."""
+    batches, tenant = gateway_of(request).batches, request.state.identity.tenant
+    return json_response(await batches.cancel(request.path_params["batch_id"], tenant=tenant))
+
+
+_LIMIT = query_parameter("limit", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}, "Most that are listed.")
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/v1/batches",
+        handler=create_batch,
+        summary="Make a batch of an uploaded file",
+        body=BatchBody,
+        response=Batch,
+        statuses=(400, 413),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/batches",
+        handler=list_batches,
+        summary="List batches, the newest first",
+        response=Page[Batch],
+        statuses=(400,),
+        parameters=(AFTER, _LIMIT),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/batches/{batch_id}",
+        handler=retrieve_batch,
+        summary="Describe a batch",
+        response=Batch,
+    ),
+    Operation(
+        method="POST",
+        path="/v1/batches/{batch_id}/cancel",
+        handler=cancel_batch,
+        summary="End a batch; what is done is kept",
+        response=Batch,
+        statuses=(409,),
+    ),
+)

@@ -1,0 +1,190 @@
+"""/v1/files: what batches are made of, and what comes of them."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from ....shared.shown import shown
+from ...batches.files import MAX_LIMIT, Upload, check_upload
+from ...batches.records import MAX_FILE_BYTES, PURPOSES, Deleted, FileObject, Page
+from ...openai.errors import OpenAIError, bad_field
+from ..http import gateway_of, json_response
+from ..multipart import FormPart, FormReader
+from ..operations import Operation
+
+# What a form has beside its file.
+MAX_FORM_BYTES = 1024 * 1024
+_SECONDS, _ANCHOR = "expires_after[seconds]", "expires_after[anchor]"
+
+
+class FileUpload(msgspec.Struct, kw_only=True):
+    """The form of an upload; ``expires_after`` is written as ``expires_after[seconds]``."""
+
+    file: bytes
+    purpose: str
+
+
+class _Form(msgspec.Struct):
+    """What has come of a form so far."""
+
+    fields: dict[str, str] = {}
+    upload: Upload | None = None
+    filename: str = ""
+
+    @property
+    def purpose(self) -> str:
+        purpose = self.fields.get("purpose")
+        if purpose is None:
+            raise bad_field("purpose", "purpose must be given", code="missing_required_parameter")
+        return purpose
+
+    @property
+    def expires_after_s(self) -> int | None:
+        seconds, anchor = self.fields.get(_SECONDS), self.fields.get(_ANCHOR, "created_at")
+        if anchor != "created_at":
+            raise bad_field("expires_after.anchor", f"expires_after.anchor must be 'created_at', got {shown(anchor)}")
+        if seconds is None:
+            return None
+        try:
+            return int(seconds)
+        except ValueError:
+            message = f"expires_after.seconds must be a number, got {shown(seconds)}"
+            raise bad_field("expires_after.seconds", message) from None
+
+
+async def create_file(request: Request) -> Response:
+    """Answer POST /v1/files. The fields may stand before or behind the file."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > MAX_FILE_BYTES + MAX_FORM_BYTES:
+        raise OpenAIError(413, f"file must have at most {MAX_FILE_BYTES} bytes", param="file", code="payload_too_large")
+    form, files = _Form(), gateway_of(request).batches.files
+    try:
+        async with aclosing(FormReader(request).parts()) as parts:
+            async for part in parts:
+                await _take(request, form, part)
+        if form.upload is None:
+            raise bad_field("file", "file must be given, with a filename", code="missing_required_parameter")
+        tenant, purpose, expires_after_s = request.state.identity.tenant, form.purpose, form.expires_after_s
+        file = await files.keep(
+            form.upload, filename=form.filename, tenant=tenant, purpose=purpose, expires_after_s=expires_after_s
+        )
+    except BaseException:
+        if form.upload is not None:
+            await files.discard(form.upload)
+        raise
+    return json_response(file)
+
+
+async def _take(request: Request, form: _Form, part: FormPart) -> None:
+    if part.name == "file" and part.filename is not None:
+        if form.upload is not None:
+            raise bad_field("file", "file must be one file")
+        if "purpose" in form.fields:  # what is known to be refused need not be received first
+            check_upload(form.purpose, part.filename, form.expires_after_s)
+        form.filename = part.filename
+        form.upload = await gateway_of(request).batches.files.receive(part.chunks)
+    elif part.name in ("purpose", _SECONDS, _ANCHOR):
+        form.fields[part.name] = await part.text()
+    else:
+        raise bad_field(part.name, f"{part.name} is not supported; leave it out", code="unknown_parameter")
+
+
+async def list_files(request: Request) -> Response:
+    """Answer GET /v1/files."""
+    query = request.query_params
+    page = await gateway_of(request).batches.files.list(
+        tenant=request.state.identity.tenant,
+        after=query.get("after"),
+        limit=limit_of(request, MAX_LIMIT),
+        order=query.get("order", "desc"),
+        purpose=query.get("purpose"),
+    )
+    return json_response(page)
+
+
+async def retrieve_file(request: Request) -> Response:
+    """Answer GET /v1/files/{file_id}."""
+    files, tenant = gateway_of(request).batches.files, request.state.identity.tenant
+    return json_response(await files.get(request.path_params["file_id"], tenant=tenant))
+
+
+async def file_content(request: Request) -> Response:
+    """Answer GET /v1/files/{file_id}/content."""
+    files, tenant = gateway_of(request).batches.files, request.state.identity.tenant
+    path = await files.path(request.path_params["file_id"], tenant=tenant)
+    return FileResponse(path, media_type="application/octet-stream")
+
+
+async def delete_file(request: Request) -> Response:
+    """Answer DELETE /v1/files/{file_id}."""
+    files, tenant = gateway_of(request).batches.files, request.state.identity.tenant
+    return json_response(await files.delete(request.path_params["file_id"], tenant=tenant))
+
+
+def limit_of(request: Request, default: int) -> int:
+    """Return the query's ``limit``.
+
+    Raises:
+        OpenAIError: 400, it is no number.
+    """
+    given = request.query_params.get("limit")
+    if given is None:
+        return default
+    if not (given.isascii() and given.isdecimal() and len(given) < 10):
+        raise bad_field("limit", f"limit must be a number, got {shown(given)}")
+    return int(given)
+
+
+def query_parameter(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+    """Return OpenAPI's description of a part of the query."""
+    return {"name": name, "in": "query", "required": False, "schema": schema, "description": description}
+
+
+AFTER = query_parameter("after", {"type": "string"}, "The last id of the page before.")
+_LIMIT = query_parameter("limit", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}, "Most that are listed.")
+_ORDER = query_parameter("order", {"type": "string", "enum": ["asc", "desc"]}, "By time; the newest first by default.")
+_PURPOSE = query_parameter("purpose", {"type": "string", "enum": list(PURPOSES)}, "Only those.")
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/v1/files",
+        handler=create_file,
+        summary="Upload a file",
+        body=FileUpload,
+        body_media_type="multipart/form-data",
+        response=FileObject,
+        statuses=(400, 413),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/files",
+        handler=list_files,
+        summary="List files",
+        response=Page[FileObject],
+        statuses=(400,),
+        parameters=(AFTER, _LIMIT, _ORDER, _PURPOSE),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/files/{file_id}",
+        handler=retrieve_file,
+        summary="Describe a file",
+        response=FileObject,
+    ),
+    Operation(
+        method="GET",
+        path="/v1/files/{file_id}/content",
+        handler=file_content,
+        summary="Download a file",
+        media_type="application/octet-stream",
+    ),
+    Operation(
+        method="DELETE", path="/v1/files/{file_id}", handler=delete_file, summary="Delete a file", response=Deleted
+    ),
+)

@@ -1,0 +1,166 @@
+"""/v1/chat/completions, /v1/completions and /v1/embeddings: whole answers, streams, and streams that are picked up.
+
+A cut stream is picked up by sending its body again with the header ``Last-Event-ID``. The request is in Redis, and the
+body says how to tell it, so no gateway needs to remember anything; a GET would need the body kept somewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from functools import partial
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from ....shared.shown import shown
+from ...openai.chat import ChatCompletionBody
+from ...openai.chat_objects import ChatCompletion
+from ...openai.common import new_id
+from ...openai.completions import Completion, CompletionBody
+from ...openai.embeddings import EmbeddingsBody
+from ...openai.endpoints import CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS, decode
+from ...openai.errors import OpenAIError
+from ...openai.prepared import Prepared
+from ...sse import EventStream
+from .. import generations
+from ..auth import Identity
+from ..gateway import Gateway
+from ..http import add_ids, gateway_of, json_response, note_request_id, read_body, while_connected
+from ..operations import Operation
+from ..position import Position
+from ..stream import event_stream, events
+
+# Larger bodies are read in a thread: milliseconds, in which other streams go on.
+LARGE_BODY_BYTES = 64 * 1024
+
+
+async def prepare(gateway: Gateway, path: str, body: bytes) -> tuple[Prepared, str]:
+    """Return what a body of ``path`` asks, and how the answers of its model are read; and the body's fingerprint.
+
+    Raises:
+        OpenAIError: the body is wrong.
+    """
+    if len(body) <= LARGE_BODY_BYTES:
+        decoded = decode(path, body)
+        return decoded.prepare(await gateway.parsers.find(decoded.model)), decoded.fingerprint
+    decoded = await asyncio.to_thread(decode, path, body)
+    prepared = await asyncio.to_thread(decoded.prepare, await gateway.parsers.find(decoded.model))
+    return prepared, await asyncio.to_thread(lambda: decoded.fingerprint)
+
+
+async def generate(path: str, request: Request) -> ASGIApp:
+    """Answer a body of ``path``."""
+    gateway = gateway_of(request)
+    body = await read_body(request, gateway.settings.max_body_bytes)
+    prepared, fingerprint = await prepare(gateway, path, body)
+    identity: Identity = request.state.identity
+    last_event_id = request.headers.get("last-event-id")
+    if last_event_id is not None:
+        return await _resumed(gateway, request, prepared, fingerprint, last_event_id)
+    response_id = new_id(prepared.id_prefix, fingerprint)
+    options = generations.options_of(prepared, identity, gateway.settings)
+    add_ids(options, request, response_id)
+    if not prepared.stream:
+        work = generations.answer(gateway.client, prepared, options, response_id)
+        return json_response(await while_connected(request, work))
+    linger_s = gateway.settings.reconnect_grace_s
+    deltas = generations.stream(gateway.client, prepared, options, response_id, linger_s=linger_s)
+    position = Position.start(response_id, len(prepared.prompts) * prepared.params.n)
+    return await _event_stream(gateway, request, prepared, deltas, position)
+
+
+async def _resumed(
+    gateway: Gateway, request: Request, prepared: Prepared, fingerprint: str, last_event_id: str
+) -> EventStream:
+    if not prepared.stream:
+        raise OpenAIError(400, "Last-Event-ID needs stream=true", param="stream")
+    num_answers = len(prepared.prompts) * prepared.params.n
+    position = Position.parse(last_event_id, num_answers, prepared.id_prefix, fingerprint)
+    note_request_id(position.response_id)
+    model = await _model_name(gateway, prepared)
+    status = await gateway.client.status(position.response_id, model)
+    if status.tenant != request.state.identity.tenant:
+        raise OpenAIError(404, f"request {shown(position.response_id)} is unknown", code="request_not_found")
+    gateway.metrics.resumed.inc()
+    deltas = generations.replay(
+        gateway.client,
+        prepared,
+        model,
+        position.response_id,
+        position.next_indexes,
+        linger_s=gateway.settings.reconnect_grace_s,
+    )
+    return await _event_stream(gateway, request, prepared, deltas, position)
+
+
+async def _event_stream(
+    gateway: Gateway,
+    request: Request,
+    prepared: Prepared,
+    deltas: AsyncGenerator[generations.PromptDelta],
+    position: Position,
+) -> EventStream:
+    chunks = prepared.events(position.response_id, await _model_name(gateway, prepared))
+    state = request.state
+    return await event_stream(
+        events(deltas, prepared, chunks, position),
+        keep_alive_s=gateway.settings.keep_alive_s,
+        on_first=lambda: gateway.metrics.first_chunk.labels(state.route).observe(
+            time.perf_counter() - state.started_at
+        ),
+        on_left=lambda: setattr(state, "has_left", True),
+    )
+
+
+async def _model_name(gateway: Gateway, prepared: Prepared) -> str:
+    """The name of the model that serves it, where the body leaves it to us.
+
+    Raises:
+        UnknownModelError: no worker has ever served it.
+    """
+    return (await gateway.client.handle("-", model=prepared.model)).model
+
+
+_LAST_EVENT_ID = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string"},
+    "description": "The id of the last event of a stream that this same body began: it goes on after that.",
+}
+_STATUSES = (400, 408, 413, 429, 499)
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path=CHAT_COMPLETIONS,
+        handler=partial(generate, CHAT_COMPLETIONS),
+        summary="Answer chat messages",
+        body=ChatCompletionBody,
+        response=ChatCompletion,
+        streams=True,
+        statuses=_STATUSES,
+        parameters=(_LAST_EVENT_ID,),
+    ),
+    Operation(
+        method="POST",
+        path=COMPLETIONS,
+        handler=partial(generate, COMPLETIONS),
+        summary="Continue one prompt or several",
+        body=CompletionBody,
+        response=Completion,
+        streams=True,
+        statuses=_STATUSES,
+        parameters=(_LAST_EVENT_ID,),
+    ),
+    Operation(
+        method="POST",
+        path=EMBEDDINGS,
+        handler=partial(generate, EMBEDDINGS),
+        summary="Embed texts (no model that could is served yet)",
+        body=EmbeddingsBody,
+        statuses=_STATUSES,
+    ),
+)

@@ -1,0 +1,201 @@
+"""/v1/responses: OpenAI's Responses API. What it means is in ``producer/openai/responses``; here is its HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response as HTTPResponse
+
+from ....shared.shown import shown
+from ...openai.endpoints import RESPONSES, decode
+from ...openai.errors import bad_field
+from ...openai.responses.body import ResponseBody
+from ...openai.responses.events import Event
+from ...openai.responses.objects import DeletedResponse, ItemList, Response
+from ...sse import COMMENT, EventStream
+from ..auth import Identity
+from ..http import add_ids, gateway_of, json_response, note_request_id, read_body, while_connected
+from ..operations import Operation
+from ..stream import event_stream
+from .generate import LARGE_BODY_BYTES
+
+_encode = msgspec.json.Encoder().encode
+
+
+async def create(request: Request) -> HTTPResponse | EventStream:
+    """Answer POST /v1/responses."""
+    gateway, identity = gateway_of(request), _identity(request)
+    responses = gateway.responses
+    data = await read_body(request, gateway.settings.max_body_bytes)
+    is_large = len(data) > LARGE_BODY_BYTES
+    decoded = await asyncio.to_thread(decode, RESPONSES, data) if is_large else decode(RESPONSES, data)
+    body: ResponseBody = decoded.body
+    prepared = await responses.prepare(identity.tenant, body, band=identity.band)
+    add_ids(prepared.options, request, prepared.record.id)
+    if body.background:
+        response = await responses.submit(prepared)
+        if not body.stream:
+            return json_response(response)
+        return await _stream(request, responses.follow(identity.tenant, response.id))
+    if body.stream:
+        return await _stream(request, responses.stream(prepared))
+    return json_response(await while_connected(request, responses.answer(prepared)))
+
+
+async def retrieve(request: Request) -> HTTPResponse | EventStream:
+    """Answer GET /v1/responses/{response_id}; with stream=true by its events."""
+    responses, tenant = gateway_of(request).responses, _identity(request).tenant
+    after = _number(request, "starting_after", request.headers.get("last-event-id"))
+    if _is_true(request, "stream"):
+        if after is not None:
+            gateway_of(request).metrics.resumed.inc()
+        events = responses.follow(tenant, _response_id(request), -1 if after is None else after)
+        return await _stream(request, events)
+    if "starting_after" in request.query_params:
+        raise bad_field("starting_after", "starting_after needs stream=true")
+    return json_response(await responses.retrieve(tenant, _response_id(request)))
+
+
+async def cancel(request: Request) -> HTTPResponse:
+    """Answer POST /v1/responses/{response_id}/cancel."""
+    tenant = _identity(request).tenant
+    return json_response(await gateway_of(request).responses.cancel(tenant, _response_id(request)))
+
+
+async def delete(request: Request) -> HTTPResponse:
+    """Answer DELETE /v1/responses/{response_id}."""
+    tenant = _identity(request).tenant
+    return json_response(await gateway_of(request).responses.delete(tenant, _response_id(request)))
+
+
+async def input_items(request: Request) -> HTTPResponse:
+    """Answer GET /v1/responses/{response_id}/input_items."""
+    given = request.query_params
+    page: dict[str, Any] = {name: given[name] for name in ("after", "order") if name in given}
+    if (limit := _number(request, "limit")) is not None:
+        page["limit"] = limit
+    tenant = _identity(request).tenant
+    return json_response(await gateway_of(request).responses.input_items(tenant, _response_id(request), **page))
+
+
+async def _stream(request: Request, batches: AsyncGenerator[list[Event]]) -> EventStream:
+    gateway, state = gateway_of(request), request.state
+    return await event_stream(
+        _frames(batches),
+        keep_alive_s=gateway.settings.keep_alive_s,
+        on_first=lambda: gateway.metrics.first_chunk.labels(state.route).observe(
+            time.perf_counter() - state.started_at
+        ),
+        on_left=lambda: setattr(state, "has_left", True),
+    )
+
+
+async def _frames(batches: AsyncGenerator[list[Event]]) -> AsyncGenerator[bytes]:
+    """Iterate over the encoded events, those that come together in one piece; an event's id is its number."""
+    is_told = False
+    async with aclosing(batches):
+        async for events in batches:
+            if events:
+                is_told = True
+                yield b"".join(map(_frame, events))
+    if not is_told:
+        yield COMMENT  # the reader had all there is
+
+
+def _frame(event: Event) -> bytes:
+    kind = str(event.__struct_config__.tag).encode()
+    return b"event: %b\nid: %d\ndata: %b\n\n" % (kind, event.sequence_number, _encode(event))
+
+
+def _identity(request: Request) -> Identity:
+    return request.state.identity
+
+
+def _response_id(request: Request) -> str:
+    response_id = request.path_params["response_id"]
+    note_request_id(response_id)
+    return response_id
+
+
+def _number(request: Request, name: str, default: str | None = None) -> int | None:
+    given = request.query_params.get(name, default)
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdecimal() and len(given) <= 18):
+        raise bad_field(name, f"{name} must be a number, at least 0, got {shown(given)}")
+    return int(given)
+
+
+def _is_true(request: Request, name: str) -> bool:
+    given = request.query_params.get(name, "false").lower()
+    if given not in ("true", "false"):
+        raise bad_field(name, f"{name} must be true or false, got {shown(given)}")
+    return given == "true"
+
+
+def _query(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "required": False, "schema": schema, "description": description}
+
+
+_COUNT = {"type": "integer", "minimum": 0}
+_ONE = f"{RESPONSES}/{{response_id}}"
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path=RESPONSES,
+        handler=create,
+        summary="Create a response",
+        body=ResponseBody,
+        response=Response,
+        streams=True,
+        statuses=(400, 408, 413, 429, 499),
+    ),
+    Operation(
+        method="GET",
+        path=_ONE,
+        handler=retrieve,
+        summary="Retrieve a response, or follow its events",
+        response=Response,
+        streams=True,
+        statuses=(400,),
+        parameters=(
+            _query("stream", {"type": "boolean"}, "Answer with its events."),
+            _query("starting_after", _COUNT, "The sequence_number of the last event that is known."),
+        ),
+    ),
+    Operation(
+        method="DELETE",
+        path=_ONE,
+        handler=delete,
+        summary="Delete a response",
+        response=DeletedResponse,
+    ),
+    Operation(
+        method="POST",
+        path=f"{_ONE}/cancel",
+        handler=cancel,
+        summary="Cancel a response that runs in the background",
+        response=Response,
+        statuses=(400,),
+    ),
+    Operation(
+        method="GET",
+        path=f"{_ONE}/input_items",
+        handler=input_items,
+        summary="List what a response had as input",
+        response=ItemList,
+        statuses=(400,),
+        parameters=(
+            _query("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "How many at most; 20 by default."),
+            _query("order", {"enum": ["asc", "desc"]}, "By default the last comes first."),
+            _query("after", {"type": "string"}, "The id of an item: those behind it are listed."),
+        ),
+    ),
+)

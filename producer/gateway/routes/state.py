@@ -1,0 +1,116 @@
+"""/health, /ready, /metrics, /version and /openapi.json: for those who run the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib import metadata
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ....shared.errors import EngineDeadError
+from ...openai.errors import OpenAIError
+from ..http import gateway_of, json_response
+from ..metrics import deployment_metrics, read_deployment
+from ..operations import Operation
+
+# A probe that takes longer has its answer: Redis does not answer.
+PROBE_TIMEOUT_S = 5.0
+
+
+class Health(msgspec.Struct):
+    """``status`` is "ok"."""
+
+    status: str
+
+
+class Version(msgspec.Struct):
+    """Of the installed distribution."""
+
+    version: str
+
+
+async def health(request: Request) -> Response:
+    """Answer GET /health: 200 while this process can reach Redis, whatever engines do."""
+    await _models(request)
+    return json_response(Health("ok"))
+
+
+async def ready(request: Request) -> Response:
+    """Answer GET /ready: 200 if a live engine serves at least one model; else 503, which says why."""
+    client = gateway_of(request).client
+    causes = ["no worker has served a model yet"]
+    for model in await _models(request):
+        try:
+            await client.check_health(model)
+        except EngineDeadError as error:
+            causes.append(str(error))
+        else:
+            return json_response(Health("ok"))
+    raise OpenAIError(503, causes[-1], type="server_error", code="not_ready", retry_after_s=1)
+
+
+async def metrics(request: Request) -> Response:
+    """Answer GET /metrics."""
+    gateway = gateway_of(request)
+    figures = deployment_metrics(await read_deployment(gateway.client))
+    return Response(gateway.metrics.render(figures), media_type=CONTENT_TYPE_LATEST)
+
+
+async def version(_: Request) -> Response:
+    """Answer GET /version."""
+    return json_response(Version(metadata.version("penstock")))
+
+
+async def openapi(request: Request) -> Response:
+    """Answer GET /openapi.json."""
+    return Response(request.app.state.openapi, media_type="application/json")
+
+
+async def _models(request: Request) -> list[str]:
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            return list(await gateway_of(request).client.models())
+    except TimeoutError:
+        raise OpenAIError(
+            503, "Redis does not answer", type="server_error", code="queue_unavailable", retry_after_s=1
+        ) from None
+
+
+OPERATIONS = (
+    Operation(
+        method="GET",
+        path="/health",
+        handler=health,
+        summary="Whether the gateway works",
+        response=Health,
+        is_public=True,
+    ),
+    Operation(
+        method="GET",
+        path="/ready",
+        handler=ready,
+        summary="Whether a model is served",
+        response=Health,
+        is_public=True,
+    ),
+    Operation(
+        method="GET",
+        path="/metrics",
+        handler=metrics,
+        summary="Figures for Prometheus",
+        media_type="text/plain",
+        is_public=True,
+    ),
+    Operation(
+        method="GET",
+        path="/version",
+        handler=version,
+        summary="The version",
+        response=Version,
+        is_public=True,
+    ),
+    Operation(method="GET", path="/openapi.json", handler=openapi, summary="This document", is_public=True),
+)

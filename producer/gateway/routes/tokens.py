@@ -1,0 +1,109 @@
+"""/tokenize and /detokenize, as vLLM has them; a worker process answers, since the gateway has no tokenizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...openai.errors import bad_field
+from ...openai.messages import ChatMessage, template_messages
+from ..http import gateway_of, json_response, read_body, while_connected
+from ..operations import Operation
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The request: ``prompt``, or ``messages`` under the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class Tokenized(msgspec.Struct):
+    """The response; ``token_strs`` is null unless they were asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The request."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class Detokenized(msgspec.Struct):
+    """The response."""
+
+    prompt: str
+
+
+_tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
+
+
+async def tokenize(request: Request) -> Response:
+    """Answer POST /tokenize."""
+    gateway = gateway_of(request)
+    body = _tokenize_decoder.decode(await read_body(request, gateway.settings.max_body_bytes))
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_field("prompt", "exactly one of prompt and messages must be given")
+    kwargs = dict(body.chat_template_kwargs or {})
+    if body.add_generation_prompt is not None:
+        kwargs["add_generation_prompt"] = body.add_generation_prompt
+    if body.messages is not None and body.add_special_tokens:
+        raise bad_field("add_special_tokens", "add_special_tokens is for a prompt; the chat template adds its own")
+    if body.messages is None and kwargs:
+        raise bad_field("messages", "add_generation_prompt and chat_template_kwargs need messages")
+    asking = gateway.client.tokenize(
+        body.prompt if body.prompt is not None else template_messages(body.messages or []),
+        model=body.model,
+        add_special_tokens=body.add_special_tokens is not False,
+        chat_template_kwargs=kwargs,
+        has_pieces=bool(body.return_token_strs),
+    )
+    found = await while_connected(request, asking)
+    pieces = [piece.decode(errors="replace") for piece in found.pieces] if body.return_token_strs else None
+    return json_response(Tokenized(len(found.token_ids), found.max_model_len, found.token_ids, pieces))
+
+
+async def detokenize(request: Request) -> Response:
+    """Answer POST /detokenize."""
+    gateway = gateway_of(request)
+    body = _detokenize_decoder.decode(await read_body(request, gateway.settings.max_body_bytes))
+    asking = gateway.client.detokenize(body.tokens, model=body.model)
+    return json_response(Detokenized(await while_connected(request, asking)))
+
+
+_STATUSES = (400, 413, 499)
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/tokenize",
+        handler=tokenize,
+        summary="Make token ids of a text or of chat messages",
+        body=TokenizeBody,
+        response=Tokenized,
+        statuses=_STATUSES,
+    ),
+    Operation(
+        method="POST",
+        path="/detokenize",
+        handler=detokenize,
+        summary="Make text of token ids",
+        body=DetokenizeBody,
+        response=Detokenized,
+        statuses=_STATUSES,
+    ),
+)

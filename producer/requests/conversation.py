@@ -1,0 +1,195 @@
+"""A request whose prompt grows: each chunk is answered with all before it in mind, in one stream of deltas.
+
+    send("a") ──▶ enqueue ──▶ ┐                        ┌ deltas …, the last with the end of segment 0
+    send("b") ──▶ extend  ──▶ ├ one request in Redis ──┤ deltas …, the last with the end of segment 1
+    close_input() ──────────▶ ┘                        └ the end of the request
+
+To the broker it is an interactive request like any other: it lives by the client's lease, and its log tells whoever
+goes on with it what was answered. Chunks have numbers, so one that is sent again is not added twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from types import TracebackType
+
+from ...shared.errors import ClientClosedError, InputClosedError, UnsupportedParameterError, ValidationError
+from ...shared.messages import Delta, InputChunk
+from ...shared.params import RequestOutputKind, SamplingParams
+from ...shared.records import ModelCard
+from ...shared.shown import shown
+from ..embeds import EmbedsArray
+from ..prompt import Prompt, build_chunk
+from .outgoing import Outgoing, num_chunk_tokens
+from .single_requests import InteractiveDeltas, SingleRequests
+
+
+class Conversation:
+    """A resumable request, made by ``Client.converse``; use it as ``async with client.converse(params) as it:``.
+
+    ``async for`` gives the deltas of all segments, and may be left and entered again. Leaving the block before the end
+    of the request cancels it. One task may send while another reads.
+
+    Args:
+        make_first: returns the request for the first chunk, and the card of its model.
+    """
+
+    def __init__(
+        self, requests: SingleRequests, make_first: Callable[[Prompt], Awaitable[tuple[Outgoing, ModelCard]]]
+    ) -> None:
+        self._requests = requests
+        self._make_first = make_first
+        self._stack = AsyncExitStack()
+        self._sending = asyncio.Lock()
+        self._opened = asyncio.Event()
+        self._outgoing: Outgoing | None = None
+        self._card = ModelCard(model="")
+        self._deltas: InteractiveDeltas | None = None
+        self._num_chunks = 0
+        self._is_left = False
+
+    @property
+    def request_id(self) -> str | None:
+        """Under which the request can be found from elsewhere; None before the first chunk."""
+        return None if self._outgoing is None else self._outgoing.request.request_id
+
+    async def send(self, chunk: Prompt) -> None:
+        """Add a chunk of text or token ids; returns when it is in Redis. The first one, which may be chat messages as
+        well, enqueues the request. Each text is tokenized by itself, those after the first without special tokens.
+
+        A call that was cancelled may have added its chunk: send the same one again, or leave.
+
+        Raises:
+            ValidationError: it is no text and no token ids, or empty.
+            InputClosedError: the request has ended, as its stream tells, or ``close_input`` was called.
+            PayloadTooLargeError: it goes beyond what a request may have as input.
+            and, for the first chunk: as ``Client.stream``.
+        """
+        async with self._sending:
+            self._check_inside()
+            if self._outgoing is None:
+                await self._open(chunk)
+            else:
+                await self._extend(self._outgoing, build_chunk(chunk, self._card))
+            self._num_chunks += 1
+
+    async def close_input(self) -> None:
+        """Say that there will be no more chunks: the request ends after its last segment.
+
+        Raises:
+            ValidationError: nothing was sent, so there is no request.
+        """
+        async with self._sending:
+            self._check_inside()
+            if self._outgoing is None:
+                raise ValidationError("the input must have at least one chunk: call send before close_input")
+            request = self._outgoing.request
+            await self._requests.broker(request.model).input.close(request.request_id)
+
+    async def segment(self) -> AsyncGenerator[Delta]:
+        """Iterate over the deltas up to the next end of a segment: what is left of the answer to one chunk."""
+        async for delta in self:
+            yield delta
+            if delta.segment_ends:
+                return
+
+    def fail(self, error: BaseException) -> None:
+        """Have the stream raise ``error``."""
+        if self._deltas is not None:
+            self._deltas.fail(error)
+
+    def __aiter__(self) -> Conversation:
+        return self
+
+    async def __anext__(self) -> Delta:
+        await self._opened.wait()
+        self._check_inside()
+        assert self._deltas is not None
+        return await anext(self._deltas)
+
+    async def __aenter__(self) -> Conversation:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_left = True
+        self._opened.set()
+        await self._stack.__aexit__(kind, error, trace)
+
+    async def _open(self, first: Prompt) -> None:
+        if isinstance(first, EmbedsArray):
+            raise UnsupportedParameterError("prompt embeddings are not supported with streamed input; send token ids")
+        outgoing, self._card = await self._make_first(first)
+        self._deltas = await self._stack.enter_async_context(self._requests.interactive(outgoing))
+        self._outgoing = outgoing
+        self._opened.set()
+
+    async def _extend(self, outgoing: Outgoing, chunk: InputChunk) -> None:
+        request = outgoing.request
+        params = request.sampling_params
+        max_tokens = 0 if params is None or params.max_tokens is None else params.max_tokens
+        await self._requests.broker(request.model).input.extend(
+            request.request_id,
+            self._num_chunks,
+            chunk,
+            num_prompt_tokens=num_chunk_tokens(chunk),
+            max_tokens=max_tokens if not outgoing.max_model_len else min(max_tokens, outgoing.max_model_len),
+        )
+
+    def _check_inside(self) -> None:
+        if self._is_left:
+            raise ClientClosedError("the conversation was left; use it inside `async with client.converse(…)`")
+
+
+def check_streamed_params(params: SamplingParams | None) -> None:
+    """Refuse what a request with streamed input cannot have.
+
+    Raises:
+        UnsupportedParameterError: the message names the parameter.
+    """
+    if not isinstance(params, SamplingParams):
+        return
+    refused = {
+        "n": params.n > 1,
+        "prompt_logprobs": params.prompt_logprobs is not None,
+        "output_kind": params.output_kind == RequestOutputKind.FINAL_ONLY,
+    }
+    for name, is_refused in refused.items():
+        if is_refused:
+            raise UnsupportedParameterError(
+                f"{name}={shown(getattr(params, name))} is not supported with streamed input; leave it at its default"
+            )
+
+
+async def answers(conversation: Conversation, chunks: AsyncIterable[Prompt]) -> AsyncGenerator[Delta]:
+    """Send all ``chunks`` and iterate over the deltas meanwhile; an exception of the iterator cancels the request."""
+    rest = aiter(chunks)
+    async with conversation:
+        try:
+            first = await anext(rest)
+        except StopAsyncIteration:
+            raise ValidationError("the iterator of chunks must give at least one") from None
+        await conversation.send(first)
+        sending = asyncio.create_task(_send_all(conversation, rest))
+        try:
+            async for delta in conversation:
+                yield delta
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            if isinstance(rest, AsyncGenerator):
+                await rest.aclose()
+
+
+async def _send_all(conversation: Conversation, chunks: AsyncIterator[Prompt]) -> None:
+    try:
+        async for chunk in chunks:
+            await conversation.send(chunk)
+        await conversation.close_input()
+    except InputClosedError:
+        return  # it has ended before, and its stream says why
+    except Exception as error:
+        conversation.fail(error)

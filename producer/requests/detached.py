@@ -1,0 +1,116 @@
+"""Requests that run on without anyone listening, and requests known by their id."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Unpack
+
+from ...shared.errors import RequestNotFoundError, ValidationError
+from ...shared.keys import check_name
+from ...shared.messages import Delta
+from ...shared.params import SamplingParams
+from ...shared.shown import shown
+from ..options import RequestOptions, SharedOptions
+from ..prompt import Prompt, params_of_each
+from .fan_out import child_ids, merge, possible_child_ids
+from .handle import RequestHandle
+from .request_builder import RequestBuilder
+from .single_requests import FollowOptions, SingleRequests
+
+
+class DetachedRequests:
+    """The part of the client that enqueues detached requests, and ends or follows whatever was enqueued."""
+
+    _builder: RequestBuilder
+    _requests: SingleRequests
+
+    async def submit(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> RequestHandle:
+        """Enqueue a detached request, which runs on without anyone listening, and return a handle on it.
+
+        Raises: as ``stream``, before anything was enqueued.
+        """
+        outgoing = await self._builder.build(prompt, params, options)
+        await self._requests.submit(outgoing)
+        first = outgoing[0].request
+        return RequestHandle(self, first.model, first.request_id, prompt, n=len(outgoing))
+
+    async def add_request(
+        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SharedOptions]
+    ) -> RequestHandle:
+        """``submit`` under an id of the caller's own, as vLLM's engines have it.
+
+        A known id attaches to the request that has it, instead of making another of the same name.
+        """
+        return await self.submit(prompt, params, request_id=request_id, **options)
+
+    async def submit_many(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[RequestHandle]:
+        """Enqueue many detached requests at once, in order; ``params`` is one for all prompts or one each.
+
+        If one is refused, those that were made are cancelled.
+
+        Raises: as ``submit``; a ``request_id`` would be that of all, and is a ValidationError.
+        """
+        if options.get("request_id") is not None:
+            raise ValidationError("submit_many takes no request_id: each request needs its own")
+        each = params_of_each(params, len(prompts))
+        card = await self._builder.checked_card(options)
+        built = [self._builder.outgoing(p, chosen, options, card) for p, chosen in zip(prompts, each, strict=True)]
+        if built:
+            await self._requests.submit([one for outgoing in built for one in outgoing])
+        return [
+            RequestHandle(self, outgoing[0].request.model, outgoing[0].request.request_id, prompt, n=len(outgoing))
+            for prompt, outgoing in zip(prompts, built, strict=True)
+        ]
+
+    async def handle(self, request_id: str, *, model: str | None = None, n: int = 1) -> RequestHandle:
+        """Return a handle on a request enqueued earlier, here or elsewhere, with the ``n`` that it was given."""
+        return RequestHandle(self, (await self._builder.card(model)).model, request_id, n=n)
+
+    async def cancel(self, request_id: str, *, model: str | None = None, n: int = 1) -> None:
+        """End a request, all ``n`` answers, with finish_reason "cancelled", in any state; after its end does nothing.
+
+        Raises:
+            RequestNotFoundError: the request is unknown, or its result has expired.
+        """
+        card = await self._builder.card(model)
+        ids, broker = child_ids(request_id, n), self._requests.broker(card.model)
+        for one, state in zip(ids, await asyncio.gather(*map(broker.cancel, ids)), strict=True):
+            if state is None:
+                raise RequestNotFoundError(
+                    f"request {shown(one)} of model {shown(card.model)} is unknown or has expired"
+                )
+
+    async def abort(self, request_id: str | Iterable[str], *, model: str | None = None, internal: bool = False) -> None:
+        """End one request or many, whoever enqueued them, with finish_reason "cancelled"; passes over what is unknown.
+
+        Args:
+            internal: end these answers alone: "x" is the first of request "x", "x~2" its third. By default all answers
+                that a request has are ended, however many they are.
+        """
+        wanted = [request_id] if isinstance(request_id, str) else list(request_id)
+        for one in wanted:
+            check_name("request_id", one)
+        broker = self._requests.broker((await self._builder.card(model)).model)
+
+        async def answer_ids(one: str) -> list[str]:
+            """Looked up, since nobody says how many they are; most requests have one, which takes a single look."""
+            others = [] if internal else possible_child_ids(one)
+            known = await broker.count_known(others) if others else 0
+            return [one, *(others if known else [])]
+
+        ids = [child for each in await asyncio.gather(*map(answer_ids, wanted)) for child in each]
+        await asyncio.gather(*map(broker.cancel, ids))
+
+    def follow(self, model: str, request_ids: Sequence[str], each: Sequence[FollowOptions]) -> AsyncGenerator[Delta]:
+        """Iterate over the answers of a request that is already enqueued; see ``RequestHandle``."""
+        self._builder.check_open()
+        pairs = zip(request_ids, each, strict=True)
+        return merge([self._requests.follow(model, request_id, **options) for request_id, options in pairs])

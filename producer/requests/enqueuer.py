@@ -1,0 +1,97 @@
+"""Puts requests in line, those of many tasks in one call: while a call is under way, the next ones gather."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+
+from ...shared.broker import Broker, Entry
+from ...shared.errors import PenstockError
+
+# A call holds up the server for about 10 microseconds a request, and as long as its bytes take.
+MAX_ENTRIES = 128
+MAX_BYTES = 4 * 1024 * 1024
+MAX_CALLS_OF_MANY = 4
+
+
+class Enqueuer:
+    """Enqueues into the lanes of one model."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._waiting: list[tuple[Entry, asyncio.Future[str]]] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    async def enqueue(self, entry: Entry) -> str:
+        """Return the broker's answer; raises what refused the request, and what was wrong with the call."""
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._waiting.append((entry, answer))
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send())
+        return await answer
+
+    async def enqueue_many(self, entries: Iterable[Entry]) -> list[tuple[Entry, str | BaseException]]:
+        """Return each entry with the broker's answer, or the error that refused it or went wrong with its call.
+
+        Entries are taken from the iterable while the server works on those before.
+        """
+        slots = asyncio.Semaphore(MAX_CALLS_OF_MANY)
+        calls: list[asyncio.Task[list[tuple[Entry, str | BaseException]]]] = []
+
+        async def call(batch: Sequence[Entry]) -> list[tuple[Entry, str | BaseException]]:
+            try:
+                return list(zip(batch, await self._broker.enqueue_many(batch), strict=True))
+            except Exception as error:
+                return [(entry, error) for entry in batch]
+            finally:
+                slots.release()
+
+        for batch in _batches(entries):
+            await slots.acquire()
+            calls.append(asyncio.create_task(call(batch)))
+            await asyncio.sleep(0)  # so that it is on its way before the next is made
+        return [answered for done in await asyncio.gather(*calls) for answered in done]
+
+    async def _send(self) -> None:
+        try:
+            while self._waiting:
+                # Whoever gave up before the call is not enqueued.
+                waiting = [(entry, answer) for entry, answer in self._waiting if not answer.done()]
+                num_sent = len(next(_batches(entry for entry, _ in waiting), ()))
+                batch, self._waiting = waiting[:num_sent], waiting[num_sent:]
+                if batch:
+                    await self._call(batch)
+        finally:
+            self._sending = None
+
+    async def _call(self, batch: list[tuple[Entry, asyncio.Future[str]]]) -> None:
+        try:
+            replies = await self._broker.enqueue_many([entry for entry, _ in batch])
+        except BaseException as error:
+            for _, answer in batch:
+                if not answer.done():
+                    answer.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
+            if not isinstance(error, Exception):
+                raise
+            return
+        for (_, answer), reply in zip(batch, replies, strict=True):
+            if answer.done():
+                continue
+            if isinstance(reply, PenstockError):
+                answer.set_exception(reply)
+            else:
+                answer.set_result(reply)
+
+
+def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Cut ``entries`` into calls that hold up the server for a moment only."""
+    batch: list[Entry] = []
+    num_bytes = 0
+    for entry in entries:
+        num_bytes += len(entry.payload)
+        if batch and (len(batch) == MAX_ENTRIES or num_bytes > MAX_BYTES):
+            yield batch
+            batch, num_bytes = [], len(entry.payload)
+        batch.append(entry)
+    if batch:
+        yield batch

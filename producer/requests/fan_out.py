@@ -1,0 +1,118 @@
+"""A request for ``n`` answers: ``n`` requests at the broker, and one stream out of theirs.
+
+Each child is a request like any other, with its own log, epoch, resume, cancellation and end, so what holds for one
+request, whatever dies, holds for each child. Child 0 has the request's own id and seed. Child ``c`` has
+``f"{request_id}~{c}"`` and a seed that follows from the request's: asked again with its seed, a request gives the same
+answers, and each of them is what a single request with that child's seed gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from ...shared.errors import ValidationError
+from ...shared.keys import MAX_NAME_CHARS, check_name
+from ...shared.messages import Delta, EngineCoreRequest
+from ...shared.params import MAX_N
+from ...shared.seeds import derived_seed
+from ...shared.shown import shown
+
+SEPARATOR = "~"
+
+
+def child_ids(request_id: str, n: int) -> list[str]:
+    """Return the ids under which the broker knows the children of a request.
+
+    Raises:
+        ValidationError: ``n`` is out of range, or the id is too long or holds a "~", which would make a child's id
+            that of another request's child. With ``n=1``, "x~2" is taken and means child 2 of "x".
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_N:
+        raise ValidationError(f"n must be in [1, {MAX_N}], got {shown(n)}")
+    check_name("request_id", request_id)
+    if n > 1 and SEPARATOR in request_id:
+        raise ValidationError(f"request_id must hold no {SEPARATOR!r} with n={n}, got {shown(request_id)}")
+    return [request_id, *(check_name("request_id", f"{request_id}{SEPARATOR}{child}") for child in range(1, n))]
+
+
+def possible_child_ids(request_id: str) -> list[str]:
+    """Return the ids that answers beyond the first may have, of a request whose ``n`` is not known."""
+    if SEPARATOR in request_id or len(request_id) > MAX_NAME_CHARS - len(f"{SEPARATOR}{MAX_N - 1}"):
+        return []
+    return child_ids(request_id, MAX_N)[1:]
+
+
+def children(request: EngineCoreRequest) -> list[EngineCoreRequest]:
+    """Return the requests with one answer each that a request with a fixed seed stands for; itself if ``n`` is 1.
+
+    Raises:
+        ValidationError: as ``child_ids``.
+    """
+    params = request.sampling_params
+    assert params is not None
+    assert params.seed is not None
+    if params.n == 1:
+        return [request]
+    return [
+        msgspec.structs.replace(
+            request,
+            request_id=request_id,
+            sampling_params=msgspec.structs.replace(
+                params,
+                n=1,
+                seed=derived_seed(params.seed, child),
+                prompt_logprobs=None if child else params.prompt_logprobs,
+            ),
+        )
+        for child, request_id in enumerate(child_ids(request.request_id, params.n))
+    ]
+
+
+def merge(streams: Sequence[AsyncGenerator[Delta]]) -> AsyncGenerator[Delta]:
+    """Return one stream of the deltas of all, each with its ``child``, in the order of arrival; ends when all have.
+
+    An error of one is raised after the deltas of all that had arrived before it. However it ends, all are closed: each
+    leaves its request as its own early end would. Of each, one delta is taken ahead of a slow caller.
+    """
+    return streams[0] if len(streams) == 1 else _merged(streams)
+
+
+async def _merged(streams: Sequence[AsyncGenerator[Delta]]) -> AsyncGenerator[Delta]:
+    arrivals: asyncio.Queue[Delta | asyncio.Task[None]] = asyncio.Queue()
+    taken = [asyncio.Event() for _ in streams]
+    pumps = [asyncio.create_task(_pump(stream, i, arrivals, taken[i])) for i, stream in enumerate(streams)]
+    for pump in pumps:
+        pump.add_done_callback(arrivals.put_nowait)
+    num_open = len(pumps)
+    try:
+        while num_open:
+            arrival = await arrivals.get()
+            if isinstance(arrival, Delta):
+                taken[arrival.child].set()
+                yield arrival
+            else:
+                arrival.result()
+                num_open -= 1
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(
+    stream: AsyncGenerator[Delta],
+    child: int,
+    arrivals: asyncio.Queue[Delta | asyncio.Task[None]],
+    taken: asyncio.Event,
+) -> None:
+    """Hand on the deltas of one child, the next one once the last was taken: what waits is merged by the reader."""
+    async with aclosing(stream):
+        async for delta in stream:
+            delta.child = child
+            arrivals.put_nowait(delta)
+            await taken.wait()
+            taken.clear()

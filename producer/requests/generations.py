@@ -1,0 +1,160 @@
+"""Requests that live as long as their caller listens: streamed, awaited, or fed chunk by chunk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, AsyncIterable
+from contextlib import aclosing
+from typing import Unpack
+
+from ...shared.errors import UnsupportedTaskError, ValidationError
+from ...shared.messages import Delta
+from ...shared.params import POOLING_TASKS, PoolingParams, RequestOutputKind, SamplingParams
+from ...shared.records import ModelCard
+from ...shared.shown import shown
+from ..options import RequestOptions
+from ..outputs import RequestOutput
+from ..pooling import PoolingRequestOutput
+from ..prompt import Prompt
+from .conversation import Conversation, answers, check_streamed_params
+from .fan_out import merge
+from .outgoing import Outgoing
+from .output_stream import outputs_of
+from .reader import collect, in_kind
+from .request_builder import RequestBuilder
+from .single_requests import SingleRequests
+
+
+class Generations:
+    """The part of the client that generates while somebody listens."""
+
+    _builder: RequestBuilder
+    _requests: SingleRequests
+
+    async def stream(
+        self,
+        prompt: Prompt | AsyncIterable[Prompt],
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> AsyncGenerator[Delta]:
+        """Generate from ``prompt`` and iterate over the output as it is produced.
+
+        Subscription and request are under way together; the log has what comes too early, so no token can be missed.
+
+        Delivery: ``delta.index`` counts output tokens from 0 and rises without gaps or repeats, whatever was lost
+        or redelivered underneath; the last delta carries ``finish_reason``.
+        Several answers (``params.n``): their deltas come merged, ``delta.child`` says whose each is, and what is said
+        here holds for each. An error of one is raised after what had come of the others, which are then cancelled.
+        Streamed input: an asynchronous iterable of chunks as ``prompt`` is one request that answers
+        each chunk after all before it, see ``converse``. An exception that it raises cancels the request, and comes out
+        of here as it is.
+        Cancellation: leaving the iterator early cancels the request; cancelling after the end does nothing.
+        Back-pressure: deltas that wait for a slow consumer are merged, never dropped.
+        Idempotency: a ``request_id`` that is known attaches to that request and streams it from its first token;
+        leaving such a stream cancels nothing.
+        Death of this process: the request is cancelled ``lease_ttl_s`` later, unless somebody else listens to it.
+        Redis away: the stream waits for it, as long as it takes, and goes on.
+
+        Raises:
+            ValidationError: an argument is wrong; nothing was enqueued (or the worker found the prompt too long).
+            UnknownModelError: no worker has ever served ``model`` here.
+            QueueFullError: the model's or the tenant's backlog limit is reached; carries ``retry_after_s``.
+            QuotaExceededError: the tenant is over a quota, and its policy refuses; carries ``retry_after_s``.
+            EngineDeadError: with ``fail_fast``, no live engine serves the model, or the last one died meanwhile.
+            PoisonRequestError: ``max_deliveries`` engines died on this request; it is parked in the dead letter.
+            RequestFailedError: the engine failed the request.
+        """
+        kind = _kind_of(params)
+        if isinstance(prompt, AsyncIterable):
+            streams = [answers(self.converse(params, **options), prompt)]
+        else:
+            streams = [self._requests.run(one) for one in await self._builder.build(prompt, params, options)]
+        async with aclosing(merge([in_kind(stream, kind) for stream in streams])) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def stream_outputs(
+        self,
+        prompt: Prompt | AsyncIterable[Prompt],
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> AsyncGenerator[RequestOutput]:
+        """Generate from ``prompt`` and iterate over ``RequestOutput``s: what ``generate`` of vLLM's AsyncLLM gives.
+
+        ``params.output_kind`` says what each holds in its ``outputs``. With ``DELTA``: of one answer, what is new. With
+        ``CUMULATIVE``: one answer that has got on, from its first token. With ``FINAL_ONLY``: all answers, in the one
+        item there is. In each kind an answer's last word has its ``finish_reason``, and the last item alone is
+        ``finished`` and has the ``usage`` of all.
+
+        Everything else, and what is raised: as ``stream``.
+        """
+        kind = _kind_of(params)
+        if isinstance(prompt, AsyncIterable):
+            request_id = options.get("request_id") or os.urandom(16).hex()
+            options["request_id"] = request_id
+            model, n, shown = (await self._builder.checked_card(options)).model, 1, None
+            deltas = answers(self.converse(params, **options), prompt)
+        else:
+            outgoing = await self._builder.build(prompt, params, options)
+            first, n, shown = outgoing[0].request, len(outgoing), prompt
+            model, request_id = first.model, first.request_id
+            deltas = merge([self._requests.run(one) for one in outgoing])
+        async with aclosing(outputs_of(deltas, kind, model, request_id, shown, n=n)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> RequestOutput:
+        """Generate from ``prompt`` and return the whole output. Cancelling the awaiting task cancels the request.
+
+        Raises: as ``stream``.
+        """
+        outgoing = await self._builder.build(prompt, params, options)
+        first = outgoing[0].request
+        async with aclosing(merge([self._requests.run(one) for one in outgoing])) as deltas:
+            return await collect(deltas, first.model, first.request_id, prompt, n=len(outgoing))
+
+    async def encode(
+        self, prompt: Prompt, params: PoolingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> PoolingRequestOutput:
+        """Embed, classify or score ``prompt``. No engine of this version does, so it never gets beyond its checks.
+
+        Raises:
+            UnsupportedTaskError: the model does not do ``params.task``; names what it does.
+            ValidationError: ``params.task`` is no task, or an option is unknown.
+            UnknownModelError: no worker has ever served ``model`` here.
+        """
+        params = PoolingParams() if params is None else params
+        if not isinstance(params, PoolingParams):
+            raise ValidationError(f"params must be a PoolingParams, got {type(params).__name__}")
+        task = params.task or POOLING_TASKS[0]
+        if task not in POOLING_TASKS:
+            raise ValidationError(f"task must be one of {', '.join(POOLING_TASKS)}, got {shown(task)}")
+        card = await self._builder.checked_card(options)
+        raise UnsupportedTaskError(
+            f"model {shown(card.model)} does not {task}: this version generates only "
+            f"(tasks of the model: {', '.join(card.supported_tasks)})"
+        )
+
+    def converse(self, params: SamplingParams | None = None, **options: Unpack[RequestOptions]) -> Conversation:
+        """Return a request whose prompt grows chunk by chunk, to be entered with ``async with``; nothing is sent yet.
+
+        ``params`` hold for each chunk: up to ``max_tokens`` output tokens, stop conditions and penalties of its own.
+
+        Raises:
+            UnsupportedParameterError: ``n`` > 1, ``prompt_logprobs`` or ``FINAL_ONLY``.
+        """
+        check_streamed_params(params)
+
+        async def make_first(chunk: Prompt) -> tuple[Outgoing, ModelCard]:
+            card = await self._builder.checked_card(options)
+            (outgoing,) = self._builder.outgoing(chunk, params, options, card)
+            outgoing.request.resumable = True
+            return outgoing, card
+
+        return Conversation(self._requests, make_first)
+
+
+def _kind_of(params: SamplingParams | None) -> RequestOutputKind:
+    return params.output_kind if isinstance(params, SamplingParams) else RequestOutputKind.DELTA

@@ -1,0 +1,100 @@
+"""A handle on a request that runs whether or not anybody listens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING
+
+from ...shared.errors import ValidationError
+from ...shared.messages import Delta
+from ...shared.params import RequestOutputKind
+from ...shared.shown import shown
+from ..options import check_linger
+from ..outputs import RequestOutput
+from .fan_out import child_ids
+from .output_stream import outputs_of
+from .reader import collect
+
+if TYPE_CHECKING:
+    from .detached import DetachedRequests
+
+
+class RequestHandle:
+    """Result, stream and cancellation of a detached request; made by ``Client.submit`` or ``Client.handle``.
+
+    A handle holds no connection of its own: any process that knows model, request_id and ``n`` can make one.
+    With ``n`` > 1 it acts on all answers; ``child`` gives a handle on one.
+    """
+
+    __slots__ = ("_child_ids", "_client", "_prompt", "model", "n", "request_id")  # submit_many makes thousands
+
+    def __init__(
+        self, client: DetachedRequests, model: str, request_id: str, prompt: object = None, *, n: int = 1
+    ) -> None:
+        self._client = client
+        self.model = model
+        self.request_id = request_id
+        self.n = n
+        self._prompt = prompt
+        self._child_ids = child_ids(request_id, n)
+
+    def child(self, child: int) -> RequestHandle:
+        """Return a handle on one answer, a request of its own: its output has index 0, its deltas ``child`` 0."""
+        if isinstance(child, bool) or not isinstance(child, int) or not 0 <= child < self.n:
+            raise ValidationError(f"child must be in [0, {self.n}), got {shown(child)}")
+        return RequestHandle(self._client, self.model, self._child_ids[child], self._prompt)
+
+    async def result(self) -> RequestOutput:
+        """Wait for the end and return the whole output.
+
+        Raises:
+            EngineDeadError: it was enqueued with ``fail_fast``, and the last engine died before it ended.
+            PoisonRequestError: ``max_deliveries`` engines died on it; it is parked in the dead letter.
+            RequestFailedError: the engine refused or failed the request (or a ``ValidationError`` it found).
+            RequestNotFoundError: the request is unknown, or its result has expired.
+        """
+        return await collect(self.stream(), self.model, self.request_id, self._prompt, n=self.n)
+
+    def stream(self, after: int | Sequence[int] = -1, *, linger_s: float | None = None) -> AsyncGenerator[Delta]:
+        """Iterate over the deltas that follow token ``after`` (-1: from the first). Leaving early cancels nothing.
+
+        Any number of readers may stream one request, at any time until its result expires. With ``n`` > 1 this is the
+        merged stream of all answers, and ``after`` has one index for each; ``child(c).stream(after=...)`` is one alone.
+
+        Args:
+            linger_s: leave the request, if it was streamed with this option, so long to who comes after this reader.
+
+        Raises:
+            ValidationError: ``after`` is no index, or not one for each answer; or ``linger_s`` is no time.
+        """
+        each = list(after) if isinstance(after, Sequence) else [after] * (self.n if after == -1 else 1)
+        for index in each:
+            if isinstance(index, bool) or not isinstance(index, int) or index < -1:
+                raise ValidationError(f"after must be a token index, at least -1, got {shown(index)}")
+        if len(each) != self.n:
+            raise ValidationError(f"after={after} must have one index for each of {self.n} answers")
+        check_linger(linger_s)
+        return self._client.follow(
+            self.model, self._child_ids, [{"after": index, "linger_s": linger_s} for index in each]
+        )
+
+    def replay(self, borders: Sequence[int], *, linger_s: float | None = None) -> AsyncGenerator[Delta]:
+        """Iterate over all deltas again, one of which begins with token ``borders[child]`` of each answer.
+
+        So a reader that keeps state from token to token can be brought where another one was, who had got so far: the
+        borders are the ``next_index`` of deltas that were received. ``linger_s`` is as of ``stream``.
+        """
+        check_linger(linger_s)
+        if len(borders) != self.n:
+            raise ValidationError(f"borders must be {self.n} token indexes, one for each answer, got {len(borders)}")
+        return self._client.follow(
+            self.model, self._child_ids, [{"border": border, "linger_s": linger_s} for border in borders]
+        )
+
+    def stream_outputs(self, kind: RequestOutputKind = RequestOutputKind.DELTA) -> AsyncGenerator[RequestOutput]:
+        """Iterate over what ``Client.stream_outputs`` gives, from the first token. Leaving early cancels nothing."""
+        return outputs_of(self.stream(), kind, self.model, self.request_id, self._prompt, n=self.n)
+
+    async def cancel(self) -> None:
+        """End the request with finish_reason "cancelled"; after its end, or a second time, this does nothing."""
+        await self._client.cancel(self.request_id, model=self.model, n=self.n)

@@ -1,0 +1,98 @@
+"""From a request to what is put in line: how much it will take, and until when it is wanted."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import secrets
+import time
+from typing import Any
+
+import msgspec
+
+from ...shared.broker import Entry
+from ...shared.errors import ValidationError
+from ...shared.messages import EngineCoreRequest, InputChunk
+from ..options import RequestOptions
+from ..prompt import encode_request
+from ..webhooks.records import WebhookTarget
+from ..webhooks.targets import encode_target
+
+# Text of a prompt, in UTF-8, for each of its tokens: a guess, corrected by the engine's count when the request ends.
+BYTES_PER_TOKEN = 4
+# A call is known by process and number: random bytes for each would cost more than the rest of it.
+_PROCESS = secrets.token_hex(8)
+_num_calls = itertools.count()
+
+
+class Outgoing(msgspec.Struct, frozen=True, gc=False):
+    """A request with what its caller said beside it; ``max_model_len`` is 0 while no worker has said it.
+
+    ``target`` is told of the end, once ``num_answers`` requests of one caller's request, ``answer_of``, have ended.
+    """
+
+    request: EngineCoreRequest
+    options: RequestOptions
+    max_model_len: int
+    target: WebhookTarget | None = None
+    answer_of: str = ""
+    num_answers: int = 1
+
+    @property
+    def due_in_s(self) -> float | None:
+        """Seconds until its deadline, by this machine's clock; None without one."""
+        return None if self.request.deadline is None else self.request.deadline - time.time()
+
+    def entry(self, *, result_ttl_ms: int, fail_fast: bool, max_payload_bytes: int, **lease: Any) -> Entry:
+        """Return it as the broker takes it.
+
+        Raises: as ``encode_request``.
+            ValidationError: somebody is to be told of the end of a request that ends with its listener.
+        """
+        if self.target is not None and lease:
+            raise ValidationError("webhook_url needs a detached request: use submit, then stream from its handle")
+        # First, since it finds what cannot be encoded, and names it.
+        payload = encode_request(self.request, max_payload_bytes)
+        is_one_of_several = self.target is not None and self.num_answers > 1
+        request, own_fail_fast = self.request, self.options.get("fail_fast")
+        num_prompt_tokens = _num_prompt_tokens(request)
+        room = max(0, self.max_model_len - num_prompt_tokens) if self.max_model_len else 0
+        params = request.sampling_params
+        max_tokens = None if params is None else params.max_tokens
+        deadline, timeout_s = self.options.get("deadline"), self.options.get("timeout_s")
+        return Entry(
+            request_id=request.request_id,
+            payload=payload,
+            result_ttl_ms=result_ttl_ms,
+            fail_fast=fail_fast if own_fail_fast is None else own_fail_fast,
+            call=f"{_PROCESS}-{os.getpid()}-{next(_num_calls)}",
+            tenant=request.tenant,
+            band=request.band,
+            num_prompt_tokens=num_prompt_tokens,
+            max_tokens=room if max_tokens is None else min(max_tokens, room) if self.max_model_len else max_tokens,
+            deadline_ms=None if deadline is None else math.ceil(deadline * 1000),
+            timeout_ms=None if timeout_s is None else math.ceil(timeout_s * 1000),
+            is_resumable=request.resumable,
+            webhook=None if self.target is None else encode_target(self.target),
+            webhook_of=self.answer_of if is_one_of_several else None,
+            webhook_n=self.num_answers if is_one_of_several else None,
+            **lease,
+        )
+
+
+def _num_prompt_tokens(request: EngineCoreRequest) -> int:
+    if request.prompt_token_ids is not None or request.prompt_embeds is not None:
+        return request.num_prompt_tokens
+    if request.messages is not None:
+        return len(msgspec.json.encode(request.messages)) // BYTES_PER_TOKEN + 1
+    return _num_text_tokens(request.prompt)
+
+
+def num_chunk_tokens(chunk: InputChunk) -> int:
+    """How many tokens a chunk of input has: a guess if it is text."""
+    return _num_text_tokens(chunk.prompt) if chunk.prompt_token_ids is None else len(chunk.prompt_token_ids)
+
+
+def _num_text_tokens(text: str | None) -> int:
+    return len((text or "").encode()) // BYTES_PER_TOKEN + 1

@@ -1,0 +1,77 @@
+"""From the deltas of a request's answers to a stream of ``RequestOutput``s, as vLLM's engines give them out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from ...shared.errors import ClientClosedError
+from ...shared.messages import Delta, Usage
+from ...shared.params import RequestOutputKind
+from ...shared.shown import shown
+from ..outputs import RequestOutput, completion, prompt_logprobs_of, usage_of
+from .reader import collect
+
+
+async def outputs_of(
+    deltas: AsyncGenerator[Delta], kind: RequestOutputKind, model: str, request_id: str, prompt: object, *, n: int
+) -> AsyncGenerator[RequestOutput]:
+    """Give ``deltas``, those of ``n`` answers, the shape that ``kind`` says; closes them at the end.
+
+    Raises:
+        ClientClosedError: they end before each answer has.
+        and what ``deltas`` raises.
+    """
+    async with aclosing(deltas):
+        if kind == RequestOutputKind.FINAL_ONLY:
+            yield await collect(deltas, model, request_id, prompt, n=n)
+            return
+        assembly = OutputAssembly(kind, model, request_id, prompt, n=n)
+        async for delta in deltas:
+            yield assembly.add(delta)
+        if not assembly.finished:
+            raise ClientClosedError(f"request {shown(request_id)} was left without an end")
+
+
+class OutputAssembly:
+    """Makes an output of each delta: of kind ``DELTA`` or ``CUMULATIVE``."""
+
+    def __init__(self, kind: RequestOutputKind, model: str, request_id: str, prompt: object, *, n: int) -> None:
+        self._is_cumulative = kind == RequestOutputKind.CUMULATIVE
+        self._model = model
+        self._request_id = request_id
+        self._prompt = prompt
+        self._num_open = n
+        self._wholes: dict[int, Delta] = {}
+        self._logprobs: dict[int, float] = {}
+        self._usages: list[Usage] = []
+
+    @property
+    def finished(self) -> bool:
+        """Whether all answers have ended."""
+        return self._num_open == 0
+
+    def add(self, delta: Delta) -> RequestOutput:
+        """Return what there is to be told now that ``delta`` has come."""
+        child = delta.child
+        told = delta
+        if delta.finished:
+            self._num_open -= 1
+            self._usages += [] if delta.usage is None else [delta.usage]
+        if self._is_cumulative:
+            whole = self._wholes.get(child)
+            told = self._wholes[child] = delta if whole is None else whole.followed_by(delta)
+        answer = completion(child, told)
+        if delta.logprobs or child in self._logprobs:
+            total = math.fsum((self._logprobs.get(child, 0.0), *(token.logprob for token in delta.logprobs)))
+            answer.cumulative_logprob = self._logprobs[child] = total
+        return RequestOutput(
+            request_id=self._request_id,
+            model=self._model,
+            prompt=self._prompt,
+            outputs=[answer],
+            usage=usage_of(self._usages) if self.finished else None,
+            finished=self.finished,
+            prompt_logprobs=prompt_logprobs_of(told),
+        )

@@ -1,0 +1,299 @@
+"""Follow one request: log and channel become one row of deltas without gap or repeat.
+
+Invariant: ``_next_index`` is the index of the first token not yet delivered to the caller's side. A record that
+starts there is taken, one that starts before it was seen, one that starts after it proves a gap; then the log,
+which got every record in the same script that published it, is read from the first record not yet seen.
+
+A Redis that crashed may come back without the last records it had sent (``appendfsync everysec`` promises no more).
+The generation is then resumed at an earlier token, with the same tokens, cut into other records: the log is read as
+a whole, and what lies beyond ``_next_index`` is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+import msgspec
+import structlog
+
+from ...shared.broker import Broker
+from ...shared.connection import Subscriber, Subscription
+from ...shared.errors import ClientClosedError, RequestNotFoundError, ValidationError, from_wire
+from ...shared.messages import Delta
+from ...shared.params import RequestOutputKind
+from ...shared.shown import shown
+from ..outputs import RequestOutput, final_output
+
+# Longer than it takes to enqueue, so that only requests that wait pay for it.
+FIRST_LOOK_AFTER_S = 0.05
+
+_decoder = msgspec.msgpack.Decoder(Delta)
+log = structlog.get_logger()
+
+
+class DeltaReader:
+    """An asynchronous iterator of a request's deltas. Deltas that wait for a slow caller are merged, not dropped; but
+    those of different segments of a resumable request stay apart.
+
+    Args:
+        after: index of the last token the caller has; -1 for none. It must be the end of a delta.
+        border: index of a token at which a delta shall begin, where the caller must tell apart what is before it.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        subscriber: Subscriber,
+        request_id: str,
+        after: int = -1,
+        *,
+        border: int | None = None,
+    ) -> None:
+        self._broker = broker
+        self._subscriber = subscriber
+        self._request_id = request_id
+        self._skip_until = after + 1
+        self._border = border
+        self._next_index = 0
+        self._num_records = 0
+        self._num_chars = 0
+        self._last = (0, 0)
+        self._num_segments = 0
+        self._pending: deque[Delta] = deque()
+        self._ended = False
+        self._failure: BaseException | None = None
+        self._look_at_log = False
+        self._has_met_junk = False
+        self._first_look: asyncio.TimerHandle | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self._subscription: Subscription | None = None
+
+    async def subscribe(self) -> None:
+        """Follow the channel; from here on nothing that is published is missed."""
+        self._subscription = await self._subscriber.subscribe(
+            self._broker.keys.output(self._request_id), self._on_message, self.catch_up
+        )
+
+    def catch_up(self) -> None:
+        """Read the log before the next delta: something may have been published while nobody listened."""
+        self._look_at_log = True
+        self._wake()
+
+    def expect_first(self) -> None:
+        """Catch up in a moment if nothing has come by then: the request may have been there before the subscription.
+
+        Whatever comes is the first record or proves a gap. So a quick first token waits for no look at the log.
+        """
+        self._first_look = asyncio.get_running_loop().call_later(FIRST_LOOK_AFTER_S, self._look_if_nothing_came)
+
+    def _look_if_nothing_came(self) -> None:
+        if not self._num_records:
+            self.catch_up()
+
+    def fail(self, error: BaseException) -> None:
+        """Raise ``error`` to the caller instead of the next delta."""
+        self._failure = error
+        self._wake()
+
+    def close(self) -> None:
+        """Stop following; doing it twice does nothing."""
+        if self._first_look is not None:
+            self._first_look.cancel()
+        if self._subscription is not None:
+            self._subscriber.unsubscribe(self._subscription)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last delta has been handed to the caller."""
+        return self._ended and not self._pending
+
+    def __aiter__(self) -> DeltaReader:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while True:
+            if self._look_at_log:
+                self._look_at_log = False
+                try:
+                    await self._read_log()
+                except asyncio.CancelledError:
+                    self._look_at_log = True  # the caller may come back: a conversation outlives a read with a timeout
+                    raise
+            if self._failure is not None:
+                raise self._failure
+            if self._pending:
+                return self._pending.popleft()
+            if self._ended:
+                raise StopAsyncIteration
+            if not self._look_at_log:
+                # An Event costs several times as much.
+                waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._waiters.append(waiter)
+                await waiter
+
+    def _wake(self) -> None:
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def _on_message(self, record: bytes) -> None:
+        """Take a record from the channel; what is wrong with it is this reader's caller's to hear, in its own turn.
+
+        Anybody may publish anything: what is no record is passed over, and the log says what there is.
+        """
+        try:
+            self._offer(_decoder.decode(record))
+        except ValidationError as error:
+            self._failure = error
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            self._look_at_log = True
+            if not self._has_met_junk:  # told once: there may be a flood of it
+                self._has_met_junk = True
+                log.warning("passed over what is no record", request_id=self._request_id, error=str(error))
+        self._wake()
+
+    def _offer(self, delta: Delta) -> None:
+        """Take a record of the channel if it is the next one; have the log read if it neither is nor was seen."""
+        if self._ended or (delta.segment_ends and self._has_seen_end(delta)):
+            return
+        if delta.index == self._next_index:
+            self._take(delta)
+        elif delta.finished or delta.next_index > self._next_index:
+            self._look_at_log = True
+
+    def _take(self, delta: Delta) -> None:
+        self._num_records += 1
+        self._num_chars += len(delta.text)
+        next_index = delta.next_index
+        self._last = (delta.index, next_index)
+        self._next_index = next_index
+        self._ended = delta.finish_reason is not None
+        if delta.segment_ends:
+            self._num_segments = delta.segment_ends[-1].number + 1
+        beyond = delta if delta.index >= self._skip_until else self._unskipped(delta)
+        if beyond is None:
+            return
+        if self._border is not None and beyond.index < self._border < beyond.next_index:
+            raise _inside(beyond, self._border)
+        if self._pending and not self._pending[-1].segment_ends and beyond.index != self._border:
+            self._pending[-1].extend(beyond)
+        else:
+            self._pending.append(beyond)
+
+    def _unskipped(self, delta: Delta) -> Delta | None:
+        """Return what is to be told of a delta that begins before what the caller wants; None if nothing is."""
+        if delta.next_index > self._skip_until:
+            raise _inside(delta, self._skip_until)
+        if not delta.token_ids:
+            return delta
+        if not delta.finished:
+            return None
+        # The caller has its tokens; the end is told all the same, so that every stream has one.
+        return msgspec.structs.replace(
+            delta,
+            index=delta.next_index,
+            token_ids=[],
+            text="",
+            logprobs=[],
+            prompt_logprobs=[],
+            first_prompt_token=None,
+        )
+
+    def _has_seen_end(self, delta: Delta) -> bool:
+        """Whether it tells the end of a segment that is known to have ended."""
+        return bool(delta.segment_ends) and delta.segment_ends[-1].number < self._num_segments
+
+    async def _read_log(self) -> None:
+        """Take what the log has beyond what was taken.
+
+        The last record taken is read again: if it is not in its place, Redis has lost it, and our count of records
+        means nothing any more.
+        """
+        known, num_chars, last = self._num_records, self._num_chars, self._last
+        records = await self._broker.read_log(self._request_id, max(known - 1, 0))
+        if known:
+            if not records or (records[0].index, records[0].next_index) != last:
+                self._num_records, self._look_at_log = 0, True
+                return
+            records = records[1:]
+        else:
+            num_chars = 0
+        for delta in records:
+            self._take_unseen(delta, num_chars)
+            num_chars += len(delta.text)
+        if not known and records and self._next_index >= records[-1].next_index:
+            self._num_records, self._last = len(records), (records[-1].index, records[-1].next_index)
+        if not known and not records and not self._ended and await self._broker.state(self._request_id) is None:
+            raise RequestNotFoundError(
+                f"request {shown(self._request_id)} is unknown, or its result is past its time to live"
+            )
+
+    def _take_unseen(self, delta: Delta, num_chars_before: int) -> None:
+        """Take the part of a record of the log that was not taken yet; a record of the channel may have come first."""
+        num_seen = self._next_index - delta.index
+        has_new_text = num_chars_before + len(delta.text) > self._num_chars
+        has_new_end = bool(delta.segment_ends) and not self._has_seen_end(delta)
+        is_new = delta.finished or delta.next_index > self._next_index or has_new_text or has_new_end
+        if self._ended or num_seen < 0 or not is_new:
+            return
+        if num_seen > 0:
+            text = delta.text[max(0, self._num_chars - num_chars_before) :]
+            delta = msgspec.structs.replace(
+                delta,
+                index=self._next_index,
+                token_ids=delta.token_ids[num_seen:],
+                text=text,
+                logprobs=delta.logprobs[num_seen:],
+                prompt_logprobs=[],
+                first_prompt_token=None,
+            )
+        self._take(delta)
+
+
+def _inside(delta: Delta, index: int) -> ValidationError:
+    return ValidationError(
+        f"after={index - 1} is inside the delta of tokens {delta.index} to {delta.next_index - 1}; "
+        "pass next_index - 1 of a delta you have received"
+    )
+
+
+def without_error(delta: Delta) -> Delta:
+    """Return ``delta``, or raise the error that it carries."""
+    if delta.error is not None:
+        raise from_wire(delta.error.code, delta.error.message, delta.error.retryable)
+    return delta
+
+
+def in_kind(deltas: AsyncGenerator[Delta], kind: RequestOutputKind) -> AsyncGenerator[Delta]:
+    """Give the stream of one answer the shape that ``SamplingParams.output_kind`` asks for; closes it at the end."""
+    return deltas if kind == RequestOutputKind.DELTA else _wholes(deltas, kind)
+
+
+async def _wholes(deltas: AsyncGenerator[Delta], kind: RequestOutputKind) -> AsyncGenerator[Delta]:
+    whole: Delta | None = None
+    async with aclosing(deltas):
+        async for delta in deltas:
+            whole = delta if whole is None else whole.followed_by(delta)
+            if kind == RequestOutputKind.CUMULATIVE or whole.finished:
+                yield whole
+
+
+async def collect(
+    deltas: AsyncIterator[Delta], model: str, request_id: str, prompt: object, *, n: int = 1
+) -> RequestOutput:
+    """Merge a stream of ``n`` answers into the final output."""
+    wholes: dict[int, Delta] = {}
+    async for delta in deltas:
+        whole = wholes.get(delta.child)
+        if whole is None:
+            wholes[delta.child] = delta
+        else:
+            whole.extend(delta)
+    if len(wholes) < n:
+        raise ClientClosedError(f"request {shown(request_id)} was left without an end")
+    return final_output(request_id, model, prompt, [wholes[child] for child in range(n)])

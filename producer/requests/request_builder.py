@@ -1,0 +1,86 @@
+"""From a caller's words to single requests: which model is meant, which options there are, how many answers."""
+
+from __future__ import annotations
+
+from ...shared.errors import UnsupportedParameterError, ValidationError
+from ...shared.params import SamplingParams
+from ...shared.records import ModelCard
+from ..options import RequestOptions
+from ..prompt import Prompt, build_request
+from ..webhooks.targets import webhook_target
+from .fan_out import children
+from .model_cards import ModelCards
+from .outgoing import Outgoing
+from .single_requests import SingleRequests
+
+# Options of vLLM's clients that mean nothing here, and what to do instead.
+_NOT_OURS = {
+    "arrival_time": "the clock of Redis says when a request arrived; leave it out",
+    "data_parallel_rank": "engines take requests by themselves, so none can be chosen; leave it out",
+    "prompt_adapter_request": "there are no prompt adapters; leave it out",
+    "prompt_text": "a prompt has one form; pass text as the prompt",
+    "tokenization_kwargs": "prompts are tokenized as their model asks; pass token ids to have it another way",
+}
+
+
+class RequestBuilder:
+    """Makes requests for the models that are known here.
+
+    Args:
+        tenant: of requests that name none.
+    """
+
+    def __init__(self, requests: SingleRequests, cards: ModelCards, tenant: str) -> None:
+        self._requests = requests
+        self._cards = cards
+        self._tenant = tenant
+
+    async def card(self, model: str | None) -> ModelCard:
+        """Return the card of the model that is meant.
+
+        Raises:
+            ClientClosedError: the client is not connected.
+            UnknownModelError, ValidationError: as ``ModelCards.find``.
+        """
+        self.check_open()
+        return await self._cards.find(model)
+
+    async def fresh_cards(self) -> dict[str, ModelCard]:
+        """Return all cards as they are in Redis now, by model name."""
+        self.check_open()
+        return await self._cards.read()
+
+    async def forget(self, model: str) -> None:
+        """As ``ModelCards.forget``."""
+        self.check_open()
+        await self._cards.forget(model)
+
+    async def checked_card(self, options: RequestOptions) -> ModelCard:
+        """Return the card of the model that ``options`` name, once all of them are known to exist.
+
+        Raises:
+            UnsupportedParameterError: one is vLLM's and means nothing here; says what to do instead.
+            ValidationError: there is no such option.
+        """
+        unknown = options.keys() - RequestOptions.__annotations__.keys()
+        for name in sorted(unknown & _NOT_OURS.keys()):
+            raise UnsupportedParameterError(f"{name} is not supported: {_NOT_OURS[name]}")
+        if unknown:
+            raise ValidationError(f"unknown request option {', '.join(sorted(unknown))}")
+        return await self.card(options.get("model"))
+
+    async def build(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions) -> list[Outgoing]:
+        """Return the single requests to send, one per answer. Raises: as ``checked_card`` and ``build_request``."""
+        return self.outgoing(prompt, params, options, await self.checked_card(options))
+
+    def outgoing(
+        self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions, card: ModelCard
+    ) -> list[Outgoing]:
+        """The same, for a model whose card is at hand."""
+        request = build_request(prompt, params, card=card, tenant=self._tenant, options=options)
+        each, target = children(request), webhook_target(request, options)
+        return [Outgoing(one, options, card.max_model_len, target, request.request_id, len(each)) for one in each]
+
+    def check_open(self) -> None:
+        """Raises ``ClientClosedError`` unless the client is connected, in this process and event loop."""
+        self._requests.home.check()

@@ -1,0 +1,206 @@
+"""Requests with one answer, as the broker knows them; one for ``n`` answers is ``n`` of these (see ``fan_out``)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypedDict
+
+from ...shared.broker import NEW, UNSERVED, Broker, Entry
+from ...shared.connection import CommandConnection, Subscriber
+from ...shared.errors import PenstockError
+from ...shared.keys import Keys
+from ...shared.messages import Delta
+from ..home import Home
+from ..webhooks.targets import WebhookTargets
+from .due import ended_when_due
+from .enqueuer import Enqueuer
+from .health import Health
+from .lease import ClientLease, InteractiveRequest
+from .lingering import lingering
+from .outgoing import Outgoing
+from .reader import DeltaReader, without_error
+
+
+class FollowOptions(TypedDict, total=False):
+    """How a request is followed: ``after`` and ``border`` as of ``DeltaReader``, ``linger_s`` as of a handle."""
+
+    after: int
+    border: int
+    linger_s: float | None
+
+
+class InteractiveDeltas:
+    """The deltas of a request that lives as long as somebody listens here; an error that one carries is raised."""
+
+    def __init__(self, reader: DeltaReader, health: Health, model: str, *, is_ours: bool) -> None:
+        self._reader = reader
+        self._health = health
+        self._model = model
+        # One that was enqueued by somebody else may be over for long: it says nothing of the engines of today.
+        self._is_ours = is_ours
+
+    def __aiter__(self) -> InteractiveDeltas:
+        return self
+
+    async def __anext__(self) -> Delta:
+        delta = without_error(await anext(self._reader))
+        if self._is_ours and delta.token_ids:
+            self._health.saw_alive(self._model)
+        return delta
+
+    def fail(self, error: BaseException) -> None:
+        """Raise ``error`` instead of the next delta."""
+        self._reader.fail(error)
+
+
+class SingleRequests:
+    """Enqueues single requests, detached or as long as somebody listens here, and follows them.
+
+    ``home`` says whether the connections are open, and to whom; the client sets it.
+    """
+
+    def __init__(
+        self,
+        commands: CommandConnection,
+        subscriber: Subscriber,
+        keys: Keys,
+        health: Health,
+        lease: ClientLease,
+        *,
+        result_ttl_ms: int,
+        fail_fast: bool,
+        max_payload_bytes: int,
+    ) -> None:
+        self.home = Home()
+        self._commands = commands
+        self._subscriber = subscriber
+        self._keys = keys
+        self._health = health
+        self._lease = lease
+        self._result_ttl_ms = result_ttl_ms
+        self._fail_fast = fail_fast
+        self._max_payload_bytes = max_payload_bytes
+        self._targets = WebhookTargets(commands, keys)
+        self._brokers: dict[str, Broker] = {}
+        self._enqueuers: dict[str, Enqueuer] = {}
+
+    def broker(self, model: str) -> Broker:
+        """Return the broker of one model."""
+        broker = self._brokers.get(model)
+        if broker is None:
+            broker = self._brokers[model] = Broker(self._commands, self._keys.model(model))
+        return broker
+
+    async def run(self, outgoing: Outgoing) -> AsyncGenerator[Delta]:
+        """Enqueue an interactive request and follow it; leaving early cancels it."""
+        async with self.interactive(outgoing) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    @asynccontextmanager
+    async def interactive(self, outgoing: Outgoing) -> AsyncGenerator[InteractiveDeltas]:
+        """Enqueue an interactive request; the block reads its deltas, and leaving it early cancels the request.
+
+        Subscription and request are under way together, on two connections. Should the request have come first, and its
+        first token before the subscription, the log has it: see ``DeltaReader.expect_first``.
+        """
+        self.home.check()
+        request = outgoing.request
+        broker = self.broker(request.model)
+        reader = DeltaReader(broker, self._subscriber, request.request_id)
+        interactive: InteractiveRequest | None = None
+        subscribing = asyncio.create_task(reader.subscribe())
+        try:
+            enqueueing = asyncio.create_task(self._enqueue(outgoing))
+            linger_ms = int((outgoing.options.get("linger_s") or 0) * 1000)
+            interactive = InteractiveRequest(broker, request.request_id, enqueueing, linger_ms=linger_ms)
+            self._lease.hold(interactive)
+            with self._health.watching(request.model), ended_when_due(broker, outgoing.due_in_s):
+                is_ours = await interactive.is_ours()
+                await subscribing
+                if is_ours:
+                    reader.expect_first()
+                else:
+                    self._lease.let_go(interactive)
+                    reader.catch_up()
+                yield InteractiveDeltas(reader, self._health, request.model, is_ours=is_ours)
+        finally:
+            subscribing.cancel()
+            reader.close()
+            if interactive is not None:
+                if not reader.ended and self.home.is_open:
+                    await interactive.leave()
+                self._lease.let_go(interactive)
+
+    async def follow(
+        self, model: str, request_id: str, after: int = -1, *, border: int | None = None, linger_s: float | None = None
+    ) -> AsyncGenerator[Delta]:
+        """Iterate over the deltas of a request that is already enqueued; leaving early cancels nothing."""
+        self.home.check()
+        broker = self.broker(model)
+        reader = DeltaReader(broker, self._subscriber, request_id, after, border=border)
+        try:
+            await reader.subscribe()
+            reader.catch_up()
+            with self._health.watching(model), lingering(broker, request_id, linger_s or 0.0):
+                async for delta in reader:
+                    yield without_error(delta)
+        finally:
+            reader.close()
+
+    async def submit(self, outgoing: Sequence[Outgoing]) -> None:
+        """Enqueue detached requests of one model; if that fails for one, those that were made are cancelled."""
+        model, target = outgoing[0].request.model, outgoing[0].target
+        if target is not None:
+            await self._targets.admit(target)
+        with self._health.watching(model):
+            if len(outgoing) == 1:
+                await self._answered(model, await self._enqueuer(model).enqueue(self._entry(outgoing[0])))
+                return
+            failures: list[PenstockError] = []
+
+            def entries() -> Iterator[Entry]:
+                try:
+                    yield from map(self._entry, outgoing)
+                except PenstockError as error:
+                    failures.append(error)
+
+            answers = await self._enqueuer(model).enqueue_many(entries())
+            try:
+                for answer in (*failures, *(answer for _, answer in answers)):
+                    if isinstance(answer, BaseException):
+                        raise answer
+                    await self._answered(model, answer)
+            except Exception:
+                with contextlib.suppress(PenstockError):
+                    made = [entry.request_id for entry, answer in answers if answer == NEW]
+                    await asyncio.gather(*map(self.broker(model).cancel, made))
+                raise
+
+    def _entry(self, outgoing: Outgoing, **lease: Any) -> Entry:
+        return outgoing.entry(
+            result_ttl_ms=self._result_ttl_ms,
+            fail_fast=self._fail_fast,
+            max_payload_bytes=self._max_payload_bytes,
+            **lease,
+        )
+
+    def _enqueuer(self, model: str) -> Enqueuer:
+        enqueuer = self._enqueuers.get(model)
+        if enqueuer is None:
+            enqueuer = self._enqueuers[model] = Enqueuer(self.broker(model))
+        return enqueuer
+
+    async def _enqueue(self, outgoing: Outgoing) -> bool:
+        """Enqueue an interactive request; returns whether it is new, or its id was known."""
+        entry = self._entry(outgoing, client_id=self._lease.client_id, client_ttl_ms=self._lease.ttl_ms)
+        model = outgoing.request.model
+        return await self._answered(model, await self._enqueuer(model).enqueue(entry))
+
+    async def _answered(self, model: str, answer: str) -> bool:
+        if answer == UNSERVED:
+            raise await self._health.unserved(model)
+        return answer == NEW

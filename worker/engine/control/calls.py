@@ -1,0 +1,173 @@
+"""What the engine core does when it is asked: a function for each type of call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from ....shared.control import (
+    KV_CACHE,
+    WEIGHTS,
+    CallError,
+    CheckInvariants,
+    CollectiveRpc,
+    DummyBatchDone,
+    ExecuteDummyBatch,
+    InputCacheReset,
+    Invariants,
+    IsSleeping,
+    PrefixCacheReset,
+    ProfileSaved,
+    ProfileStarted,
+    ResetInputCache,
+    ResetPrefixCache,
+    RpcResult,
+    SaveShardedState,
+    ShardedStateSaved,
+    Sleep,
+    SleepState,
+    StartProfile,
+    StopProfile,
+    Utility,
+    UtilityAnswer,
+    WakeUp,
+)
+from ....shared.errors import EngineCallError, EngineStateError, PenstockError, UnsupportedCallError
+from ....shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
+from ....shared.messages import UtilityCall, UtilityOutput
+from ...progress import ProgressWriter
+from ..core import EngineCore
+from ..rpc import RpcEngine, RpcMethods
+from .profiling import StepProfiler
+from .sleep import EngineSleep
+
+_MAY_TAKE_LONG = frozenset({Sleep, WakeUp, StartProfile, StopProfile, SaveShardedState, ExecuteDummyBatch})
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class ControlledParts:
+    """What calls act on; ``composition`` puts it together."""
+
+    core: EngineCore
+    sleep: EngineSleep
+    profiler: StepProfiler
+    rpc_methods: RpcMethods
+    rpc_engine: RpcEngine
+    save_sharded_state: Callable[[SaveShardedState], ShardedStateSaved]
+    execute_dummy_batch: Callable[[], None]
+
+
+class EngineControl:
+    """Answers calls between two steps. Whatever a call raises is its answer; the engine goes on."""
+
+    def __init__(self, parts: ControlledParts, progress: ProgressWriter) -> None:
+        self._parts = parts
+        self._progress = progress
+        self._functions: dict[type, Callable[[Any], UtilityAnswer]] = {
+            CheckInvariants: self._check_invariants,
+            ResetPrefixCache: self._reset_prefix_cache,
+            Sleep: self._sleep,
+            WakeUp: self._wake_up,
+            IsSleeping: self._is_sleeping,
+            StartProfile: self._start_profile,
+            StopProfile: self._stop_profile,
+            SaveShardedState: self._save_sharded_state,
+            CollectiveRpc: self._collective_rpc,
+            ExecuteDummyBatch: self._execute_dummy_batch,
+            ResetInputCache: self._reset_input_cache,
+            AddLora: self._refuse_adapters,
+            PinLora: self._refuse_adapters,
+            RemoveLora: self._remove_lora,
+            ListLoras: self._list_loras,
+        }
+
+    def answer(self, message: UtilityCall) -> UtilityOutput:
+        """Do what is asked; an error of any kind becomes the answer."""
+        call = message.call
+        try:
+            with self._patience(call):
+                return UtilityOutput(message.call_id, answer=self._functions[type(call)](call))
+        except PenstockError as error:
+            return UtilityOutput(message.call_id, CallError(error.code, str(error)))
+        except Exception as error:  # of torch, of a file system, of a user's method
+            _log.exception("control_call_failed", call=type(call).__name__)
+            return UtilityOutput(message.call_id, CallError(EngineCallError.code, f"{type(error).__name__}: {error}"))
+
+    def _patience(self, call: Utility) -> AbstractContextManager[None]:
+        """Keep the stall watch from a core that does what may take long."""
+        takes_long = type(call) in _MAY_TAKE_LONG
+        if isinstance(call, CollectiveRpc):
+            takes_long = self._parts.rpc_methods.takes_long(call.method)
+        return self._progress.compiling() if takes_long else nullcontext()
+
+    def _check_invariants(self, _: CheckInvariants) -> Invariants:
+        core = self._parts.core
+        core.check_invariants()
+        stats, pool = core.scheduler.stats(), core.scheduler.block_pool
+        return Invariants(pool.num_free, pool.num_blocks, stats.num_running_reqs, stats.num_waiting_reqs)
+
+    def _reset_prefix_cache(self, _: ResetPrefixCache) -> PrefixCacheReset:
+        return PrefixCacheReset(self._parts.core.reset_prefix_cache())
+
+    def _reset_input_cache(self, _: ResetInputCache) -> InputCacheReset:
+        """Prompts are text, tokens or embeddings: nothing is kept of any other kind of input."""
+        return InputCacheReset(0)
+
+    def _refuse_adapters(self, call: AddLora | PinLora) -> LoraChanged:
+        name = call.__struct_config__.tag
+        raise UnsupportedCallError(f"{name}: this engine has no low-rank adapters; serve a model that has them merged")
+
+    def _remove_lora(self, _: RemoveLora) -> LoraChanged:
+        return LoraChanged(success=False)
+
+    def _list_loras(self, _: ListLoras) -> LoraList:
+        return LoraList([])
+
+    def _sleep(self, call: Sleep) -> SleepState:
+        core = self._parts.core
+        if core.has_work or not core.reset_prefix_cache():
+            raise EngineStateError(f"the engine cannot sleep while it holds requests ({core.num_unfinished_requests})")
+        self._parts.sleep.sleep(call.level)
+        _log.info("asleep", level=call.level)
+        return self._parts.sleep.state
+
+    def _wake_up(self, call: WakeUp) -> SleepState:
+        self._parts.sleep.wake_up(call.tags)
+        _log.info("woken_up", still_asleep=self._parts.sleep.state.tags)
+        return self._parts.sleep.state
+
+    def _is_sleeping(self, _: IsSleeping) -> SleepState:
+        return self._parts.sleep.state
+
+    def _start_profile(self, _: StartProfile) -> ProfileStarted:
+        return ProfileStarted(str(self._parts.profiler.start()))
+
+    def _stop_profile(self, _: StopProfile) -> ProfileSaved:
+        path = self._parts.profiler.stop()
+        return ProfileSaved(str(path), path.stat().st_size)
+
+    def _save_sharded_state(self, call: SaveShardedState) -> ShardedStateSaved:
+        self._require_awake(WEIGHTS)
+        return self._parts.save_sharded_state(call)
+
+    def _collective_rpc(self, call: CollectiveRpc) -> RpcResult:
+        parts = self._parts
+        return RpcResult(parts.rpc_methods.run(parts.rpc_engine, call.method, call.args, call.kwargs))
+
+    def _execute_dummy_batch(self, _: ExecuteDummyBatch) -> DummyBatchDone:
+        self._require_awake(WEIGHTS, KV_CACHE)
+        started = time.monotonic()
+        self._parts.execute_dummy_batch()
+        return DummyBatchDone(time.monotonic() - started)
+
+    def _require_awake(self, *tags: str) -> None:
+        asleep = [tag for tag in tags if self._parts.sleep.is_asleep(tag)]
+        if asleep:
+            raise EngineStateError(f"the engine's {' and '.join(asleep)} sleep; wake them up first")

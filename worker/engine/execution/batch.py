@@ -1,0 +1,161 @@
+"""The requests of the running batch as arrays, kept from step to step.
+
+Python touches a request when it enters and when it gets a block; what it does for each in every step is read two
+numbers of it. The rest is vectorised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..sampling.sampling_table import SamplingTable
+from ..scheduling.request import Request
+from ..scheduling.scheduler_output import SchedulerOutput
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass
+class StepInput:
+    """What the model needs for one step. Decodes come first, so ``order`` may differ from the scheduler's.
+
+    Args:
+        order: ``[B]`` index into the scheduler's batch.
+        rows: ``[B]`` rows of the ``InputBatch``.
+        token_ids, positions, slot_mapping: ``[T]``.
+        query_lens, seq_lens: ``[B]``.
+        logit_rows: ``[R]`` packed tokens whose logits are needed: the last of each request that catches up.
+        sampled: ``[R]`` their index into ``order`` and ``rows``.
+    """
+
+    order: IntArray
+    rows: IntArray
+    token_ids: IntArray
+    positions: IntArray
+    slot_mapping: IntArray
+    query_lens: IntArray
+    seq_lens: IntArray
+    logit_rows: IntArray
+    sampled: IntArray
+
+    @property
+    def sampled_rows(self) -> IntArray:
+        """``[R]`` rows of the ``InputBatch``."""
+        return self.rows if len(self.sampled) == len(self.rows) else self.rows[self.sampled]
+
+
+class InputBatch:
+    """One row per running request."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+        max_blocks = -(-max_model_len // block_size)
+        self.block_size = block_size
+        self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
+        self.num_tokens = np.zeros(max_num_seqs, np.int64)
+        self.block_table = np.zeros((max_num_seqs, max_blocks), np.int64)
+        self.num_blocks = np.zeros(max_num_seqs, np.int64)
+        self.sampling = SamplingTable(max_num_seqs)
+        self._rows: dict[str, int] = {}
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        # The requests of the last step and their rows: mostly they are those of the next one.
+        self._last_requests: list[Request] = []
+        self._last_rows = np.zeros(0, np.int64)
+        self._counting = np.arange(max_num_seqs)
+        self._ones = np.ones(max_num_seqs, np.int64)
+
+    def prepare(self, output: SchedulerOutput) -> StepInput:
+        """Bring the rows up to date and pack the step's tokens."""
+        self.release(output.released_ids)
+        rows = self._rows_of(output.requests)
+        computed = np.array([r.num_computed_tokens + r.num_in_flight_tokens for r in output.requests], np.int64)
+        if len(rows) == sum(output.num_new_tokens):
+            return self._pack_decodes(rows, computed)
+        query_lens = np.array(output.num_new_tokens, np.int64)
+        order = np.argsort(query_lens > 1, kind="stable")
+        rows, computed, query_lens = rows[order], computed[order], query_lens[order]
+        seq_lens = computed + query_lens
+        ends = np.cumsum(query_lens)
+        row_of_token = np.repeat(rows, query_lens)
+        positions = np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens)
+        sampled = np.nonzero(seq_lens == self.num_tokens[rows])[0]
+        return StepInput(
+            order=order,
+            rows=rows,
+            token_ids=self.token_ids[row_of_token, positions].astype(np.int64),
+            positions=positions,
+            slot_mapping=self._slots(row_of_token, positions),
+            query_lens=query_lens,
+            seq_lens=seq_lens,
+            logit_rows=ends[sampled] - 1,
+            sampled=sampled,
+        )
+
+    def _pack_decodes(self, rows: IntArray, computed: IntArray) -> StepInput:
+        """One token of each row: nothing to reorder or to repeat."""
+        order = self._counting[: len(rows)]
+        seq_lens = computed + 1
+        has_caught_up = seq_lens == self.num_tokens[rows]
+        sampled = order if has_caught_up.all() else np.nonzero(has_caught_up)[0]
+        return StepInput(
+            order=order,
+            rows=rows,
+            token_ids=self.token_ids[rows, computed].astype(np.int64),
+            positions=computed,
+            slot_mapping=self._slots(rows, computed),
+            query_lens=self._ones[: len(rows)],
+            seq_lens=seq_lens,
+            logit_rows=sampled,
+            sampled=sampled,
+        )
+
+    def _slots(self, row_of_token: IntArray, positions: IntArray) -> IntArray:
+        blocks, offsets = np.divmod(positions, self.block_size)
+        return self.block_table[row_of_token, blocks] * self.block_size + offsets
+
+    def release(self, request_ids: list[str]) -> None:
+        """Forget the rows of these requests."""
+        if request_ids:
+            self._last_requests = []
+        for request_id in request_ids:
+            row = self._rows.pop(request_id, None)
+            if row is not None:
+                self.sampling.forget_row(row)
+                self._free_rows.append(row)
+
+    def append_tokens(self, rows: IntArray, token_ids: IntArray) -> None:
+        """Note the new tokens of ``rows``; a request that ends with its token gives its row back next step."""
+        last = self.num_tokens[rows]
+        # A request that has just reached the longest length ends with this token, which is never an input.
+        fits = last < self.token_ids.shape[1]
+        self.token_ids[rows[fits], last[fits]] = token_ids[fits]
+        self.num_tokens[rows] += 1
+        self.sampling.append_tokens(rows, token_ids)
+
+    def _rows_of(self, requests: list[Request]) -> IntArray:
+        """The rows of ``requests``; the same array again while they are the same. It is not to be written to."""
+        if requests != self._last_requests:
+            self._last_requests = []
+            self._last_rows = np.array([self._row_of(request) for request in requests], np.int64)
+            self._last_requests = requests
+        rows = self._last_rows
+        num_blocks = np.array([len(request.block_table) for request in requests], np.int64)
+        for index in np.nonzero(num_blocks != self.num_blocks[rows])[0].tolist():
+            row, known, blocks = rows[index], self.num_blocks[rows[index]], requests[index].block_table
+            self.block_table[row, known : len(blocks)] = blocks[known:]
+        self.num_blocks[rows] = num_blocks
+        return rows
+
+    def _row_of(self, request: Request) -> int:
+        row = self._rows.get(request.request_id)
+        if row is None:
+            row = self._free_rows[-1]
+            self.token_ids[row, : request.num_tokens] = request.token_ids
+            self.num_tokens[row] = request.num_tokens
+            self.num_blocks[row] = 0
+            self.sampling.set_row(row, request)
+            # Last: should anything above raise, the row stays free, and nobody runs with half of it.
+            self._rows[request.request_id] = self._free_rows.pop()
+        return row

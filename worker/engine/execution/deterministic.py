@@ -1,0 +1,54 @@
+"""An executor whose results do not depend on the batch: a request's logits have the same bits in any company.
+
+So a generation that is cut off at any token and prefilled elsewhere goes on with the tokens it would have had. Three
+things make it so: forwards of fixed sizes (``models/tiles.py``), attention in products of fixed shapes
+(``kernels/paged_attention/invariant.py``), and rows that are sampled one by one. That they suffice for a model on this
+machine is verified when it is loaded (``models/invariance.py``).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from ...models.loader import LoadedModel
+from ...models.tiles import PackedTokens, forward_in_tiles
+from .batch import IntArray, StepInput
+from .model_runner import LogprobsByRow, ModelRunner
+
+
+class DeterministicRunner(ModelRunner):
+    """A ``ModelRunner`` for a model with batch-invariant attention.
+
+    Args:
+        tile_sizes: numbers of tokens that a forward may have, ascending; any of them gives the same bits.
+    """
+
+    _works_one_by_one = True
+
+    def __init__(self, model: LoadedModel, *, tile_sizes: tuple[int, ...], max_num_seqs: int, block_size: int) -> None:
+        super().__init__(model, max_num_seqs=max_num_seqs, block_size=block_size)
+        self._tile_sizes = tile_sizes
+
+    def _forward(self, step: StepInput, logit_rows: IntArray) -> Tensor:
+        tokens = PackedTokens(
+            token_ids=step.token_ids,
+            positions=step.positions,
+            slot_mapping=step.slot_mapping,
+            block_table=self._batch.block_table,
+            table_rows=np.repeat(step.rows, step.query_lens),
+            logit_rows=logit_rows,
+            inputs_embeds=self._inputs_embeds(step),
+        )
+        return forward_in_tiles(self._model, tokens, self._tile_sizes, self._batch.block_size)
+
+    def _sample_step(self, logits: Tensor, step: StepInput) -> tuple[IntArray, LogprobsByRow]:
+        token_ids = np.zeros(len(step.sampled), np.int64)
+        logprobs: LogprobsByRow = {}
+        for index, row in enumerate(step.sampled):
+            parameters = self._batch.sampling.take(step.rows[row : row + 1], step.seq_lens[row : row + 1])
+            # A copy, so that the row begins where memory is aligned, wherever it was among the others.
+            token_ids[index : index + 1], told = self._sample(logits[index : index + 1].clone(), parameters)
+            if told:
+                logprobs[index] = told[0]
+        return token_ids, logprobs

@@ -1,0 +1,108 @@
+"""How large the KV cache is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....shared.command_line import format_bytes
+from ....shared.errors import ConfigurationError
+from ...config import EngineConfig
+
+DEFAULT_UTILIZATION = {"cuda": 0.9, "cpu": 0.4}
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class KVCacheSize:
+    """The outcome of ``size_kv_cache``."""
+
+    num_blocks: int
+    block_bytes: int
+    max_model_len: int
+    state_bytes: int
+
+    def describe(self, block_size: int) -> dict[str, int]:
+        """Figures for the log."""
+        return {
+            "kv_cache_mib": self.num_blocks * self.block_bytes // _MIB,
+            "state_pool_mib": self.state_bytes // _MIB,
+            "num_blocks": self.num_blocks,
+            "block_size": block_size,
+            "kv_cache_tokens": self.num_blocks * block_size,
+            "max_model_len": self.max_model_len,
+        }
+
+
+def size_kv_cache(
+    config: EngineConfig,
+    *,
+    bytes_per_token: int,
+    bytes_per_request: int = 0,
+    free_bytes: int,
+    max_model_len: int,
+    is_length_chosen: bool,
+) -> KVCacheSize:
+    """Decide how many blocks the KV cache gets.
+
+    It takes ``kv_cache_memory`` if that is set, else this engine's share of ``free_bytes``, less the states of
+    ``max_num_seqs`` requests, and no more than so many requests of ``max_model_len`` can use. A model's own length
+    limit is lowered to what fits.
+
+    Args:
+        bytes_per_token: cache bytes of one token in all layers; 0 for a model without attention.
+        bytes_per_request: state besides keys and values.
+        free_bytes: memory that is free on the device now.
+        is_length_chosen: ``max_model_len`` was asked for, so that it may not be lowered.
+
+    Raises:
+        ConfigurationError: not one request fits; says which option to change.
+    """
+    block_bytes = bytes_per_token * config.block_size
+    if config.kv_cache_memory is not None:
+        share, source = config.kv_cache_memory, "kv_cache_memory"
+    else:
+        utilization = config.gpu_memory_utilization or DEFAULT_UTILIZATION[config.device]
+        num_sharers = config.num_engines_on_host if config.device == "cpu" else 1
+        share, source = int(free_bytes * utilization) // num_sharers, "gpu_memory_utilization"
+    state_bytes = _state_bytes(config, bytes_per_request, share, source)
+    share -= state_bytes
+    blocks_per_request = -(-max_model_len // config.block_size)
+    num_blocks = config.max_num_seqs * blocks_per_request
+    if block_bytes:
+        num_blocks = min(num_blocks, share // block_bytes)
+    if num_blocks < 1:
+        raise ConfigurationError(
+            f"the KV cache may take {format_bytes(share)} ({source}), but a block of {config.block_size} tokens needs "
+            f"{format_bytes(block_bytes)}: raise {source} or lower block_size"
+        )
+    longest = num_blocks * config.block_size
+    if longest < max_model_len and (is_length_chosen or longest < 2):
+        needed = format_bytes(blocks_per_request * block_bytes)
+        shorter = f"lower max_model_len to {longest} or " if longest >= 2 else ""
+        raise ConfigurationError(
+            f"the KV cache may take {format_bytes(share)} ({source}), but one request of max_model_len {max_model_len} "
+            f"needs {needed}: {shorter}raise {source}"
+        )
+    max_model_len = min(max_model_len, longest)
+    if config.kv_cache_memory is not None:
+        _check_is_free(num_blocks * block_bytes + state_bytes, free_bytes)
+    return KVCacheSize(num_blocks, block_bytes, max_model_len, state_bytes)
+
+
+def _check_is_free(needed: int, free_bytes: int) -> None:
+    if needed > free_bytes:
+        raise ConfigurationError(
+            f"kv_cache_memory lets the KV cache take {format_bytes(needed)}, but {format_bytes(free_bytes)} is free: "
+            "lower kv_cache_memory or max_num_seqs"
+        )
+
+
+def _state_bytes(config: EngineConfig, bytes_per_request: int, share: int, source: str) -> int:
+    """Bytes of the state pool; it may take less than the whole ``share``."""
+    state_bytes = bytes_per_request * config.max_num_seqs
+    if state_bytes and state_bytes >= share:
+        raise ConfigurationError(
+            f"the KV cache may take {format_bytes(share)} ({source}), but the states of {config.max_num_seqs} requests "
+            f"need {format_bytes(state_bytes)} of it: lower max_num_seqs or raise {source}"
+        )
+    return state_bytes

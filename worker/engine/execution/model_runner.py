@@ -1,0 +1,177 @@
+"""Runs one step's work on the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ....kernels.paged_attention import PagedBatch
+from ....shared.messages import TokenLogprobs
+from ...models.forward import ModelInput
+from ...models.loader import LoadedModel
+from ...models.to_device import to_device
+from ..core import AcceleratorError
+from ..sampling.logprobs import RawLogprobs, prompt_logprobs_of
+from ..sampling.prompt_rows import PromptRows
+from ..sampling.sampler import sample
+from ..sampling.sampling_table import SamplingRows
+from ..scheduling.request import Request
+from ..scheduling.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
+from .batch import InputBatch, IntArray, StepInput
+from .input_embeds import embed_inputs
+
+LogprobsByRow = dict[int, TokenLogprobs]
+
+
+@dataclass(slots=True)
+class BegunStep:
+    """A step whose inputs are ready; ``requests`` in the scheduler's order."""
+
+    requests: list[Request]
+    step: StepInput
+    prompt_rows: PromptRows | None
+
+
+@dataclass(slots=True)
+class ComputedStep:
+    """What the forward of a step gave: logits ``[R, V]`` and, by request_id, what they tell of prompts."""
+
+    logits: torch.Tensor
+    prompt_logprobs: dict[str, list[TokenLogprobs]]
+
+
+class ModelRunner:
+    """The executor that computes in this process, on one device."""
+
+    _works_one_by_one = False
+
+    def __init__(self, model: LoadedModel, *, max_num_seqs: int, block_size: int) -> None:
+        self._model = model
+        self._device = model.device
+        self._batch = InputBatch(max_num_seqs, model.max_model_len, block_size)
+
+    @property
+    def device_memory_bytes(self) -> int:
+        """See ``core.Executor``."""
+        device = self._model.device
+        return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+
+    @torch.inference_mode()
+    def execute(self, output: SchedulerOutput) -> SampledTokens:
+        """See ``core.Executor``."""
+        begun = self.begin(output)
+        return self.finish(begun, self.compute(begun))
+
+    def begin(self, output: SchedulerOutput) -> BegunStep:
+        """The first of three parts of ``execute``, which are for who calls them in inference mode: the inputs."""
+        step = self._batch.prepare(output)
+        return BegunStep(output.requests, step, self._batch.sampling.prompt_rows.take(step))
+
+    def compute(self, begun: BegunStep) -> ComputedStep:
+        """The second: the forward. It may run in another thread, since until ``finish`` nobody changes what it reads.
+
+        Raises:
+            AcceleratorError: see ``core.Executor``.
+        """
+        try:
+            if begun.prompt_rows is None:
+                return ComputedStep(self._forward(begun.step, begun.step.logit_rows), {})
+            return ComputedStep(*self._forward_with_prompt(begun.step, begun.prompt_rows))
+        except torch.AcceleratorError as error:
+            raise AcceleratorError(str(error)) from error
+
+    def finish(self, begun: BegunStep, computed: ComputedStep) -> SampledTokens:
+        """The third: the tokens.
+
+        Raises:
+            AcceleratorError: see ``core.Executor``.
+        """
+        step = begun.step
+        try:
+            sampled_ids, logprobs = self._sample_step(computed.logits, step)
+        except torch.AcceleratorError as error:
+            raise AcceleratorError(str(error)) from error
+        token_ids = np.full(len(step.rows), NO_TOKEN)
+        places = step.order[step.sampled]
+        token_ids[places] = sampled_ids
+        self._batch.append_tokens(step.sampled_rows, sampled_ids)
+        self._model.forward.commit()
+        by_request = {begun.requests[places[row]].request_id: told for row, told in logprobs.items()}
+        return SampledTokens(token_ids.tolist(), by_request, computed.prompt_logprobs)
+
+    def warm_up(self, request: Request) -> None:
+        """Prefill and decode ``request`` once in block 0, so that the first real one does not pay for it."""
+        request.block_table = [0]
+        for num_new_tokens in (request.num_tokens, 1):
+            (token_id,) = self.execute(SchedulerOutput([request], [num_new_tokens])).token_ids
+            request.num_computed_tokens += num_new_tokens
+            request.token_ids.append(token_id)
+        self._batch.release([request.request_id])
+
+    @torch.inference_mode()
+    def execute_dummy_batch(self) -> None:
+        """Run one token through the model that is no request's: it takes no row, and is stored in no slot."""
+        one, zero = np.ones(1, np.int64), np.zeros(1, np.int64)
+        step = StepInput(
+            order=zero,
+            rows=zero,
+            token_ids=zero,
+            positions=zero,
+            slot_mapping=-one,
+            query_lens=one,
+            seq_lens=one,
+            logit_rows=zero,
+            sampled=zero,
+        )
+        self._forward(step, step.logit_rows)
+
+    def _forward(self, step: StepInput, logit_rows: IntArray) -> torch.Tensor:
+        """Logits of the packed tokens ``logit_rows``, ascending: ``[len(logit_rows), V]``."""
+        max_blocks = -(-int(step.seq_lens.max()) // self._batch.block_size)
+        batch = PagedBatch(
+            block_table=to_device(self._batch.block_table[step.rows, :max_blocks], self._device),
+            slot_mapping=to_device(step.slot_mapping, self._device),
+            query_lens=step.query_lens.tolist(),
+            seq_lens=step.seq_lens.tolist(),
+            block_size=self._batch.block_size,
+        )
+        return self._model.forward.run(
+            ModelInput(
+                token_ids=to_device(step.token_ids, self._device),
+                positions=to_device(step.positions, self._device),
+                logit_rows=to_device(logit_rows, self._device),
+                batch=batch,
+                state_slots=step.rows,
+                inputs_embeds=self._inputs_embeds(step),
+            )
+        )
+
+    def _inputs_embeds(self, step: StepInput) -> torch.Tensor | None:
+        """What the model is to compute with instead of the embeddings of ``step.token_ids``; None if with those."""
+        given = self._batch.sampling.prompt_embeds.take(step)
+        return None if given is None else embed_inputs(self._model, step.token_ids, given)
+
+    def _forward_with_prompt(
+        self, step: StepInput, prompt_rows: PromptRows
+    ) -> tuple[torch.Tensor, dict[str, list[TokenLogprobs]]]:
+        """Logits of ``step.logit_rows``, and what those of ``prompt_rows`` tell."""
+        logit_rows = np.union1d(step.logit_rows, prompt_rows.logit_rows)
+        logits = self._forward(step, logit_rows)
+        is_prompt = np.isin(logit_rows, prompt_rows.logit_rows)
+        places = (np.nonzero(chosen)[0] for chosen in (is_prompt, ~is_prompt))
+        of_prompt, of_sampled = (logits[to_device(rows, self._device)] for rows in places)
+        return of_sampled, prompt_logprobs_of(of_prompt, prompt_rows, one_by_one=self._works_one_by_one)
+
+    def _sample_step(self, logits: torch.Tensor, step: StepInput) -> tuple[IntArray, LogprobsByRow]:
+        """Token ids of ``step.sampled``, ``[R]``, from logits ``[R, V]``; log probabilities of its rows that ask."""
+        if len(step.sampled) == 0:
+            return np.zeros(0, np.int64), {}
+        return self._sample(logits, self._batch.sampling.take(step.sampled_rows, step.seq_lens[step.sampled]))
+
+    def _sample(self, logits: torch.Tensor, rows: SamplingRows) -> tuple[IntArray, LogprobsByRow]:
+        """As ``_sample_step``; ``logits`` may be changed."""
+        raw = None if rows.num_logprobs is None else RawLogprobs.of(logits, rows.num_logprobs)
+        token_ids = sample(logits, rows)
+        return token_ids.cpu().numpy(), {} if raw is None else raw.at(token_ids)

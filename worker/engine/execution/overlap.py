@@ -1,0 +1,47 @@
+"""Runs a model's forwards in a thread of their own, so that the engine's loop goes on meanwhile."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from ..scheduling.scheduler_output import SampledTokens, SchedulerOutput
+from .model_runner import BegunStep, ComputedStep, ModelRunner
+
+
+class OverlappingRunner:
+    """The ``batch_queue.BatchExecutor`` over a ``ModelRunner``.
+
+    Only the forward is in the thread. Where it is one call of compiled code it leaves the GIL to the loop; where it is
+    many, the two of them take turns, and little is gained.
+    """
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        # A thread begins with a number of torch threads of its own.
+        self._thread = ThreadPoolExecutor(1, "forward", torch.set_num_threads, (torch.get_num_threads(),))
+        self._begun: BegunStep | None = None
+        self._computed: Future[ComputedStep] = Future()
+
+    @torch.inference_mode()
+    def launch(self, output: SchedulerOutput) -> None:
+        """See ``batch_queue.BatchExecutor``."""
+        try:
+            self._begun = self._runner.begin(output)
+        except Exception as error:
+            self._computed = Future()
+            self._computed.set_exception(error)
+        else:
+            self._computed = self._thread.submit(self._compute, self._begun)
+
+    @torch.inference_mode()
+    def collect(self) -> SampledTokens:
+        """See ``batch_queue.BatchExecutor``."""
+        computed = self._computed.result()
+        assert self._begun is not None
+        return self._runner.finish(self._begun, computed)
+
+    @torch.inference_mode()
+    def _compute(self, begun: BegunStep) -> ComputedStep:
+        return self._runner.compute(begun)

@@ -1,0 +1,26 @@
+"""Chooses the next tokens from logits.
+
+What single requests want changed comes first, in vLLM's order: rules about tokens (``token_rules.py``), penalties
+(``penalties.py``), a forced end of thinking (``thinking.py``), grammars (``structured/table.py``). Then filters, also
+in vLLM's order: temperature, ``min_p``, ``top_k``, ``top_p``. A row draws from what they leave with the one uniform
+number of its seed and position (``kernels/sampling``).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ....kernels import sampling
+from .randomness import uniforms
+from .sampling_table import SamplingRows
+
+
+def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """Return one token id per row: ``[R, V]`` logits of any float dtype to ``[R]`` int64. ``logits`` may be changed."""
+    for change in rows.changes:
+        logits = change.apply(logits)
+    if not rows.temperature.any():
+        return sampling.argmax(logits)
+    columns = (rows.temperature, rows.top_k, rows.top_p, rows.min_p, uniforms(rows.seeds, rows.positions))
+    return sampling.sample(logits, sampling.Draws(*map(torch.from_numpy, columns)))

@@ -1,0 +1,193 @@
+"""The runtime state of one request inside the engine core."""
+
+from __future__ import annotations
+
+import enum
+import zlib
+from typing import TYPE_CHECKING
+
+from ....shared.messages import EngineCoreEvent, FinishReason, TokenLogprobs
+from ....shared.params import SamplingParams
+from ....shared.prompt_embeds import PromptEmbeds
+from .block_pool import InvariantError
+
+if TYPE_CHECKING:
+    from ..structured.constraint import Constraint
+
+
+class RequestStatus(enum.Enum):
+    """Where a request stands; ``_NEXT`` says what may follow what."""
+
+    WAITING = "waiting"
+    WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = "waiting_for_structured_output_grammar"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED_STOPPED = "finished_stopped"
+    FINISHED_LENGTH_CAPPED = "finished_length_capped"
+    FINISHED_REPETITION = "finished_repetition"
+    FINISHED_ABORTED = "finished_aborted"
+    FINISHED_ERROR = "finished_error"
+
+
+_FINISHED = frozenset(status for status in RequestStatus if status.name.startswith("FINISHED"))
+_NEXT: dict[RequestStatus, frozenset[RequestStatus]] = {
+    RequestStatus.WAITING: _FINISHED | {RequestStatus.RUNNING, RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR},
+    RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR: _FINISHED | {RequestStatus.WAITING},
+    RequestStatus.RUNNING: _FINISHED | {RequestStatus.PREEMPTED},
+    RequestStatus.PREEMPTED: _FINISHED | {RequestStatus.RUNNING},
+    **{status: frozenset() for status in _FINISHED},
+}
+STATUS_OF_REASON = {
+    FinishReason.STOP: RequestStatus.FINISHED_STOPPED,
+    FinishReason.LENGTH: RequestStatus.FINISHED_LENGTH_CAPPED,
+    FinishReason.REPETITION: RequestStatus.FINISHED_REPETITION,
+    FinishReason.ABORT: RequestStatus.FINISHED_ABORTED,
+    FinishReason.ERROR: RequestStatus.FINISHED_ERROR,
+}
+
+
+class Request:
+    """A generation in progress.
+
+    ``token_ids`` holds prompt and output; ``num_computed_tokens`` of them are in the KV cache. The scheduler lets
+    the second catch up with the length of the first; when it has, the next token is sampled and appended.
+
+    Args:
+        output_token_ids: tokens that a former engine has already delivered. They count as output (for
+            ``max_tokens``, ``min_tokens`` and randomness), are computed again, and are not given out again.
+        eos_token_ids: the model's end-of-sequence tokens.
+        max_model_len: most tokens, prompt and output together, that the request may have.
+        priority: the lower, the earlier, if the ordering policy looks at it.
+        extra_keys: what must be the same, beside the tokens, for two requests to share blocks of the KV cache.
+        prompt_embeds: what stands in the place of the prompt's tokens, which are placeholders then.
+
+    Attributes:
+        block_hashes: of its first full blocks, as far as somebody has asked (``prefix_cache.py``).
+        events: what has happened to it since its last output.
+        constraint: what its ``structured_outputs`` allow; None without, and while the grammar is compiled.
+        num_cached_tokens: prompt tokens that were in the KV cache when it was first admitted.
+        num_in_flight_tokens: those that a batch computes whose result is still to come (``batch_queue.py``).
+        prompt_logprobs: those known of the prompt's second token and on; None if not wanted, or given out.
+    """
+
+    __slots__ = (
+        "arrival_index",
+        "block_hashes",
+        "block_table",
+        "constraint",
+        "eos_token_ids",
+        "events",
+        "extra_keys",
+        "is_finished",
+        "max_output_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_in_flight_tokens",
+        "num_prompt_tokens",
+        "params",
+        "priority",
+        "prompt_embeds",
+        "prompt_logprobs",
+        "request_id",
+        "seed",
+        "status",
+        "stop_token_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        max_model_len: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        output_token_ids: list[int] | None = None,
+        priority: int = 0,
+        extra_keys: tuple[str | None, ...] = (),
+        prompt_embeds: PromptEmbeds | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.params = params
+        self.token_ids = prompt_token_ids + (output_token_ids or [])
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_in_flight_tokens = 0
+        self.block_table: list[int] = []
+        self.block_hashes: list[bytes] = []
+        self.extra_keys = extra_keys
+        self.prompt_embeds = prompt_embeds
+        wants_prompt_logprobs = params.prompt_logprobs is not None and not output_token_ids
+        self.prompt_logprobs: list[TokenLogprobs] | None = [] if wants_prompt_logprobs else None
+        self.events: list[EngineCoreEvent] = []
+        self.constraint: Constraint | None = None
+        self.status = RequestStatus.WAITING
+        self.is_finished = False
+        self.priority = priority
+        self.arrival_index = 0
+        self.eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
+        self.stop_token_ids = frozenset(params.stop_token_ids or ())
+        room = max_model_len - self.num_prompt_tokens
+        self.max_output_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
+        # The client draws a seed when it enqueues; without one the request id is the only thing an engine that
+        # resumes the request has in common with this one.
+        self.seed = zlib.crc32(request_id.encode()) if params.seed is None else params.seed
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens, those of a former engine included."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """Tokens of the prompt; none if it is embeddings."""
+        return self.token_ids[: self.num_prompt_tokens] if self.prompt_embeds is None else []
+
+    @property
+    def ending_token_ids(self) -> frozenset[int]:
+        """Tokens that end it once it has ``min_tokens``."""
+        return self.eos_token_ids | self.stop_token_ids
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Known tokens that are not in the KV cache yet."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    def after_flight(self) -> tuple[int, int]:
+        """How many tokens will be in the KV cache, and how many known ones will not, once the batch in flight is done.
+
+        It is taken for granted that a token on its way does not end the request, unless it is the last one allowed.
+        """
+        num_computed_tokens = self.num_computed_tokens + self.num_in_flight_tokens
+        num_uncomputed_tokens = len(self.token_ids) - num_computed_tokens
+        if num_uncomputed_tokens == 0 and self.num_output_tokens + 1 < self.max_output_tokens:
+            num_uncomputed_tokens = 1
+        return num_computed_tokens, num_uncomputed_tokens
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Whether tokens may be skipped that are in the KV cache: not if the logits of the prompt are wanted too."""
+        return self.prompt_logprobs is None
+
+    def take_events(self) -> list[EngineCoreEvent]:
+        """Return the events that no output has told yet."""
+        events, self.events = self.events, []
+        return events
+
+    def move_to(self, status: RequestStatus) -> None:
+        """Change the status.
+
+        Raises:
+            InvariantError: ``status`` may not follow the present one.
+        """
+        if status not in _NEXT[self.status]:
+            raise InvariantError(f"request {self.request_id}: {self.status.value} cannot become {status.value}")
+        self.status = status
+        self.is_finished = status in _FINISHED

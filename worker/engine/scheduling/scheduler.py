@@ -1,0 +1,299 @@
+"""Decides which tokens of which requests the next step computes.
+
+The algorithm, by its invariant: there is one budget of tokens per step and no separate prefill phase. Every request
+has ``num_tokens`` known tokens, of which ``num_computed_tokens`` are in the KV cache; each step gives each running
+request some of the tokens it lacks, and a request that has caught up gets one new token, so that it lacks one again.
+Prefill, chunked prefill, decode, recomputation after preemption and resumption after a crash are all this one case.
+
+Running requests come first, each with at least one token, then waiting ones in the policy's order. A request is
+admitted when blocks for all its known tokens are free, and takes them at once. When a running request needs a block
+and none is free, the one that goes last is preempted: it loses its blocks and waits at its old place. Since the pool
+holds at least one request of ``max_model_len``, the one that goes first always moves.
+
+Blocks that already hold the beginning of a request count as computed when it is admitted, all but its last token at the
+most. It shares them with whoever else has them, and nobody writes to them: they are full. If all that it could compute
+in this step is being computed for another request, it waits for the next step and finds it.
+
+Running requests are visited in the policy's order too, so whoever is preempted has been given no work in this step, and
+none has to be taken back. (vLLM visits them in the order of admission; with priorities it had requests that were
+preempted with their work given out, issue 23316, and others that were skipped, issue 49097.) Only a running request
+that needs a block preempts: as in vLLM's V1 (issue 40004), a waiting one, however urgent, takes nobody's place. But
+what a preempted request leaves over may go, in the same step, to a waiting one that goes before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ....shared.errors import ConfigurationError
+from ....shared.messages import EngineCoreEventType, EngineCoreOutput, FinishReason, RequestError, SchedulerStats
+from .block_pool import BlockPool, InvariantError
+from .ordering import FirstComeFirstServed, OrderingPolicy, RequestQueue
+from .prefix_cache import NoPrefixCache, PrefixCache
+from .prompt_budget import PromptRowBudget
+from .request import STATUS_OF_REASON, Request, RequestStatus
+from .scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
+from .stop import check_stop
+from .timeline import NoTimeline, Timeline
+
+
+class Scheduler:
+    """Owns every unfinished request and all block tables.
+
+    Raises:
+        ConfigurationError: the pool cannot hold one request of ``max_model_len``, or the budget is below one token
+            per running request.
+    """
+
+    def __init__(
+        self,
+        block_pool: BlockPool,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        policy: OrderingPolicy | None = None,
+        prefix_cache: PrefixCache | None = None,
+        timeline: Timeline | None = None,
+    ) -> None:
+        if block_pool.blocks_for(max_model_len) > block_pool.num_blocks:
+            raise ConfigurationError(
+                f"the KV cache has {block_pool.num_blocks} blocks of {block_pool.block_size} tokens, too few for one "
+                f"request of max_model_len {max_model_len}"
+            )
+        if max_num_batched_tokens < max_num_seqs:
+            raise ConfigurationError(
+                f"max_num_batched_tokens ({max_num_batched_tokens}) is below max_num_seqs ({max_num_seqs})"
+            )
+        self.block_pool = block_pool
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_model_len = max_model_len
+        policy = policy or FirstComeFirstServed()
+        self._prefix_cache = prefix_cache or NoPrefixCache()
+        self._timeline = timeline or NoTimeline()
+        self._running = RequestQueue(policy)
+        self._waiting = RequestQueue(policy)
+        self._requests: dict[str, Request] = {}
+        self._released_ids: list[str] = []
+        self._num_arrived = 0
+        self._num_steps = 0
+        self._num_preemptions = 0
+        self._num_generation_tokens = 0
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        return len(self._requests)
+
+    def add_request(self, request: Request) -> None:
+        """Put a new request behind those that have arrived before; its id is not known here yet."""
+        request.arrival_index = self._num_arrived
+        self._num_arrived += 1
+        self._requests[request.request_id] = request
+        self._waiting.add(request)
+        self._timeline.note(request, EngineCoreEventType.QUEUED)
+
+    def schedule(self) -> SchedulerOutput:
+        """Choose the next step's work and give it its blocks."""
+        output = SchedulerOutput()
+        budget = self.max_num_batched_tokens
+        prompt_rows = PromptRowBudget()
+        block_size = self.block_pool.block_size
+        for index, request in enumerate(self._running):  # which may lose requests from behind
+            num_computed_tokens = request.num_computed_tokens
+            num_new_tokens = len(request.token_ids) - num_computed_tokens
+            if request.num_in_flight_tokens:
+                num_computed_tokens, num_new_tokens = request.after_flight()
+                if num_new_tokens == 0:
+                    continue  # its last token is on its way
+            if num_new_tokens > 1:
+                # One token stays reserved for each running request behind this one: a long prefill delays no decode.
+                num_new_tokens = min(num_new_tokens, budget - (len(self._running) - index - 1))
+                num_new_tokens = prompt_rows.limit(request, num_new_tokens)
+            num_tokens = num_computed_tokens + num_new_tokens
+            has_blocks = num_tokens <= len(request.block_table) * block_size
+            if not has_blocks and not self._grow_block_table(request, num_tokens):
+                break
+            output.add(request, num_new_tokens)
+            budget -= num_new_tokens
+        while self._waiting and budget > 0 and len(self._running) < self.max_num_seqs:
+            request = self._waiting[0]
+            if not self._admit(request, budget, output):
+                break
+            self._running.add(self._waiting.pop(0))
+            num_new_tokens = prompt_rows.limit(request, min(request.num_uncomputed_tokens, budget))
+            output.add(request, num_new_tokens)
+            budget -= num_new_tokens
+        output.released_ids, self._released_ids = self._released_ids, []
+        return output
+
+    def take_back(self, output: SchedulerOutput) -> None:
+        """Forget that ``output``, the last that was scheduled, is to be executed: what it lacks is still lacking."""
+        self._released_ids = output.released_ids + self._released_ids
+
+    def update_from_output(self, output: SchedulerOutput, sampled: SampledTokens) -> list[EngineCoreOutput]:
+        """Take in a step's result.
+
+        Returns what the requests' callers are to know. Requests finished meanwhile are passed over.
+        """
+        self._num_steps += 1
+        outputs: list[EngineCoreOutput] = []
+        finished = False
+        block_size, running = self.block_pool.block_size, RequestStatus.RUNNING
+        rows = zip(output.requests, output.num_new_tokens, sampled.token_ids, strict=True)
+        for request, num_new_tokens, token_id in rows:
+            if request.is_finished:
+                continue
+            if request.status is running:  # else it has lost its blocks meanwhile; its token is as good
+                request.num_computed_tokens += num_new_tokens
+                if request.num_computed_tokens % block_size < num_new_tokens:
+                    self._prefix_cache.note_computed(request, num_new_tokens)
+            if request.prompt_logprobs is not None:
+                request.prompt_logprobs += sampled.prompt_logprobs.get(request.request_id, ())
+            if token_id == NO_TOKEN:
+                continue
+            if request.constraint is not None and (error := request.constraint.accept(token_id)) is not None:
+                outputs.append(EngineCoreOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error))
+                self._finish_in_step(request, RequestStatus.FINISHED_ERROR)
+                finished = True
+                continue
+            request.token_ids.append(token_id)
+            self._num_generation_tokens += 1
+            new_output = EngineCoreOutput(request.request_id, [token_id])
+            new_output.num_cached_tokens = request.num_cached_tokens
+            if request.events:
+                new_output.events = request.take_events()
+            stop = check_stop(request)
+            if stop is not None:
+                new_output.finish_reason, new_output.stop_reason = stop
+                self._finish_in_step(request, STATUS_OF_REASON[stop[0]])
+                finished = True
+            if request.prompt_logprobs is not None:
+                new_output.new_prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
+            if sampled.logprobs and request.request_id in sampled.logprobs:
+                new_output.new_logprobs = [sampled.logprobs[request.request_id]]
+            outputs.append(new_output)
+        if finished:
+            self._running.drop_finished()
+        return outputs
+
+    def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> None:
+        """End requests from outside; unknown and finished ids are ignored."""
+        for request_id in request_ids:
+            request = self._requests.get(request_id)
+            if request is None:
+                continue
+            queue = self._running if request.status is RequestStatus.RUNNING else self._waiting
+            queue.remove(request)
+            self._finish(request, status)
+
+    def fail_batch(self, output: SchedulerOutput, error: RequestError) -> list[EngineCoreOutput]:
+        """End every request of a step that did not succeed."""
+        failed = [request.request_id for request in output.requests if not request.is_finished]
+        self.finish_requests(failed, RequestStatus.FINISHED_ERROR)
+        self._num_steps += 1
+        return [EngineCoreOutput(request_id, finish_reason=FinishReason.ERROR, error=error) for request_id in failed]
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget what free blocks hold; False, and nothing is done, while any is in use."""
+        return self.block_pool.forget_hashes()
+
+    def stats(self) -> SchedulerStats:
+        """The present state; counters run since the start."""
+        return SchedulerStats(
+            num_running_reqs=len(self._running),
+            num_waiting_reqs=len(self._waiting),
+            step_counter=self._num_steps,
+            kv_cache_usage=self.block_pool.usage,
+            num_preemptions=self._num_preemptions,
+            num_generation_tokens=self._num_generation_tokens,
+            prefix_cache_queries=self._prefix_cache.num_queried_tokens,
+            prefix_cache_hits=self._prefix_cache.num_hit_tokens,
+        )
+
+    def check_invariants(self) -> None:
+        """Verify queues, statuses and block tables against each other.
+
+        Raises:
+            InvariantError: they disagree.
+        """
+        self._running.check_invariants()
+        self._waiting.check_invariants()
+        running, waiting = list(self._running), list(self._waiting)
+        if sorted(r.request_id for r in running + waiting) != sorted(self._requests):
+            raise InvariantError("the queues do not hold exactly the known requests")
+        if any(r.status is not RequestStatus.RUNNING for r in running):
+            raise InvariantError("a request runs whose status says otherwise")
+        if any(r.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED) or r.block_table for r in waiting):
+            raise InvariantError("a request waits that is running, finished, or holds blocks")
+        for request in running:
+            if not 0 <= request.num_computed_tokens < request.num_tokens <= self.max_model_len:
+                raise InvariantError(f"request {request.request_id} has impossible token counts")
+            if len(request.block_table) < self.block_pool.blocks_for(request.num_computed_tokens):
+                raise InvariantError(f"request {request.request_id} has fewer blocks than computed tokens")
+        self.block_pool.check_invariants(request.block_table for request in running)
+        self._prefix_cache.check_invariants(running)
+
+    def _admit(self, request: Request, budget: int, output: SchedulerOutput) -> bool:
+        """Give a waiting request blocks for all its known tokens, cached ones among them.
+
+        False if too few are free, if ``output`` computes for another all that ``budget`` lets it compute now, or if a
+        token of it is on its way: it was preempted just now.
+        """
+        if request.num_in_flight_tokens:
+            return False
+        cached = self._prefix_cache.find(request)
+        num_cached_tokens = len(cached) * self.block_pool.block_size
+        num_blocks = self.block_pool.blocks_for(request.num_tokens) - len(cached)
+        if num_blocks > self.block_pool.num_free - self.block_pool.num_free_among(cached):
+            return False
+        if self._prefix_cache.is_being_computed(request, num_cached_tokens + budget, output.work()):
+            return False
+        self.block_pool.hold(cached)
+        request.block_table = cached + self.block_pool.allocate(num_blocks)
+        request.num_computed_tokens = num_cached_tokens
+        self._prefix_cache.note_admission(request)
+        request.move_to(RequestStatus.RUNNING)
+        self._timeline.note(request, EngineCoreEventType.SCHEDULED)
+        return True
+
+    def _grow_block_table(self, request: Request, num_tokens: int) -> bool:
+        """Give ``request`` blocks for ``num_tokens`` in all, preempting from behind; False if it had to go itself."""
+        num_blocks = self.block_pool.blocks_for(num_tokens) - len(request.block_table)
+        while num_blocks > self.block_pool.num_free:
+            last = self._running.pop(-1)
+            self._release(last)
+            last.num_computed_tokens = 0
+            last.move_to(RequestStatus.PREEMPTED)
+            self._waiting.add(last)
+            self._num_preemptions += 1
+            self._timeline.note(last, EngineCoreEventType.PREEMPTED)
+            if last is request:
+                return False
+        if num_blocks > 0:
+            request.block_table += self.block_pool.allocate(num_blocks)
+        return True
+
+    def _finish_in_step(self, request: Request, status: RequestStatus) -> None:
+        """``_finish`` for a request that may be anywhere; those that run leave their queue together, later."""
+        if request.status is RequestStatus.PREEMPTED:
+            self._waiting.remove(request)
+        self._finish(request, status)
+
+    def _finish(self, request: Request, status: RequestStatus) -> None:
+        request.move_to(status)
+        self._release(request)
+        del self._requests[request.request_id]
+
+    def _release(self, request: Request) -> None:
+        if request.block_table:
+            self.block_pool.free(request.block_table)
+            request.block_table = []
+            self._released_ids.append(request.request_id)

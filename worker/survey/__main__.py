@@ -1,0 +1,53 @@
+"""``python -m penstock.worker.survey``: tries every causal language model of transformers, writes the table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from .child import try_in_child
+from .model_types import NOT_TEXT_DECODERS, causal_lm_types
+from .outcome import Outcome
+from .table import page
+
+
+def main() -> int:
+    """Parse the command line, try the types one by one, write the page; 1 if one was asked for that does not exist."""
+    arguments = _parse_arguments()
+    known = causal_lm_types()
+    wanted = arguments.only.split(",") if arguments.only else known
+    unknown = sorted(set(wanted) - set(known))
+    if unknown:
+        sys.stderr.write(f"transformers has no causal language model of type {', '.join(unknown)}\n")
+        return 1
+    skipped = {name: NOT_TEXT_DECODERS[name] for name in wanted if name in NOT_TEXT_DECODERS}
+    outcomes: list[Outcome] = []
+    for model_type in wanted:
+        if model_type not in skipped:
+            start = time.monotonic()
+            outcomes.append(try_in_child(model_type, arguments.timeout_s))
+            _tell(outcomes[-1], time.monotonic() - start)
+    num_identical = sum(outcome.is_identical for outcome in outcomes)
+    sys.stderr.write(f"{num_identical} of {len(outcomes)} give the tokens of transformers\n")
+    if arguments.out:
+        arguments.out.write_text(page(outcomes, skipped))
+    return 0
+
+
+def _tell(outcome: Outcome, took_s: float) -> None:
+    told = ", ".join(f"{way} {said}" for way, said in outcome.told.items())
+    sys.stderr.write(f"{outcome.model_type} ({took_s:.0f} s): {outcome.mode} {told}{outcome.reason}\n")
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="penstock.worker.survey", description=__doc__)
+    parser.add_argument("--only", default="", metavar="TYPE,TYPE", help="these model types instead of all")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the table there")
+    parser.add_argument("--timeout-s", type=float, default=120.0, help="for one model type")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Writes what became of the model types as a Markdown page."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+
+import torch
+import transformers
+
+from .outcome import WAYS, Outcome
+
+_MAX_REASON_CHARS = 700
+
+
+def page(outcomes: list[Outcome], skipped: dict[str, str]) -> str:
+    """The page of ``make models``: counts, then a row per model type."""
+    identical = [outcome for outcome in outcomes if outcome.is_identical]
+    modes = Counter(outcome.mode for outcome in identical)
+    told_modes = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
+    rows = sorted([_row(outcome) for outcome in outcomes] + [_skipped(*item) for item in skipped.items()])
+    return "\n".join(
+        [
+            "# Model types",
+            "",
+            f"Of {len(outcomes)} text decoders in transformers' table of causal language models, **{len(identical)}** "
+            f"give the tokens of transformers' own `generate` in every way tried: {told_modes}. The table has "
+            f"{len(skipped)} other types, which are no text decoders.",
+            "",
+            f"Made by `make models` with transformers {transformers.__version__}, torch {torch.__version__}, Python "
+            f"{platform.python_version()}, in float32 on one thread of a CPU.",
+            "",
+            *_METHOD,
+            "",
+            f"| model type | mode | {' | '.join(WAYS)} | reason |",
+            "|---" * (len(WAYS) + 3) + "|",
+            *rows,
+            "",
+        ]
+    )
+
+
+_METHOD = (
+    "Each type is tried with a small random model (`worker/survey/`), loaded and run by the engine's own code. "
+    "Six prompts of 1 to 40 tokens get 16 greedy tokens each: every prompt *alone*; all *mixed* in one batch; "
+    "*chunked*, with 8 tokens a step; and with a KV cache for little more than one of them, so that they are "
+    '*preempted* and computed again ("never": the model has no keys and values, so nobody is). Every token has to be '
+    "that of transformers, which computes each prompt alone. Models that read images or sounds too get text alone; "
+    "encoders such as BERT are made decoders (`is_decoder`); of encoder-decoders the decoder is tried.",
+    "",
+    "Weights are drawn again, up to four times, while one of transformers' choices leads by less than 1e-4 of the "
+    "largest logit (rounding is about 1e-6) or a model says fewer than 8 different tokens. So no near-tie has to be "
+    "passed over in the comparison. *packed*, *split* and *gather* are explained in "
+    "[decision 0021](decisions/0021-any-transformers-decoder.md), *lean* in [0025](decisions/0025-lean-path.md).",
+)
+
+
+def _row(outcome: Outcome) -> str:
+    told = " | ".join(outcome.told.get(way, "") for way in WAYS)
+    reason = outcome.reason.replace("|", "/").replace("\n", " ")
+    if len(reason) > _MAX_REASON_CHARS:
+        reason = reason[:_MAX_REASON_CHARS] + " …"
+    return f"| {outcome.model_type} | {outcome.mode} | {told} | {reason} |"
+
+
+def _skipped(model_type: str, reason: str) -> str:
+    return f"| {model_type} | {'| ' * len(WAYS)}| not tried: {reason} |"

@@ -1,0 +1,182 @@
+"""One model through transformers alone and through the engine, in the ways in which an engine may cut up its work."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig
+
+from ...shared.errors import PenstockError
+from ...shared.messages import EngineCoreRequest
+from ...shared.params import SamplingParams
+from ..config import EngineConfig
+from ..engine.composition import build_engine
+from ..engine.core import EngineCore
+from ..models.loader import LoadedModel, load_model
+from .outcome import NEVER, SAME
+from .small_config import VOCAB_SIZE
+
+NUM_NEW_TOKENS = 16
+MAX_MODEL_LEN = 64
+_PROMPT_LENS = (3, 1, 17, 40, 9, 25)
+_BLOCK_SIZE = 4
+_MAX_NUM_SEQS = 6
+_SMALL_BUDGET = 8
+# Ours and transformers' logits differ by 1e-6 of the largest in float32; a closer call than this proves nothing.
+_SMALLEST_LEAD = 1e-4
+_SEEDS = range(5)
+_MIN_DISTINCT_TOKENS = 8
+
+
+class UnsuitableModelError(Exception):
+    """The random model cannot be judged, or transformers itself cannot run it."""
+
+
+@dataclass
+class Expectation:
+    """What transformers generates from each prompt, greedily."""
+
+    prompts: list[list[int]]
+    tokens: list[list[int]]
+
+
+def make_prompts() -> list[list[int]]:
+    """Token ids of prompts of different lengths."""
+    rng = random.Random(0)
+    return [[rng.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in _PROMPT_LENS]
+
+
+def write_model(config: PretrainedConfig, folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
+    """Write a model of ``config`` with random weights into ``folder``."""
+    torch.manual_seed(seed)
+    AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
+    vocabulary = {f"<{i}>": i for i in range(VOCAB_SIZE)}
+    tokenizer = {"version": "1.0", "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<0>"}}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def find_model(config: PretrainedConfig, folder: Path) -> Expectation:
+    """Write a random model into ``folder``; return what transformers' ``generate`` makes of some prompts with it.
+
+    Weights are drawn again, up to four times, while any of the choices is closer than rounding, or the model repeats
+    itself too much to prove anything.
+
+    Raises:
+        UnsuitableModelError: all five were so.
+    """
+    prompts = make_prompts()
+    reason = ""
+    for seed in _SEEDS:
+        write_model(config, folder, seed)
+        tokens, lead = _generate_by_transformers(folder, prompts)
+        num_distinct = len({token for row in tokens for token in row})
+        if num_distinct < _MIN_DISTINCT_TOKENS:
+            reason = f"random models of it repeat themselves ({num_distinct} different tokens)"
+        elif not lead > _SMALLEST_LEAD:
+            reason = f"two tokens lie too close together (lead {lead:.0e})"
+        else:
+            return Expectation(prompts, tokens)
+    raise UnsuitableModelError(reason)
+
+
+@torch.inference_mode()
+def _generate_by_transformers(folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]], float]:
+    """The tokens of each prompt alone, and the smallest lead of a chosen token, as a share of the largest logit."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    # Greedy tokens and nothing else: the configurations of some types force a token at the end.
+    model.generation_config = GenerationConfig(pad_token_id=0)
+    tokens, leads = [], []
+    for prompt in prompts:
+        input_ids = torch.tensor([prompt])
+        out = model.generate(
+            input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            max_new_tokens=NUM_NEW_TOKENS,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        logits = torch.cat(out.logits)
+        best = logits.topk(2).values
+        leads.append(((best[:, 0] - best[:, 1]) / logits.abs().amax(dim=1)).min().item())
+        tokens.append(out.sequences[0, len(prompt) :].tolist())
+    return tokens, min(leads)
+
+
+def load(folder: Path) -> LoadedModel:
+    """Load the model by the engine's own code.
+
+    Raises:
+        ModelLoadError: it cannot be served; says why.
+    """
+    return load_model(EngineConfig(model=str(folder), max_model_len=MAX_MODEL_LEN, num_threads=1), folder)
+
+
+def compare(folder: Path, expectation: Expectation, model: LoadedModel, **options: Any) -> dict[str, str]:
+    """Run ``expectation`` through engines; for each of ``WAYS``, ``SAME`` or how the tokens differ.
+
+    Args:
+        model: as loaded from ``folder``, for the sizes of its caches.
+        options: of ``EngineConfig``, for all engines.
+    """
+    prompts = expectation.prompts
+    roomy = build(folder, **options)
+    chunking = build(folder, max_num_batched_tokens=_SMALL_BUDGET, enable_prefix_caching=False, **options)
+    told = {
+        "alone": _judge(expectation, [generate(roomy, [prompt])[0] for prompt in prompts]),
+        "mixed": _judge(expectation, generate(roomy, prompts)),
+        "chunked": _judge(expectation, generate(chunking, prompts)),
+    }
+    if not model.forward.bytes_per_token:
+        return told | {"preempted": NEVER}
+    cramped = build_cramped(folder, model, **options)
+    told["preempted"] = _judge(expectation, generate(cramped, prompts))
+    if not cramped.scheduler.stats().num_preemptions:
+        told["preempted"] = "was not preempted"
+    return told
+
+
+def build_cramped(folder: Path, model: LoadedModel, **options: Any) -> EngineCore:
+    """An engine whose KV cache holds little more than one request of the longest kind, with a small step budget."""
+    num_tokens = MAX_MODEL_LEN + 4 * _BLOCK_SIZE
+    memory = num_tokens * model.forward.bytes_per_token + _MAX_NUM_SEQS * model.forward.bytes_per_request
+    return build(folder, kv_cache_memory=memory, max_num_batched_tokens=_SMALL_BUDGET, **options)
+
+
+def build(folder: Path, **options: Any) -> EngineCore:
+    """An engine over the model in ``folder``."""
+    config = EngineConfig(
+        model=str(folder),
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=_MAX_NUM_SEQS,
+        block_size=_BLOCK_SIZE,
+        num_threads=1,
+        **options,
+    )
+    return build_engine(config, folder).core
+
+
+def generate(core: EngineCore, prompts: list[list[int]]) -> list[list[int]]:
+    """Greedy tokens of ``prompts``, computed together, and without what earlier requests left in the KV cache."""
+    core.reset_prefix_cache()
+    tokens: list[list[int]] = [[] for _ in prompts]
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
+    for index, prompt in enumerate(prompts):
+        core.add_request(EngineCoreRequest(request_id=str(index), prompt_token_ids=prompt, sampling_params=params))
+    while core.has_work:
+        for output in core.step():
+            if output.error is not None:
+                raise PenstockError(output.error.message)
+            tokens[int(output.request_id)] += output.new_token_ids
+    core.check_invariants()
+    return tokens
+
+
+def _judge(expectation: Expectation, tokens: list[list[int]]) -> str:
+    different = [index for index, row in enumerate(tokens) if row != expectation.tokens[index]]
+    return SAME if not different else f"{len(different)} of {len(tokens)} differ"
