@@ -1,0 +1,53 @@
+"""Where people import from and what they run with ``python -m``: files may move, these names may not."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+# With names that people take from there.
+PUBLIC = {
+    "penstock.producer": ("Client", "LLM", "SamplingParams"),
+    "penstock.producer.batches": ("BatchStore", "run_batch"),
+    "penstock.producer.jobs": ("JobSet", "JobSettings"),
+    "penstock.producer.openai.endpoints": ("prepare",),
+    "penstock.producer.reconnect": ("StreamPosition",),
+    "penstock.producer.sse": ("EventStream", "encode_event"),
+    "penstock.producer.webhooks.secrets": (),
+    "penstock.shared.errors": ("PenstockError",),
+    "penstock.worker.engine.rpc": ("RpcEngine", "rpc_method"),
+}
+PROGRAMS = (
+    "penstock.kernels.bench",
+    "penstock.ops.bench.install_peers",
+    "penstock.ops.cli",
+    "penstock.ops.demo.train",
+    "penstock.ops.gpu_check",
+    "penstock.worker",
+    "penstock.worker.cli",
+    "penstock.worker.engine",
+    "penstock.worker.engine.fork_server",
+    "penstock.worker.engine.offline",
+    "penstock.worker.models.random_model",
+    "penstock.worker.models.survey",
+    "penstock.worker.serving",
+)
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_what_people_import_is_there(module: str) -> None:
+    if module == "penstock.producer.jobs":
+        pytest.importorskip("arq")
+    found = importlib.import_module(module)
+    assert [name for name in PUBLIC[module] if not hasattr(found, name)] == []
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_people_run_is_there(name: str) -> None:
+    """By its file: some need torch to be imported."""
+    path = ROOT.joinpath(*name.split(".")[1:])
+    program = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    assert "__main__" in program.name + program.read_text()
