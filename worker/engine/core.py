@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -11,13 +11,14 @@ from ...shared.errors import EngineDeadError, PromptTooLongError, UnsupportedPar
 from ...shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestError
 from ...shared.stats import StepStats
 from .dump import StepDump
+from .executor import AcceleratorError, Executor
 from .sampling.param_checks import check_in_vocabulary, check_params
 from .scheduling.batch_queue import BatchQueue
 from .scheduling.isolation import Isolation
 from .scheduling.prompt_embeds import check_prompt_embeds, extra_keys_of, prompt_of
 from .scheduling.request import STATUS_OF_REASON, Request, RequestStatus
 from .scheduling.scheduler import Scheduler
-from .scheduling.scheduler_output import SampledTokens, SchedulerOutput
+from .scheduling.scheduler_output import SchedulerOutput
 from .scheduling.stop import check_stop
 from .step_watch import StepWatch
 
@@ -31,27 +32,6 @@ MAX_ACCELERATOR_FAILURES = 3
 GRAMMAR_WAIT_S = 0.01
 
 _log = structlog.get_logger(__name__)
-
-
-class AcceleratorError(Exception):
-    """The device itself reported an error while it ran a step."""
-
-
-class Executor(Protocol):
-    """Runs one step's work on the model."""
-
-    @property
-    def device_memory_bytes(self) -> int:
-        """What it has taken of an accelerator's memory; 0 without one."""
-        ...
-
-    def execute(self, output: SchedulerOutput) -> SampledTokens:
-        """Compute ``output`` and return a new token for each request, or ``NO_TOKEN`` where one is not due yet.
-
-        Raises:
-            AcceleratorError: the device failed.
-        """
-        ...
 
 
 class EngineCore:

@@ -10,10 +10,10 @@ from penstock.shared.errors import ConfigurationError
 from penstock.worker.config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
-from penstock.worker.engine.execution.batch import StepInput
 from penstock.worker.engine.execution.model_runner import ModelRunner
 from penstock.worker.engine.scheduling.prefix_cache import NoPrefixCache
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
+from penstock.worker.engine.step_input import StepInput
 from penstock.worker.models.cached import CachedForward
 from penstock.worker.survey import trial
 

@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 from penstock.shared.errors import EngineDeadError
 from penstock.shared.messages import EngineCoreRequest, FinishReason
 from penstock.shared.params import SamplingParams
-from penstock.worker.engine.core import AcceleratorError, EngineCore
-from penstock.worker.engine.execution.batch import InputBatch, IntArray, StepInput
+from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.execution.batch import InputBatch
+from penstock.worker.engine.executor import AcceleratorError
 from penstock.worker.engine.scheduling.batch_queue import BatchQueue
 from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
 from penstock.worker.engine.scheduling.prefix_cache import BlockHashCache
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
+from penstock.worker.engine.step_input import IntArray, StepInput
 
 VOCAB_SIZE = 50
 EOS = 2

@@ -9,7 +9,8 @@ import pytest
 from penstock.shared.errors import EngineDeadError
 from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
 from penstock.shared.params import LoRARequest, PoolingParams, SamplingParams
-from penstock.worker.engine.core import AcceleratorError, EngineCore
+from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.executor import AcceleratorError
 from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput

@@ -20,7 +20,7 @@ from penstock.worker.engine.scheduling.scheduler_output import NO_TOKEN, Sampled
 from penstock.worker.engine.structured import admission as admission_module
 from penstock.worker.engine.structured.admission import BUSY, GrammarAdmission
 from penstock.worker.engine.structured.cache import GrammarCache
-from penstock.worker.engine.structured.constraint import FAILED
+from penstock.worker.engine.structured.constraint import FAILED, GrammarConstraint
 from penstock.worker.engine.structured.grammar import Bitmask
 from penstock.worker.engine.structured.spec import GrammarKind, GrammarSpec
 
@@ -167,7 +167,7 @@ def test_delivered_tokens_are_replayed(backend: FakeBackend) -> None:
     request = asking("a", "x", [5, 6, 7])
     admission.add(request)
     assert ends(admission, 1) == {"a": None}
-    assert request.constraint is not None
+    assert isinstance(request.constraint, GrammarConstraint)
     grammar: Any = request.constraint._grammar
     assert grammar.token_ids == [5, 6, 7]
 

@@ -10,7 +10,7 @@ import torch
 
 from penstock.shared.params import SamplingParams, StructuredOutputsParams
 from penstock.worker.engine.scheduling.request import Request
-from penstock.worker.engine.structured.constraint import FAILED, Constraint
+from penstock.worker.engine.structured.constraint import FAILED, GrammarConstraint
 from penstock.worker.engine.structured.grammar import Bitmask
 from penstock.worker.engine.structured.table import GrammarMask, GrammarTable
 
@@ -54,7 +54,7 @@ def constrained(grammar: FakeGrammar | None, vocab_size: int, **params: object) 
     given = SamplingParams(structured_outputs=structured, max_tokens=50, **params)  # type: ignore[arg-type]
     request = Request("r", [1], given, max_model_len=99, eos_token_ids=frozenset([EOS]))
     if grammar is not None:
-        request.constraint = Constraint("r", grammar, vocab_size, frozenset([EOS]))
+        request.constraint = GrammarConstraint("r", grammar, vocab_size, frozenset([EOS]))
     return request
 
 
@@ -137,7 +137,7 @@ def test_a_token_that_does_not_fit_fails_the_request() -> None:
 def test_a_grammar_that_allows_nothing_fails_the_request(allowed: list[int], vocab_size: int) -> None:
     request = constrained(FakeGrammar(allowed), vocab_size)
     assert table_of([request]).take(*rows_and_positions(1)) is None
-    assert request.constraint is not None
+    assert isinstance(request.constraint, GrammarConstraint)
     assert request.constraint.failure is not None
     assert request.constraint.failure.code == "validation_error"
 

@@ -6,45 +6,12 @@ numbers of it. The rest is vectorised.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-from numpy.typing import NDArray
 
 from ..sampling.sampling_table import SamplingTable
 from ..scheduling.request import Request
 from ..scheduling.scheduler_output import SchedulerOutput
-
-IntArray = NDArray[np.int64]
-
-
-@dataclass
-class StepInput:
-    """What the model needs for one step. Decodes come first, so ``order`` may differ from the scheduler's.
-
-    Args:
-        order: ``[B]`` index into the scheduler's batch.
-        rows: ``[B]`` rows of the ``InputBatch``.
-        token_ids, positions, slot_mapping: ``[T]``.
-        query_lens, seq_lens: ``[B]``.
-        logit_rows: ``[R]`` packed tokens whose logits are needed: the last of each request that catches up.
-        sampled: ``[R]`` their index into ``order`` and ``rows``.
-    """
-
-    order: IntArray
-    rows: IntArray
-    token_ids: IntArray
-    positions: IntArray
-    slot_mapping: IntArray
-    query_lens: IntArray
-    seq_lens: IntArray
-    logit_rows: IntArray
-    sampled: IntArray
-
-    @property
-    def sampled_rows(self) -> IntArray:
-        """``[R]`` rows of the ``InputBatch``."""
-        return self.rows if len(self.sampled) == len(self.rows) else self.rows[self.sampled]
+from ..step_input import IntArray, StepInput
 
 
 class InputBatch:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...models.loader import LoadedModel
 from ...models.tiles import PackedTokens, forward_in_tiles
-from .batch import IntArray, StepInput
+from ..step_input import IntArray, StepInput
 from .model_runner import LogprobsByRow, ModelRunner
 
 

@@ -1,10 +1,9 @@
-"""Where prompt embeddings meet the model: the rows of a step that are not looked up by their token."""
+"""Where prompt embeddings meet the model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,66 +12,14 @@ from torch import Tensor
 
 from ....kernels.paged_attention import PagedBatch
 from ....shared.errors import ConfigurationError
-from ....shared.prompt_embeds import PromptEmbeds
 from ...models.forward import ModelInput
 from ...models.loader import LoadedModel
-from ..scheduling.request import Request
-
-if TYPE_CHECKING:
-    from .batch import StepInput
+from ..sampling.given_embeds import GivenEmbeds
 
 # They fill a block, and blocks have an even number of tokens in some layouts.
 _NUM_PROBED_TOKENS = 8
 # Of a prompt by its ids and by their embeddings: the same products, so hardly any rounding.
 _TOLERANCE = 1e-2
-
-
-@dataclass
-class GivenEmbeds:
-    """The ``E`` tokens of a step whose embeddings are given.
-
-    Args:
-        places: ``[E]``, among the packed tokens.
-        rows: ``[E, hidden size]``, on the CPU, of the requests' dtypes made float32.
-    """
-
-    places: NDArray[np.int64]
-    rows: Tensor
-
-
-class PromptEmbedsTable:
-    """Those rows of the batch whose requests have prompt embeddings; empty, and free of cost, while none has."""
-
-    def __init__(self) -> None:
-        self._rows: dict[int, Tensor] = {}
-
-    def set_row(self, row: int, request: Request) -> None:
-        """Take up ``request`` in ``row``, if its prompt is embeddings."""
-        if request.prompt_embeds is not None:
-            self._rows[row] = _tensor(request.prompt_embeds)
-
-    def forget_row(self, row: int) -> None:
-        """Drop ``row``, if it is here."""
-        self._rows.pop(row, None)
-
-    def take(self, step: StepInput) -> GivenEmbeds | None:
-        """What ``step`` computes of the given embeddings; None if that is nothing."""
-        if not self._rows:
-            return None
-        places: list[NDArray[np.int64]] = []
-        rows: list[Tensor] = []
-        ends = np.cumsum(step.query_lens).tolist()
-        for row, end, num_tokens, num_new_tokens in zip(
-            step.rows.tolist(), ends, step.seq_lens.tolist(), step.query_lens.tolist(), strict=True
-        ):
-            embeds = self._rows.get(row)
-            start = num_tokens - num_new_tokens
-            if embeds is None or start >= len(embeds):
-                continue
-            stop = min(num_tokens, len(embeds))
-            places.append(np.arange(start, stop) + end - num_tokens)
-            rows.append(embeds[start:stop].float())
-        return GivenEmbeds(np.concatenate(places), torch.cat(rows)) if places else None
 
 
 def embed_inputs(model: LoadedModel, token_ids: NDArray[np.int64], given: GivenEmbeds) -> Tensor:
@@ -118,8 +65,3 @@ def _probe(model: LoadedModel, token_ids: Tensor, inputs_embeds: Tensor | None) 
     )
     step = ModelInput(token_ids, positions, positions, batch, np.zeros(1, np.int64), inputs_embeds)
     return model.forward.run(step).float()
-
-
-def _tensor(embeds: PromptEmbeds) -> Tensor:
-    data = torch.frombuffer(bytearray(embeds.data), dtype=getattr(torch, embeds.dtype))
-    return data.view(embeds.shape)

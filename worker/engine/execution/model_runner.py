@@ -12,14 +12,15 @@ from ....shared.messages import TokenLogprobs
 from ...models.forward import ModelInput
 from ...models.loader import LoadedModel
 from ...models.to_device import to_device
-from ..core import AcceleratorError
+from ..executor import AcceleratorError
 from ..sampling.logprobs import RawLogprobs, prompt_logprobs_of
 from ..sampling.prompt_rows import PromptRows
 from ..sampling.sampler import sample
 from ..sampling.sampling_table import SamplingRows
 from ..scheduling.request import Request
 from ..scheduling.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
-from .batch import InputBatch, IntArray, StepInput
+from ..step_input import IntArray, StepInput
+from .batch import InputBatch
 from .input_embeds import embed_inputs
 
 LogprobsByRow = dict[int, TokenLogprobs]
@@ -54,13 +55,13 @@ class ModelRunner:
 
     @property
     def device_memory_bytes(self) -> int:
-        """See ``core.Executor``."""
+        """See ``Executor``."""
         device = self._model.device
         return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> SampledTokens:
-        """See ``core.Executor``."""
+        """See ``Executor``."""
         begun = self.begin(output)
         return self.finish(begun, self.compute(begun))
 
@@ -73,7 +74,7 @@ class ModelRunner:
         """The second: the forward. It may run in another thread, since until ``finish`` nobody changes what it reads.
 
         Raises:
-            AcceleratorError: see ``core.Executor``.
+            AcceleratorError: see ``Executor``.
         """
         try:
             if begun.prompt_rows is None:
@@ -86,7 +87,7 @@ class ModelRunner:
         """The third: the tokens.
 
         Raises:
-            AcceleratorError: see ``core.Executor``.
+            AcceleratorError: see ``Executor``.
         """
         step = begun.step
         try:

@@ -8,15 +8,12 @@ before goes on where it was; one that an engine resumes after its first token ha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..scheduling.request import Request
-
-if TYPE_CHECKING:
-    from ..execution.batch import StepInput
+from ..step_input import StepInput
 
 
 @dataclass

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..execution.input_embeds import PromptEmbedsTable
 from ..scheduling.request import Request
 from ..structured.table import GrammarTable
+from .given_embeds import PromptEmbedsTable
 from .penalties import PenaltyTable
 from .prompt_rows import PromptRowTable
 from .thinking import ThinkingTable

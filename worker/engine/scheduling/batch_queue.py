@@ -21,7 +21,7 @@ class BatchExecutor(Protocol):
         ...
 
     def collect(self) -> SampledTokens:
-        """Wait for the batch that was launched; see ``core.Executor.execute``."""
+        """Wait for the batch that was launched; see ``Executor.execute``."""
         ...
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import enum
 import zlib
-from typing import TYPE_CHECKING
 
 from ....shared.messages import EngineCoreEvent, FinishReason, TokenLogprobs
 from ....shared.params import SamplingParams
 from ....shared.prompt_embeds import PromptEmbeds
 from .block_pool import InvariantError
-
-if TYPE_CHECKING:
-    from ..structured.constraint import Constraint
+from .constraint import Constraint
 
 
 class RequestStatus(enum.Enum):

@@ -16,7 +16,7 @@ from ....shared.errors import PenstockError, UnsupportedParameterError, Validati
 from ....shared.messages import RequestError
 from ..scheduling.request import Request, RequestStatus
 from .cache import GrammarCache
-from .constraint import FAILED, Constraint, new_bitmask
+from .constraint import FAILED, GrammarConstraint, new_bitmask
 from .grammar import Backend, CompiledGrammar, Grammar
 from .loader import LazyBackend
 from .spec import GrammarSpec, spec_of
@@ -153,7 +153,7 @@ class GrammarAdmission:
 
     def _constrain(self, waiting: _Waiting, grammar: Grammar) -> None:
         request = waiting.request
-        request.constraint = Constraint(request.request_id, grammar, self._vocab_size, waiting.ending_token_ids)
+        request.constraint = GrammarConstraint(request.request_id, grammar, self._vocab_size, waiting.ending_token_ids)
 
     def _compile(self, spec: GrammarSpec) -> Task:
         task = self._compiling.get(spec)
@@ -171,7 +171,7 @@ class GrammarAdmission:
             # A first mask shows whether there is any output, and warms up what is made when it is needed.
             bitmask = new_bitmask(1, self._vocab_size)
             some_token = frozenset(sorted(self._eos_token_ids)[:1] or [0])
-            probe = Constraint("", compiled.start(some_token), self._vocab_size, some_token)
+            probe = GrammarConstraint("", compiled.start(some_token), self._vocab_size, some_token)
             probe.fill(bitmask, 0)
             if probe.failure is not None:
                 raise ValidationError(probe.failure.message.replace("structured_outputs", spec.field, 1))

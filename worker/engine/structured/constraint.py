@@ -19,8 +19,8 @@ MAX_MASK_S = 1.0
 _log = structlog.get_logger(__name__)
 
 
-class Constraint:
-    """What a request's next token may be.
+class GrammarConstraint:
+    """The ``scheduling.Constraint`` that a grammar makes.
 
     Whatever goes wrong with the grammar is kept in ``failure``, ends this request with its next token, and touches no
     other.

@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..scheduling.constraint import Constraint
 from ..scheduling.request import Request
-from .constraint import Constraint, new_bitmask
+from .constraint import new_bitmask
 from .grammar import Bitmask
 
 _BOUNDS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf)

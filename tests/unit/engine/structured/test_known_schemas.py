@@ -10,7 +10,7 @@ import pytest
 from penstock.shared.errors import PenstockError
 from penstock.shared.params import StructuredOutputsParams
 from penstock.worker.engine.structured.auto_backend import AutoBackend
-from penstock.worker.engine.structured.constraint import Constraint, new_bitmask
+from penstock.worker.engine.structured.constraint import GrammarConstraint, new_bitmask
 from penstock.worker.engine.structured.grammar import Backend
 from penstock.worker.engine.structured.spec import spec_of
 
@@ -116,7 +116,7 @@ def test_a_small_range_has_numbers_or_is_refused(backend: Backend, schema: Any) 
 
 def test_a_grammar_without_an_end_says_so(backend: Backend) -> None:
     grammar = backend.compile(spec_of(StructuredOutputsParams(grammar="root ::= root"))).start(frozenset([EOS]))
-    constraint = Constraint("", grammar, VOCABULARY.size, frozenset([EOS]))
+    constraint = GrammarConstraint("", grammar, VOCABULARY.size, frozenset([EOS]))
     assert not constraint.fill(new_bitmask(1, VOCABULARY.size), 0)
     assert constraint.failure is not None
     assert constraint.failure.message == "structured_outputs: the grammar allows neither a further token nor the end"

@@ -19,7 +19,7 @@ from jsonschema.validators import extend
 from penstock.shared.errors import PenstockError
 from penstock.shared.params import StructuredOutputsParams
 from penstock.worker.engine.structured.admission import COMPILE_TIMEOUT_S
-from penstock.worker.engine.structured.constraint import Constraint, new_bitmask
+from penstock.worker.engine.structured.constraint import GrammarConstraint, new_bitmask
 from penstock.worker.engine.structured.grammar import Backend, CompiledGrammar
 from penstock.worker.engine.structured.llguidance_backend import LlguidanceBackend
 from penstock.worker.engine.structured.spec import spec_of
@@ -74,7 +74,7 @@ def fault_of(grammar: CompiledGrammar, schema: Any) -> str | None:
         return f"accepted, but is no schema: {judge.objection}"
     rng = Random(json.dumps(schema))
     for _ in range(NUM_WALKS):
-        constraint = Constraint("", grammar.start(frozenset([EOS])), VOCABULARY.size, frozenset([EOS]))
+        constraint = GrammarConstraint("", grammar.start(frozenset([EOS])), VOCABULARY.size, frozenset([EOS]))
         text, failure = walk(constraint, rng)
         if failure is not None:
             return f"after {text!r}: {failure}"
@@ -83,7 +83,7 @@ def fault_of(grammar: CompiledGrammar, schema: Any) -> str | None:
     return None
 
 
-def walk(constraint: Constraint, rng: Random) -> tuple[bytes | None, str | None]:
+def walk(constraint: GrammarConstraint, rng: Random) -> tuple[bytes | None, str | None]:
     """One output, None if it has no end within ``MAX_TOKENS``; and why it could not go on, if it could not."""
     output: list[int] = []
     bitmask = new_bitmask(1, VOCABULARY.size)
