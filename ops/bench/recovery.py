@@ -16,9 +16,9 @@ from ...shared.heartbeats import read_heartbeats
 from ...shared.keys import Keys
 from ...shared.messages import EngineState
 from ...shared.records import EngineHeartbeat
-from ..chaos.load import RecoveryClock
 from ..demo.run import MODEL
 from ..local_stack import LocalStack
+from ..recovery_clock import RecoveryClock
 
 NUM_STREAMS = 16
 NUM_KILLS = 6

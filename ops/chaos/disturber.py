@@ -23,7 +23,7 @@ from ...shared.messages import EngineState
 from ...shared.records import EngineHeartbeat
 from ..local_stack import LocalStack
 from ..local_worker import LocalWorker
-from .load import RecoveryClock
+from ..recovery_clock import RecoveryClock
 
 STOP_S = (0.5, 8.0)
 REDIS_AWAY_S = (0.1, 2.0)

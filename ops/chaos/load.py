@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from random import Random
 
 from ...producer import Client, Delta, PenstockError
 from ...shared.errors import RedisUnavailableError
+from ..recovery_clock import RecoveryClock
 from .workload import ChaosRequest
 
 NUM_CLIENTS = 3
-# What was on its way through worker and Redis when an engine was killed is no sign of recovery.
-IN_FLIGHT_S = 0.025
 RECONNECT_PAUSE_S = 0.1
 
 
@@ -38,33 +36,6 @@ class Sighting:
         self.text += delta.text
         if delta.finish_reason is not None:
             self.finish_reasons.append(delta.finish_reason.value)
-
-
-class RecoveryClock:
-    """Times from the death of an engine to the next token of each request that it held."""
-
-    def __init__(self) -> None:
-        self._deaths: dict[str, list[float]] = defaultdict(list)
-        self.recoveries_s: list[float] = []
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests whose engine has died and that have got no token since."""
-        return len(self._deaths)
-
-    def died(self, request_ids: Iterable[str]) -> None:
-        """The engine of these requests has been killed now."""
-        now = time.monotonic()
-        for request_id in request_ids:
-            self._deaths[request_id].append(now)
-
-    def saw(self, request_id: str) -> None:
-        """A subscriber has got something of this request."""
-        if request_id not in self._deaths:
-            return
-        now = time.monotonic()
-        if now - self._deaths[request_id][-1] > IN_FLIGHT_S:
-            self.recoveries_s += [now - died_at for died_at in self._deaths.pop(request_id)]
 
 
 @dataclass

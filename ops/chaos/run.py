@@ -16,8 +16,9 @@ from ..bench.report import machine, versions
 from ..demo.run import MODEL
 from ..latency import percentile
 from ..local_stack import LocalStack
+from ..recovery_clock import RecoveryClock
 from .disturber import Disturber
-from .load import LoadResult, RecoveryClock, run_load
+from .load import LoadResult, run_load
 from .verdict import Verdict, judge
 from .workload import ChaosRequest, make_requests
 

@@ -80,7 +80,7 @@ def build_app(settings: GatewaySettings) -> Starlette:
         Edge,
         authenticator,
         metrics,
-        is_public=frozenset(operation.path for operation in OPERATIONS if operation.is_public),
+        public_paths=frozenset(operation.path for operation in OPERATIONS if operation.public_paths),
         max_running=settings.max_running_requests,
         request_timeout_s=settings.request_timeout_s,
     )

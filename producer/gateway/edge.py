@@ -34,7 +34,7 @@ class Edge:
     """Wraps the routes.
 
     Args:
-        is_public: paths that need no API key.
+        public_paths: paths that need no API key.
         max_running: more at a time are refused.
         request_timeout_s: how long a body may take: see ``RequestBody``.
     """
@@ -45,14 +45,14 @@ class Edge:
         authenticator: Authenticator,
         metrics: Metrics,
         *,
-        is_public: frozenset[str],
+        public_paths: frozenset[str],
         max_running: int,
         request_timeout_s: float,
     ) -> None:
         self._app = app
         self._authenticator = authenticator
         self._metrics = metrics
-        self._is_public = is_public
+        self._public_paths = public_paths
         self._max_running = max_running
         self._request_timeout_s = request_timeout_s
         self._num_running = 0
@@ -80,7 +80,7 @@ class Edge:
     async def _serve(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
         try:
             exchange.check_request_id()
-            if scope["path"] not in self._is_public:
+            if scope["path"] not in self._public_paths:
                 if self._num_running > self._max_running:
                     raise OpenAIError(
                         429, "the gateway is at its limit", type="requests", code="gateway_busy", retry_after_s=1

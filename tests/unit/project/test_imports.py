@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ ALLOWED = {
     "worker": {"worker", "shared", "kernels"},
     "ops": {"ops", "producer", "shared"},
 }
+# With all that is in them; any other name in the table of ARCHITECTURE.md is a folder's own files.
+WHOLE = {"shared", "producer", "kernels"}
 SHARED_LIBRARIES = {"msgspec", "redis", "structlog"}
 KERNEL_LIBRARIES = {"torch", "triton"}
 
@@ -26,8 +30,12 @@ def sources(part: str) -> list[Path]:
     return sorted((ROOT / part).rglob("*.py"))
 
 
-def imported(path: Path) -> set[str]:
-    """Names of the modules a file imports, relative ones spelled out from the root folder."""
+def imported(path: Path, *, with_names: bool = False) -> set[str]:
+    """Names of the modules a file imports, relative ones spelled out from the root folder.
+
+    Args:
+        with_names: what is taken from a module is added to its name, as it may be a module.
+    """
     here = path.relative_to(ROOT).parent.parts
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -35,7 +43,8 @@ def imported(path: Path) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = [*here[: len(here) - node.level + 1]] if node.level else []
-            names.add(".".join([*base, *([node.module] if node.module else [])]))
+            module = [*base, *([node.module] if node.module else [])]
+            names |= {".".join([*module, alias.name] if with_names else module) for alias in node.names}
     return names
 
 
@@ -46,6 +55,48 @@ def test_imports_go_one_way(part: str) -> None:
             top = name.removeprefix("penstock.").split(".")[0]
             if top in PARTS:
                 assert top in ALLOWED[part], f"{path.relative_to(ROOT)} imports {name}"
+
+
+def rooms() -> dict[str, set[str]]:
+    """What each folder may import, by ARCHITECTURE.md."""
+    lines = (ROOT / "ARCHITECTURE.md").read_text().partition("| folder | holds | may import |\n|---|---|---|\n")[2]
+    rows = [line.strip("| ").split("|") for line in lines.partition("\n\n")[0].splitlines()]
+    return {row[0].strip(" `"): set(re.findall(r"`([^`]+)`", row[2])) if len(row) > 2 else set() for row in rows}
+
+
+def imported_rooms(path: Path, known: set[str]) -> dict[str, str]:
+    """The other rooms from which a file imports, each with one import."""
+    found: dict[str, str] = {}
+    own = room_of(path.relative_to(ROOT).parent.parts, known)
+    for name in imported(path, with_names=True):
+        parts = name.removeprefix("penstock.").split(".")
+        if parts[0] in PARTS and (room := room_of(parts, known)) != own:
+            found[room] = name
+    return found
+
+
+def room_of(parts: Sequence[str], known: set[str]) -> str:
+    return next(room for n in range(len(parts), 0, -1) if (room := "/".join(parts[:n])) in known)
+
+
+def test_every_folder_imports_what_its_row_allows() -> None:
+    table = rooms()
+    folders = {path.parent for part in PARTS for path in (ROOT / part).rglob("__init__.py")}
+    names = {str(folder.relative_to(ROOT)) for folder in folders}
+    assert {name for name in names if not name.startswith("kernels/")} == table.keys()
+    used: dict[str, set[str]] = {room: set() for room in table}
+    refused: list[str] = []
+    for part in PARTS:
+        for path in sources(part):
+            own = room_of(path.relative_to(ROOT).parent.parts, set(table))
+            for room, name in imported_rooms(path, set(table)).items():
+                top = room.split("/")[0]
+                allowed = top if top in WHOLE and top in table[own] else room
+                used[own].add(allowed)
+                if allowed not in table[own]:
+                    refused.append(f"{path.relative_to(ROOT)} imports {name}, which {own} may not")
+    assert refused == []
+    assert {room: allowed - used[room] for room, allowed in table.items() if allowed - used[room]} == {}
 
 
 @pytest.mark.parametrize(("part", "libraries"), [("shared", SHARED_LIBRARIES), ("kernels", KERNEL_LIBRARIES)])

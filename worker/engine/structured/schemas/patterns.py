@@ -86,7 +86,7 @@ def anchored(pattern: str, place: str, *, must_be_exact: bool = False) -> str:
 class _Pattern:
     """A pattern that was read.
 
-    Args:
+    Attributes:
         parts: of what matches the whole string, without anchors.
         is_open_at_start: whether anything may come before. Not with alternatives: then the whole is matched.
     """

@@ -1,0 +1,70 @@
+"""What documents and docstrings name exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PARTS = ("producer", "worker", "kernels", "shared", "ops")
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("ops/guide/*.md")])
+SOURCES = [path for part in PARTS for path in sorted((ROOT / part).rglob("*.py"))]
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_files_that_a_document_names_exist(document: Path) -> None:
+    files = {f"/{path.relative_to(ROOT)}" for part in (*PARTS, "tests") for path in (ROOT / part).rglob("*.*")}
+    named = set(re.findall(r"`([\w./-]+\.(?:py|lua|cpp|md))`", document.read_text()))
+    ours = {name for name in named if not name.startswith(("/", "http", "../"))}
+    missing = [name for name in sorted(ours) if not any(file.endswith(f"/{name}") for file in files)]
+    assert [name for name in missing if not (ROOT / name).exists() and not (document.parent / name).exists()] == []
+
+
+def documented_arguments(docstring: str) -> list[str]:
+    """Names that an ``Args:`` section has; several may share a line."""
+    section = re.search(r"^Args:\n((?:[ ]{4}.*\n?|\n)*)", docstring, re.MULTILINE)
+    if section is None:
+        return []
+    heads = re.findall(r"^ {4}(\*{0,2}\w[\w, *]*):", section[1], re.MULTILINE)
+    return [name.strip(" *") for head in heads for name in head.split(",")]
+
+
+def signatures(tree: ast.Module) -> Iterator[tuple[str, int, str, set[str]]]:
+    """Name, line, docstring and arguments of each function and class; those of a class are its fields and its init's."""
+    for node in ast.walk(tree):
+        if isinstance(node, Function):
+            yield node.name, node.lineno, ast.get_docstring(node) or "", arguments(node)
+        elif isinstance(node, ast.ClassDef):
+            fields = {part.target.id for part in node.body if is_field(part)}
+            made_by = [part for part in node.body if isinstance(part, Function) and part.name in ("__init__", "__new__")]
+            bases = bool(node.bases)
+            taken = fields.union(*map(arguments, made_by))
+            # What a base class takes is documented where it is used.
+            yield node.name, node.lineno, "" if bases and not taken else ast.get_docstring(node) or "", taken
+
+
+def is_field(part: ast.stmt) -> bool:
+    return isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+
+
+def arguments(node: Function) -> set[str]:
+    given = node.args
+    every = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+    return {argument.arg for argument in every}
+
+
+def test_args_sections_name_what_there_is() -> None:
+    stale = [
+        f"{path.relative_to(ROOT)}:{line} {name}: {argument}"
+        for path in SOURCES
+        for name, line, docstring, taken in signatures(ast.parse(path.read_text()))
+        for argument in documented_arguments(docstring)
+        if argument not in taken
+    ]
+    assert stale == []
