@@ -33,7 +33,7 @@ NEED_TORCH = (
     "unit/engine/structured/test_drawn_schemas.py",
     "unit/engine/structured/test_known_schemas.py",
     "unit/engine/test_batch_queue.py",
-    "unit/engine/test_cut.py",
+    "unit/engine/test_partition.py",
     "unit/engine/test_filters.py",
     "unit/engine/test_input_batch.py",
     "unit/engine/test_logprobs.py",

@@ -7,8 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 
 from ...producer.agenda import Agenda
-from ...producer.webhooks.records import EventState, WebhookAttempt, WebhookEvent
-from ...producer.webhooks.store import EventStore
+from ...producer.webhooks.event_records import EventState, WebhookAttempt, WebhookEvent
+from ...producer.webhooks.event_store import EventStore
 from ...shared.command_line import Command, UsageError, add_redis_arguments, format_table
 from ...shared.connection import CommandConnection
 from ...shared.errors import RequestNotFoundError

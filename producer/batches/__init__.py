@@ -11,13 +11,13 @@
 Whatever dies meanwhile, each row has one line in the end; see ``runner.py``.
 """
 
+from .batch_records import Batch, BatchStatus, FileObject, Page
+from .batch_store import BatchStore
 from .contents import files_folder, read_local
 from .files import Files
 from .journal import Tally
 from .lease import LEASE_TTL_S
-from .records import Batch, BatchStatus, FileObject, Page
 from .runner import DEFAULT_WINDOW, ROW_RESULT_TTL_S, OnProgress, run_batch
-from .store import BatchStore
 
 __all__ = [
     "DEFAULT_WINDOW",

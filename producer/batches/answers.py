@@ -26,10 +26,10 @@ from ..openai.parsers import Parsers
 from ..openai.prepared import Prepared
 from ..outputs import RequestOutput
 from ..prompt import Prompt
+from .batch_records import BatchSpec
 from .gathering import all_or_none
 from .input_rows import InputRow
 from .journal import JournalRow
-from .records import BatchSpec
 
 # Room in the queue comes sooner than its estimate where others give up.
 MAX_REFUSED_PAUSE_S = 30.0

@@ -6,8 +6,8 @@ import hashlib
 
 import msgspec
 
-from ..webhooks.records import WebhookEvent
-from .records import BatchRecord
+from ..webhooks.event_records import WebhookEvent
+from .batch_records import BatchRecord
 
 
 def event_of_end(record: BatchRecord) -> WebhookEvent | None:

@@ -12,18 +12,9 @@ from ...shared.connection import CommandConnection
 from ...shared.errors import UnknownFileError, ValidationError
 from ...shared.keys import BatchKeys, check_name
 from ...shared.shown import shown
+from .batch_records import MAX_EXPIRY_S, MAX_FILE_BYTES, PURPOSES, Deleted, FileObject, FileRecord, Page, check_expiry
 from .contents import Contents
 from .listing import read_page
-from .records import (
-    MAX_EXPIRY_S,
-    MAX_FILE_BYTES,
-    PURPOSES,
-    Deleted,
-    FileObject,
-    FileRecord,
-    Page,
-    check_expiry,
-)
 from .script_texts import SCRIPTS
 
 MAX_LIMIT = 10_000

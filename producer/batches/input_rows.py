@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ...shared.shown import shown
-from .records import MAX_ROWS, RowProblem
+from .batch_records import MAX_ROWS, RowProblem
 
 # Later ones are of the same kinds; who mends these sees them at the next try.
 MAX_PROBLEMS = 100

@@ -18,8 +18,8 @@ from ...shared.connection import CommandConnection
 from ...shared.errors import BatchTakenOverError, BrokerError, PenstockError
 from ...shared.keys import BatchKeys
 from ...shared.shown import shown
+from .batch_records import BatchSpec, BatchStatus, FileRecord
 from .files import file_args
-from .records import BatchSpec, BatchStatus, FileRecord
 from .script_texts import SCRIPTS
 
 LEASE_TTL_S = 5.0

@@ -9,7 +9,7 @@ from ...shared.connection import CommandConnection
 from ...shared.encodable import check_text
 from ...shared.errors import ValidationError
 from ...shared.shown import shown
-from .records import Page
+from .batch_records import Page
 
 T = TypeVar("T")
 

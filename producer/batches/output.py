@@ -9,11 +9,11 @@ from typing import BinaryIO
 
 import msgspec
 
+from .batch_records import BatchSpec, BatchUsage, FileRecord, InputTokensDetails
 from .contents import put_in_place
 from .files import new_file
 from .journal import JournalRow, Tally, read_rows
 from .lease import Fields
-from .records import BatchSpec, BatchUsage, FileRecord, InputTokensDetails
 
 
 class Written(msgspec.Struct, frozen=True):

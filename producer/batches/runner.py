@@ -26,13 +26,13 @@ from ...shared.shown import shown
 from ..client import Client
 from ..openai.parsers import ParserChoice
 from .answers import Rows
+from .batch_records import Batch, BatchStatus, RowProblem, RowProblems
+from .batch_store import BatchStore
 from .gathering import all_or_none
 from .input_rows import InputRow, InputRows, check_linked
 from .journal import Journal, Tally, journal_path, tally
 from .lease import Fields, Lease
 from .output import write_output
-from .records import Batch, BatchStatus, RowProblem, RowProblems
-from .store import BatchStore
 
 # Rows under way at a time: enough to fill an engine's batch, little for the queue to hold.
 DEFAULT_WINDOW = 128

@@ -23,10 +23,10 @@ from ..openai.responses.service import Responses
 from .api_keys import ApiKeys
 from .auth import Authenticator
 from .cors import cors
-from .edge import Edge
 from .gateway import Gateway
 from .http import any_exception, http_exception
 from .metrics import Metrics
+from .middleware import GatewayMiddleware
 from .openapi import build_openapi
 from .operations import Operation
 from .routes import batches, files, generate, models, state, tokens
@@ -77,10 +77,10 @@ def build_app(settings: GatewaySettings) -> Starlette:
         await connection.close()
 
     edge = Middleware(
-        Edge,
+        GatewayMiddleware,
         authenticator,
         metrics,
-        public_paths=frozenset(operation.path for operation in OPERATIONS if operation.public_paths),
+        public_paths=frozenset(operation.path for operation in OPERATIONS if operation.is_public),
         max_running=settings.max_running_requests,
         request_timeout_s=settings.request_timeout_s,
     )

@@ -12,8 +12,8 @@ import structlog
 from ..openai.errors import error_of
 from ..openai.prepared import ChunkMaker, Prepared
 from ..sse import EventStream
+from .event_ids import Position
 from .generations import PromptDelta
-from .position import Position
 
 # A request that is refused is so within moments, with a status of its own; one that waits longer has its head sent.
 HEAD_AFTER_S = 2.0

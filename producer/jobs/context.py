@@ -10,8 +10,8 @@ from ..agenda import Agenda
 from ..batches import ROW_RESULT_TTL_S, BatchStore
 from ..client import Client
 from ..webhooks.delivery import Delivery
+from ..webhooks.event_store import EventStore
 from ..webhooks.outbox import Outbox
-from ..webhooks.store import EventStore
 from ..webhooks.targets import WebhookTargets
 from .settings import JobSettings
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from arq.worker import Function, func
 
-from ..webhooks.store import DELIVER
+from ..webhooks.event_store import DELIVER
 from .batches import RUN_BATCH, run_open_batch
 from .context import JobContext
 from .holding import CutOffError, run_held

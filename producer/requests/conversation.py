@@ -22,7 +22,7 @@ from ...shared.records import ModelCard
 from ...shared.shown import shown
 from ..embeds import EmbedsArray
 from ..prompt import Prompt, build_chunk
-from .outgoing import Outgoing, num_chunk_tokens
+from .queue_entry import Outgoing, num_chunk_tokens
 from .single_requests import InteractiveDeltas, SingleRequests
 
 

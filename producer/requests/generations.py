@@ -18,8 +18,8 @@ from ..pooling import PoolingRequestOutput
 from ..prompt import Prompt
 from .conversation import Conversation, answers, check_streamed_params
 from .fan_out import merge
-from .outgoing import Outgoing
 from .output_stream import outputs_of
+from .queue_entry import Outgoing
 from .reader import collect, in_kind
 from .request_builder import RequestBuilder
 from .single_requests import SingleRequests

@@ -10,7 +10,7 @@ from ..prompt import Prompt, build_request
 from ..webhooks.targets import webhook_target
 from .fan_out import children
 from .model_cards import ModelCards
-from .outgoing import Outgoing
+from .queue_entry import Outgoing
 from .single_requests import SingleRequests
 
 # Options of vLLM's clients that mean nothing here, and what to do instead.

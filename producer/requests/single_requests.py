@@ -15,13 +15,13 @@ from ...shared.keys import Keys
 from ...shared.messages import Delta
 from ..home import Home
 from ..webhooks.targets import WebhookTargets
-from .due import ended_when_due
+from .deadline import ended_when_due
 from .enqueuer import Enqueuer
 from .health import Health
 from .lease import ClientLease, InteractiveRequest
-from .lingering import lingering
-from .outgoing import Outgoing
+from .queue_entry import Outgoing
 from .reader import DeltaReader, without_error
+from .reader_lease import lingering
 
 
 class FollowOptions(TypedDict, total=False):

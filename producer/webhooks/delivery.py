@@ -23,11 +23,11 @@ from standardwebhooks import Webhook
 
 from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
-from .records import EventState, WebhookAttempt, WebhookEvent, WebhookSecret
+from .event_records import EventState, WebhookAttempt, WebhookEvent, WebhookSecret
+from .event_store import EventStore
 from .secrets import SecretStore, no_secret
 from .sender import ForbiddenAddressError, Sender
 from .settings import WebhookSettings
-from .store import EventStore
 
 MAX_ATTEMPTS_SHOWN = 20
 # A receiver that answers slowly must not take all places of a process.

@@ -12,7 +12,7 @@ import msgspec
 
 from ...shared.errors import ValidationError
 from ...shared.messages import Delta, FinishReason
-from .records import EventFamily, WebhookEvent, WebhookTarget
+from .event_records import EventFamily, WebhookEvent, WebhookTarget
 
 _target_decoder = msgspec.json.Decoder(WebhookTarget)
 _delta_decoder = msgspec.msgpack.Decoder(Delta)

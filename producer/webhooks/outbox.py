@@ -13,9 +13,9 @@ import structlog
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
+from .event_records import WebhookTarget
+from .event_store import EventStore
 from .events import event_of
-from .records import WebhookTarget
-from .store import EventStore
 from .targets import encode_target
 
 # A sweep takes no more of one outbox; the next is a second later.

@@ -13,7 +13,7 @@ from ...shared.encodable import check_text
 from ...shared.errors import ValidationError
 from ...shared.keys import Keys, check_name
 from ...shared.shown import shown
-from .records import WebhookSecret
+from .event_records import WebhookSecret
 
 PREFIX = "whsec_"
 # Standard Webhooks asks for 24 to 64 bytes.

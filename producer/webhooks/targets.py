@@ -14,7 +14,7 @@ from ...shared.keys import Keys
 from ...shared.messages import EngineCoreRequest
 from ...shared.shown import shown
 from .addresses import Networks, check_literal, check_url
-from .records import EventFamily, WebhookTarget
+from .event_records import EventFamily, WebhookTarget
 from .secrets import SecretStore, no_secret
 
 _networks_decoder = msgspec.json.Decoder(list[str])

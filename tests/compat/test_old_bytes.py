@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.producer.webhooks.records import WebhookEvent, WebhookSecret, WebhookTarget
+from penstock.producer.webhooks.event_records import WebhookEvent, WebhookSecret, WebhookTarget
 from penstock.shared import control, messages, records
 from penstock.shared.control import ControlReply
 from penstock.shared.messages import (

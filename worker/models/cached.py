@@ -17,8 +17,8 @@ from ...kernels.paged_attention import PagedBatch
 from ...shared.errors import ModelLoadError
 from .attention import AttentionCall
 from .causal_lm import CausalLM
-from .cut import CutRule, Part, cut, take
 from .forward import ForwardSettings, ModelInput
+from .partition import CutRule, Part, cut, take
 from .state_pool import StatePool
 
 _PROBE_TOKENS = 2

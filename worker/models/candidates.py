@@ -19,12 +19,12 @@ from transformers import PreTrainedModel
 from ...shared.errors import ModelLoadError
 from .checkpoint.load import spoilt_tensors
 from .conformance import SURE, Truth, check_conformance
-from .cut import CutRule
 from .forward import Forward, ForwardSettings
 from .gather import gather_forward
 from .lean.decoder import is_of_a_lean_family
 from .lean.forward import LeanForward
 from .packed import PackedForward
+from .partition import CutRule
 from .split import split_forward
 
 # What "gather" collects of a layer at a time: 512 MiB with 4,096 dimensions of keys in bfloat16 and as many of values.

@@ -18,9 +18,9 @@ from ...kernels.paged_attention import PagedBatch
 from ...shared.errors import ModelLoadError
 from .attention import AttentionCall
 from .cached import CachedForward
-from .cut import CutRule
 from .forward import ForwardSettings
 from .paged_tensor import PagedTensor
+from .partition import CutRule
 
 
 class GatheredTokens:

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...shared.errors import ConfigurationError
+from .fixed_shapes import IntArray, PackedTokens, forward_in_tiles
 from .loader import LoadedModel
-from .tiles import IntArray, PackedTokens, forward_in_tiles
 
 # The large one is for throughput, the small one for a request alone: the demo model makes 138 tokens/s in forwards of
 # 32, 283 of 8 and 294 of 4, and 32 requests together 2,790, 1,250 and 700.

@@ -13,9 +13,9 @@ from ...kernels.paged_attention import PagedBatch
 from ...shared.errors import ModelLoadError
 from .attention import AttentionCall, PagedAttention
 from .cached import CachedForward
-from .cut import CutRule
 from .forward import ForwardSettings
 from .packed import install_attention
+from .partition import CutRule
 
 
 class InterfaceAttention:

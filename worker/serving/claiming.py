@@ -16,9 +16,9 @@ from ..config import WorkerConfig
 from .core_client import CoreClient
 from .generation import Generation, SegmentGeneration
 from .intake import Intake, UndecodableEntryError, ids_of
-from .live import LiveGenerations
 from .publisher import Publisher
 from .request_log import RequestLog
+from .running_generations import RunningGenerations
 from .segments import Segment
 
 IDLE_POLL_S = 1.0  # the wake channel is the way; this is for a message lost with its connection
@@ -41,7 +41,7 @@ class ClaimLoop:
         config: WorkerConfig,
         broker: Broker,
         core: CoreClient,
-        live: LiveGenerations,
+        live: RunningGenerations,
         publisher: Publisher,
         request_log: RequestLog,
     ) -> None:
@@ -166,7 +166,7 @@ class ClaimLoop:
         if claim.expires_in_ms >= 0:
             loop = asyncio.get_running_loop()
             generation.expiry = loop.call_later(claim.expires_in_ms / 1000, self._expire, generation)
-        core_id = LiveGenerations.core_id(claim.request_id, claim.epoch)
+        core_id = RunningGenerations.core_id(claim.request_id, claim.epoch)
         self._core.add_request(
             msgspec.structs.replace(
                 segment.request,

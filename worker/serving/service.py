@@ -20,16 +20,16 @@ from ...shared.messages import CancelCommand, EngineCoreOutputs, EngineState, Fi
 from ...shared.records import DeathCause
 from ..config import WorkerConfig
 from ..text.tokenizer import TextCodec
+from .call_handler import ControlCalls, decode_command
 from .claiming import ClaimLoop
-from .control import ControlCalls, decode_command
 from .core_client import CoreClient
 from .engine_meter import EngineMeter
 from .generation import Generation
 from .heartbeat import Heartbeat
 from .intake import Intake
-from .live import LiveGenerations
 from .publisher import Publisher
 from .request_log import RequestLog
+from .running_generations import RunningGenerations
 from .sleep import SleepControl
 from .text_calls import TextCalls
 
@@ -59,7 +59,7 @@ class WorkerService:
         self._heartbeat = heartbeat
         self._meter = EngineMeter()
         heartbeat.engine_stats = self._meter.stats
-        self._live = LiveGenerations()
+        self._live = RunningGenerations()
         self._publisher = Publisher(broker, self._on_stale, self._meter, config.stream_interval_ms / 1000)
         self._request_log = RequestLog(config.engine.model_name, is_on=config.log_requests)
         self._claiming = ClaimLoop(config, broker, core, self._live, self._publisher, self._request_log)

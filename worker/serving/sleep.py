@@ -18,8 +18,8 @@ from ...shared.messages import EngineState, FinishReason
 from .claiming import ClaimLoop
 from .core_client import CoreClient
 from .heartbeat import Heartbeat
-from .live import LiveGenerations
 from .publisher import Publisher
+from .running_generations import RunningGenerations
 
 log = structlog.get_logger()
 
@@ -32,7 +32,7 @@ class SleepControl:
         engine_id: str,
         broker: Broker,
         core: CoreClient,
-        live: LiveGenerations,
+        live: RunningGenerations,
         publisher: Publisher,
         claiming: ClaimLoop,
         heartbeat: Heartbeat,

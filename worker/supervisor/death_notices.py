@@ -13,7 +13,7 @@ from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
 from ..config import WorkerConfig
-from .engine import Engine
+from .supervised_engine import Engine
 
 REMOVE_TIMEOUT_S = 1.0
 

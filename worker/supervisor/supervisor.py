@@ -33,11 +33,11 @@ from ...shared.messages import DrainCommand, WorkerCommand
 from ...shared.redis_check import check_redis
 from ..config import WorkerConfig
 from .death_notices import DeathNotices
-from .engine import Engine
 from .engine_process import EngineProcess
 from .reaper import Reaper
 from .restart import Phase
 from .silence import SilenceWatch
+from .supervised_engine import Engine
 
 # The worker process ends a drain by itself; this is for its last round trips.
 DRAIN_MARGIN_S = 2.0

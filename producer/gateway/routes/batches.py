@@ -8,8 +8,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...batches.records import Batch, Page
-from ...batches.store import DEFAULT_LIMIT, MAX_LIMIT
+from ...batches.batch_records import Batch, Page
+from ...batches.batch_store import DEFAULT_LIMIT, MAX_LIMIT
 from ..http import gateway_of, json_response, read_body
 from ..operations import Operation
 from .files import AFTER, limit_of, query_parameter

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from ....shared.shown import shown
+from ...batches.batch_records import MAX_FILE_BYTES, PURPOSES, Deleted, FileObject, Page
 from ...batches.files import MAX_LIMIT, Upload, check_upload
-from ...batches.records import MAX_FILE_BYTES, PURPOSES, Deleted, FileObject, Page
 from ...openai.errors import OpenAIError, bad_field
 from ..http import gateway_of, json_response
 from ..multipart import FormPart, FormReader

@@ -26,10 +26,10 @@ from ...openai.prepared import Prepared
 from ...sse import EventStream
 from .. import generations
 from ..auth import Identity
+from ..event_ids import Position
 from ..gateway import Gateway
 from ..http import add_ids, gateway_of, json_response, note_request_id, read_body, while_connected
 from ..operations import Operation
-from ..position import Position
 from ..stream import event_stream, events
 
 # Larger bodies are read in a thread: milliseconds, in which other streams go on.

@@ -21,7 +21,7 @@ from .events import Event
 from .objects import ENDED, DeletedResponse, ItemList, Response
 from .prepared import prepare_response
 from .record import StoredResponse
-from .store import ResponseStore
+from .response_store import ResponseStore
 
 MAX_PAGE = 100
 

@@ -16,7 +16,7 @@ from ....shared.keys import Keys
 from ....shared.shown import shown
 from ...client import Client
 from ...options import RequestOptions
-from ...webhooks.records import EventFamily
+from ...webhooks.event_records import EventFamily
 from ..errors import OpenAIError, bad_field
 from ..parsers import ModelParsers
 from .body import ResponseBody, check_body
@@ -27,7 +27,7 @@ from .objects import Response
 from .prepared import PreparedResponse, prepare_response
 from .reading import read_items
 from .record import StoredResponse
-from .store import MAX_RUN_S
+from .response_store import MAX_RUN_S
 from .transcriber import Transcriber
 
 # So long a stream waits for its first token, or for what is wrong with the request, before it begins.

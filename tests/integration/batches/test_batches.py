@@ -9,7 +9,7 @@ import pytest
 
 from penstock.producer import Client
 from penstock.producer.batches import Batch, BatchStatus, BatchStore, run_batch
-from penstock.producer.batches.records import COMPLETION_WINDOWS_S
+from penstock.producer.batches.batch_records import COMPLETION_WINDOWS_S
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import (
     BatchEndedError,

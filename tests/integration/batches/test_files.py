@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.producer.batches import BatchStore
+from penstock.producer.batches.batch_records import FileObject
 from penstock.producer.batches.files import Files
-from penstock.producer.batches.records import FileObject
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import PayloadTooLargeError, UnknownFileError, ValidationError
 from penstock.shared.keys import Keys

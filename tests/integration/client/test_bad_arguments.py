@@ -10,10 +10,10 @@ import pytest
 
 from penstock.producer import Client
 from penstock.producer.agenda import Agenda
-from penstock.producer.batches.store import BatchStore
+from penstock.producer.batches.batch_store import BatchStore
 from penstock.producer.gateway.api_keys import ApiKeys
+from penstock.producer.webhooks.event_store import EventStore
 from penstock.producer.webhooks.secrets import SecretStore
-from penstock.producer.webhooks.store import EventStore
 from penstock.shared.broker import Broker, Queue
 from penstock.shared.broker.dead_letter import DeadLetter
 from penstock.shared.connection import CommandConnection

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.worker.config import EngineConfig
 from penstock.worker.models.cached import CachedForward
-from penstock.worker.models.cut import CutRule
 from penstock.worker.models.loader import LoadedModel, load_model
+from penstock.worker.models.partition import CutRule
 from penstock.worker.survey.trial import MAX_MODEL_LEN
 
 from .conftest import SmallModel

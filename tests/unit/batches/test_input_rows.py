@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.producer.batches.batch_records import MAX_ROWS, RowProblem
 from penstock.producer.batches.input_rows import MAX_PROBLEMS, InputRows, check_input
-from penstock.producer.batches.records import MAX_ROWS, RowProblem
 
 ENDPOINT = "/v1/completions"
 ROW: dict[str, Any] = {"custom_id": "a", "method": "POST", "url": ENDPOINT, "body": {"model": "m", "prompt": "hi"}}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.producer.batches.batch_records import BatchSpec, FileObject, FileRecord, read_batch
 from penstock.producer.batches.journal import JournalRow, journal_path, read_rows
-from penstock.producer.batches.records import BatchSpec, FileObject, FileRecord, read_batch
 
 FILE = (
     b'{"version":1,"file":{"id":"file-1","bytes":3,"created_at":1795290000,"filename":"in.jsonl","purpose":"batch",'

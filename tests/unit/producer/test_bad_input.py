@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.producer.options import RequestOptions
 from penstock.producer.prompt import build_chunk, build_request
 from penstock.producer.requests.fan_out import children
-from penstock.producer.requests.outgoing import Outgoing, num_chunk_tokens
+from penstock.producer.requests.queue_entry import Outgoing, num_chunk_tokens
 from penstock.producer.webhooks.targets import webhook_target
 from penstock.shared.control import CollectiveRpc, SaveShardedState, WakeUp
 from penstock.shared.errors import PenstockError, ValidationError

@@ -36,17 +36,16 @@ def documented_arguments(docstring: str) -> list[str]:
 
 
 def signatures(tree: ast.Module) -> Iterator[tuple[str, int, str, set[str]]]:
-    """Name, line, docstring and arguments of each function and class; those of a class are its fields and its init's."""
+    """Name, line, docstring and arguments of each function and class; a class has its fields and its init's."""
     for node in ast.walk(tree):
         if isinstance(node, Function):
             yield node.name, node.lineno, ast.get_docstring(node) or "", arguments(node)
         elif isinstance(node, ast.ClassDef):
             fields = {part.target.id for part in node.body if is_field(part)}
-            made_by = [part for part in node.body if isinstance(part, Function) and part.name in ("__init__", "__new__")]
-            bases = bool(node.bases)
+            made_by = [part for part in node.body if isinstance(part, Function) and part.name == "__init__"]
             taken = fields.union(*map(arguments, made_by))
             # What a base class takes is documented where it is used.
-            yield node.name, node.lineno, "" if bases and not taken else ast.get_docstring(node) or "", taken
+            yield node.name, node.lineno, "" if node.bases and not taken else ast.get_docstring(node) or "", taken
 
 
 def is_field(part: ast.stmt) -> bool:

@@ -20,7 +20,7 @@ from penstock.shared.control import (
 )
 from penstock.shared.errors import ValidationError
 from penstock.shared.messages import CancelCommand
-from penstock.worker.serving.control import UndecodableCall, decode_command
+from penstock.worker.serving.call_handler import UndecodableCall, decode_command
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """An executor whose results do not depend on the batch: a request's logits have the same bits in any company.
 
 So a generation that is cut off at any token and prefilled elsewhere goes on with the tokens it would have had. Three
-things make it so: forwards of fixed sizes (``models/tiles.py``), attention in products of fixed shapes
+things make it so: forwards of fixed sizes (``models/fixed_shapes.py``), attention in products of fixed shapes
 (``kernels/paged_attention/invariant.py``), and rows that are sampled one by one. That they suffice for a model on this
 machine is verified when it is loaded (``models/invariance.py``).
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from ...models.fixed_shapes import PackedTokens, forward_in_tiles
 from ...models.loader import LoadedModel
-from ...models.tiles import PackedTokens, forward_in_tiles
 from ..step_input import IntArray, StepInput
 from .model_runner import LogprobsByRow, ModelRunner
 

@@ -7,7 +7,7 @@ import asyncio
 from .generation import Generation
 
 
-class LiveGenerations:
+class RunningGenerations:
     """Found by request_id, or by the id the engine core knows: request_id and epoch.
 
     The epoch is in the core's id because a request may come back under a new claim while outputs of the old

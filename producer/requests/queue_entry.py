@@ -16,7 +16,7 @@ from ...shared.errors import ValidationError
 from ...shared.messages import EngineCoreRequest, InputChunk
 from ..options import RequestOptions
 from ..prompt import encode_request
-from ..webhooks.records import WebhookTarget
+from ..webhooks.event_records import WebhookTarget
 from ..webhooks.targets import encode_target
 
 # Text of a prompt, in UTF-8, for each of its tokens: a guess, corrected by the engine's count when the request ends.

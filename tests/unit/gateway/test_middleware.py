@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from penstock.producer.gateway.auth import Authenticator
-from penstock.producer.gateway.edge import Edge
 from penstock.producer.gateway.metrics import Metrics
+from penstock.producer.gateway.middleware import GatewayMiddleware
 
 
 async def test_more_than_may_run_are_told_to_come_back() -> None:
@@ -23,7 +23,9 @@ async def test_more_than_may_run_are_told_to_come_back() -> None:
 
     metrics = Metrics()
     authenticator = Authenticator(None, tenant="acme")
-    edge = Edge(app, authenticator, metrics, is_public=frozenset({"/health"}), max_running=1, request_timeout_s=60.0)
+    edge = GatewayMiddleware(
+        app, authenticator, metrics, public_paths=frozenset({"/health"}), max_running=1, request_timeout_s=60.0
+    )
 
     async def call(path: str) -> tuple[int, dict[str, str], bytes]:
         sent: list[Any] = []
@@ -59,7 +61,9 @@ async def test_an_id_that_cannot_be_echoed_is_refused() -> None:
         await send({"type": "http.response.body", "body": b"{}"})
 
     authenticator = Authenticator(None, tenant="acme")
-    edge = Edge(app, authenticator, Metrics(), is_public=frozenset(), max_running=1, request_timeout_s=60.0)
+    edge = GatewayMiddleware(
+        app, authenticator, Metrics(), public_paths=frozenset(), max_running=1, request_timeout_s=60.0
+    )
 
     async def call(given: bytes) -> tuple[int, dict[str, str], bytes]:
         sent: list[Any] = []

@@ -13,7 +13,7 @@ from ...shared.errors import RequestNotFoundError
 from ...shared.keys import Keys
 from ...shared.shown import shown
 from ..agenda import Agenda
-from .records import EventState, WebhookEvent
+from .event_records import EventState, WebhookEvent
 
 # The kind of item on the agenda, and so the name of the job.
 DELIVER = "deliver_webhook"

@@ -17,15 +17,10 @@ from ...shared.keys import DEFAULT_NAMESPACE, Keys, check_name
 from ...shared.shown import shown
 from ..agenda import Agenda
 from ..webhooks.addresses import check_url
-from ..webhooks.records import WebhookTarget
-from ..webhooks.store import EventStore
+from ..webhooks.event_records import WebhookTarget
+from ..webhooks.event_store import EventStore
 from ..webhooks.targets import WebhookTargets
-from .contents import Contents
-from .ends import event_of_end
-from .files import Files
-from .lease import LEASE_TTL_S, Lease
-from .listing import read_page
-from .records import (
+from .batch_records import (
     COMPLETION_WINDOWS_S,
     ENDPOINTS,
     Batch,
@@ -37,6 +32,11 @@ from .records import (
     check_metadata,
     read_batch,
 )
+from .contents import Contents
+from .ends import event_of_end
+from .files import Files
+from .lease import LEASE_TTL_S, Lease
+from .listing import read_page
 from .script_texts import SCRIPTS
 
 MAX_LIMIT, DEFAULT_LIMIT = 100, 20

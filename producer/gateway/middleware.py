@@ -30,7 +30,7 @@ NO_ROUTE = "none"
 log = structlog.get_logger()
 
 
-class Edge:
+class GatewayMiddleware:
     """Wraps the routes.
 
     Args:
