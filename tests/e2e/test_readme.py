@@ -1,4 +1,4 @@
-"""The README's Python examples run as they stand, against the demo model under the names they use."""
+"""Examples that are no part of one page's story run as they stand, against the demo model under the names they use."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from .conftest import Embeddings
 
 pytestmark = pytest.mark.xdist_group("deployment")
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+ROOT = Path(__file__).parents[2]
+# The other pages of the guide are run as a whole.
+BY_BLOCK = (ROOT / "README.md", ROOT / "ops/guide/requests.md", ROOT / "ops/guide/controlling.md")
+BLOCKS = [block for page in BY_BLOCK for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
 
 
 def block(marker: str, url: str) -> str:
-    """The one block that holds ``marker``, with this deployment's address and model in place of the README's."""
+    """The one block that holds ``marker``, with this deployment's address and model in place of the example's."""
     (found,) = [source for source in BLOCKS if marker in source]
     return found.replace("redis://localhost:6379", url).replace("my-model", "demo")
 
