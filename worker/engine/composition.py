@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 import torch
@@ -28,6 +29,7 @@ from .execution.memory import measure_memory
 from .execution.model_runner import ModelRunner
 from .execution.overlap import OverlappingRunner
 from .host import usable_cores
+from .look_ahead import LookAheadCore
 from .scheduling.batch_queue import BatchQueue
 from .scheduling.block_pool import BlockPool
 from .scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
@@ -100,16 +102,17 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         prefix_cache=_make_prefix_cache(config, model, block_pool),
         timeline=ClockedTimeline(),
     )
-    core = EngineCore(
-        scheduler,
-        runner,
-        vocab_size=model.vocab_size,
-        eos_token_ids=model.eos_token_ids,
-        grammars=_grammar_admission(config, model),
-        dump=StepDump(config.dump_dir, shows_prompts=config.dump_prompts),
-        embeds_hidden_size=hidden_size,
-        batch_queue=BatchQueue(OverlappingRunner(runner)) if config.async_scheduling else None,
-    )
+    parts: dict[str, Any] = {
+        "vocab_size": model.vocab_size,
+        "eos_token_ids": model.eos_token_ids,
+        "grammars": _grammar_admission(config, model),
+        "dump": StepDump(config.dump_dir, shows_prompts=config.dump_prompts),
+        "embeds_hidden_size": hidden_size,
+    }
+    if config.async_scheduling:
+        core = LookAheadCore(scheduler, runner, BatchQueue(OverlappingRunner(runner)), **parts)
+    else:
+        core = EngineCore(scheduler, runner, **parts)
     control = compose_control(config, folder, model, core, runner, allocate_cache, rpc_methods, progress)
     return Engine(core, control, _ready(config, model, size.num_blocks))
 

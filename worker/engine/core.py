@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -13,7 +12,7 @@ from ...shared.stats import StepStats
 from .dump import StepDump
 from .executor import AcceleratorError, Executor
 from .sampling.param_checks import check_in_vocabulary, check_params
-from .scheduling.batch_queue import BatchQueue
+from .scheduling.grammars import Grammars, NoGrammars
 from .scheduling.isolation import Isolation
 from .scheduling.prompt_embeds import check_prompt_embeds, extra_keys_of, prompt_of
 from .scheduling.request import STATUS_OF_REASON, Request, RequestStatus
@@ -21,9 +20,6 @@ from .scheduling.scheduler import Scheduler
 from .scheduling.scheduler_output import SchedulerOutput
 from .scheduling.stop import check_stop
 from .step_watch import StepWatch
-
-if TYPE_CHECKING:
-    from .structured.admission import GrammarAdmission
 
 STEP_FAILED = "engine_step_failed"
 # An accelerator that has failed once usually fails for good; give it two more steps before the process gives up.
@@ -37,8 +33,7 @@ _log = structlog.get_logger(__name__)
 class EngineCore:
     """One model's scheduler and executor.
 
-    ``step`` computes one batch from beginning to end. With a ``batch_queue`` there is ``step_with_batch_queue``, which
-    makes the same tokens of the same requests.
+    ``step`` computes one batch from beginning to end; ``look_ahead.LookAheadCore`` schedules the next one meanwhile.
 
     Attributes:
         step_fn: the form of ``step`` that this core is made for.
@@ -51,17 +46,15 @@ class EngineCore:
         *,
         vocab_size: int,
         eos_token_ids: Iterable[int],
-        grammars: GrammarAdmission | None = None,
+        grammars: Grammars | None = None,
         dump: StepDump | None = None,
         embeds_hidden_size: int | None = None,
-        batch_queue: BatchQueue | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._dump = dump or StepDump()
         self._executor = executor
-        self._batch_queue = batch_queue
-        self.step_fn = self.step if batch_queue is None else self.step_with_batch_queue
-        self._grammars = grammars
+        self.step_fn = self.step
+        self._grammars = NoGrammars() if grammars is None else grammars
         self._embeds_hidden_size = embeds_hidden_size
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -71,8 +64,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        has_batch = self._batch_queue is not None and self._batch_queue.batch is not None
-        return has_batch or self.scheduler.has_unfinished_requests or self.num_waiting_for_grammar > 0
+        return self.scheduler.has_unfinished_requests or self.num_waiting_for_grammar > 0
 
     @property
     def num_unfinished_requests(self) -> int:
@@ -81,7 +73,7 @@ class EngineCore:
     @property
     def num_waiting_for_grammar(self) -> int:
         """Requests that the scheduler does not know yet."""
-        return 0 if self._grammars is None else len(self._grammars)
+        return len(self._grammars)
 
     @property
     def device_memory_bytes(self) -> int:
@@ -89,7 +81,7 @@ class EngineCore:
 
     def add_request(self, message: EngineCoreRequest) -> EngineCoreOutput | None:
         """Queue a request, or return its end if it has one already: it is refused, or was complete when resumed."""
-        if message.request_id in self.scheduler or (self._grammars and message.request_id in self._grammars):
+        if message.request_id in self.scheduler or message.request_id in self._grammars:
             _log.warning("request_already_here", request_id=message.request_id)
             return None
         try:
@@ -99,8 +91,6 @@ class EngineCore:
                 return EngineCoreOutput(message.request_id, finish_reason=stop[0], stop_reason=stop[1])
             if request.params.structured_outputs is None:
                 self.scheduler.add_request(request)
-            elif self._grammars is None:
-                raise UnsupportedParameterError("structured_outputs: this engine was made without grammars")
             else:
                 self._grammars.add(request)
         except ValidationError as error:
@@ -110,8 +100,7 @@ class EngineCore:
     def abort_requests(self, request_ids: list[str]) -> None:
         """Stop computing these, without a word; unknown and finished ones are ignored."""
         self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
-        if self._grammars is not None:
-            self._grammars.abort(request_ids)
+        self._grammars.abort(request_ids)
 
     def step(self) -> list[EngineCoreOutput]:
         """Schedule, execute, update. Requests whose grammars have been compiled come in before.
@@ -122,7 +111,7 @@ class EngineCore:
         Raises:
             EngineDeadError: the accelerator has failed several times in a row.
         """
-        ended = self._take_ready_grammars() if self._grammars else []
+        ended = self._take_ready_grammars()
         if not self.scheduler.has_unfinished_requests:
             return ended
         watch = StepWatch()
@@ -138,55 +127,9 @@ class EngineCore:
         self._step_stats = watch.updated()
         return outputs
 
-    def step_with_batch_queue(self) -> list[EngineCoreOutput]:
-        """As ``step``, one batch ahead: schedule the next while one is computed, launch it, then update.
-
-        The next batch is scheduled as if no token of this one ended its request; where one does, what the next computes
-        for that request is passed over. If this one raises, the next is not launched, and ``step`` does the isolation.
-
-        Raises:
-            EngineDeadError: as ``step``.
-        """
-        queue = self._batch_queue
-        assert queue is not None
-        if queue.batch is None and self._isolation.is_active:
-            return self.step()
-        ended = self._take_ready_grammars() if self._grammars else []
-        if queue.batch is None:
-            if self.scheduler.has_unfinished_requests:
-                queue.launch(self.scheduler.schedule())
-            return ended
-        watch = StepWatch()
-        batch, upcoming = queue.batch, self.scheduler.schedule()
-        watch.scheduled(batch)
-        try:
-            sampled = queue.collect()
-        except Exception as error:
-            self._land(upcoming)
-            return ended + self._handle_failure(batch, error)
-        if upcoming.requests:
-            queue.launch(upcoming)
-        else:
-            self._land(upcoming)
-        watch.executed()
-        self._num_accelerator_failures = 0
-        outputs = ended + self.scheduler.update_from_output(batch, sampled)
-        self._step_stats = watch.updated()
-        return outputs
-
     def settle(self) -> list[EngineCoreOutput]:
-        """Have nothing in flight: wait for the batch that is, and return its outputs. Before anything but a step."""
-        queue = self._batch_queue
-        if queue is None or queue.batch is None:
-            return []
-        batch = queue.batch
-        try:
-            sampled = queue.collect()
-        except Exception as error:
-            return self._handle_failure(batch, error)
-        finally:
-            queue.land()
-        return self.scheduler.update_from_output(batch, sampled)
+        """Have nothing in flight, and return the outputs of what was. Before anything but a step."""
+        return []
 
     def take_step_stats(self) -> StepStats | None:
         """Return what the last step did; None if it failed, or was asked for before."""
@@ -200,12 +143,6 @@ class EngineCore:
     def check_invariants(self) -> None:
         """Verify the engine's bookkeeping; called whenever there is nothing else to do."""
         self.scheduler.check_invariants()
-
-    def _land(self, upcoming: SchedulerOutput) -> None:
-        """Do without ``upcoming``: no batch is in flight then."""
-        assert self._batch_queue is not None
-        self._batch_queue.land()
-        self.scheduler.take_back(upcoming)
 
     def _make_request(self, message: EngineCoreRequest) -> Request:
         params, prompt = message.sampling_params, prompt_of(message)
@@ -242,7 +179,8 @@ class EngineCore:
 
     def _take_ready_grammars(self) -> list[EngineCoreOutput]:
         """Hand requests with their grammars to the scheduler; returns the ends of those that have none."""
-        assert self._grammars is not None
+        if not self._grammars:
+            return []
         if not self.scheduler.has_unfinished_requests:
             self._grammars.wait(GRAMMAR_WAIT_S)
         ended: list[EngineCoreOutput] = []

@@ -14,6 +14,7 @@ from penstock.shared.params import RepetitionDetectionParams, SamplingParams, St
 from penstock.worker.config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.look_ahead import LookAheadCore
 
 from .harness import CoreProcess, Gate, request
 from .test_deterministic import DEMO_MODEL
@@ -86,6 +87,7 @@ def test_tokens_are_those_of_the_plain_step(options: dict[str, Any]) -> None:
     plain, ahead = (
         build_engine(config(async_scheduling=is_ahead, **options), DEMO_MODEL).core for is_ahead in (False, True)
     )
+    assert isinstance(ahead, LookAheadCore)
     assert ahead.step_fn == ahead.step_with_batch_queue
     expected, found = run(plain, requests()), run(ahead, requests())
     assert ahead.scheduler.stats().num_preemptions > 0

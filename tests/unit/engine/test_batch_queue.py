@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from penstock.shared.params import SamplingParams
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.execution.batch import InputBatch
 from penstock.worker.engine.executor import AcceleratorError
+from penstock.worker.engine.look_ahead import LookAheadCore
 from penstock.worker.engine.scheduling.batch_queue import BatchQueue
 from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
@@ -133,8 +135,10 @@ def make_core(
         policy=policy,
         prefix_cache=BlockHashCache(pool) if is_caching else None,
     )
-    queue = BatchQueue(executor) if is_ahead else None
-    return EngineCore(scheduler, executor, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS], batch_queue=queue), executor
+    parts: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "eos_token_ids": [EOS]}
+    if not is_ahead:
+        return EngineCore(scheduler, executor, **parts), executor
+    return LookAheadCore(scheduler, executor, BatchQueue(executor), **parts), executor
 
 
 def message(request_id: str, arrival: Arrival) -> EngineCoreRequest:

@@ -41,15 +41,12 @@ def signatures(tree: ast.Module) -> Iterator[tuple[str, int, str, set[str]]]:
         if isinstance(node, Function):
             yield node.name, node.lineno, ast.get_docstring(node) or "", arguments(node)
         elif isinstance(node, ast.ClassDef):
-            fields = {part.target.id for part in node.body if is_field(part)}
+            annotated = [part.target for part in node.body if isinstance(part, ast.AnnAssign)]
+            fields = {target.id for target in annotated if isinstance(target, ast.Name)}
             made_by = [part for part in node.body if isinstance(part, Function) and part.name == "__init__"]
             taken = fields.union(*map(arguments, made_by))
             # What a base class takes is documented where it is used.
             yield node.name, node.lineno, "" if node.bases and not taken else ast.get_docstring(node) or "", taken
-
-
-def is_field(part: ast.stmt) -> bool:
-    return isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
 
 
 def arguments(node: Function) -> set[str]:

@@ -1,4 +1,4 @@
-"""The batch that is being computed while the next one is scheduled (``EngineCore.step_with_batch_queue``).
+"""The batch that is being computed while the next one is scheduled (``LookAheadCore.step_with_batch_queue``).
 
 The requests of a batch in flight say how many of their tokens it computes, so that the scheduler can go on from where
 they will be then. Nothing else is ahead of time: a request's tokens, its grammar and its penalties change when a

@@ -73,7 +73,7 @@ class GrammarAdmission:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __contains__(self, request_id: str) -> bool:
+    def __contains__(self, request_id: object) -> bool:
         return request_id in self._waiting
 
     def add(self, request: Request) -> None:

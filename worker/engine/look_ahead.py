@@ -1,0 +1,85 @@
+"""The engine core that schedules the next batch while one is computed (``--async-scheduling``, decision 0027)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...shared.messages import EngineCoreOutput
+from .core import EngineCore
+from .executor import Executor
+from .scheduling.batch_queue import BatchQueue
+from .scheduling.scheduler import Scheduler
+from .scheduling.scheduler_output import SchedulerOutput
+from .step_watch import StepWatch
+
+
+class LookAheadCore(EngineCore):
+    """Makes the same tokens of the same requests as ``EngineCore``.
+
+    Args:
+        batch_queue: over ``executor``.
+        parts: the other arguments of ``EngineCore``.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, batch_queue: BatchQueue, **parts: Any) -> None:
+        super().__init__(scheduler, executor, **parts)
+        self._batch_queue = batch_queue
+        self.step_fn = self.step_with_batch_queue
+
+    @property
+    def has_work(self) -> bool:
+        return self._batch_queue.batch is not None or super().has_work
+
+    def step_with_batch_queue(self) -> list[EngineCoreOutput]:
+        """As ``step``, one batch ahead: schedule the next while one is computed, launch it, then update.
+
+        The next batch is scheduled as if no token of this one ended its request; where one does, what the next computes
+        for that request is passed over. If this one raises, the next is not launched, and ``step`` does the isolation.
+
+        Raises:
+            EngineDeadError: as ``step``.
+        """
+        queue = self._batch_queue
+        if queue.batch is None and self._isolation.is_active:
+            return self.step()
+        ended = self._take_ready_grammars()
+        if queue.batch is None:
+            if self.scheduler.has_unfinished_requests:
+                queue.launch(self.scheduler.schedule())
+            return ended
+        watch = StepWatch()
+        batch, upcoming = queue.batch, self.scheduler.schedule()
+        watch.scheduled(batch)
+        try:
+            sampled = queue.collect()
+        except Exception as error:
+            self._land(upcoming)
+            return ended + self._handle_failure(batch, error)
+        if upcoming.requests:
+            queue.launch(upcoming)
+        else:
+            self._land(upcoming)
+        watch.executed()
+        self._num_accelerator_failures = 0
+        outputs = ended + self.scheduler.update_from_output(batch, sampled)
+        self._step_stats = watch.updated()
+        return outputs
+
+    def settle(self) -> list[EngineCoreOutput]:
+        """As ``EngineCore``: wait for the batch that is in flight."""
+        queue = self._batch_queue
+        if queue.batch is None:
+            return []
+        batch = queue.batch
+        try:
+            sampled = queue.collect()
+        except Exception as error:
+            return self._handle_failure(batch, error)
+        finally:
+            queue.land()
+        return self.scheduler.update_from_output(batch, sampled)
+
+    def _land(self, upcoming: SchedulerOutput) -> None:
+        """Do without ``upcoming``: no batch is in flight then."""
+        self._batch_queue.land()
+        self.scheduler.take_back(upcoming)
