@@ -151,7 +151,7 @@ async def test_what_a_worker_process_makes_of_calls_on_the_wire(deployment: Loca
     async def reply(call_id: str, *payloads: bytes) -> ControlReply:
         for payload in payloads:
             await commands.execute("PUBLISH", calls.keys.engine_commands(engine_id), payload)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (replies := await calls.read_replies(call_id, [engine_id])):
                 await asyncio.sleep(0.01)
         return msgspec.msgpack.decode(replies[0], type=ControlReply)

@@ -47,7 +47,7 @@ async def test_a_paused_generation_goes_on_after_its_last_token(client: Client, 
             deltas.append(delta)  # noqa: PERF401  # the test looks at them meanwhile
 
     following = asyncio.create_task(follow())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not deltas:
             await asyncio.sleep(0.01)
     await client.pause_generation()

@@ -95,7 +95,7 @@ async def test_streams_go_on_after_redis_was_killed_and_started_again(server: Re
                 # While the engine goes on writing.
                 restarts.append(asyncio.create_task(kill_and_restart()))
                 await asyncio.sleep(0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await asyncio.gather(*restarts)
             for deltas in await asyncio.gather(*streams):
                 assert_whole(deltas)
@@ -114,7 +114,7 @@ async def test_streams_go_on_after_redis_was_stopped(server: RedisServer, engine
                 if index % 50 == 20:
                     server.send(signal.SIGSTOP)
                     asyncio.get_running_loop().call_later(2, server.send, signal.SIGCONT)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 for deltas in await asyncio.gather(*streams):
                     assert_whole(deltas)
     told = [record for record in logs if record["used_for"] == "commands"]
@@ -210,14 +210,14 @@ async def test_commands_that_nobody_answers_are_sent_again_and_end_in_time(serve
         await connection.open()
     server.send(signal.SIGSTOP)
     waiting = [asyncio.ensure_future(patient.execute("INCRBY", "sum", 0)) for _ in range(500)]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         with pytest.raises(RedisUnavailableError, match="does not answer"):
             await hasty.execute("PING")
         with pytest.raises(RedisUnavailableError, match="does not answer"):
             await patient.execute("PING", retry=False)
     assert not any(reply.done() for reply in waiting)
     server.send(signal.SIGCONT)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert set(await asyncio.gather(*waiting)) == {0}
     for connection in (patient, hasty):
         await connection.close()
@@ -298,5 +298,5 @@ async def test_an_end_before_what_was_seen_is_an_end(client, broker, commands) -
     await commands.execute("RPOP", broker.keys.log("r"))
     await commands.execute("HSET", broker.keys.request("r"), "count", 1)
     await broker.cancel("r")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert [(d.index, d.token_ids, d.finish_reason) async for d in stream] == [(2, [], "cancelled")]
