@@ -12,6 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,7 @@ class ForkedProcess:
         self._server.settimeout(240)  # more than a start takes on a busy machine
         self._server.connect(os.environ[FORK_SERVER_VARIABLE])
         self._splitter = FrameSplitter()
+        self._answers: list[ForkAnswer] = []
         self._progress = ProgressReader()
         wanted = ForkCore(
             version=FORK_VERSION,
@@ -121,16 +123,20 @@ class ForkedProcess:
         payload = frame(msgspec.msgpack.encode(wanted))
         descriptors = [channel, self._progress.fd, errors, errors, errors]
         self._server.sendall(payload[socket.send_fds(self._server, [payload], descriptors) :])
+        self._pidfd = -1
         forked = self._answer()
         assert isinstance(forked, Forked), forked
         self.pid = forked.pid
 
     def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+        """ProcessLookupError if it has ended; its descriptor names it even when its id is another's."""
+        signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self) -> None:
+        """SIGKILL, unless it has ended."""
         if self.returncode is None:
-            self.send_signal(signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                self.send_signal(signal.SIGKILL)
 
     def wait(self, timeout: float = 120) -> int:
         """Its exit status; TimeoutError if it does not end."""
@@ -141,17 +147,17 @@ class ForkedProcess:
             self.returncode = ended.returncode
             self._server.close()
             self._progress.close()
+            os.close(self._pidfd)
         return self.returncode
 
     def _answer(self) -> ForkAnswer:
-        while True:
+        while not self._answers:
             data, descriptors, _, _ = socket.recv_fds(self._server, 1 << 12, 1)
-            for descriptor in descriptors:
-                os.close(descriptor)
+            if descriptors:
+                (self._pidfd,) = descriptors
             assert data, "the fork server is gone"
-            if payloads := list(self._splitter.feed(data)):
-                (payload,) = payloads
-                return msgspec.msgpack.decode(payload, type=ForkAnswer)
+            self._answers += [msgspec.msgpack.decode(payload, type=ForkAnswer) for payload in self._splitter.feed(data)]
+        return self._answers.pop(0)
 
 
 class CoreProcess:

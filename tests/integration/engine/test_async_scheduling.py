@@ -16,8 +16,8 @@ from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.look_ahead import LookAheadCore
 
+from ...conftest import DEMO_MODEL
 from .harness import CoreProcess, Gate, request
-from .test_deterministic import DEMO_MODEL
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0},

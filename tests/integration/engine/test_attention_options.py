@@ -24,8 +24,8 @@ from penstock.worker.models.lean.native import NativeForward
 from penstock.worker.models.loader import check_float8, load_model
 from penstock.worker.models.partition import CutRule
 
+from ...conftest import DEMO_MODEL
 from .harness import SHAPE, generate, request
-from .test_deterministic import DEMO_MODEL
 from .test_quantization import HAS_COMPILER
 
 KV_CACHE_BYTES = 1 << 20

@@ -17,16 +17,16 @@ from penstock.shared.messages import EngineCoreRequest
 from penstock.worker.config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
-from penstock.worker.engine.execution import deterministic, model_runner
+from penstock.worker.engine.execution import model_runner
 from penstock.worker.engine.sampling.sampler import sample
 from penstock.worker.engine.sampling.sampling_table import SamplingRows
 from penstock.worker.models.forward import ModelInput
 from penstock.worker.models.invariance import choose_tile_sizes
 from penstock.worker.models.loader import LoadedModel, load_model
 
+from ...conftest import DEMO_MODEL
 from .harness import generate, request
 
-DEMO_MODEL = Path(deterministic.__file__).parents[2] / "ops" / "demo" / "model"
 NUM_TOKENS = 12
 
 Pairs = Iterator[tuple[dict[str, list[int]], dict[str, list[int]]]]

@@ -19,8 +19,8 @@ from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.execution.model_runner import ModelRunner
 from penstock.worker.models.loader import check_float8
 
+from ...conftest import DEMO_MODEL
 from .harness import generate, request
-from .test_deterministic import DEMO_MODEL
 
 HAS_COMPILER = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
 

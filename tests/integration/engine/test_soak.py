@@ -35,9 +35,9 @@ from penstock.shared.messages import (
 from penstock.shared.params import SamplingParams
 from penstock.worker.config import EngineConfig
 
+from ...conftest import DEMO_MODEL
 from .harness import CoreProcess
 from .soak import MAX_MODEL_LEN, Case, Whole, free_case, known_case, structured_case
-from .test_deterministic import DEMO_MODEL
 
 # The soak ends when each of these has happened so often: not sooner on a fast machine, nor poorer on a slow one.
 # For longer, multiply by hand: every further 1,000 requests take some 15 s of a core.

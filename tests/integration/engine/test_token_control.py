@@ -15,8 +15,9 @@ from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.text.tokenizer import TextCodec
 
+from ...conftest import DEMO_MODEL
 from .harness import VOCAB_SIZE, generate, request, run
-from .test_deterministic import CRAMPED, DEMO_MODEL
+from .test_deterministic import CRAMPED
 
 NUM_TOKENS = 16
 ALLOWED = list(range(20, 60))

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ...conftest import DEMO_MODEL
 from ...gate import Gate
 
-DEMO_MODEL = Path(__file__).parents[3] / "ops" / "demo" / "model"
 DEADLINE_S = 240.0
 
 
