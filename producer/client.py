@@ -6,17 +6,12 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import Any
 
-from ..shared.broker import Queue
 from ..shared.connection import RETRY_FOR_S, CommandConnection, Subscriber
-from ..shared.control import Utility
 from ..shared.errors import ValidationError
 from ..shared.keys import DEFAULT_NAMESPACE, Keys
-from ..shared.records import ModelCard
 from ..shared.redis_check import check_redis
 from ..shared.shown import shown
-from .control.engine_calls import CallRound
-from .control.engine_control import A, CallOptions, EngineControl
-from .control.engine_view import EngineView
+from .control.engine_control import EngineControl
 from .control.model_view import ModelView
 from .control.queue_control import QueueControl
 from .control.text_calls import TextControl
@@ -33,7 +28,7 @@ from .requests.single_requests import SingleRequests
 RESULT_TTL_S = 3600.0
 
 
-class Client(Generations, DetachedRequests, QueueControl, EngineControl, EngineView, ModelView, TextControl):
+class Client(Generations, DetachedRequests, QueueControl, EngineControl, ModelView, TextControl):
     """Enqueue requests and stream or await their results.
 
     Use ``async with Client.connect(url) as client:`` (or ``client = await Client.connect(url)`` and ``close()``).
@@ -70,23 +65,23 @@ class Client(Generations, DetachedRequests, QueueControl, EngineControl, EngineV
         if not result_ttl_s > 0:
             raise ValidationError(f"result_ttl_s must be positive, got {shown(result_ttl_s)}")
         self._url = url
-        self._keys = Keys(namespace)
-        self._commands = CommandConnection(url, retry_for_s=retry_for_s)
-        self._subscriber = Subscriber(url)
-        cards = ModelCards(self._commands, self._keys, default=model, wait_for_model=wait_for_model)
-        self._health = Health(self._commands, self._keys)
         self._lease = ClientLease(lease_ttl_s)
-        self._requests = SingleRequests(
-            self._commands,
-            self._subscriber,
-            self._keys,
-            self._health,
+        keys, subscriber = Keys(namespace), Subscriber(url)
+        commands = CommandConnection(url, retry_for_s=retry_for_s)
+        health = Health(commands, keys)
+        requests = SingleRequests(
+            commands,
+            subscriber,
+            keys,
+            health,
             self._lease,
             result_ttl_ms=max(1, int(result_ttl_s * 1000)),
             fail_fast=check_flag("fail_fast", fail_fast),
             max_payload_bytes=max_payload_bytes,
         )
-        self._builder = RequestBuilder(self._requests, cards, tenant)
+        cards = ModelCards(commands, keys, default=model, wait_for_model=wait_for_model)
+        builder = RequestBuilder(requests, cards, tenant)
+        super().__init__(commands, subscriber, keys, requests, builder, health)
 
     @classmethod
     def connect(cls, url: str, **options: Any) -> Client:
@@ -138,16 +133,6 @@ class Client(Generations, DetachedRequests, QueueControl, EngineControl, EngineV
         home.leave()
         await self._lease.close()
         await self._disconnect()
-
-    async def _queue(self, model: str | None) -> Queue:
-        return Queue(self._commands, self._keys.model((await self._card(model)).model))
-
-    async def _call_engines(self, call: Utility, kind: type[A], options: CallOptions) -> dict[str, A]:
-        card = await self._card(options.get("model"))
-        return await CallRound(self._commands, self._subscriber, self._keys, card.model, call, kind).run(options)
-
-    async def _card(self, model: str | None) -> ModelCard:
-        return await self._builder.card(model)
 
     async def _disconnect(self) -> None:
         await self._subscriber.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -23,17 +24,17 @@ def _blocking(method: Callable[Concatenate[Client, P], Coroutine[Any, Any, T]]) 
     return call
 
 
-class LLMControl:
+class LLMControl(ABC):
     """The part of ``LLM`` that is about engines, queues and models: the methods of ``Client``, blocking."""
 
     @property
+    @abstractmethod
     def _client(self) -> Client:
         """The client that does it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` on the client's loop and wait for it."""
-        raise NotImplementedError
 
     abort = _blocking(Client.abort)
 

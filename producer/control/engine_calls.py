@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import suppress
-from typing import Any, Generic
+from typing import Any, Generic, TypedDict, TypeVar
 
 import msgspec
 
@@ -27,12 +27,30 @@ from ...shared.keys import Keys
 from ...shared.records import EngineHeartbeat
 from ...shared.shown import shown
 from ..requests.health import DEAF_STATES
-from .engine_control import CALL_TIMEOUT_S, A, CallOptions
+
+CALL_TIMEOUT_S = 60.0
 
 # A call is sent again until it is answered, and the engine looked at: it may have lost its connection for a moment.
 LOOK_EVERY_S = 0.5
 
 _decoder = msgspec.msgpack.Decoder(ControlReply)
+
+
+A = TypeVar("A")
+
+
+class CallOptions(TypedDict, total=False):
+    """Options of every control call.
+
+    Args:
+        engine_id: as ``worker list`` shows it; all engines of the model that can hear by default.
+        model: may be left out as for a request.
+        timeout_s: how long to wait for all answers (60).
+    """
+
+    engine_id: str | None
+    model: str | None
+    timeout_s: float
 
 
 class CallRound(Generic[A]):

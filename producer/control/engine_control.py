@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, Unpack
 
 import msgspec
 
@@ -29,7 +29,6 @@ from ...shared.control import (
     SleepState,
     StartProfile,
     StopProfile,
-    Utility,
     WakeUp,
     check_timeout,
 )
@@ -38,28 +37,12 @@ from ...shared.errors import ValidationError
 from ...shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
 from ...shared.params import LoRARequest
 from ...shared.shown import shown
+from ..client_core import ClientCore
 from ..options import check_flag
-
-CALL_TIMEOUT_S = 60.0
-
-A = TypeVar("A")
+from .engine_calls import CALL_TIMEOUT_S, CallOptions
 
 
-class CallOptions(TypedDict, total=False):
-    """Options of every control call.
-
-    Args:
-        engine_id: as ``worker list`` shows it; all engines of the model that can hear by default.
-        model: may be left out as for a request.
-        timeout_s: how long to wait for all answers (60).
-    """
-
-    engine_id: str | None
-    model: str | None
-    timeout_s: float
-
-
-class EngineControl:
+class EngineControl(ClientCore):
     """The part of the client that is about engines. Each method returns what the engines answered, by engine id.
 
     Engines that start or are dead are left out where all are meant. A call that an engine has not begun when its caller
@@ -73,10 +56,6 @@ class EngineControl:
         EngineCallError: an engine refused, failed, died or did not answer in time; its ``errors`` say which and why,
             its ``answers`` are those of the others.
     """
-
-    async def _call_engines(self, call: Utility, kind: type[A], options: CallOptions) -> dict[str, A]:
-        """Send ``call`` and return the answers, which are of type ``kind``."""
-        raise NotImplementedError
 
     async def sleep(
         self, level: int = 1, *, mode: str = "keep", drain_timeout_s: float = 30.0, **options: Unpack[CallOptions]

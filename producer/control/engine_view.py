@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import structlog
 
-from ...shared.broker import Queue
 from ...shared.errors import EngineDeadError
 from ...shared.queue_stats import QueueStats
-from ...shared.records import EngineHeartbeat, ModelCard
-from ..requests.health import Health
-from ..requests.single_requests import SingleRequests
+from ...shared.records import EngineHeartbeat
+from ..client_core import ClientCore
 from .metrics import Metric, metrics_of
 
 log = structlog.get_logger()
 
 
-class EngineView:
+class EngineView(ClientCore):
     """The part of the client that looks at engines. ``model`` may be left out as for a request."""
-
-    _health: Health
-    _requests: SingleRequests
-
-    async def _card(self, model: str | None) -> ModelCard:
-        """Return what is known of a model, as the client finds it."""
-        raise NotImplementedError
-
-    async def _queue(self, model: str | None) -> Queue:
-        """Return the queue of a model, as the client finds it."""
-        raise NotImplementedError
 
     async def engines(self, model: str | None = None) -> list[EngineHeartbeat]:
         """Return the last heartbeat of each engine of the model, ordered by engine id.

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from ...shared.records import ModelCard
-from ..requests.request_builder import RequestBuilder
+from ..client_core import ClientCore
 
 
-class ModelView:
+class ModelView(ClientCore):
     """The part of the client that looks at models. ``model`` may be left out as for a request.
 
     All methods raise ``UnknownModelError`` if no worker has ever served ``model`` here.
     """
-
-    _builder: RequestBuilder
 
     async def models(self) -> dict[str, ModelCard]:
         """Return the models that workers have served on this Redis, by name."""

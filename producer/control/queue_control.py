@@ -6,14 +6,14 @@ import asyncio
 import time
 from typing import Literal, get_args
 
-from ...shared.broker import Queue
-from ...shared.control import PrefixCacheReset, ResetPrefixCache, Utility, check_timeout
+from ...shared.control import PrefixCacheReset, ResetPrefixCache, check_timeout
 from ...shared.errors import DrainTimeoutError, EngineDeadError, RequestNotFoundError, ValidationError
 from ...shared.keys import check_name
 from ...shared.policy import QueuePolicy, TenantPolicy
 from ...shared.queue_stats import QueueStats, RequestStatus
 from ...shared.shown import shown
-from .engine_control import A, CallOptions
+from ..client_core import ClientCore
+from .engine_calls import CallOptions
 
 PauseMode = Literal["abort", "wait", "keep"]
 PAUSE_MODES = get_args(PauseMode)
@@ -21,19 +21,11 @@ POLL_S = 0.1
 CLEAR_TIMEOUT_S = 30.0
 
 
-class QueueControl:
+class QueueControl(ClientCore):
     """The part of the client that is about queues. ``model`` may be left out as for a request.
 
     All methods raise ``UnknownModelError`` if no worker has ever served ``model`` here.
     """
-
-    async def _queue(self, model: str | None) -> Queue:
-        """Return the queue of a model, as the client finds it."""
-        raise NotImplementedError
-
-    async def _call_engines(self, call: Utility, kind: type[A], options: CallOptions) -> dict[str, A]:
-        """Send ``call`` and return the answers, which are of type ``kind``."""
-        raise NotImplementedError
 
     async def queue_stats(self, model: str | None = None, *, tenants: bool = True) -> QueueStats:
         """Return what waits and runs, how old and how much it is, and how long it will take; by band and tenant.

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...shared.chat_parts import check_messages
 from ...shared.control import Utility
 from ...shared.errors import ConfigurationError, EngineCallError, EngineDeadError, EngineNotFoundError
-from ...shared.records import EngineHeartbeat
 from ...shared.text_control import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
 from ..options import template_kwargs_of
 from ..requests.health import DEAF_STATES
-from .engine_control import CallOptions
+from .engine_calls import CallOptions
+from .engine_view import EngineView
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -25,7 +25,7 @@ FILE_TIMEOUT_S = 60.0
 A = TypeVar("A")
 
 
-class TextControl:
+class TextControl(EngineView):
     """The part of the client that is about text. Any engine of the model answers, one that sleeps as well.
 
     All methods raise:
@@ -34,14 +34,6 @@ class TextControl:
         EngineDeadError: no engine of the model is there to answer.
         EngineTimeoutError: none answered within ``timeout_s``.
     """
-
-    def engines(self, model: str | None = None) -> Awaitable[list[EngineHeartbeat]]:
-        """Return the last heartbeat of each engine of the model."""
-        raise NotImplementedError
-
-    async def _call_engines(self, call: Utility, kind: type[A], options: CallOptions) -> dict[str, A]:
-        """Send ``call`` and return the answers, which are of type ``kind``."""
-        raise NotImplementedError
 
     async def tokenize(
         self,

@@ -11,19 +11,16 @@ from ...shared.keys import check_name
 from ...shared.messages import Delta
 from ...shared.params import SamplingParams
 from ...shared.shown import shown
+from ..client_core import ClientCore
 from ..options import RequestOptions, SharedOptions
 from ..prompt import Prompt, params_of_each
 from .fan_out import child_ids, merge, possible_child_ids
 from .handle import RequestHandle
-from .request_builder import RequestBuilder
-from .single_requests import FollowOptions, SingleRequests
+from .single_requests import FollowOptions
 
 
-class DetachedRequests:
+class DetachedRequests(ClientCore):
     """The part of the client that enqueues detached requests, and ends or follows whatever was enqueued."""
-
-    _builder: RequestBuilder
-    _requests: SingleRequests
 
     async def submit(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]

@@ -12,6 +12,7 @@ from ...shared.messages import Delta
 from ...shared.params import POOLING_TASKS, PoolingParams, RequestOutputKind, SamplingParams
 from ...shared.records import ModelCard
 from ...shared.shown import shown
+from ..client_core import ClientCore
 from ..options import RequestOptions
 from ..outputs import RequestOutput
 from ..pooling import PoolingRequestOutput
@@ -21,15 +22,10 @@ from .fan_out import merge
 from .output_stream import outputs_of
 from .queue_entry import Outgoing
 from .reader import collect, in_kind
-from .request_builder import RequestBuilder
-from .single_requests import SingleRequests
 
 
-class Generations:
+class Generations(ClientCore):
     """The part of the client that generates while somebody listens."""
-
-    _builder: RequestBuilder
-    _requests: SingleRequests
 
     async def stream(
         self,

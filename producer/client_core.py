@@ -1,0 +1,54 @@
+"""What all parts of the client stand on: its connections, and how they find models, queues and engines."""
+
+from __future__ import annotations
+
+from ..shared.broker import Queue
+from ..shared.connection import CommandConnection, Subscriber
+from ..shared.control import Utility
+from ..shared.keys import Keys
+from ..shared.records import ModelCard
+from .control.engine_calls import A, CallOptions, CallRound
+from .requests.health import Health
+from .requests.request_builder import RequestBuilder
+from .requests.single_requests import SingleRequests
+
+
+class ClientCore:
+    """The base of each part of ``Client``.
+
+    Args:
+        commands, subscriber: its two connections.
+        keys: of its namespace.
+        requests: puts requests in line, and follows them.
+        builder: makes them of a caller's words.
+        health: what is known of engines.
+    """
+
+    def __init__(
+        self,
+        commands: CommandConnection,
+        subscriber: Subscriber,
+        keys: Keys,
+        requests: SingleRequests,
+        builder: RequestBuilder,
+        health: Health,
+    ) -> None:
+        self._commands = commands
+        self._subscriber = subscriber
+        self._keys = keys
+        self._requests = requests
+        self._builder = builder
+        self._health = health
+
+    async def _card(self, model: str | None) -> ModelCard:
+        """Return what is known of a model, which may be left out as for a request."""
+        return await self._builder.card(model)
+
+    async def _queue(self, model: str | None) -> Queue:
+        """Return the queue of a model."""
+        return Queue(self._commands, self._keys.model((await self._card(model)).model))
+
+    async def _call_engines(self, call: Utility, kind: type[A], options: CallOptions) -> dict[str, A]:
+        """Send ``call`` and return the answers, which are of type ``kind``, by engine id."""
+        card = await self._card(options.get("model"))
+        return await CallRound(self._commands, self._subscriber, self._keys, card.model, call, kind).run(options)
