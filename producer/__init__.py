@@ -25,12 +25,12 @@ from ..shared.stats import EngineStats, RequestStats
 from .client import Client
 from .control.metrics import Counter, Gauge, Histogram, Metric
 from .control.queue_control import PauseMode
+from .handle import RequestHandle
 from .llm import LLM
 from .outputs import CompletionOutput, RequestOutput
 from .pooling import PoolingOutput, PoolingRequestOutput
 from .prompt import Prompt
 from .requests.conversation import Conversation
-from .requests.handle import RequestHandle
 
 __all__ = [
     "LLM",

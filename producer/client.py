@@ -15,10 +15,10 @@ from .control.engine_control import EngineControl
 from .control.model_view import ModelView
 from .control.queue_control import QueueControl
 from .control.text_calls import TextControl
+from .detached import DetachedRequests
+from .generations import Generations
 from .options import check_flag
 from .prompt import MAX_PAYLOAD_BYTES
-from .requests.detached import DetachedRequests
-from .requests.generations import Generations
 from .requests.health import Health
 from .requests.lease import LEASE_TTL_S, ClientLease
 from .requests.model_cards import ModelCards

@@ -7,7 +7,7 @@ from ..shared.connection import CommandConnection, Subscriber
 from ..shared.control import Utility
 from ..shared.keys import Keys
 from ..shared.records import ModelCard
-from .control.engine_calls import A, CallOptions, CallRound
+from .engine_calls import A, CallOptions, CallRound
 from .requests.health import Health
 from .requests.request_builder import RequestBuilder
 from .requests.single_requests import SingleRequests

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ...producer import Client
-from ...producer.control.engine_calls import CALL_TIMEOUT_S, CallOptions
+from ...producer.engine_calls import CALL_TIMEOUT_S, CallOptions
 from ...shared.command_line import Command, UsageError, add_redis_arguments, format_bytes, format_table
 from ...shared.control import SLEEP_LEVELS, SLEEP_MODES, SLEEP_TAGS, ShardedStateSaved, SleepState
 from ...shared.embedded import resolve_redis_url

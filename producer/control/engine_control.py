@@ -38,8 +38,8 @@ from ...shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, Pi
 from ...shared.params import LoRARequest
 from ...shared.shown import shown
 from ..client_core import ClientCore
+from ..engine_calls import CALL_TIMEOUT_S, CallOptions
 from ..options import check_flag
-from .engine_calls import CALL_TIMEOUT_S, CallOptions
 
 
 class EngineControl(ClientCore):

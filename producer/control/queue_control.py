@@ -13,7 +13,7 @@ from ...shared.policy import QueuePolicy, TenantPolicy
 from ...shared.queue_stats import QueueStats, RequestStatus
 from ...shared.shown import shown
 from ..client_core import ClientCore
-from .engine_calls import CallOptions
+from ..engine_calls import CallOptions
 
 PauseMode = Literal["abort", "wait", "keep"]
 PAUSE_MODES = get_args(PauseMode)

@@ -11,9 +11,9 @@ from ...shared.chat_parts import check_messages
 from ...shared.control import Utility
 from ...shared.errors import ConfigurationError, EngineCallError, EngineDeadError, EngineNotFoundError
 from ...shared.text_control import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
+from ..engine_calls import CallOptions
 from ..options import template_kwargs_of
 from ..requests.health import DEAF_STATES
-from .engine_calls import CallOptions
 from .engine_view import EngineView
 
 if TYPE_CHECKING:

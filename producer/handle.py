@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
-from ...shared.errors import ValidationError
-from ...shared.messages import Delta
-from ...shared.params import RequestOutputKind
-from ...shared.shown import shown
-from ..options import check_linger
-from ..outputs import RequestOutput
-from .fan_out import child_ids
-from .output_stream import outputs_of
-from .reader import collect
+from ..shared.errors import ValidationError
+from ..shared.messages import Delta
+from ..shared.params import RequestOutputKind
+from ..shared.shown import shown
+from .options import check_linger
+from .outputs import RequestOutput
+from .requests.fan_out import child_ids
+from .requests.output_stream import outputs_of
+from .requests.reader import collect
 
 if TYPE_CHECKING:
     from .detached import DetachedRequests

@@ -9,10 +9,10 @@ from typing import Any, Generic, TypedDict, TypeVar
 
 import msgspec
 
-from ...shared.broker import EngineCalls
-from ...shared.connection import CommandConnection, Subscriber
-from ...shared.control import ControlCommand, ControlReply, Utility, check_timeout
-from ...shared.errors import (
+from ..shared.broker import EngineCalls
+from ..shared.connection import CommandConnection, Subscriber
+from ..shared.control import ControlCommand, ControlReply, Utility, check_timeout
+from ..shared.errors import (
     BrokerError,
     EngineCallError,
     EngineDeadError,
@@ -22,11 +22,11 @@ from ...shared.errors import (
     ValidationError,
     from_wire,
 )
-from ...shared.heartbeats import read_heartbeats
-from ...shared.keys import Keys
-from ...shared.records import EngineHeartbeat
-from ...shared.shown import shown
-from ..requests.health import DEAF_STATES
+from ..shared.heartbeats import read_heartbeats
+from ..shared.keys import Keys
+from ..shared.records import EngineHeartbeat
+from ..shared.shown import shown
+from .requests.health import DEAF_STATES
 
 CALL_TIMEOUT_S = 60.0
 

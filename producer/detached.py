@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Unpack
 
-from ...shared.errors import RequestNotFoundError, ValidationError
-from ...shared.keys import check_name
-from ...shared.messages import Delta
-from ...shared.params import SamplingParams
-from ...shared.shown import shown
-from ..client_core import ClientCore
-from ..options import RequestOptions, SharedOptions
-from ..prompt import Prompt, params_of_each
-from .fan_out import child_ids, merge, possible_child_ids
+from ..shared.errors import RequestNotFoundError, ValidationError
+from ..shared.keys import check_name
+from ..shared.messages import Delta
+from ..shared.params import SamplingParams
+from ..shared.shown import shown
+from .client_core import ClientCore
 from .handle import RequestHandle
-from .single_requests import FollowOptions
+from .options import RequestOptions, SharedOptions
+from .prompt import Prompt, params_of_each
+from .requests.fan_out import child_ids, merge, possible_child_ids
+from .requests.single_requests import FollowOptions
 
 
 class DetachedRequests(ClientCore):

@@ -7,21 +7,21 @@ from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
 from typing import Unpack
 
-from ...shared.errors import UnsupportedTaskError, ValidationError
-from ...shared.messages import Delta
-from ...shared.params import POOLING_TASKS, PoolingParams, RequestOutputKind, SamplingParams
-from ...shared.records import ModelCard
-from ...shared.shown import shown
-from ..client_core import ClientCore
-from ..options import RequestOptions
-from ..outputs import RequestOutput
-from ..pooling import PoolingRequestOutput
-from ..prompt import Prompt
-from .conversation import Conversation, answers, check_streamed_params
-from .fan_out import merge
-from .output_stream import outputs_of
-from .queue_entry import Outgoing
-from .reader import collect, in_kind
+from ..shared.errors import UnsupportedTaskError, ValidationError
+from ..shared.messages import Delta
+from ..shared.params import POOLING_TASKS, PoolingParams, RequestOutputKind, SamplingParams
+from ..shared.records import ModelCard
+from ..shared.shown import shown
+from .client_core import ClientCore
+from .options import RequestOptions
+from .outputs import RequestOutput
+from .pooling import PoolingRequestOutput
+from .prompt import Prompt
+from .requests.conversation import Conversation, answers, check_streamed_params
+from .requests.fan_out import merge
+from .requests.output_stream import outputs_of
+from .requests.queue_entry import Outgoing
+from .requests.reader import collect, in_kind
 
 
 class Generations(ClientCore):
