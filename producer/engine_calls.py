@@ -29,14 +29,12 @@ from ..shared.shown import shown
 from .requests.health import DEAF_STATES
 
 CALL_TIMEOUT_S = 60.0
-
 # A call is sent again until it is answered, and the engine looked at: it may have lost its connection for a moment.
 LOOK_EVERY_S = 0.5
 
-_decoder = msgspec.msgpack.Decoder(ControlReply)
-
-
 A = TypeVar("A")
+
+_decoder = msgspec.msgpack.Decoder(ControlReply)
 
 
 class CallOptions(TypedDict, total=False):

@@ -23,6 +23,7 @@ from penstock.shared.embedded import find_redis_server
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE, running_fork_server
 
 from .fast import NEED_TORCH, SLOW, be_quick, do_without_torch, is_among
+from .gate import Gate
 
 HAS_GPU = os.path.exists("/dev/nvidia0")
 if not HAS_GPU:
@@ -128,6 +129,14 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield url
     server.kill()
     server.wait()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    """Holds the requests of engines that are started afterwards where the test wants them."""
+    gate = Gate(tmp_path)
+    with gate.for_engines():
+        yield gate
 
 
 @pytest.fixture

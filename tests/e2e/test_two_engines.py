@@ -12,6 +12,7 @@ import pytest
 from penstock.ops.demo.run import MODEL
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import LLM, Client, EngineCallError, SleepState
+from penstock.producer.engine_calls import CALL_TIMEOUT_S
 from penstock.shared import errors
 from penstock.shared.messages import EngineState
 
@@ -120,11 +121,11 @@ async def test_a_worker_that_leaves_tells_who_waits(two_engines: LocalStack) -> 
         engine_id = min(await client.is_sleeping())
         waiting = asyncio.create_task(client.collective_rpc("wait", [5.0], engine_id=engine_id))
         behind = asyncio.create_task(client.sleep(engine_id=engine_id))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(CALL_TIMEOUT_S / 2):
             while (await states(two_engines.url))[engine_id] is not EngineState.COMPILING:
                 await asyncio.sleep(0.01)
         stopping = asyncio.create_task(asyncio.to_thread(two_engines.stop_worker))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(CALL_TIMEOUT_S / 2):
             for call in (waiting, behind):
                 with pytest.raises(EngineCallError) as caught:
                     await call

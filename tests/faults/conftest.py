@@ -19,14 +19,6 @@ Start = Callable[..., Awaitable[LocalStack]]
 
 
 @pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    """Holds the requests of engines that are started afterwards where the test wants them."""
-    gate = Gate(tmp_path)
-    with gate.for_engines():
-        yield gate
-
-
-@pytest.fixture
 def start(gate: Gate) -> Iterator[Start]:
     """Starts a Redis and workers of the test's own: ``start(num_workers, *options)``; they heed the test's gate."""
     with ExitStack() as stack:

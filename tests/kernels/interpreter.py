@@ -34,8 +34,10 @@ def interpreted() -> Iterator[None]:
         # which is half of the time that it takes.
         replaced = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
         patch.setattr(interpreter, "_patch_lang", lambda _: SimpleNamespace(restore=lambda: None))
-        yield
-        replaced.restore()
+        try:
+            yield
+        finally:
+            replaced.restore()
 
 
 def _round_as_a_gpu(patch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,11 @@ ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = ("fast", "worker", "cli", "jobs", "gateway")
 # Gigabytes, or of no use without them.
 NEEDS_TORCH = {"torch", "transformers", "safetensors", "xgrammar"}
-TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "blockbuster", "hypothesis", "openai")
-# What comes with torch, and what starlette's test client does not warn of.
-TEST_TOOLS += ("numpy", "anyio")
+TEST_TOOLS = (
+    *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "blockbuster", "hypothesis", "openai"),
+    "numpy",  # comes with torch elsewhere
+    "anyio",  # the oldest test client of starlette warns of the newest
+)
 # arq wants redis < 6: with it, the newest redis-py would not be the newest.
 ARQ, NEEDS_ARQ = "arq", ("tests/unit/jobs", "tests/integration/jobs", "tests/integration/batches/test_jobs.py")
 # The other is for a doubt: what an old Python does only with a new library.

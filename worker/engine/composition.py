@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import structlog
 import torch
@@ -102,17 +102,16 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         prefix_cache=_make_prefix_cache(config, model, block_pool),
         timeline=ClockedTimeline(),
     )
-    parts: dict[str, Any] = {
-        "vocab_size": model.vocab_size,
-        "eos_token_ids": model.eos_token_ids,
-        "grammars": _grammar_admission(config, model),
-        "dump": StepDump(config.dump_dir, shows_prompts=config.dump_prompts),
-        "embeds_hidden_size": hidden_size,
-    }
-    if config.async_scheduling:
-        core = LookAheadCore(scheduler, runner, BatchQueue(OverlappingRunner(runner)), **parts)
-    else:
-        core = EngineCore(scheduler, runner, **parts)
+    make_core = partial(LookAheadCore, BatchQueue(OverlappingRunner(runner))) if config.async_scheduling else EngineCore
+    core = make_core(
+        scheduler,
+        runner,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        grammars=_grammar_admission(config, model),
+        dump=StepDump(config.dump_dir, shows_prompts=config.dump_prompts),
+        embeds_hidden_size=hidden_size,
+    )
     control = compose_control(config, folder, model, core, runner, allocate_cache, rpc_methods, progress)
     return Engine(core, control, _ready(config, model, size.num_blocks))
 

@@ -17,7 +17,7 @@ from .scheduling.isolation import Isolation
 from .scheduling.prompt_embeds import check_prompt_embeds, extra_keys_of, prompt_of
 from .scheduling.request import STATUS_OF_REASON, Request, RequestStatus
 from .scheduling.scheduler import Scheduler
-from .scheduling.scheduler_output import SchedulerOutput
+from .scheduling.scheduler_output import SampledTokens, SchedulerOutput
 from .scheduling.stop import check_stop
 from .step_watch import StepWatch
 
@@ -121,11 +121,7 @@ class EngineCore:
             sampled = self._executor.execute(batch)
         except Exception as error:
             return ended + self._handle_failure(batch, error)
-        watch.executed()
-        self._num_accelerator_failures = 0
-        outputs = ended + self.scheduler.update_from_output(batch, sampled)
-        self._step_stats = watch.updated()
-        return outputs
+        return ended + self._update(batch, sampled, watch)
 
     def settle(self) -> list[EngineCoreOutput]:
         """Have nothing in flight, and return the outputs of what was. Before anything but a step."""
@@ -193,6 +189,14 @@ class EngineCore:
             else:
                 self.scheduler.add_request(request)
         return ended
+
+    def _update(self, batch: SchedulerOutput, sampled: SampledTokens, watch: StepWatch) -> list[EngineCoreOutput]:
+        """The last part of a step that succeeded."""
+        watch.executed()
+        self._num_accelerator_failures = 0
+        outputs = self.scheduler.update_from_output(batch, sampled)
+        self._step_stats = watch.updated()
+        return outputs
 
     def _handle_failure(self, batch: SchedulerOutput, error: Exception) -> list[EngineCoreOutput]:
         self._dump.write(batch, error, self.scheduler, self.device_memory_bytes)

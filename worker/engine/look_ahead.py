@@ -6,9 +6,7 @@ from typing import Any
 
 from ...shared.messages import EngineCoreOutput
 from .core import EngineCore
-from .executor import Executor
 from .scheduling.batch_queue import BatchQueue
-from .scheduling.scheduler import Scheduler
 from .scheduling.scheduler_output import SchedulerOutput
 from .step_watch import StepWatch
 
@@ -17,12 +15,12 @@ class LookAheadCore(EngineCore):
     """Makes the same tokens of the same requests as ``EngineCore``.
 
     Args:
-        batch_queue: over ``executor``.
-        parts: the other arguments of ``EngineCore``.
+        batch_queue: over the same executor.
+        parts, named: the arguments of ``EngineCore``.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, batch_queue: BatchQueue, **parts: Any) -> None:
-        super().__init__(scheduler, executor, **parts)
+    def __init__(self, batch_queue: BatchQueue, *parts: Any, **named: Any) -> None:
+        super().__init__(*parts, **named)
         self._batch_queue = batch_queue
         self.step_fn = self.step_with_batch_queue
 
@@ -59,11 +57,7 @@ class LookAheadCore(EngineCore):
             queue.launch(upcoming)
         else:
             self._land(upcoming)
-        watch.executed()
-        self._num_accelerator_failures = 0
-        outputs = ended + self.scheduler.update_from_output(batch, sampled)
-        self._step_stats = watch.updated()
-        return outputs
+        return ended + self._update(batch, sampled, watch)
 
     def settle(self) -> list[EngineCoreOutput]:
         """As ``EngineCore``: wait for the batch that is in flight."""

@@ -67,6 +67,18 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     progress: int
     trace: int
 
+    def request(self) -> bytes:
+        """What asks a fork server for this core, to be sent with ``channel``, ``progress``, ``trace``, out and err."""
+        wanted = ForkCore(
+            version=FORK_VERSION,
+            engine_id=self.engine_id,
+            environment=self.environment(),
+            folder=os.getcwdb(),
+            module_paths=sys.path,
+            log_options=list(self.log_options),
+        )
+        return frame(msgspec.msgpack.encode(wanted))
+
     def environment(self) -> dict[bytes, bytes]:
         """This process's own, with the devices it may see."""
         environment = dict(os.environb)
@@ -119,15 +131,7 @@ async def _spawn(launch: Launch) -> CoreProcess:
 
 
 async def _fork(launch: Launch, fork_server: str) -> CoreProcess:
-    request = ForkCore(
-        version=FORK_VERSION,
-        engine_id=launch.engine_id,
-        environment=launch.environment(),
-        folder=os.getcwdb(),
-        module_paths=sys.path,
-        log_options=list(launch.log_options),
-    )
-    payload = frame(msgspec.msgpack.encode(request))
+    payload = launch.request()
     descriptors = [launch.channel, launch.progress, launch.trace, 1, 2]
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.setblocking(False)

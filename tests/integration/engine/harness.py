@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -33,9 +32,10 @@ from penstock.shared.messages import (
 from penstock.shared.params import SamplingParams
 from penstock.worker.engine.composition import Engine
 from penstock.worker.engine.core import EngineCore
-from penstock.worker.forking import FORK_VERSION, CoreExited, ForkAnswer, ForkCore, Forked
+from penstock.worker.forking import CoreExited, ForkAnswer, Forked
 from penstock.worker.ipc import FrameSplitter, frame, socket_pair
 from penstock.worker.progress import ProgressReader
+from penstock.worker.serving.core_process import Launch
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE
 
 VOCAB_SIZE = 128
@@ -112,15 +112,14 @@ class ForkedProcess:
         self._splitter = FrameSplitter()
         self._answers: list[ForkAnswer] = []
         self._progress = ProgressReader()
-        wanted = ForkCore(
-            version=FORK_VERSION,
+        payload = Launch(
             engine_id=f"test-{uuid.uuid4().hex}",
-            environment=dict(os.environb),
-            folder=os.getcwdb(),
-            module_paths=sys.path,
-            log_options=[],
-        )
-        payload = frame(msgspec.msgpack.encode(wanted))
+            visible_devices=None,
+            log_options=(),
+            channel=channel,
+            progress=self._progress.fd,
+            trace=errors,
+        ).request()
         descriptors = [channel, self._progress.fd, errors, errors, errors]
         self._server.sendall(payload[socket.send_fds(self._server, [payload], descriptors) :])
         self._pidfd = -1

@@ -113,14 +113,6 @@ StartWorker = Callable[..., StartedWorker]
 
 
 @pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    """How far the requests of this test may come."""
-    gate = Gate(tmp_path)
-    with gate.for_engines():
-        yield gate
-
-
-@pytest.fixture
 def start_worker(
     tmp_path: Path, redis_url: str, namespace: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[StartWorker]:

@@ -138,7 +138,7 @@ def make_core(
     parts: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "eos_token_ids": [EOS]}
     if not is_ahead:
         return EngineCore(scheduler, executor, **parts), executor
-    return LookAheadCore(scheduler, executor, BatchQueue(executor), **parts), executor
+    return LookAheadCore(BatchQueue(executor), scheduler, executor, **parts), executor
 
 
 def message(request_id: str, arrival: Arrival) -> EngineCoreRequest:

@@ -9,20 +9,19 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
-PARTS = ("producer", "worker", "kernels", "shared", "ops")
+from .test_imports import PARTS, ROOT, sources
+
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("ops/guide/*.md")])
-SOURCES = [path for part in PARTS for path in sorted((ROOT / part).rglob("*.py"))]
+FILES = {f"/{path.relative_to(ROOT)}" for part in (*PARTS, "tests") for path in (ROOT / part).rglob("*.*")}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_files_that_a_document_names_exist(document: Path) -> None:
-    files = {f"/{path.relative_to(ROOT)}" for part in (*PARTS, "tests") for path in (ROOT / part).rglob("*.*")}
     named = set(re.findall(r"`([\w./-]+\.(?:py|lua|cpp|md))`", document.read_text()))
     ours = {name for name in named if not name.startswith(("/", "http", "../"))}
-    missing = [name for name in sorted(ours) if not any(file.endswith(f"/{name}") for file in files)]
+    missing = [name for name in sorted(ours) if not any(file.endswith(f"/{name}") for file in FILES)]
     assert [name for name in missing if not (ROOT / name).exists() and not (document.parent / name).exists()] == []
 
 
@@ -58,7 +57,8 @@ def arguments(node: Function) -> set[str]:
 def test_args_sections_name_what_there_is() -> None:
     stale = [
         f"{path.relative_to(ROOT)}:{line} {name}: {argument}"
-        for path in SOURCES
+        for part in PARTS
+        for path in sources(part)
         for name, line, docstring, taken in signatures(ast.parse(path.read_text()))
         for argument in documented_arguments(docstring)
         if argument not in taken

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-FOLDERS = ("shared", "producer", "ops/gateway", "worker/text", "worker/serving")
+FOLDERS = ("shared", "producer", "worker/text", "worker/serving")
 # The operator's own, and checked before.
 SHORT = {("shared/redis_check.py", "namespace")}
 
