@@ -21,6 +21,7 @@ from ..shared.params import (
     StructuredOutputsParams,
 )
 from ..shared.records import ModelCard
+from ..shared.request_state import RequestState
 from ..shared.stats import EngineStats, RequestStats
 from .client import Client
 from .control.metrics import Counter, Gauge, Histogram, Metric
@@ -59,6 +60,7 @@ __all__ = [
     "RequestHandle",
     "RequestOutput",
     "RequestOutputKind",
+    "RequestState",
     "RequestStats",
     "SamplingParams",
     "SleepState",

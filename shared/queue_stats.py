@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from .request_state import RequestState
+
 
 class LaneStats(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of one tenant in one band. ``num_tokens`` counts prompts and ``max_tokens``."""
@@ -83,7 +85,6 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Where one request stands.
 
     Args:
-        state: "queued", "claimed", "awaiting_input", "finished", "failed", "cancelled", "expired" or "parked".
         position: requests of its tenant and band before it, 0 for the next; at most so many, since some may have been
             cancelled. None if it does not wait.
         estimated_start_s: in how many seconds it is going to start; None if it does not wait, the queue is paused, or
@@ -93,7 +94,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     request_id: str
-    state: str
+    state: RequestState
     tenant: str
     band: str
     position: int | None

@@ -12,6 +12,7 @@ import msgspec
 
 from ...shared.errors import ValidationError
 from ...shared.messages import Delta, FinishReason
+from ...shared.request_state import RequestState
 from .event_records import EventFamily, WebhookEvent, WebhookTarget
 
 _target_decoder = msgspec.json.Decoder(WebhookTarget)
@@ -20,11 +21,11 @@ _delta_decoder = msgspec.msgpack.Decoder(Delta)
 _STATE, _RECORD = b"state:", b"record:"
 # State of an answer -> what its request's event is called; of several answers the first of these that one has.
 _OUTCOMES = {
-    "failed": "failed",
-    "parked": "parked",
-    "expired": "expired",
-    "cancelled": "cancelled",
-    "finished": "completed",
+    RequestState.FAILED: "failed",
+    RequestState.PARKED: "parked",
+    RequestState.EXPIRED: "expired",
+    RequestState.CANCELLED: "cancelled",
+    RequestState.FINISHED: "completed",
 }
 # OpenAI knows no parked and no expired response: the one has failed, the other kept what it had.
 _RESPONSE_OUTCOMES = {"parked": "failed", "expired": "incomplete"}
@@ -34,7 +35,7 @@ class Answer(msgspec.Struct):
     """How one answer to a request ended."""
 
     request_id: str
-    state: str
+    state: RequestState
     delta: Delta
 
 
@@ -67,7 +68,14 @@ def _answers(fields: Mapping[bytes, bytes]) -> list[Answer]:
     ids = sorted((name.removeprefix(_STATE) for name in fields if name.startswith(_STATE)), key=lambda i: (len(i), i))
     if not ids:
         raise ValidationError("it has no answer")
-    return [Answer(i.decode(), fields[_STATE + i].decode(), _delta_decoder.decode(fields[_RECORD + i])) for i in ids]
+    return [
+        Answer(
+            request_id=answer.decode(),
+            state=msgspec.convert(fields[_STATE + answer].decode(), RequestState),
+            delta=_delta_decoder.decode(fields[_RECORD + answer]),
+        )
+        for answer in ids
+    ]
 
 
 def _type_of(answers: list[Answer], family: EventFamily) -> str:

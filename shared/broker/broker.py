@@ -12,6 +12,7 @@ from ..errors import BrokerError, PenstockError
 from ..keys import ModelKeys
 from ..messages import Delta, FinishReason
 from ..records import DeathCause
+from ..request_state import RequestState
 from .admission import Entry, enqueue_args, read_answer
 from .damage import refusing_damage
 from .input import RequestInput
@@ -31,10 +32,10 @@ MAX_REAP_GAP_MS = 2000
 REFUSED, WRITTEN, REPEATED = 0, 1, 2
 
 _STATE_OF = {
-    FinishReason.ERROR: "failed",
-    FinishReason.CANCELLED: "cancelled",
-    FinishReason.EXPIRED: "expired",
-    FinishReason.POISONED: "parked",
+    FinishReason.ERROR: RequestState.FAILED,
+    FinishReason.CANCELLED: RequestState.CANCELLED,
+    FinishReason.EXPIRED: RequestState.EXPIRED,
+    FinishReason.POISONED: RequestState.PARKED,
 }
 
 
@@ -231,7 +232,7 @@ class Broker:
                 raise BrokerError(f"request {record.request_id}: the last delta must carry a finish_reason")
             usage = record.delta.usage
             num_prompt_tokens = "" if usage is None else usage.num_prompt_tokens
-            args += [*_record_args(record), _STATE_OF.get(reason, "finished"), num_prompt_tokens]
+            args += [*_record_args(record), _STATE_OF.get(reason, RequestState.FINISHED), num_prompt_tokens]
         return _refused(records, await self._run("finish", [self.keys.leases], args))
 
     async def end_segments(self, records: list[SegmentRecord]) -> list[str]:
@@ -252,10 +253,10 @@ class Broker:
             args += [*_record_args(record), end.number, delta.usage.num_prompt_tokens, _encoder.encode(ending)]
         return _refused(records, await self._run("end_segment", [self.keys.leases], args))
 
-    async def cancel(self, request_id: str) -> str | None:
+    async def cancel(self, request_id: str) -> RequestState | None:
         """End a request; returns its state, or None if it is unknown. Cancelling twice does nothing."""
         state = await self._run("cancel", [self.keys.request(request_id)], [request_id])
-        return None if state is None else state.decode()
+        return None if state is None else RequestState(state.decode())
 
     async def leave(self, request_id: str, ttl_ms: int) -> None:
         """Let an interactive request live on without its client for ``ttl_ms``, then as long as somebody listens."""
@@ -287,15 +288,15 @@ class Broker:
             records = await self._connection.execute("LRANGE", self.keys.log(request_id), start, -1)
             return [_delta_decoder.decode(record) for record in records]
 
-    async def state(self, request_id: str) -> str | None:
-        """Return "queued", "claimed", "awaiting_input", "finished", ..., or None: unknown, or expired.
+    async def state(self, request_id: str) -> RequestState | None:
+        """Return the state of a request, or None: it is unknown, or its result has expired.
 
         Raises:
             DamagedRecordError: others than the scripts have written to its record.
         """
         with refusing_damage(request_id, "record"):
             state = await self._connection.execute("HGET", self.keys.request(request_id), "state")
-            return None if state is None else state.decode()
+            return None if state is None else msgspec.convert(state.decode(), RequestState)
 
     async def park(self, claim: Claim, cause: DeathCause, code: str, message: str) -> bool:
         """Set a claimed request aside that no engine can run, with an error for its caller. False if it is stale."""

@@ -11,7 +11,9 @@ from ..errors import ValidationError
 from ..keys import ModelKeys, check_name
 from ..policy import QueuePolicy, TenantPolicy, decode_policy
 from ..queue_stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
+from ..request_state import RequestState
 from ..shown import shown
+from .damage import refusing_damage
 from .repair import repairing, run_script
 
 # Tenants or requests per script call, so that none holds up the server for long.
@@ -51,7 +53,7 @@ class _RawTenant(msgspec.Struct, array_like=True):
 class _RawStatus(msgspec.Struct, array_like=True):
     """As ``status.lua`` returns it."""
 
-    state: str
+    state: RequestState
     tenant: str
     band: str
     count: int
@@ -100,12 +102,17 @@ class Queue:
         )
 
     async def status(self, request_id: str) -> RequestStatus | None:
-        """Return where a request stands, or None if it is unknown or its result has expired."""
+        """Return where a request stands, or None if it is unknown or its result has expired.
+
+        Raises:
+            DamagedRecordError: others than the scripts have written to its record.
+        """
         own_keys = [self._keys.request(request_id)]
         reply = await run_script(self._connection, self._keys, "status", own_keys, [request_id])
         if reply is None:
             return None
-        raw = msgspec.msgpack.decode(reply, type=_RawStatus)
+        with refusing_damage(request_id, "record"):
+            raw = msgspec.msgpack.decode(reply, type=_RawStatus)
         return RequestStatus(
             request_id=request_id,
             state=raw.state,

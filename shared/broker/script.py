@@ -8,6 +8,7 @@ from importlib import resources
 import msgspec
 
 from ..policy import QueuePolicy
+from ..request_state import moves_as_lua
 
 # What changes who waits, runs or has ended needs all of these; what only writes to a request needs the first. Each call
 # makes every function of its text anew, about a tenth of a microsecond each.
@@ -55,9 +56,9 @@ class Script(msgspec.Struct, frozen=True):
 
 def _load(name: str, parts: tuple[str, ...]) -> Script:
     folder = resources.files(__name__.rpartition(".")[0]) / "scripts"
-    policy = f"local DEFAULT_POLICY = [==[{QueuePolicy().encode().decode()}]==]\n"
+    tables = moves_as_lua() + f"local DEFAULT_POLICY = [==[{QueuePolicy().encode().decode()}]==]\n"
     shared = _SHARED[:1] if name in _PLAIN else _SHARED
-    text = policy + "".join((folder / f"{part}.lua").read_text() for part in (*shared, *parts))
+    text = tables + "".join((folder / f"{part}.lua").read_text() for part in (*shared, *parts))
     return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

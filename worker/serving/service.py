@@ -18,6 +18,7 @@ from ...shared.connection import Subscriber
 from ...shared.errors import DamagedRecordError
 from ...shared.messages import CancelCommand, EngineCoreOutputs, EngineState, FinishReason, Ready
 from ...shared.records import DeathCause
+from ...shared.request_state import RequestState
 from ..config import WorkerConfig
 from ..text.tokenizer import TextCodec
 from .call_handler import ControlCalls, decode_command
@@ -34,7 +35,10 @@ from .sleep import SleepControl
 from .text_calls import TextCalls
 
 LEASE_RENEWALS_PER_TTL = 3
-_ENDED_FROM_OUTSIDE = {"cancelled": FinishReason.CANCELLED, "expired": FinishReason.EXPIRED}
+_ENDED_FROM_OUTSIDE: dict[str | None, FinishReason] = {
+    RequestState.CANCELLED: FinishReason.CANCELLED,
+    RequestState.EXPIRED: FinishReason.EXPIRED,
+}
 
 log = structlog.get_logger()
 
@@ -211,9 +215,10 @@ class WorkerService:
             state = await self._broker.state(request_id)
         except DamagedRecordError as error:
             state = error.code
-        if state in _ENDED_FROM_OUTSIDE and generation is not None:
-            self._request_log.note_dropped(generation, _ENDED_FROM_OUTSIDE[state])
-        elif state in _ENDED_FROM_OUTSIDE or not is_refused:
+        end = _ENDED_FROM_OUTSIDE.get(state)
+        if end is not None and generation is not None:
+            self._request_log.note_dropped(generation, end)
+        elif end is not None or not is_refused:
             log.debug("work on a request dropped", **ids, epoch=epoch, state=state)
         else:
             log.warning("claim went stale: refused by Redis, aborted here", **ids, epoch=epoch, state=state)

@@ -14,6 +14,7 @@ from ....shared.broker import Broker
 from ....shared.connection import CommandConnection
 from ....shared.errors import PenstockError
 from ....shared.keys import Keys
+from ....shared.request_state import RequestState
 from ....shared.shown import shown
 from ...client import Client
 from ..errors import OpenAIError, bad_field
@@ -130,7 +131,7 @@ class KeptResponses:
         record, state = await self._find(tenant, response_id)
         transcriber = prepare_response(record).transcriber()
         transcriber.create()
-        if state == "claimed":
+        if state is RequestState.CLAIMED:
             transcriber.start()
         # After the state: whatever that says, the log that is read now has at least so much.
         for delta in await self._broker(record).read_log(record.id):
@@ -140,7 +141,7 @@ class KeptResponses:
             await self._store.ended(tenant, response_id)
         return record, response
 
-    async def _find(self, tenant: str, response_id: str) -> tuple[StoredResponse, str]:
+    async def _find(self, tenant: str, response_id: str) -> tuple[StoredResponse, RequestState]:
         """Return a record and the state of its request."""
         record = await self._store.get(tenant, response_id)
         if record is not None:

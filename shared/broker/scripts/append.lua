@@ -6,13 +6,13 @@ local prefix, verdicts = ARGV[1], {}
 for i = 2, #ARGV, 5 do
   local id, index, next_index, record = ARGV[i], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   local key = prefix .. 'request:' .. id
-  local now = fields_of(key, 'epoch', 'state', 'count')
-  if now[1] ~= ARGV[i + 1] or now[2] ~= 'claimed' then
+  local epoch, state, logged = values_of(key, 'epoch', 'state', 'count')
+  if epoch ~= ARGV[i + 1] or state ~= 'claimed' then
     verdicts[#verdicts + 1] = 0
-  elseif index == now[3] then
+  elseif index == logged then
     verdicts[#verdicts + 1] = emit(prefix, key, id, record, next_index) and 1 or 0
   else
-    local count = whole(now[3])
+    local count = whole(logged)
     verdicts[#verdicts + 1] = count and tonumber(next_index) <= count and 2 or 0
   end
 end

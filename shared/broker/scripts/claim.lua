@@ -21,13 +21,13 @@ local SHARED_FOR_MS = 60000
 local OUTPUT_TOKENS = 256
 redis.call('ZADD', prefix .. 'leases', now + tonumber(ARGV[3]), engine)
 
-local totals = redis.call('HMGET', queue, 'paused', 'mean_output', 'shared_at')
-if totals[1] then return {wave, retry_ms} end
-local mean_output = math.ceil(amount(totals[2] or OUTPUT_TOKENS))
+local totals = fields(queue, 'paused', 'mean_output', 'shared_at')
+if totals.paused then return {wave, retry_ms} end
+local mean_output = math.ceil(amount(totals.mean_output or OUTPUT_TOKENS))
 
 -- While tenants share the model, or did so lately, the last sequences are kept for those that have less than an equal
 -- part of the engine: a full one would make them wait for the end of somebody else's request first.
-local is_shared = totals[3] and now - tonumber(totals[3]) < SHARED_FOR_MS
+local is_shared = totals.shared_at and now - tonumber(totals.shared_at) < SHARED_FOR_MS
 local most_for_all = limit - (is_shared and tonumber(ARGV[8]) or 0)
 
 local function retry_in(ms)
@@ -60,11 +60,11 @@ local function take(id, payload, request, wanted, charged, is_suspect)
   local epoch = redis.call('HINCRBY', key, 'epoch', 1)
   local attempts = redis.call('HINCRBY', key, 'attempts', 1)
   if charged then
-    redis.call('HSET', key, 'state', 'claimed', 'engine', engine, 'claimed_count', count, 'charged', charged,
-      'charged_at', now, 'arrived_at', request.arrived_at)
+    move(key, request.state, 'claimed', 'engine', engine, 'claimed_count', count, 'charged', charged, 'charged_at', now,
+      'arrived_at', request.arrived_at)
     redis.call('HDEL', key, 'entry')
   else
-    redis.call('HSET', key, 'state', 'claimed', 'engine', engine, 'claimed_count', count)
+    move(key, request.state, 'claimed', 'engine', engine, 'claimed_count', count)
     redis.call('HDEL', key, 'suspected_at', 'line')
   end
   redis.call('HSET', prefix .. 'claims:' .. engine, id, epoch)
@@ -76,14 +76,15 @@ local function take(id, payload, request, wanted, charged, is_suspect)
 end
 
 local function read_request(id)
-  local found = fields_of(prefix .. 'request:' .. id, 'state', 'count', 'prompt', 'max', 'deadline', 'acquittals',
+  local request = fields_of(prefix .. 'request:' .. id, 'state', 'count', 'prompt', 'max', 'deadline', 'acquittals',
     'entry', 'arrived_at', 'epoch', 'attempts', 'tenant', 'band', 'line')
-  local entry, prompt, most = found[7], whole(found[3]), whole(found[4])
-  local is_sound = prompt and most and whole(found[2]) and whole(found[9]) and (not found[10] or whole(found[10]))
-    and (not found[5] or whole(found[5])) and found[1] == 'queued' and found[11] and found[12]
-  return {state = found[1], count = found[2], prompt = prompt, most = most, deadline = found[5], acquittals = found[6],
-    entry = entry, arrived_at = entry and arrival_ms(entry) or whole(found[8]), tenant = found[11], band = found[12],
-    line = found[13], is_sound = is_sound}
+  local prompt, most = whole(request.prompt), whole(request.max)
+  request.is_sound = prompt and most and whole(request.count) and whole(request.epoch)
+    and (not request.attempts or whole(request.attempts)) and (not request.deadline or whole(request.deadline))
+    and request.state == 'queued' and request.tenant and request.band
+  request.prompt, request.most = prompt, most
+  request.arrived_at = request.entry and arrival_ms(request.entry) or whole(request.arrived_at)
+  return request
 end
 
 -- The look at the deadlines below ends so many at most; what comes to its turn after them is ended here.
@@ -140,7 +141,7 @@ if suspect and limit > 0 then
     take_from('suspects', 1)
     if num_taken > 0 then return reply() end
   end
-  local since = whole(fields_of(prefix .. 'request:' .. suspect, 'suspected_at')[1]) or now
+  local since = whole(fields_of(prefix .. 'request:' .. suspect, 'suspected_at').suspected_at) or now
   if now - since > WARD_AFTER_MS then redis.call('SET', prefix .. 'ward', engine, 'NX', 'PX', WARD_TTL_MS) end
   if redis.call('GET', prefix .. 'ward') == engine then
     redis.call('PEXPIRE', prefix .. 'ward', WARD_TTL_MS)
@@ -157,9 +158,9 @@ end
 local skipped = {num = 0}
 
 -- Set an entry aside that a stranger wrote into a lane.
-local function set_entry_aside(lane, entry, fields)
+local function set_entry_aside(lane, entry, content)
   local id = 'entry-' .. entry .. '-' .. redis.sha1hex(lane):sub(1, 8)
-  redis.call('HSET', prefix .. 'parked:' .. id, 'fields', cmsgpack.pack(fields), 'parked_at_ms', now)
+  redis.call('HSET', prefix .. 'parked:' .. id, 'fields', cmsgpack.pack(content), 'parked_at_ms', now)
   redis.call('ZADD', prefix .. 'dead', now, id)
 end
 
@@ -169,40 +170,40 @@ local function head_request(band, tenant)
   local lane = lane_key(prefix, band, tenant)
   local head = heads[lane] or first_entry(prefix, band, tenant)
   if not head then return tidy_lane(prefix, band, tenant) end
-  local entry, fields = head[1], head[2]
-  local readable = fields[1] == 'id' and fields[3] == 'request'
-  local request = readable and read_request(fields[2])
+  local entry, content = unpack(head)
+  local readable = content[1] == 'id' and content[3] == 'request'
+  local id, payload = content[2], content[4]
+  local request = readable and read_request(id)
   local is_sound = request and request.is_sound and request.entry == entry and request.tenant == tenant
     and request.band == band
   if not is_sound then
     if not readable then
-      set_entry_aside(lane, entry, fields)
-    elseif standing_of(prefix, fields[2], entry, request.state, request.entry) ~= 'stray' then
-      set_aside(prefix, fields[2], {tenant = tenant, band = band, entry = entry, payload = fields[4]})
+      set_entry_aside(lane, entry, content)
+    elseif standing_of(prefix, id, entry, request.state, request.entry) ~= 'stray' then
+      set_aside(prefix, id, {tenant = tenant, band = band, entry = entry, payload = payload})
     end
     heads[lane] = drop_entry(prefix, entry, tenant, band)
     return nil
   end
-  if end_if_due(fields[2], request) then
+  if end_if_due(id, request) then
     heads[lane] = nil
     return nil
   end
-  return fields[2], fields[4], request
+  return id, payload, request
 end
 
 -- Take the head of a lane, which has its turn, and charge its tenant what is to be expected.
 local function take_from_lane(turn, band, id, payload, request, wanted)
-  local tenant, tokens = turn[2], request.prompt + math.min(request.most, mean_output)
+  local tenant, tokens = turn.tenant, request.prompt + math.min(request.most, mean_output)
   local of, ready = tenant_policy(prefix, tenant), prefix .. 'ready:' .. band
   -- First, so that it is found among the claims of this engine should the sums below be damaged, and stop the script.
   redis.call('SET', prefix .. 'payload:' .. id, payload)
   take(id, payload, request, wanted, tokens)
   local own = tonumber(redis.call('ZSCORE', ready, tenant))
   local after = own + tokens / of.weight
-  local times = redis.call('HMGET', queue, 'clock:' .. band, 'weight:' .. band)
-  local clock = amount(times[1] or 0)
+  local clock = amount(redis.call('HGET', queue, 'clock:' .. band))
   -- Not beyond the tenant's own time: estimates that are too high, and are taken back at the end, must not add up.
-  local weights = math.max(amount(times[2] or 0), of.weight)
+  local weights = math.max(amount(redis.call('HGET', queue, 'weight:' .. band)), of.weight)
   clock = math.max(own, clock, math.min(after, clock + tokens / weights))
   redis.call('HSET', queue, 'clock:' .. band, clock)
   redis.call('ZADD', ready, after, tenant)
@@ -233,7 +234,7 @@ end
 local function advance()
   local turn = next_turn(prefix, skipped)
   if not turn then return false end
-  local band, tenant = queue_policy(prefix).bands[turn[1]], turn[2]
+  local band, tenant = queue_policy(prefix).bands[turn.level], turn.tenant
   local may_at = may_start_at(prefix, tenant)
   if may_at > 0 then
     block(prefix, tenant, may_at)

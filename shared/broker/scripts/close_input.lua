@@ -3,11 +3,11 @@
 -- {'not_resumable'}. One that has ended has no input to close, which is as well.
 local prefix, id, key = ARGV[1], ARGV[2], KEYS[1]
 local now = fields_of(key, 'state', 'chunks', 'closed', 'ending', 'count')
-if not now[1] then return nil end
-if not now[2] then return {'not_resumable'} end
-if not now[3] then redis.call('HSET', key, 'closed', 1) end
-if now[1] == 'awaiting_input' then
-  local count = whole(now[5])
-  if not (now[4] and count and end_input(prefix, key, id, now[4], count)) then set_aside(prefix, id) end
+if not now.state then return nil end
+if not now.chunks then return {'not_resumable'} end
+if not now.closed then redis.call('HSET', key, 'closed', 1) end
+if now.state == 'awaiting_input' then
+  local count = whole(now.count)
+  if not (now.ending and count and end_input(prefix, key, id, now.ending, count)) then set_aside(prefix, id) end
 end
 return {'closed'}

@@ -4,8 +4,6 @@
 -- gets the error, and what else waits goes on. To end a request its record must be whole, so mend_request makes it so,
 -- from what is known of it elsewhere. All this costs nothing while records are sound.
 
-local ENDED = {finished = true, failed = true, cancelled = true, expired = true, parked = true}
-local STATES = setmetatable({queued = true, claimed = true, awaiting_input = true}, {__index = ENDED})
 local LOST_TTL_MS = 3600000
 -- Nobody's: what is counted of requests must not be taken off a tenant that did not have this one.
 local LOST_TENANT = 'unknown'
@@ -64,8 +62,8 @@ end
 -- Tokens that a request counts for in its lane, where its own record does not say: as the others there.
 local function mean_tokens(prefix, tenant, band)
   local of = fields_of(prefix .. 'tenant:' .. tenant, 'depth:' .. band, 'tokens:' .. band)
-  local depth = whole(of[1]) or 0
-  return depth > 0 and math.floor((whole(of[2]) or 0) / depth) or 0
+  local depth = whole(of['depth:' .. band]) or 0
+  return depth > 0 and math.floor((whole(of['tokens:' .. band]) or 0) / depth) or 0
 end
 
 local OPTIONAL = {'claimed_count', 'deaths', 'acquittals', 'arrived_at', 'suspected_at', 'segments', 'input_bytes',
@@ -101,7 +99,7 @@ local function mend_request(prefix, id, own)
   for _, field in ipairs(OPTIONAL) do mend(field, not now[field] or whole(now[field])) end
   local engine, line = own.engine or holder_of(prefix, id), line_of(prefix, id)
   local where = engine and 'claimed' or (line or own.entry) and 'queued' or now.ending and 'awaiting_input'
-  mend('state', where and now.state == where or not where and STATES[now.state], where or 'queued')
+  mend('state', where and now.state == where or not where and MOVES[now.state], where or 'queued')
   if engine then mend('engine', now.engine == engine, engine) end
   mend('line', now.line == line, line)
   mend('tenant', own.tenant and now.tenant == own.tenant or not own.tenant and now.tenant and now.tenant ~= '',
@@ -143,13 +141,14 @@ end
 local function standing_of(prefix, id, entry, state, own_entry)
   if not own_entry then
     local now = fields_of(prefix .. 'request:' .. id, 'state', 'entry', 'line')
-    state, own_entry = now[1], now[2]
-    if now[3] and not own_entry then return 'stray' end
+    state, own_entry = now.state, now.entry
+    if now.line and not own_entry then return 'stray' end
   end
   if own_entry == entry then return ENDED[state] and 'stray' or 'its' end
-  if STATES[state] and state ~= 'queued' then return 'stray' end
+  if MOVES[state] and state ~= 'queued' then return 'stray' end
   if not is_entry(own_entry) then return 'lost' end
   local now = fields_of(prefix .. 'request:' .. id, 'band', 'tenant')
-  local there = now[1] and now[2] and attempt('XRANGE', lane_key(prefix, now[1], now[2]), own_entry, own_entry)
+  local there = now.band and now.tenant
+    and attempt('XRANGE', lane_key(prefix, now.band, now.tenant), own_entry, own_entry)
   return there and there[1] and 'stray' or 'lost'
 end

@@ -11,22 +11,22 @@
 
 local function bury(prefix, id, is_external, is_alone, max_deliveries, cause, engine)
   local key = prefix .. 'request:' .. id
-  local request = redis.call('HMGET', key, 'count', 'claimed_count', 'deaths', 'acquittals')
-  local count = whole(request[1])
+  local request = fields(key, 'count', 'claimed_count', 'deaths', 'acquittals')
+  local count = whole(request.count)
   if not count then
     set_aside(prefix, id, {engine = engine})
     return true
   end
-  local progress = count - (whole(request[2]) or count)
-  local deaths = whole(request[3]) or 0
+  local progress = count - (whole(request.claimed_count) or count)
+  local deaths = whole(request.deaths) or 0
   if is_external and progress > 0 then
     redis.call('HSET', key, 'deaths', 0)
     put_back(prefix, key, id, 'returned')
     return false
   end
-  if progress >= probation_tokens(request[4]) then
+  if progress >= probation_tokens(request.acquittals) then
     -- Acquitted of the former deaths. Should it die again and again, its probation grows.
-    if deaths > 0 then redis.call('HSET', key, 'acquittals', (whole(request[4]) or 0) + 1) end
+    if deaths > 0 then redis.call('HSET', key, 'acquittals', (whole(request.acquittals) or 0) + 1) end
     deaths = 0
   end
   deaths = deaths + 1
@@ -53,10 +53,10 @@ local function reclaim_engine(prefix, engine, is_external, max_deliveries, cause
   for i = 1, #claims, 2 do
     local id = claims[i]
     local now = fields_of(prefix .. 'request:' .. id, 'epoch', 'state')
-    if not (whole(now[1]) and STATES[now[2]]) then
+    if not (whole(now.epoch) and MOVES[now.state]) then
       set_aside(prefix, id, {engine = engine})
       num_parked = num_parked + 1
-    elseif now[1] == claims[i + 1] and now[2] == 'claimed' then
+    elseif now.epoch == claims[i + 1] and now.state == 'claimed' then
       if bury(prefix, id, is_external, #claims == 2, max_deliveries, cause, engine) then
         num_parked = num_parked + 1
       else

@@ -5,22 +5,22 @@
 local prefix, verdicts = ARGV[1], {}
 
 local function end_segment(key, id, number, num_prompt_tokens, ending, count)
-  local now = redis.call('HMGET', key, 'chunks', 'closed', 'engine', 'tenant', 'band', 'charged', 'charged_at')
-  if not (whole(now[1]) and now[3] and now[4] and now[5]) then return set_aside(prefix, id) end
+  local now = fields(key, 'chunks', 'closed', 'engine', 'tenant', 'band', 'charged', 'charged_at')
+  if not (whole(now.chunks) and now.engine and now.tenant and now.band) then return set_aside(prefix, id) end
   local computed = num_prompt_tokens + count
-  local charged = whole(now[6])
-  if charged then charge_computed(prefix, now[4], now[5], computed, charged, whole(now[7]) or now_ms()) end
+  local charged = whole(now.charged)
+  if charged then charge_computed(prefix, now.tenant, now.band, computed, charged, whole(now.charged_at) or now_ms()) end
   redis.call('HSET', key, 'segments', number + 1, 'charged', computed, 'charged_at', now_ms())
   redis.call('HDEL', key, 'deaths') -- deaths count in a row, and this engine lives
-  if number + 1 < tonumber(now[1]) then
+  if number + 1 < tonumber(now.chunks) then
     redis.call('HSET', key, 'arrived_at', now_ms())
     return put_back(prefix, key, id, 'returned')
   end
   redis.call('HSET', key, 'prompt', num_prompt_tokens)
-  if now[2] then return end_input(prefix, key, id, ending, count) end
-  redis.call('HDEL', prefix .. 'claims:' .. now[3], id)
+  if now.closed then return end_input(prefix, key, id, ending, count) end
+  redis.call('HDEL', prefix .. 'claims:' .. now.engine, id)
   redis.call('HDEL', key, 'engine')
-  redis.call('HSET', key, 'state', 'awaiting_input', 'ending', ending)
+  move(key, 'claimed', 'awaiting_input', 'ending', ending)
   redis.call('HINCRBY', prefix .. 'queue', 'num_awaiting', 1)
   -- It keeps its place among what its tenant may have under way, but nothing is computed for it.
   stop_working(prefix)
@@ -30,10 +30,10 @@ for i = 2, #ARGV, 8 do
   local id, epoch, index, number = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), tonumber(ARGV[i + 5])
   local key, count = prefix .. 'request:' .. id, index + tonumber(ARGV[i + 3])
   local now = fields_of(key, 'epoch', 'state', 'count', 'segments')
-  local num_segments = whole(now[4]) or 0
-  if now[1] ~= epoch then
+  local num_segments = whole(now.segments) or 0
+  if now.epoch ~= epoch then
     verdicts[#verdicts + 1] = 0
-  elseif now[2] == 'claimed' and index == whole(now[3]) and number == num_segments
+  elseif now.state == 'claimed' and index == whole(now.count) and number == num_segments
     and emit(prefix, key, id, ARGV[i + 4], count) then
     end_segment(key, id, number, ARGV[i + 6], ARGV[i + 7], count)
     verdicts[#verdicts + 1] = 1

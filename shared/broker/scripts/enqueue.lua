@@ -15,10 +15,10 @@ local ROOM_SHARE = 0.05
 
 -- ms until so many requests or tokens will have been served, by the measured rate.
 local function time_to_serve(num_wanted, unit)
-  local rate = redis.call('HMGET', queue, 'rate_ms', 'rate_' .. unit)
-  local served = amount(rate[2] or 0)
+  local rate = fields(queue, 'rate_ms', 'rate_' .. unit)
+  local served = amount(rate['rate_' .. unit])
   if served <= 0 then return UNKNOWN_RATE_MS end
-  return math.floor(math.min(MAX_RETRY_MS, math.max(MIN_RETRY_MS, num_wanted * amount(rate[1]) / served)))
+  return math.floor(math.min(MAX_RETRY_MS, math.max(MIN_RETRY_MS, num_wanted * amount(rate.rate_ms) / served)))
 end
 
 -- What waits of a tenant, or of all, with what this call has put in line.
@@ -77,15 +77,12 @@ local function append_all(list, ...)
 end
 
 local function accept(request, payload)
-  local id, ttl_ms, client, client_ttl_ms, fail_fast, call, tenant, band = unpack(request, 1, 8)
-  local prompt, most = request[9], request[10]
+  local id, ttl_ms, client, client_ttl_ms, fail_fast, call, tenant, band, prompt, most, deadline_ms, timeout_ms,
+    is_resumable, webhook, webhook_of, webhook_n = unpack(request, 1, 16)
   local key = prefix .. 'request:' .. id
-  local known = attempt('HMGET', key, 'state', 'call')
-  if not known then
-    redis.call('DEL', key)
-    known = {}
-  end
-  if known[1] then return call ~= '' and known[2] == call and 'new' or known[1] end
+  local known_state, known_call = values_of(key, 'state', 'call')
+  if known_state then return call ~= '' and known_call == call and 'new' or known_state end
+  if known_state == nil then redis.call('DEL', key) end -- it is no hash
   if band == '' then band = queue_policy(prefix).default_band end
   if not has_band(prefix, band) then return {'unknown_band', table.concat(queue_policy(prefix).bands, ', ')} end
   if fail_fast and not is_served(prefix) then return 'unserved' end
@@ -93,30 +90,30 @@ local function accept(request, payload)
   local refusal = refusal_if_full('model', queue, queue_policy(prefix), tokens)
     or refusal_if_full('tenant', prefix .. 'tenant:' .. tenant, of, tokens) or refusal_if_over_quota(tenant, of)
   if refusal then return refusal end
-  local due = due_at(request[11], request[12])
-  local fields = {'epoch', '0', 'ttl', ttl_ms, 'call', call, 'prompt', prompt, 'max', most}
+  local due = due_at(deadline_ms, timeout_ms)
+  local record = {'epoch', '0', 'ttl', ttl_ms, 'call', call, 'prompt', prompt, 'max', most}
   if due then
-    append_all(fields, 'deadline', due)
+    append_all(record, 'deadline', due)
     redis.call('ZADD', prefix .. 'deadlines', due, id)
   end
   if client ~= '' then
-    append_all(fields, 'client', client)
+    append_all(record, 'client', client)
     redis.call('SADD', prefix .. 'client:' .. client, id)
     redis.call('ZADD', prefix .. 'clients', now_ms() + client_ttl_ms, client)
   end
   if fail_fast then
-    append_all(fields, 'fail_fast', 1)
+    append_all(record, 'fail_fast', 1)
     redis.call('SADD', prefix .. 'fail_fast', id)
   end
-  if request[13] then
-    append_all(fields, 'chunks', 1)
+  if is_resumable then
+    append_all(record, 'chunks', 1)
     redis.call('DEL', prefix .. 'input:' .. id)
   end
-  if request[14] then append_all(fields, 'webhook', request[14]) end
-  if request[15] then append_all(fields, 'webhook_of', request[15], 'webhook_n', request[16]) end
+  if webhook then append_all(record, 'webhook', webhook) end
+  if webhook_of then append_all(record, 'webhook_of', webhook_of, 'webhook_n', webhook_n) end
   -- The first answer comes first: what is there is of an earlier request of this id, not all of which was accepted.
-  if request[15] == id then redis.call('DEL', prefix .. 'ends:' .. id) end
-  enter_lane(prefix, id, payload, tenant, band, tokens, due, fields)
+  if webhook_of == id then redis.call('DEL', prefix .. 'ends:' .. id) end
+  enter_lane(prefix, id, payload, tenant, band, tokens, due, record)
   note_backlog(queue, tokens)
   note_backlog(prefix .. 'tenant:' .. tenant, tokens)
   return 'new'

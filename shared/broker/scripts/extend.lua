@@ -7,9 +7,9 @@
 local prefix, id, number, chunk = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local key, input, queue = KEYS[1], prefix .. 'input:' .. id, prefix .. 'queue'
 local now = fields_of(key, 'state', 'chunks', 'closed', 'input_bytes', 'entry', 'tenant', 'band', 'prompt', 'max')
-local state, num_chunks, num_bytes = now[1], whole(now[2] or '0'), (whole(now[4]) or 0) + #chunk
+local state, num_chunks, num_bytes = now.state, whole(now.chunks or '0'), (whole(now.input_bytes) or 0) + #chunk
 if not state then return nil end
-local is_sound = STATES[state] and num_chunks and whole(now[8]) and whole(now[9]) and now[6] and now[7]
+local is_sound = MOVES[state] and num_chunks and whole(now.prompt) and whole(now.max) and now.tenant and now.band
 if not is_sound or not attempt('LLEN', input) then
   if not ENDED[state] then set_aside(prefix, id) end
   return {'ended', ENDED[state] and state or 'parked'}
@@ -19,8 +19,8 @@ if number < num_chunks then
   local is_same = number > 0 and redis.call('LINDEX', input, number - 1) == chunk
   return {is_same and 'known' or 'other_chunk'}
 end
-if state ~= 'queued' and state ~= 'claimed' and state ~= 'awaiting_input' then return {'ended', state} end
-if now[3] then return {'closed'} end
+if not is_live(state) then return {'ended', state} end
+if now.closed then return {'closed'} end
 if number > num_chunks then return {'gap', num_chunks} end
 if number > tonumber(ARGV[7]) then return {'full', 'chunks', tonumber(ARGV[7])} end
 if num_bytes > tonumber(ARGV[8]) then return {'full', 'bytes', tonumber(ARGV[8])} end
@@ -29,10 +29,10 @@ redis.call('RPUSH', input, chunk)
 redis.call('HSET', key, 'chunks', num_chunks + 1, 'input_bytes', num_bytes)
 redis.call('HINCRBY', key, 'prompt', ARGV[5])
 redis.call('HINCRBY', key, 'max', ARGV[6])
-if now[5] then
+if now.entry then
   -- What waits in a lane is counted there, and taken off again by what the hash says.
-  for _, of in ipairs({prefix .. 'tenant:' .. now[6], queue}) do
-    redis.call('HINCRBY', of, 'tokens:' .. now[7], ARGV[5] + ARGV[6])
+  for _, of in ipairs({prefix .. 'tenant:' .. now.tenant, queue}) do
+    redis.call('HINCRBY', of, 'tokens:' .. now.band, ARGV[5] + ARGV[6])
   end
 end
 if state == 'awaiting_input' then resume(prefix, key, id) end

@@ -7,14 +7,14 @@ for i = 2, #ARGV, 7 do
   local id, epoch, index, num_tokens, record = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3]), ARGV[i + 4]
   local key = prefix .. 'request:' .. id
   local now = fields_of(key, 'epoch', 'state', 'count')
-  if now[1] ~= epoch then
+  if now.epoch ~= epoch then
     verdicts[#verdicts + 1] = 0
-  elseif now[2] == 'claimed' and index == whole(now[3]) and emit(prefix, key, id, record, index + num_tokens) then
+  elseif now.state == 'claimed' and index == whole(now.count) and emit(prefix, key, id, record, index + num_tokens) then
     if ARGV[i + 6] ~= '' then redis.call('HSET', key, 'prompt', ARGV[i + 6]) end
     close_request(prefix, key, id, ARGV[i + 5])
     verdicts[#verdicts + 1] = 1
   else
-    verdicts[#verdicts + 1] = now[2] == ARGV[i + 5] and 2 or 0
+    verdicts[#verdicts + 1] = now.state == ARGV[i + 5] and 2 or 0
   end
 end
 return verdicts

@@ -15,7 +15,7 @@ end
 -- Put a request that awaits its next chunk in line: there is one now.
 local function resume(prefix, key, id)
   leave_awaiting(prefix, key)
-  redis.call('HSET', key, 'state', 'queued', 'line', 'returned', 'arrived_at', now_ms())
+  move(key, 'awaiting_input', 'queued', 'line', 'returned', 'arrived_at', now_ms())
   redis.call('RPUSH', prefix .. 'returned', id)
   redis.call('PUBLISH', prefix .. 'wake', id)
 end

@@ -64,15 +64,15 @@ local function unblock(prefix, tenant)
   redis.call('PUBLISH', prefix .. 'wake', tenant)
 end
 
--- Put a request at the end of its lane, and write its hash, to which fields belong. note_entered comes last.
+-- Put a request at the end of its lane, and write its hash, of which record is a part. note_entered comes last.
 local entered = {}
-local function enter_lane(prefix, id, payload, tenant, band, tokens, deadline, fields)
+local function enter_lane(prefix, id, payload, tenant, band, tokens, deadline, record)
   local lane = lane_key(prefix, band, tenant)
   local of = entered[lane]
   if not of then
-    local before = redis.call('HMGET', prefix .. 'tenant:' .. tenant, 'depth:' .. band, 'entered:' .. band)
-    of = {tenant = tenant, band = band, was_empty = tonumber(before[1] or 0) == 0, number = tonumber(before[2] or 0),
-      depth = 0, tokens = 0}
+    local before = fields(prefix .. 'tenant:' .. tenant, 'depth:' .. band, 'entered:' .. band)
+    of = {tenant = tenant, band = band, was_empty = tonumber(before['depth:' .. band] or 0) == 0,
+      number = tonumber(before['entered:' .. band] or 0), depth = 0, tokens = 0}
     entered[lane] = of
   end
   local entry = redis.call('XADD', lane, '*', 'id', id, 'request', payload)
@@ -80,7 +80,7 @@ local function enter_lane(prefix, id, payload, tenant, band, tokens, deadline, f
   of.first = of.first or entry
   of.depth, of.tokens, of.number = of.depth + 1, of.tokens + tokens, of.number + 1
   redis.call('HSET', prefix .. 'request:' .. id, 'state', 'queued', 'count', '0', 'entry', entry, 'number', of.number,
-    'tenant', tenant, 'band', band, unpack(fields))
+    'tenant', tenant, 'band', band, unpack(record))
 end
 
 -- Count what has entered lanes; once for each lane, however many requests.
@@ -106,12 +106,11 @@ end
 -- Set what is counted of a lane; the sums of all follow.
 local function recount(prefix, band, tenant, depth, tokens)
   local owner, queue = prefix .. 'tenant:' .. tenant, prefix .. 'queue'
-  local before = redis.call('HMGET', owner, 'depth:' .. band, 'tokens:' .. band)
-  for i, of in ipairs({{'depth:' .. band, depth}, {'tokens:' .. band, tokens}}) do
-    local change = of[2] - (tonumber(before[i] or 0) or 0)
+  for field, now in pairs({['depth:' .. band] = depth, ['tokens:' .. band] = tokens}) do
+    local change = now - (tonumber(redis.call('HGET', owner, field) or 0) or 0)
     if change ~= 0 then
-      redis.call('HSET', owner, of[1], of[2])
-      redis.call('HINCRBY', queue, of[1], change)
+      redis.call('HSET', owner, field, now)
+      redis.call('HINCRBY', queue, field, change)
     end
   end
 end
@@ -153,10 +152,11 @@ local function drop_entry(prefix, entry, tenant, band)
   is_counted_out[lane] = nil
   local head = tidy_lane(prefix, band, tenant)
   if head then
-    local of = redis.call('HMGET', prefix .. 'tenant:' .. tenant, 'depth:' .. band, 'tokens:' .. band)
-    local before, depth = tonumber(of[1] or 0) or 0, redis.call('XLEN', lane)
+    local before, tokens = waiting_in(prefix .. 'tenant:' .. tenant, band)
+    local depth = redis.call('XLEN', lane)
+    before, tokens = tonumber(before or 0) or 0, tonumber(tokens or 0) or 0
     if before > depth then
-      recount(prefix, band, tenant, depth, math.floor((tonumber(of[2] or 0) or 0) * depth / before))
+      recount(prefix, band, tenant, depth, math.floor(tokens * depth / before))
     end
   else
     forget_idle(prefix, tenant)

@@ -3,10 +3,9 @@
 -- somebody listens to it by then, and then looks again. Does nothing for one that has ended or is detached.
 local prefix, id = ARGV[1], ARGV[2]
 local now = fields_of(KEYS[1], 'state', 'client')
-local is_live = now[1] == 'queued' or now[1] == 'claimed' or now[1] == 'awaiting_input'
-if not is_live or not now[2] then return 0 end
+if not is_live(now.state) or not now.client then return 0 end
 local heir = 'left:' .. id
-redis.call('SREM', prefix .. 'client:' .. now[2], id)
+redis.call('SREM', prefix .. 'client:' .. now.client, id)
 redis.call('SADD', prefix .. 'client:' .. heir, id)
 redis.call('HSET', KEYS[1], 'client', heir)
 redis.call('ZADD', prefix .. 'clients', now_ms() + tonumber(ARGV[3]), heir)

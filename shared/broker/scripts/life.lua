@@ -6,12 +6,12 @@ local RATE_WINDOW_MS = 30000
 -- in which any request was under way, fading by e every half minute; and the mean output of a request.
 local function note_served(prefix, tokens, output_tokens)
   local key, now = prefix .. 'queue', now_ms()
-  local rate = redis.call('HMGET', key, 'rate_at', 'rate_ms', 'rate_requests', 'rate_tokens', 'mean_output')
-  local elapsed = math.max(0, now - amount(rate[1] or now))
+  local rate = fields(key, 'rate_at', 'rate_ms', 'rate_requests', 'rate_tokens', 'mean_output')
+  local elapsed = math.max(0, now - amount(rate.rate_at or now))
   local fade = math.exp(-elapsed / RATE_WINDOW_MS)
-  redis.call('HSET', key, 'rate_at', now, 'rate_ms', amount(rate[2] or 0) * fade + elapsed,
-    'rate_requests', amount(rate[3] or 0) * fade + 1, 'rate_tokens', amount(rate[4] or 0) * fade + tokens,
-    'mean_output', rate[5] and rate[5] * 0.98 + output_tokens * 0.02 or output_tokens)
+  redis.call('HSET', key, 'rate_at', now, 'rate_ms', amount(rate.rate_ms) * fade + elapsed,
+    'rate_requests', amount(rate.rate_requests) * fade + 1, 'rate_tokens', amount(rate.rate_tokens) * fade + tokens,
+    'mean_output', rate.mean_output and rate.mean_output * 0.98 + output_tokens * 0.02 or output_tokens)
 end
 
 -- Charge a tenant what was computed of a request instead of what was charged so far; returns the difference.
@@ -41,8 +41,8 @@ local function recount_started(prefix)
   local function count(ids)
     for _, id in ipairs(ids) do
       local now = fields_of(prefix .. 'request:' .. id, 'state', 'tenant')
-      local tenant = now[2] or LOST_TENANT
-      if not ENDED[now[1]] then counts[tenant], num_started = (counts[tenant] or 0) + 1, num_started + 1 end
+      local tenant = now.tenant or LOST_TENANT
+      if not ENDED[now.state] then counts[tenant], num_started = (counts[tenant] or 0) + 1, num_started + 1 end
     end
   end
   for _, engine in ipairs(engines_of(prefix)) do count(attempt('HKEYS', prefix .. 'claims:' .. engine) or {}) end
@@ -76,8 +76,8 @@ local function leave_awaiting(prefix, key)
   redis.call('HDEL', key, 'ending')
   redis.call('HINCRBY', queue, 'num_awaiting', -1)
   if redis.call('HINCRBY', queue, 'num_started', 1) > 1 then return end
-  local at = redis.call('HMGET', queue, 'rate_at', 'idle_at')
-  redis.call('HSET', queue, 'rate_at', math.min(now, tonumber(at[1]) + now - tonumber(at[2])))
+  local last = fields(queue, 'rate_at', 'idle_at')
+  redis.call('HSET', queue, 'rate_at', math.min(now, tonumber(last.rate_at) + now - tonumber(last.idle_at)))
 end
 
 -- Put the end of a request into the outbox, where a jobs process finds it: so it is known as surely as the end itself.
@@ -109,11 +109,12 @@ end
 -- Give a request its last state: it leaves its line, its tenant is charged, hash and log begin to expire.
 local function close_request(prefix, key, id, state)
   local function read()
-    local now = redis.call('HMGET', key, 'ttl', 'engine', 'client', 'fail_fast', 'entry', 'line', 'deadline', 'charged',
+    local now = fields(key, 'state', 'ttl', 'engine', 'client', 'fail_fast', 'entry', 'line', 'deadline', 'charged',
       'tenant', 'band', 'prompt', 'max', 'count', 'charged_at', 'chunks', 'ending', 'webhook', 'webhook_of', 'webhook_n')
-    local is_placed = now[5] and is_entry(now[5]) or not now[5] and whole(now[8]) and whole(now[14])
-    local is_sound = is_placed and (not now[6] or LINES[now[6]]) and whole(now[1]) and whole(now[11]) and whole(now[12]) and whole(now[13])
-      and now[9] and now[10] and (not now[18] or whole(now[19]))
+    local is_placed = now.entry and is_entry(now.entry) or not now.entry and whole(now.charged) and whole(now.charged_at)
+    local is_sound = is_placed and is_live(now.state) and (not now.line or LINES[now.line]) and whole(now.ttl)
+      and whole(now.prompt) and whole(now.max) and whole(now.count) and now.tenant and now.band
+      and (not now.webhook_of or whole(now.webhook_n))
     return now, is_sound
   end
   local now, is_sound = read()
@@ -121,28 +122,28 @@ local function close_request(prefix, key, id, state)
     mend_request(prefix, id)
     now = read()
   end
-  redis.call('HSET', key, 'state', state)
+  move(key, now.state, state)
   redis.call('HDEL', key, 'entry', 'line')
-  if now[17] then note_end(prefix, id, state, now[17], now[18], now[19]) end
-  redis.call('PEXPIRE', key, now[1])
-  redis.call('PEXPIRE', prefix .. 'log:' .. id, now[1])
-  if now[15] then redis.call('PEXPIRE', prefix .. 'input:' .. id, now[1]) end
-  if now[16] then leave_awaiting(prefix, key) end
-  if now[2] then leave_claims(prefix, now[2], id) end
-  if now[3] then redis.call('SREM', prefix .. 'client:' .. now[3], id) end
-  if now[4] then redis.call('SREM', prefix .. 'fail_fast', id) end
-  if now[7] then redis.call('ZREM', prefix .. 'deadlines', id) end
-  local tenant, band, prompt, most = now[9], now[10], tonumber(now[11]), tonumber(now[12])
-  if now[5] then
-    leave_lane(prefix, now[5], tenant, band, prompt + most, now[7])
+  if now.webhook then note_end(prefix, id, state, now.webhook, now.webhook_of, now.webhook_n) end
+  redis.call('PEXPIRE', key, now.ttl)
+  redis.call('PEXPIRE', prefix .. 'log:' .. id, now.ttl)
+  if now.chunks then redis.call('PEXPIRE', prefix .. 'input:' .. id, now.ttl) end
+  if now.ending then leave_awaiting(prefix, key) end
+  if now.engine then leave_claims(prefix, now.engine, id) end
+  if now.client then redis.call('SREM', prefix .. 'client:' .. now.client, id) end
+  if now.fail_fast then redis.call('SREM', prefix .. 'fail_fast', id) end
+  if now.deadline then redis.call('ZREM', prefix .. 'deadlines', id) end
+  local tenant, band, prompt, most = now.tenant, now.band, tonumber(now.prompt), tonumber(now.max)
+  if now.entry then
+    leave_lane(prefix, now.entry, tenant, band, prompt + most, now.deadline)
     tidy_lane(prefix, band, tenant)
     return forget_idle(prefix, tenant)
   end
-  if now[6] then redis.call('LREM', prefix .. now[6], 1, id) end
-  local has_started = redis.call('DEL', prefix .. 'payload:' .. id) == 1 or now[2] or now[6] or now[16]
+  if now.line then redis.call('LREM', prefix .. now.line, 1, id) end
+  local has_started = redis.call('DEL', prefix .. 'payload:' .. id) == 1 or now.engine or now.line or now.ending
   -- Else a damaged record has lost its place in a lane.
   if has_started then
-    settle(prefix, tenant, band, prompt, most, tonumber(now[13]), tonumber(now[8]), tonumber(now[14]))
+    settle(prefix, tenant, band, prompt, most, tonumber(now.count), tonumber(now.charged), tonumber(now.charged_at))
   end
   forget_idle(prefix, tenant)
 end
@@ -153,9 +154,9 @@ end
 local function end_request(prefix, id, state, reason, code, message)
   local key = prefix .. 'request:' .. id
   local now = fields_of(key, 'state', 'count', 'epoch')
-  if ENDED[now[1]] or not now[1] and not is_somewhere(prefix, id) then return end
-  local count = whole(now[2])
-  if not (STATES[now[1]] and count and whole(now[3])) then
+  if ENDED[now.state] or not now.state and not is_somewhere(prefix, id) then return end
+  local count = whole(now.count)
+  if not (MOVES[now.state] and count and whole(now.epoch)) then
     mend_request(prefix, id)
     count = tonumber(redis.call('HGET', key, 'count'))
   end
@@ -180,7 +181,7 @@ end
 
 -- End a request that has not ended, from outside, and tell its engine.
 local function stop_request(prefix, id, state)
-  local engine = fields_of(prefix .. 'request:' .. id, 'engine')[1]
+  local engine = fields_of(prefix .. 'request:' .. id, 'engine').engine
   end_request(prefix, id, state, state)
   tell_engine(prefix, engine, id)
 end
@@ -189,7 +190,7 @@ end
 local function put_back(prefix, key, id, line)
   redis.call('RPUSH', prefix .. line, id) -- first: if that cannot be, it stays where it is
   leave_claims(prefix, redis.call('HGET', key, 'engine'), id)
-  redis.call('HSET', key, 'state', 'queued', 'line', line)
+  move(key, 'claimed', 'queued', 'line', line)
   redis.call('HDEL', key, 'engine')
   redis.call('PUBLISH', prefix .. 'wake', id)
 end
@@ -198,18 +199,18 @@ end
 -- claimed once, and is found where it is then.
 local function park(prefix, id, cause, reason, code, message, payload)
   local key, parked, parked_at = prefix .. 'request:' .. id, prefix .. 'parked:' .. id, now_ms()
-  local request = redis.call('HMGET', key, 'attempts', 'deaths', 'count', 'ttl', 'epoch', 'engine', 'tenant', 'band',
-    'prompt', 'max', 'chunks', 'webhook')
-  if request[11] then
+  local request = fields(key, 'attempts', 'deaths', 'count', 'ttl', 'epoch', 'engine', 'tenant', 'band', 'prompt', 'max',
+    'chunks', 'webhook')
+  if request.chunks then
     local input = redis.call('LRANGE', prefix .. 'input:' .. id, 0, -1)
     redis.call('HSET', parked, 'input', cmsgpack.pack(input))
   end
-  if request[12] then redis.call('HSET', parked, 'webhook', request[12]) end
+  if request.webhook then redis.call('HSET', parked, 'webhook', request.webhook) end
   payload = payload or redis.call('GET', prefix .. 'payload:' .. id) or ''
   redis.call('HSET', parked, 'payload', payload, 'cause', cause,
-    'deliveries', request[1] or 0, 'deaths', request[2] or 0, 'num_output_tokens', request[3], 'result_ttl_ms', request[4],
-    'epoch', request[5] + 1, 'engine', request[6] or '', 'tenant', request[7], 'band', request[8], 'prompt', request[9],
-    'max', request[10], 'parked_at_ms', parked_at)
+    'deliveries', request.attempts or 0, 'deaths', request.deaths or 0, 'num_output_tokens', request.count,
+    'result_ttl_ms', request.ttl, 'epoch', request.epoch + 1, 'engine', request.engine or '', 'tenant', request.tenant,
+    'band', request.band, 'prompt', request.prompt, 'max', request.max, 'parked_at_ms', parked_at)
   redis.call('ZADD', prefix .. 'dead', parked_at, id)
   end_request(prefix, id, 'parked', reason, code, message)
 end
@@ -221,7 +222,7 @@ local function set_aside(prefix, id, own)
   if damage == '' then damage = own.damage or 'what belongs to it does not fit together' end
   local message = 'the record of this request in Redis was damaged from outside (' .. damage
     .. '), so it cannot go on; it is parked: see penstock dead show ' .. id
-  local engine = fields_of(prefix .. 'request:' .. id, 'engine')[1] or ''
+  local engine = fields_of(prefix .. 'request:' .. id, 'engine').engine or ''
   park(prefix, id, cmsgpack.pack({1, engine, message}), 'error', 'damaged_record', message, own.payload)
   tell_engine(prefix, engine ~= '' and engine, id)
 end
@@ -247,8 +248,8 @@ local function expire_due(prefix, most, grace_ms)
   local due = redis.call('ZRANGEBYSCORE', prefix .. 'deadlines', '-inf', now, 'WITHSCORES', 'LIMIT', 0, most)
   for i = 1, #due, 2 do
     local id = due[i]
-    local state = fields_of(prefix .. 'request:' .. id, 'state')[1]
-    if state == 'queued' or state == 'awaiting_input' or (state == 'claimed' and now - tonumber(due[i + 1]) >= grace_ms) then
+    local state = fields_of(prefix .. 'request:' .. id, 'state').state
+    if is_live(state) and (state ~= 'claimed' or now - tonumber(due[i + 1]) >= grace_ms) then
       stop_request(prefix, id, 'expired')
       num_expired = num_expired + 1
     elseif ENDED[state] or not state and not is_somewhere(prefix, id) then

@@ -2,6 +2,6 @@
 -- Its caller gets the error. Returns 1, or 0 if the claim is stale.
 local prefix, id = ARGV[1], ARGV[2]
 local now = fields_of(prefix .. 'request:' .. id, 'epoch', 'state')
-if now[1] ~= ARGV[3] or now[2] ~= 'claimed' then return 0 end
+if now.epoch ~= ARGV[3] or now.state ~= 'claimed' then return 0 end
 park(prefix, id, ARGV[4], 'error', ARGV[5], ARGV[6])
 return 1

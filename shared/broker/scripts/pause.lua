@@ -10,7 +10,7 @@ for _, engine in ipairs(redis.call('ZRANGE', prefix .. 'leases', 0, -1)) do
   for _, id in ipairs(ARGV[2] ~= '0' and ids or {}) do
     if ARGV[2] == '2' then
       end_request(prefix, id, 'cancelled', 'abort')
-    elseif fields_of(prefix .. 'request:' .. id, 'state')[1] == 'claimed' then
+    elseif fields_of(prefix .. 'request:' .. id, 'state').state == 'claimed' then
       put_back(prefix, prefix .. 'request:' .. id, id, 'returned')
     else
       set_aside(prefix, id, {engine = engine})

@@ -6,17 +6,17 @@ for _, band in ipairs(queue_policy(prefix).bands) do
     while num_cancelled < most do
       local head = redis.call('XRANGE', lane_key(prefix, band, tenant), '-', '+', 'COUNT', 1)[1]
       if not head then break end
-      local fields = head[2]
-      local id = fields[1] == 'id' and fields[2]
-      local standing = id and standing_of(prefix, id, head[1])
-      if standing == 'lost' then mend_request(prefix, id, {tenant = tenant, band = band, entry = head[1]}) end
+      local entry, content = unpack(head)
+      local id = content[1] == 'id' and content[2]
+      local standing = id and standing_of(prefix, id, entry)
+      if standing == 'lost' then mend_request(prefix, id, {tenant = tenant, band = band, entry = entry}) end
       if standing and standing ~= 'stray' then
         stop_request(prefix, id, 'cancelled')
         num_cancelled = num_cancelled + 1
       end
       -- Still there if it was a stranger's, or its record names another lane.
-      if redis.call('XRANGE', lane_key(prefix, band, tenant), head[1], head[1])[1] then
-        drop_entry(prefix, head[1], tenant, band)
+      if redis.call('XRANGE', lane_key(prefix, band, tenant), entry, entry)[1] then
+        drop_entry(prefix, entry, tenant, band)
       end
     end
   end

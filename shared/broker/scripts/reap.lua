@@ -8,13 +8,13 @@
 local prefix, lease_ttl_ms = ARGV[1], tonumber(ARGV[3])
 local reaper, now, found = prefix .. 'reaper', now_ms(), {}
 expire_due(prefix, 1000, 1000)
-local last = redis.call('HMGET', reaper, 'looked_at', 'not_before')
+local last = fields(reaper, 'looked_at', 'not_before')
 redis.call('HSET', reaper, 'looked_at', now)
-if not (whole(last[1]) and whole(last[2])) or now - tonumber(last[1]) > tonumber(ARGV[4]) then
+if not (whole(last.looked_at) and whole(last.not_before)) or now - tonumber(last.looked_at) > tonumber(ARGV[4]) then
   redis.call('HSET', reaper, 'not_before', now + lease_ttl_ms)
   return found
 end
-if now < tonumber(last[2]) then return found end
+if now < tonumber(last.not_before) then return found end
 
 for _, engine in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'leases', '-inf', now)) do
   local counts = reclaim_engine(prefix, engine, true, tonumber(ARGV[2]), ARGV[5])

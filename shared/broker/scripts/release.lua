@@ -6,11 +6,11 @@ for i = 2, #ARGV, 2 do
   local id = ARGV[i]
   local key = prefix .. 'request:' .. id
   local now = fields_of(key, 'epoch', 'state')
-  if now[1] == ARGV[i + 1] and now[2] == 'claimed' then
+  if now.epoch == ARGV[i + 1] and now.state == 'claimed' then
     put_back(prefix, key, id, 'returned')
     verdicts[#verdicts + 1] = 1
   else
-    local engine = not (whole(now[1]) and STATES[now[2]]) and holder_of(prefix, id)
+    local engine = not (whole(now.epoch) and MOVES[now.state]) and holder_of(prefix, id)
     if engine then set_aside(prefix, id, {engine = engine}) end
     verdicts[#verdicts + 1] = 0
   end

@@ -4,7 +4,7 @@
 local prefix, engine, stale = ARGV[1], ARGV[2], {}
 redis.call('ZADD', prefix .. 'leases', now_ms() + tonumber(ARGV[3]), engine)
 for i = 4, #ARGV, 2 do
-  local now = fields_of(prefix .. 'request:' .. ARGV[i], 'epoch', 'state')
-  if now[1] ~= ARGV[i + 1] or now[2] ~= 'claimed' then stale[#stale + 1] = ARGV[i] end
+  local epoch, state = values_of(prefix .. 'request:' .. ARGV[i], 'epoch', 'state')
+  if epoch ~= ARGV[i + 1] or state ~= 'claimed' then stale[#stale + 1] = ARGV[i] end
 end
 return stale

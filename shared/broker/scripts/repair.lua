@@ -96,7 +96,7 @@ local function repair_engines()
     local claims = redis.call('HGETALL', prefix .. name)
     for i = 1, #claims, 2 do
       if not whole(claims[i + 1]) then
-        local epoch = whole(fields_of(prefix .. 'request:' .. claims[i], 'epoch')[1]) or 0
+        local epoch = whole(fields_of(prefix .. 'request:' .. claims[i], 'epoch').epoch) or 0
         redis.call('HSET', prefix .. name, claims[i], epoch)
         found[#found + 1] = name .. ': ' .. claims[i]
       end
@@ -111,7 +111,7 @@ local function tokens_of(lane)
   local tokens = 0
   for _, entry in ipairs(redis.call('XRANGE', lane, '-', '+', 'COUNT', MAX_WALKED)) do
     local now = fields_of(prefix .. 'request:' .. tostring(entry[2][2]), 'prompt', 'max')
-    tokens = tokens + (whole(now[1]) or 0) + (whole(now[2]) or 0)
+    tokens = tokens + (whole(now.prompt) or 0) + (whole(now.max) or 0)
   end
   return tokens
 end
@@ -141,9 +141,9 @@ local function repair_tenants()
     local is_blocked = redis.call('ZSCORE', prefix .. 'blocked', tenant)
     for _, band in ipairs(queue_policy(prefix).bands) do
       repair_lane(tenant, band, is_blocked)
-      local of = redis.call('HMGET', prefix .. owner, 'depth:' .. band, 'tokens:' .. band, 'weight:' .. band)
-      for i, field in ipairs({'depth:', 'tokens:', 'weight:'}) do
-        sums[field .. band] = (sums[field .. band] or 0) + tonumber(of[i] or 0)
+      for _, kind in ipairs({'depth:', 'tokens:', 'weight:'}) do
+        local field = kind .. band
+        sums[field] = (sums[field] or 0) + tonumber(redis.call('HGET', prefix .. owner, field) or 0)
       end
     end
   end

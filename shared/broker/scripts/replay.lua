@@ -7,30 +7,29 @@ local key, parked = prefix .. 'request:' .. id, prefix .. 'parked:' .. id
 local kept = fields_of(parked, 'payload', 'result_ttl_ms', 'epoch', 'tenant', 'band', 'prompt', 'max', 'input',
   'webhook')
 local now = fields_of(key, 'state', 'epoch')
-local state = now[1]
 -- After its result had expired, the id may have been used anew.
-if not kept[1] or kept[1] == '' or state == 'queued' or state == 'claimed' or state == 'awaiting_input' then return 0 end
+if not kept.payload or kept.payload == '' or is_live(now.state) then return 0 end
 -- The epoch goes on counting: an engine that still runs the parked life must not pass for the new one's.
-local epoch = whole(now[2]) or whole(kept[3]) or math.floor(now_ms() / 1000)
-local prompt, most, ttl = whole(kept[6]) or 0, whole(kept[7]) or 0, whole(kept[2]) or LOST_TTL_MS
-local tenant = kept[4] and kept[4] ~= '' and kept[4] or 'default'
+local epoch = whole(now.epoch) or whole(kept.epoch) or math.floor(now_ms() / 1000)
+local prompt, most, ttl = whole(kept.prompt) or 0, whole(kept.max) or 0, whole(kept.result_ttl_ms) or LOST_TTL_MS
+local tenant = kept.tenant and kept.tenant ~= '' and kept.tenant or 'default'
 local is_read, input = true, nil
-if kept[8] then
-  is_read, input = pcall(cmsgpack.unpack, kept[8])
+if kept.input then
+  is_read, input = pcall(cmsgpack.unpack, kept.input)
   if not is_read or type(input) ~= 'table' then return 0 end
 end
 redis.call('DEL', key, prefix .. 'log:' .. id, prefix .. 'input:' .. id, parked)
 redis.call('ZREM', prefix .. 'dead', id)
-local band = kept[5] and has_band(prefix, kept[5]) and kept[5] or queue_policy(prefix).default_band
-local fields = {'epoch', epoch, 'ttl', ttl, 'prompt', prompt, 'max', most}
+local band = kept.band and has_band(prefix, kept.band) and kept.band or queue_policy(prefix).default_band
+local record = {'epoch', epoch, 'ttl', ttl, 'prompt', prompt, 'max', most}
 if input then
   for _, chunk in ipairs(input) do redis.call('RPUSH', prefix .. 'input:' .. id, chunk) end
-  for _, field in ipairs({'chunks', #input + 1, 'closed', 1}) do fields[#fields + 1] = field end
+  for _, field in ipairs({'chunks', #input + 1, 'closed', 1}) do record[#record + 1] = field end
 end
-if kept[9] then
+if kept.webhook then
   -- One answer of several is told of alone: the others have been, with its parking.
-  for _, field in ipairs({'webhook', kept[9]}) do fields[#fields + 1] = field end
+  for _, field in ipairs({'webhook', kept.webhook}) do record[#record + 1] = field end
 end
-enter_lane(prefix, id, kept[1], tenant, band, prompt + most, nil, fields)
+enter_lane(prefix, id, kept.payload, tenant, band, prompt + most, nil, record)
 note_entered(prefix)
 return 1

@@ -6,15 +6,15 @@
 -- counted, but not in the oldest.
 local prefix, bands = ARGV[1], {}
 local queue = prefix .. 'queue'
-local sums = redis.call('HMGET', queue, 'paused', 'num_started', 'rate_ms', 'rate_requests', 'rate_tokens', 'mean_output',
+local sums = fields(queue, 'paused', 'num_started', 'rate_ms', 'rate_requests', 'rate_tokens', 'mean_output',
   'num_awaiting')
 for i, band in ipairs(queue_policy(prefix).bands) do
-  local of = redis.call('HMGET', queue, 'depth:' .. band, 'tokens:' .. band)
+  local depth, tokens = waiting_in(queue, band)
   local head = redis.call('ZRANGE', prefix .. 'heads:' .. band, 0, 0, 'WITHSCORES')[2]
-  bands[i] = {band, count_of(of[1]), count_of(of[2]), redis.call('ZCARD', prefix .. 'ready:' .. band),
+  bands[i] = {band, count_of(depth), count_of(tokens), redis.call('ZCARD', prefix .. 'ready:' .. band),
     tonumber(head or 0)}
 end
-return cmsgpack.pack({now_ms(), count_of(sums[1]), count_of(sums[2]),
+return cmsgpack.pack({now_ms(), count_of(sums.paused), count_of(sums.num_started),
   redis.call('LLEN', prefix .. 'returned') + redis.call('LLEN', prefix .. 'suspects'),
-  count_of(sums[3]), count_of(sums[4]), count_of(sums[5]), count_of(sums[6]),
-  queue_policy(prefix).default_band, bands, count_of(sums[7])})
+  count_of(sums.rate_ms), count_of(sums.rate_requests), count_of(sums.rate_tokens), count_of(sums.mean_output),
+  queue_policy(prefix).default_band, bands, count_of(sums.num_awaiting)})

@@ -6,14 +6,14 @@ for i = 2, #ARGV do
   local tenant, lanes = ARGV[i], {}
   local blocked = redis.call('ZSCORE', prefix .. 'blocked', tenant)
   for _, band in ipairs(queue_policy(prefix).bands) do
-    local of = redis.call('HMGET', prefix .. 'tenant:' .. tenant, 'depth:' .. band, 'tokens:' .. band)
-    if count_of(of[1]) > 0 then
+    local depth, tokens = waiting_in(prefix .. 'tenant:' .. tenant, band)
+    if count_of(depth) > 0 then
       local head = redis.call('ZSCORE', prefix .. 'heads:' .. band, tenant)
       if not head then
         local first = first_entry(prefix, band, tenant)
         head = first and arrival_ms(first[1])
       end
-      lanes[#lanes + 1] = {band, count_of(of[1]), count_of(of[2]), tonumber(head or 0)}
+      lanes[#lanes + 1] = {band, count_of(depth), count_of(tokens), tonumber(head or 0)}
     end
   end
   found[#found + 1] = {tenant, num_started(prefix, tenant), blocked == 'inf' and -1 or tonumber(blocked or 0),

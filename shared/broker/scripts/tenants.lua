@@ -57,12 +57,18 @@ local function has_rate_quota(of)
   return limit_of(of.requests_per_minute) < math.huge or limit_of(of.tokens_per_minute) < math.huge
 end
 
+-- Requests and tokens of one second; nil and 0 if there were none.
+local function used_in(key, second)
+  local of = fields(key, 'r' .. second, 't' .. second)
+  return tonumber(of['r' .. second]), tonumber(of['t' .. second] or 0)
+end
+
 -- Forget what has left the window; returns requests and tokens used in it, and its first second.
 local function used(prefix, tenant)
   local key = prefix .. 'usage:' .. tenant
-  local sums = redis.call('HMGET', key, 'from', 'requests', 'tokens')
-  if not sums[1] then return 0, 0, nil end
-  local from, requests, tokens = whole(sums[1]), whole(sums[2]), whole(sums[3])
+  local sums = fields(key, 'from', 'requests', 'tokens')
+  if not sums.from then return 0, 0, nil end
+  local from, requests, tokens = whole(sums.from), whole(sums.requests), whole(sums.tokens)
   local first = math.floor(now_ms() / 1000) - WINDOW_S
   if not (from and requests and tokens) or from < first - 2 * WINDOW_S or from > first + 2 * WINDOW_S then
     redis.call('DEL', key) -- written by others than scripts
@@ -71,9 +77,9 @@ local function used(prefix, tenant)
   if from >= first then return requests, tokens, from end
   -- The key lives for no more than the window and a little, so there is little to walk over.
   for second = from, first - 1 do
-    local gone = redis.call('HMGET', key, 'r' .. second, 't' .. second)
-    if gone[1] then
-      requests, tokens = requests - tonumber(gone[1]), tokens - tonumber(gone[2] or 0)
+    local num_requests, num_tokens = used_in(key, second)
+    if num_requests then
+      requests, tokens = requests - num_requests, tokens - num_tokens
       redis.call('HDEL', key, 'r' .. second, 't' .. second)
     end
   end
@@ -103,8 +109,8 @@ local function within_rate_at(prefix, tenant, of)
   local key = prefix .. 'usage:' .. tenant
   local last = math.floor(now_ms() / 1000)
   while second <= last and (requests >= most_requests or tokens >= most_tokens) do
-    local gone = redis.call('HMGET', key, 'r' .. second, 't' .. second)
-    requests, tokens = requests - tonumber(gone[1] or 0), tokens - tonumber(gone[2] or 0)
+    local num_requests, num_tokens = used_in(key, second)
+    requests, tokens = requests - (num_requests or 0), tokens - num_tokens
     second = second + 1
   end
   return (second + WINDOW_S) * 1000
@@ -122,15 +128,21 @@ local function may_start_at(prefix, tenant)
   return within_rate_at(prefix, tenant, of)
 end
 
+-- What waits of a band, in the hash of a tenant or of the queue: requests and tokens, as they are written.
+local function waiting_in(key, band)
+  local of = fields(key, 'depth:' .. band, 'tokens:' .. band)
+  return of['depth:' .. band], of['tokens:' .. band]
+end
+
 -- What waits in lanes: requests and tokens of the bands' sums in a hash.
 local function waiting(prefix, key)
-  local fields, depth, tokens = {}, 0, 0
+  local names, depth, tokens = {}, 0, 0
   for _, band in ipairs(queue_policy(prefix).bands) do
-    fields[#fields + 1] = 'depth:' .. band
-    fields[#fields + 1] = 'tokens:' .. band
+    names[#names + 1] = 'depth:' .. band
+    names[#names + 1] = 'tokens:' .. band
   end
-  local sums = redis.call('HMGET', key, unpack(fields))
-  for i = 1, #fields, 2 do
+  local sums = redis.call('HMGET', key, unpack(names))
+  for i = 1, #names, 2 do
     depth, tokens = depth + count_of(sums[i]), tokens + count_of(sums[i + 1])
   end
   return depth, tokens

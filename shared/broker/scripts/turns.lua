@@ -18,17 +18,19 @@ local function has_aged_below(prefix, level, tenants)
   return false
 end
 
--- The turn among bands: {level, tenant, the levels that gave way to it, whether its own band holds its turn against
--- aged work}. The highest band with work goes first. When work below it has aged, the bands below have what the
+-- The turn among bands: the level of the band and the tenant that have it, gave_way, the bands that gave way to it, and
+-- whether its band holds it against aged work. The highest band with work goes first. When work below it has aged, the bands below have what the
 -- strictness leaves of each token that goes to it, saved as its "credit".
 local function next_turn(prefix, skipped)
   local bands, tenants, gave_way = queue_policy(prefix).bands, {}, {}
   for level, band in ipairs(bands) do tenants[level] = next_tenant(prefix, band, skipped) or false end
   for level, band in ipairs(bands) do
     if tenants[level] then
-      if not has_aged_below(prefix, level, tenants) then return {level, tenants[level], gave_way, false} end
+      if not has_aged_below(prefix, level, tenants) then
+        return {level = level, tenant = tenants[level], gave_way = gave_way}
+      end
       if amount(redis.call('HGET', prefix .. 'queue', 'credit:' .. band)) <= 0 then
-        return {level, tenants[level], gave_way, true}
+        return {level = level, tenant = tenants[level], gave_way = gave_way, is_against_aged = true}
       end
       gave_way[#gave_way + 1] = band
     end
@@ -38,9 +40,9 @@ end
 -- A turn was used for so many tokens.
 local function settle_turn(prefix, turn, tokens)
   local queue, bands, strictness = prefix .. 'queue', queue_policy(prefix).bands, queue_policy(prefix).strictness
-  for _, band in ipairs(turn[3]) do redis.call('HINCRBYFLOAT', queue, 'credit:' .. band, -tokens) end
-  if turn[4] then
-    redis.call('HINCRBYFLOAT', queue, 'credit:' .. bands[turn[1]], tokens * (1 - strictness) / strictness)
+  for _, band in ipairs(turn.gave_way) do redis.call('HINCRBYFLOAT', queue, 'credit:' .. band, -tokens) end
+  if turn.is_against_aged then
+    redis.call('HINCRBYFLOAT', queue, 'credit:' .. bands[turn.level], tokens * (1 - strictness) / strictness)
   end
 end
 

@@ -15,6 +15,7 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.messages import Delta, FinishReason
 from penstock.shared.policy import Order, QueuePolicy, TenantPolicy
+from penstock.shared.request_state import RequestState
 
 from .conftest import CAUSE, TTL_MS, take
 from .expected import BANDS, MAX_CONCURRENT, TENANTS, ExpectedQueue, ExpectedRequest
@@ -66,7 +67,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def holds(self, holding: Holding) -> bool:
         request = self.expected.requests[holding.request_id]
-        return request.state == "claimed" and request.epoch == holding.epoch
+        return request.state is RequestState.CLAIMED and request.epoch == holding.epoch
 
     def refused(self, holding: Holding) -> list[str]:
         return [] if self.holds(holding) else [holding.request_id]
@@ -156,7 +157,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def check_claim(self, claim: Claim, engine: str) -> None:
         request = self.expected.requests[claim.request_id]
-        assert request.state == "queued"
+        assert request.state is RequestState.QUEUED
         request.claimed_by(engine)
         assert (claim.payload, claim.epoch, claim.attempt) == (b"p", request.epoch, request.attempts)
         assert claim.num_logged_tokens == len(request.tokens)
@@ -188,13 +189,13 @@ class EngineMachine(RuleBasedStateMachine):
         tokens = [next(self.token) for _ in range(num_tokens)]
         delta = Delta(index=len(request.tokens), token_ids=tokens, finish_reason=FinishReason.STOP)
         refused = self.refused(holding)
-        already_ended = request.state == "finished" and request.epoch == holding.epoch
+        already_ended = request.state is RequestState.FINISHED and request.epoch == holding.epoch
         for _ in range(times):
             reply = self.do(self.broker.finish([FinalRecord(holding.request_id, holding.epoch, delta)]))
             assert reply == ([] if already_ended else refused)
         if not refused:
             request.tokens += tokens
-            request.end("finished")
+            request.end(RequestState.FINISHED)
 
     @rule(holding=holdings)
     def release(self, holding: Holding) -> None:
@@ -215,7 +216,7 @@ class EngineMachine(RuleBasedStateMachine):
         claim = Claim(holding.request_id, b"p", holding.epoch, 0, 1)
         assert self.do(self.broker.park(claim, CAUSE, "validation_error", "unreadable")) == held
         if held:
-            self.expected.requests[holding.request_id].end_from_outside("parked")
+            self.expected.requests[holding.request_id].end_from_outside(RequestState.PARKED)
 
     @rule(engine=st.sampled_from(ENGINES), external=st.booleans(), by_lease=st.booleans())
     def engine_dies(self, engine: str, external: bool, by_lease: bool) -> None:
@@ -242,7 +243,7 @@ class EngineMachine(RuleBasedStateMachine):
             if self.do(self.connection.execute("ZSCORE", self.broker.keys.dead, request_id)) is not None:
                 assert len(held) == 1
                 assert request.num_deaths >= MAX_DELIVERIES
-                request.end_from_outside("parked")
+                request.end_from_outside(RequestState.PARKED)
                 num_parked -= 1
         assert num_parked == 0
         self.expected.end_unserved()
@@ -252,13 +253,13 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(put_back=st.booleans(), abort=st.booleans())
     def pause(self, put_back: bool, abort: bool) -> None:
-        running = [r for r in self.expected.requests.values() if r.state == "claimed"]
+        running = [r for r in self.expected.requests.values() if r.state is RequestState.CLAIMED]
         handed_back = [r for r in self.expected.requests.values() if r.is_returned]
         assert self.do(self.queue.pause(put_back=put_back, abort=abort)) == len(running)
         self.expected.is_paused = True
         if abort:
             for request in (*running, *handed_back):
-                request.end_from_outside("cancelled")
+                request.end_from_outside(RequestState.CANCELLED)
         elif put_back:
             for request in running:
                 request.queue_again()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from penstock.shared.request_state import MOVES, RequestState
+
 BANDS = ("interactive", "standard", "batch")
 # The last one may have so many requests under way; the others any number.
 TENANTS = ("t0", "t1", "narrow")
@@ -19,7 +21,7 @@ class ExpectedRequest:
     band: str
     num_tokens: int
     deadline: int | None
-    state: str = "queued"
+    state: RequestState = RequestState.QUEUED
     epoch: int = 0
     attempts: int = 0
     num_deaths: int = 0
@@ -33,46 +35,52 @@ class ExpectedRequest:
 
     @property
     def alive(self) -> bool:
-        return self.state in ("queued", "claimed", "awaiting_input")
+        return not self.state.is_end
 
     @property
     def is_fresh(self) -> bool:
         """Whether it stands in its lane: it waits and was never claimed."""
-        return self.state == "queued" and self.attempts == 0
+        return self.state is RequestState.QUEUED and self.attempts == 0
 
     @property
     def is_returned(self) -> bool:
-        return self.state == "queued" and self.attempts > 0
+        return self.state is RequestState.QUEUED and self.attempts > 0
 
     @property
     def lane(self) -> str:
         return f"{self.band}:{self.tenant}"
 
+    def move(self, state: RequestState, engine: str = "") -> None:
+        """Go to a state that the table allows next; no history of the machine has another."""
+        assert state in MOVES[self.state], f"{self.state} -> {state}"
+        self.state, self.engine = state, engine
+
     def claimed_by(self, engine: str) -> None:
-        self.state, self.engine = "claimed", engine
+        self.move(RequestState.CLAIMED, engine)
         self.epoch, self.attempts = self.epoch + 1, self.attempts + 1
 
     def queue_again(self) -> None:
-        self.state, self.engine = "queued", ""
+        self.move(RequestState.QUEUED)
 
     def extend(self, num_tokens: int) -> None:
         self.num_chunks, self.num_tokens = self.num_chunks + 1, self.num_tokens + num_tokens
-        if self.state == "awaiting_input":
-            self.state = "queued"
+        if self.state is RequestState.AWAITING_INPUT:
+            self.move(RequestState.QUEUED)
 
     def end_segment(self) -> None:
         self.num_segments += 1
         if self.num_segments < self.num_chunks:
             self.queue_again()
         elif self.is_closed:
-            self.end("finished")
+            self.end(RequestState.FINISHED)
         else:
-            self.state, self.engine = "awaiting_input", ""
+            self.move(RequestState.AWAITING_INPUT)
 
-    def end(self, state: str) -> None:
-        self.state, self.engine, self.num_ends = state, "", self.num_ends + 1
+    def end(self, state: RequestState) -> None:
+        self.move(state)
+        self.num_ends += 1
 
-    def end_from_outside(self, state: str) -> None:
+    def end_from_outside(self, state: RequestState) -> None:
         self.epoch += 1
         self.end(state)
 
@@ -123,14 +131,16 @@ class ExpectedQueue:
 
     def claimable(self) -> bool:
         """Whether there is anything to hand to an engine that holds nothing."""
-        waiting = [r for r in self.requests.values() if r.state == "queued"]
+        waiting = [r for r in self.requests.values() if r.state is RequestState.QUEUED]
         return not self.is_paused and any(r.is_returned or self.may_start(r.tenant) for r in waiting)
 
     def expire(self, *, running_too: bool) -> int:
         """End what is past its deadline, which is then 0; returns how many."""
-        due = [r for r in self.alive().values() if r.deadline == 0 and (running_too or r.state != "claimed")]
+        due = [
+            r for r in self.alive().values() if r.deadline == 0 and (running_too or r.state is not RequestState.CLAIMED)
+        ]
         for request in due:
-            request.end_from_outside("expired")
+            request.end_from_outside(RequestState.EXPIRED)
         return len(due)
 
     def end_unserved(self) -> None:
@@ -138,4 +148,4 @@ class ExpectedQueue:
             return
         for request in self.requests.values():
             if request.fail_fast and request.alive:
-                request.end_from_outside("failed")
+                request.end_from_outside(RequestState.FAILED)

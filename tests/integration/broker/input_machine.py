@@ -9,6 +9,7 @@ from hypothesis.stateful import consumes, rule
 from penstock.shared import errors
 from penstock.shared.broker import NEW, SegmentRecord
 from penstock.shared.messages import Delta, FinishReason, InputChunk, SegmentEnd, Usage
+from penstock.shared.request_state import RequestState
 
 from .conftest import TTL_MS
 from .engine_machine import ENGINES, NUMBERS, EngineMachine, Holding
@@ -32,7 +33,9 @@ class InputMachine(EngineMachine):
     @rule(number=NUMBERS, ahead=st.integers(-1, 1), num_tokens=st.integers(0, 9), times=st.integers(1, 2))
     def extend(self, number: int, ahead: int, num_tokens: int, times: int) -> None:
         """By the next chunk, the one before again, or one that leaves a gap; one that awaits input, if any does."""
-        awaiting = [request_id for request_id, r in self.expected.requests.items() if r.state == "awaiting_input"]
+        awaiting = [
+            request_id for request_id, r in self.expected.requests.items() if r.state is RequestState.AWAITING_INPUT
+        ]
         request_id = min(awaiting, default=f"r{number}")
         request = self.expected.requests.get(request_id)
         place = (request.num_chunks if request else 1) + ahead
@@ -64,8 +67,8 @@ class InputMachine(EngineMachine):
             return
         self.do(work)
         request.is_closed = True
-        if request.state == "awaiting_input":
-            request.end("finished")
+        if request.state is RequestState.AWAITING_INPUT:
+            request.end(RequestState.FINISHED)
 
     @rule(
         numbers=st.lists(NUMBERS, min_size=1, max_size=3),

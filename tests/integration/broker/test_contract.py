@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
+from penstock.shared.request_state import RequestState
+
 from .agreement import check_all
 from .engine_machine import CLIENTS, NUMBERS
 from .expected import BANDS, TENANTS, ExpectedRequest
@@ -31,13 +33,13 @@ class BrokerMachine(InputMachine):
         self.expected.expire(running_too=True)
         for request in self.expected.alive().values():
             if request.client == client:
-                request.end_from_outside("cancelled")
+                request.end_from_outside(RequestState.CANCELLED)
 
     @rule(number=NUMBERS)
     def replay(self, number: int) -> None:
         request_id = f"r{number}"
         known = self.expected.requests.get(request_id)
-        is_parked = known is not None and known.state == "parked"
+        is_parked = known is not None and known.state is RequestState.PARKED
         assert self.do(self.dead_letter.replay(request_id)) == is_parked
         if known is not None and is_parked:
             again = ExpectedRequest("", False, known.tenant, known.band, known.num_tokens, None, epoch=known.epoch)
@@ -53,7 +55,7 @@ class BrokerMachine(InputMachine):
             assert reply is None
             return
         if request.alive:
-            request.end_from_outside("cancelled")
+            request.end_from_outside(RequestState.CANCELLED)
         assert reply == request.state
 
     @rule(number=NUMBERS)
@@ -85,7 +87,7 @@ class BrokerMachine(InputMachine):
         doomed = [r for r in doomed if band in ("", r.band)]
         assert self.do(self.queue.purge(tenant, band)) == len(doomed)
         for request in doomed:
-            request.end_from_outside("cancelled")
+            request.end_from_outside(RequestState.CANCELLED)
 
     @invariant()
     def redis_agrees(self) -> None:

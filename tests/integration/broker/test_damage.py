@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 import pytest
 
 from penstock.shared.broker import Broker, DeadLetter, Entry, Queue
 from penstock.shared.connection import CommandConnection
+from penstock.shared.errors import DamagedRecordError
 from penstock.shared.messages import FinishReason, TokenLogprobs
 
 from .conftest import CAUSE, TTL_MS, assert_nothing_is_left, die, enqueue, final, record, take
@@ -128,7 +130,8 @@ async def _write(scene: Scene) -> None:
 
 async def _show(scene: Scene) -> None:
     for victim in scene.victims:
-        await scene.queue.status(victim)
+        with suppress(DamagedRecordError):
+            await scene.queue.status(victim)
     await scene.queue.stats(tenants=True)
 
 
