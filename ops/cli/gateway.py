@@ -61,6 +61,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="for a request's head, then for its body, which gets 1 s more for each 8 KiB (30)",
     )
+    parser.add_argument(
+        "--status-wait", type=float, default=2.0, metavar="S", help="of a stream's status for a first event (2)"
+    )
     parser.add_argument("--keep-alive", type=float, default=15.0, metavar="S", help="between comments of a stream (15)")
     parser.add_argument(
         "--tool-call-parser", default="auto", metavar="NAME", help="hermes, llama3_json, mistral (by the chat template)"
@@ -114,6 +117,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             keep_alive_timeout_s=arguments.keep_alive_timeout,
             request_timeout_s=arguments.request_timeout,
             keep_alive_s=arguments.keep_alive,
+            status_wait_s=arguments.status_wait,
             cors_origins=tuple(arguments.cors_origin),
             parsers=ParserChoice(tool_call=arguments.tool_call_parser, reasoning=arguments.reasoning_parser),
             fail_fast=arguments.fail_fast,

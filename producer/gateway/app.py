@@ -71,6 +71,7 @@ def build_app(settings: GatewaySettings) -> Starlette:
                 result_ttl_s=result_ttl_s,
                 linger_s=settings.reconnect_grace_s,
                 fail_fast=settings.fail_fast,
+                status_wait_s=settings.status_wait_s,
             )
             app.state.gateway = Gateway(settings, client, authenticator, metrics, parsers, responses, store)
             yield

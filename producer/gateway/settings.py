@@ -38,6 +38,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         request_timeout_s: how long the head of a request may take, and then its body; a body gets a second more for
             each 8 KiB that has come.
         keep_alive_s: a stream that is silent for so long sends a comment, so that no proxy closes it.
+        status_wait_s: how long the status of a stream waits for its first event or a refusal; what goes wrong later is
+            told by an event.
         cors_origins: which pages may call from a browser, by origins and patterns (see ``cors``); none turns CORS off.
         parsers: what reads tool calls and reasoning in answers to chats.
         fail_fast: answer 503 at once while no engine serves the model, instead of waiting for one.
@@ -62,6 +64,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_timeout_s: float = KEEP_ALIVE_TIMEOUT_S
     request_timeout_s: float = REQUEST_TIMEOUT_S
     keep_alive_s: float = 15.0
+    status_wait_s: float = 2.0
     cors_origins: tuple[str, ...] = ()
     parsers: ParserChoice = ParserChoice()
     fail_fast: bool = False
@@ -76,7 +79,14 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("reconnect_grace_s", "shutdown_timeout_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{name} must be a number of seconds, at least 0, got {getattr(self, name)}")
-        for name in ("lease_ttl_s", "keep_alive_timeout_s", "request_timeout_s", "keep_alive_s", "result_ttl_s"):
+        for name in (
+            "lease_ttl_s",
+            "keep_alive_timeout_s",
+            "request_timeout_s",
+            "keep_alive_s",
+            "status_wait_s",
+            "result_ttl_s",
+        ):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{name} must be a positive number of seconds, got {getattr(self, name)}")
         for origin in self.cors_origins:

@@ -15,8 +15,6 @@ from ..sse import EventStream
 from .event_ids import Position
 from .generations import PromptDelta
 
-# A request that is refused is so within moments, with a status of its own; one that waits longer has its head sent.
-HEAD_AFTER_S = 2.0
 DONE = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.Encoder().encode
@@ -49,11 +47,18 @@ async def events(
 
 
 async def event_stream(
-    encoded: AsyncGenerator[bytes], *, keep_alive_s: float, on_first: Callable[[], None], on_left: Callable[[], None]
+    encoded: AsyncGenerator[bytes],
+    *,
+    keep_alive_s: float,
+    status_wait_s: float,
+    on_first: Callable[[], None],
+    on_left: Callable[[], None],
 ) -> EventStream:
     """Return the response of ``events``, once its status is known.
 
     Args:
+        status_wait_s: a request that is refused is so within moments, with a status of its own; one that waits longer
+            has its head sent.
         on_first: called before the first event goes out.
         on_left: called if the reader leaves before the end.
 
@@ -63,7 +68,7 @@ async def event_stream(
         _noted(encoded, on_first, on_left),
         error_event=_error_event,
         keep_alive_s=keep_alive_s,
-        status_wait_s=HEAD_AFTER_S,
+        status_wait_s=status_wait_s,
     ).start()
 
 

@@ -107,6 +107,7 @@ async def _event_stream(
     return await event_stream(
         events(deltas, prepared, chunks, position),
         keep_alive_s=gateway.settings.keep_alive_s,
+        status_wait_s=gateway.settings.status_wait_s,
         on_first=lambda: gateway.metrics.first_chunk.labels(state.route).observe(
             time.perf_counter() - state.started_at
         ),

@@ -89,6 +89,7 @@ async def _stream(request: Request, batches: AsyncGenerator[list[Event]]) -> Eve
     return await event_stream(
         _frames(batches),
         keep_alive_s=gateway.settings.keep_alive_s,
+        status_wait_s=gateway.settings.status_wait_s,
         on_first=lambda: gateway.metrics.first_chunk.labels(state.route).observe(
             time.perf_counter() - state.started_at
         ),

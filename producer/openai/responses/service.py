@@ -30,9 +30,6 @@ from .record import StoredResponse
 from .response_store import MAX_RUN_S
 from .transcriber import Transcriber
 
-# So long a stream waits for its first token, or for what is wrong with the request, before it begins.
-STATUS_WAIT_S = 0.5
-
 
 class Responses(KeptResponses):
     """All that the Responses API does, for one tenant each time.
@@ -44,6 +41,8 @@ class Responses(KeptResponses):
         result_ttl_s: the client's.
         linger_s: how long a stream that was cut goes on for somebody to follow it.
         fail_fast: of all requests.
+        status_wait_s: so long a stream waits for its first token, or for what is wrong with the request, before it
+            begins.
     """
 
     def __init__(
@@ -56,9 +55,10 @@ class Responses(KeptResponses):
         result_ttl_s: float,
         linger_s: float = 0.0,
         fail_fast: bool = False,
+        status_wait_s: float = 0.5,
     ) -> None:
         super().__init__(client, commands, keys, result_ttl_s=result_ttl_s, linger_s=linger_s)
-        self._fail_fast = fail_fast
+        self._fail_fast, self._status_wait_s = fail_fast, status_wait_s
         self._parsers = parsers
 
     async def prepare(self, tenant: str, body: ResponseBody, *, band: str | None = None) -> PreparedResponse:
@@ -121,7 +121,7 @@ class Responses(KeptResponses):
 
         Leaving early cancels it, after ``linger_s`` in which anybody may follow it.
 
-        Raises: as ``answer``, within ``STATUS_WAIT_S`` and before there was output; what goes wrong later is told by
+        Raises: as ``answer``, within ``status_wait_s`` and before there was output; what goes wrong later is told by
             the last event, ``response.failed``.
         """
         transcriber = prepared.transcriber()
@@ -129,7 +129,7 @@ class Responses(KeptResponses):
         async with aclosing(self._run(prepared, transcriber, linger_s=self._linger_s)) as batches:
             first = asyncio.ensure_future(anext(batches))
             try:
-                await asyncio.wait([first], timeout=STATUS_WAIT_S)
+                await asyncio.wait([first], timeout=self._status_wait_s)
                 if not first.done():
                     yield created
                     created = []

@@ -15,7 +15,8 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command],
         cwd=TESTS.parent,
-        env=os.environ | environment,
+        # Not the options that this run was given: they would change what is printed.
+        env={**os.environ, "PYTEST_ADDOPTS": "", **environment},
         capture_output=True,
         text=True,
         check=False,
