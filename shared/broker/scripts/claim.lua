@@ -2,7 +2,7 @@
 -- KEYS: leases. ARGV: prefix, engine, lease_ttl_ms, limit, held, kv_tokens, held_kv_tokens, kept.
 -- limit is how many more sequences it takes beside the ones it holds, kv_tokens what its cache holds in all, of which
 -- held_kv_tokens are spoken for; kept is how many of its sequences are for tenants that have few.
--- Each claim raises the request's epoch, which fences every later write.
+-- Each claim gives the request another epoch, which fences every later write.
 -- Returns {wave, retry_ms}. A wave is a list of {id, payload, epoch, count, attempts, alone_until, kv_tokens,
 -- expires_in_ms, waited_ms}. alone_until is -1, or the number of output tokens before which the engine is to take no
 -- other request: this one may have killed its last engine. kv_tokens is what it is reckoned to take of the cache;
@@ -57,14 +57,14 @@ end
 -- charged is what its tenant is charged for it, at its first claim; nil at later ones.
 local function take(id, payload, request, wanted, charged, is_suspect)
   local key, count = prefix .. 'request:' .. id, tonumber(request.count)
-  local epoch = redis.call('HINCRBY', key, 'epoch', 1)
+  local epoch = next_epoch(tonumber(request.epoch))
   local attempts = redis.call('HINCRBY', key, 'attempts', 1)
   if charged then
-    move(key, request.state, 'claimed', 'engine', engine, 'claimed_count', count, 'charged', charged, 'charged_at', now,
-      'arrived_at', request.arrived_at)
+    move(key, request.state, 'claimed', 'epoch', epoch, 'engine', engine, 'claimed_count', count, 'charged', charged,
+      'charged_at', now, 'arrived_at', request.arrived_at)
     redis.call('HDEL', key, 'entry')
   else
-    move(key, request.state, 'claimed', 'engine', engine, 'claimed_count', count)
+    move(key, request.state, 'claimed', 'epoch', epoch, 'engine', engine, 'claimed_count', count)
     redis.call('HDEL', key, 'suspected_at', 'line')
   end
   redis.call('HSET', prefix .. 'claims:' .. engine, id, epoch)

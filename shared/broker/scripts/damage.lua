@@ -117,7 +117,7 @@ local function mend_request(prefix, id, own)
   local count = logged or whole(now.count) or 0
   mend('count', whole(now.count) == count, count)
   -- Higher than any that was given out, should it be lost: what an engine still writes must stay refused.
-  mend('epoch', whole(now.epoch), math.floor(now_ms() / 1000))
+  mend('epoch', whole(now.epoch), next_epoch())
   mend('attempts', not now.attempts or whole(now.attempts), engine and 1 or 0)
   mend('ttl', whole(now.ttl), LOST_TTL_MS)
   local mean = entry and mean_tokens(prefix, now.tenant, now.band) or 0

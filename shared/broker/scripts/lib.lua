@@ -2,8 +2,8 @@
 --
 -- A request is a hash:
 --   state            one of shared/request_state.py, which is where MOVES comes from
---   epoch            raised by every claim, and by every end that no engine writes: what an owner writes under an older
---                    one is refused
+--   epoch            given anew by every claim, by the clock in microseconds, and raised by every end that no engine
+--                    writes: what an owner writes under another one is refused
 --   tenant, band     whose it is, and how urgent
 --   prompt, max      its prompt tokens (an estimate until its end, where the prompt is text) and most output tokens
 --   deadline         ms of this server's clock at which it expires; absent if it never does
@@ -35,14 +35,19 @@ local ENDED = {}
 for state, next_states in pairs(MOVES) do ENDED[state] = next(next_states) == nil or nil end
 local function is_live(state) return MOVES[state] ~= nil and not ENDED[state] end
 
-local clock_ms
-local function now_ms()
-  if not clock_ms then
-    local time = redis.call('TIME')
-    clock_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local clock_us
+local function now_us()
+  if not clock_us then
+    local seconds, micros = unpack(redis.call('TIME'))
+    clock_us = tonumber(seconds) * 1000000 + tonumber(micros)
   end
-  return clock_ms
+  return clock_us
 end
+local function now_ms() return math.floor(now_us() / 1000) end
+
+-- The epoch of a new owner. A count alone would be given twice where a replica, a file without its last second or a
+-- backup has forgotten the claims of an owner that lives on: it and the next would write to one log.
+local function next_epoch(last) return math.max((last or 0) + 1, now_us()) end
 
 -- The reply of a command; nil where its key is of another type, which others than scripts have made of it.
 local function attempt(...)
@@ -76,7 +81,8 @@ end
 
 -- The number that a field holds, which scripts write as digits alone; nil of anything else.
 local function whole(value)
-  return value and #value < 16 and string.find(value, '^%d+$') and tonumber(value) or nil
+  local number = value and #value < 17 and string.find(value, '^%d+$') and tonumber(value)
+  return number and number <= 2 ^ 53 and number or nil
 end
 
 -- The number that a sum holds, 0 if it is absent. Anything else is raised, and repaired (repair.lua).

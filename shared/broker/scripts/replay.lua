@@ -10,7 +10,7 @@ local now = fields_of(key, 'state', 'epoch')
 -- After its result had expired, the id may have been used anew.
 if not kept.payload or kept.payload == '' or is_live(now.state) then return 0 end
 -- The epoch goes on counting: an engine that still runs the parked life must not pass for the new one's.
-local epoch = whole(now.epoch) or whole(kept.epoch) or math.floor(now_ms() / 1000)
+local epoch = whole(now.epoch) or whole(kept.epoch) or next_epoch()
 local prompt, most, ttl = whole(kept.prompt) or 0, whole(kept.max) or 0, whole(kept.result_ttl_ms) or LOST_TTL_MS
 local tenant = kept.tenant and kept.tenant ~= '' and kept.tenant or 'default'
 local is_read, input = true, nil

@@ -16,8 +16,13 @@ TTL_MS = 60_000
 CAUSE = DeathCause(engine_id="e0", reason="it fell over", last_step=7, trace="Traceback")
 
 
+# Of each request and owner: epochs are by the server's clock. Request ids are those of one test.
+_epochs: dict[tuple[str, int], int] = {}
+
+
 @pytest.fixture
 def broker(commands: CommandConnection, namespace: str) -> Broker:
+    _epochs.clear()
     return Broker(commands, Keys(namespace).model("m"))
 
 
@@ -37,16 +42,26 @@ async def take(
 ) -> list[Claim]:
     """Claim for an engine that holds ``num_held`` requests, takes ``limit`` more and has any amount of cache."""
     room = Room(max_num_seqs=num_held + limit, num_seqs=num_held)
-    return (await broker.claim(engine_id, room, lease_ttl_ms=lease_ttl_ms)).claims
+    claims = (await broker.claim(engine_id, room, lease_ttl_ms=lease_ttl_ms)).claims
+    _epochs.update({(claim.request_id, claim.attempt): claim.epoch for claim in claims})
+    return claims
 
 
-def record(request_id: str, epoch: int, index: int, *token_ids: int) -> Record:
-    return Record(request_id, epoch, Delta(index=index, token_ids=list(token_ids), text="x" * len(token_ids)))
+def held(request_id: str, owner: int = 1) -> tuple[str, int]:
+    """What its first, second, … owner (claims are counted from 1) says that it holds: the id and the epoch it got.
+
+    An epoch itself is taken as it is.
+    """
+    return request_id, _epochs.get((request_id, owner), owner)
 
 
-def final(request_id: str, epoch: int, index: int, *token_ids: int) -> FinalRecord:
+def record(request_id: str, owner: int, index: int, *token_ids: int) -> Record:
+    return Record(*held(request_id, owner), Delta(index=index, token_ids=list(token_ids), text="x" * len(token_ids)))
+
+
+def final(request_id: str, owner: int, index: int, *token_ids: int) -> FinalRecord:
     delta = Delta(index=index, token_ids=list(token_ids), finish_reason=FinishReason.STOP)
-    return FinalRecord(request_id, epoch, delta)
+    return FinalRecord(*held(request_id, owner), delta)
 
 
 async def finish_with(broker: Broker, claim: Claim, *, num_output: int) -> None:

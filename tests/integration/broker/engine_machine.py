@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
+from collections import defaultdict
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
@@ -28,6 +29,8 @@ CLIENTS = ("", "c0", "c1")
 # By the server's clock, and far from it.
 FIRST_DEADLINE_MS = 4_000_000_000_000
 NUMBERS = st.integers(0, 19)
+# What an engine may still hold that Redis has forgotten.
+NOBODYS = ExpectedRequest("", False, "", "", 0, None)
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.dead_letter = DeadLetter(self.connection, self.broker.keys)
         self.expected = ExpectedQueue("fcfs")
         self.token = itertools.count()
+        # Of each request, whatever Redis has forgotten since: no two owners may have one.
+        self.epochs: dict[str, set[int]] = defaultdict(set)
 
     def do(self, work):
         return self.loop.run_until_complete(work)
@@ -66,8 +71,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.do(self.queue.configure_tenant(TENANTS[-1], narrow))
 
     def holds(self, holding: Holding) -> bool:
-        request = self.expected.requests[holding.request_id]
-        return request.state is RequestState.CLAIMED and request.epoch == holding.epoch
+        request = self.expected.requests.get(holding.request_id)  # gone if Redis has forgotten it
+        return request is not None and request.state is RequestState.CLAIMED and request.epoch == holding.epoch
 
     def refused(self, holding: Holding) -> list[str]:
         return [] if self.holds(holding) else [holding.request_id]
@@ -158,8 +163,10 @@ class EngineMachine(RuleBasedStateMachine):
     def check_claim(self, claim: Claim, engine: str) -> None:
         request = self.expected.requests[claim.request_id]
         assert request.state is RequestState.QUEUED
-        request.claimed_by(engine)
-        assert (claim.payload, claim.epoch, claim.attempt) == (b"p", request.epoch, request.attempts)
+        assert claim.epoch not in self.epochs[claim.request_id]
+        self.epochs[claim.request_id].add(claim.epoch)
+        request.claimed_by(engine, claim.epoch)
+        assert (claim.payload, claim.attempt) == (b"p", request.attempts)
         assert claim.num_logged_tokens == len(request.tokens)
         assert (claim.expires_in_ms >= 0) == (request.deadline is not None)
 
@@ -174,7 +181,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(holding=holdings, num_tokens=st.integers(1, 40), times=st.integers(1, 2))
     def append(self, holding: Holding, num_tokens: int, times: int) -> None:
-        request = self.expected.requests[holding.request_id]
+        request = self.expected.requests.get(holding.request_id, NOBODYS)
         tokens = [next(self.token) for _ in range(num_tokens)]
         record = Record(holding.request_id, holding.epoch, Delta(index=len(request.tokens), token_ids=tokens))
         refused = self.refused(holding)
@@ -185,7 +192,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(holding=consumes(holdings), num_tokens=st.integers(0, 2), times=st.integers(1, 2))
     def finish(self, holding: Holding, num_tokens: int, times: int) -> None:
-        request = self.expected.requests[holding.request_id]
+        request = self.expected.requests.get(holding.request_id, NOBODYS)
         tokens = [next(self.token) for _ in range(num_tokens)]
         delta = Delta(index=len(request.tokens), token_ids=tokens, finish_reason=FinishReason.STOP)
         refused = self.refused(holding)

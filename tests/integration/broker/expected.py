@@ -55,9 +55,10 @@ class ExpectedRequest:
         assert state in MOVES[self.state], f"{self.state} -> {state}"
         self.state, self.engine = state, engine
 
-    def claimed_by(self, engine: str) -> None:
+    def claimed_by(self, engine: str, epoch: int) -> None:
+        assert epoch > self.epoch
         self.move(RequestState.CLAIMED, engine)
-        self.epoch, self.attempts = self.epoch + 1, self.attempts + 1
+        self.epoch, self.attempts = epoch, self.attempts + 1
 
     def queue_again(self) -> None:
         self.move(RequestState.QUEUED)

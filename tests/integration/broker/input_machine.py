@@ -86,8 +86,8 @@ class InputMachine(EngineMachine):
 
     @rule(holding=consumes(EngineMachine.holdings), num_tokens=st.integers(0, 2), times=st.integers(1, 2))
     def end_segment(self, holding: Holding, num_tokens: int, times: int) -> None:
-        request = self.expected.requests[holding.request_id]
-        if request.num_chunks == 0:
+        request = self.expected.requests.get(holding.request_id)
+        if request is None or request.num_chunks == 0:
             return
         tokens = [next(self.token) for _ in range(num_tokens)]
         index = len(request.tokens)

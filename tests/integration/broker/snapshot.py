@@ -59,6 +59,30 @@ async def read_snapshot(commands: CommandConnection, keys: ModelKeys) -> Snapsho
     return Snapshot(keys.prefix, await commands.execute("EVAL", _READ, 0, keys.prefix))
 
 
+_SAVE = """
+local found = {}
+for i, key in ipairs(redis.call('KEYS', ARGV[1] .. '*')) do
+  found[i] = {key, math.max(0, redis.call('PTTL', key)), redis.call('DUMP', key)}
+end
+return found
+"""
+_RESTORE = """
+for _, key in ipairs(redis.call('KEYS', ARGV[1] .. '*')) do redis.call('DEL', key) end
+for i = 2, #ARGV, 3 do redis.call('RESTORE', ARGV[i], ARGV[i + 1], ARGV[i + 2]) end
+"""
+
+
+async def save(commands: CommandConnection, keys: ModelKeys) -> list[bytes]:
+    """All keys of a model, as a replica or a file has them that hears of nothing more."""
+    rows = await commands.execute("EVAL", _SAVE, 0, keys.prefix)
+    return [part for row in rows for part in row]
+
+
+async def restore(commands: CommandConnection, keys: ModelKeys, saved: list[bytes]) -> None:
+    """Make a model's keys what they were when they were saved."""
+    await commands.execute("EVAL", _RESTORE, 0, keys.prefix, *saved)
+
+
 async def forget(commands: CommandConnection, keys: ModelKeys) -> None:
     """Delete all keys of a model, so that the next snapshot of another has less to walk over."""
     found = await commands.execute("KEYS", keys.prefix + "*")

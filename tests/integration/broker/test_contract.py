@@ -8,22 +8,26 @@ in their order, higher bands first, and all that is counted of them is what is t
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
 from penstock.shared.request_state import RequestState
 
 from .agreement import check_all
 from .engine_machine import CLIENTS, NUMBERS
-from .expected import BANDS, TENANTS, ExpectedRequest
+from .expected import BANDS, TENANTS, ExpectedQueue, ExpectedRequest
 from .input_machine import InputMachine
-from .snapshot import read_snapshot
+from .snapshot import read_snapshot, restore, save
 
 
 class BrokerMachine(InputMachine):
-    """Clients vanish or cancel, deadlines pass, operators replay and purge."""
+    """Clients vanish or cancel, deadlines pass, operators replay and purge, Redis forgets what it did lately."""
+
+    saved: tuple[list[bytes], ExpectedQueue] | None = None
 
     @rule(client=st.sampled_from(CLIENTS[1:]))
     def client_vanishes(self, client: str) -> None:
@@ -88,6 +92,20 @@ class BrokerMachine(InputMachine):
         assert self.do(self.queue.purge(tenant, band)) == len(doomed)
         for request in doomed:
             request.end_from_outside(RequestState.CANCELLED)
+
+    @rule()
+    def save(self) -> None:
+        """A replica hears of nothing from now on, or a backup is made."""
+        self.saved = self.do(save(self.connection, self.broker.keys)), copy.deepcopy(self.expected)
+
+    @precondition(lambda self: self.saved is not None)
+    @rule()
+    def roll_back(self) -> None:
+        """The replica is promoted, or the backup restored. What owners hold that it never knew is refused for ever."""
+        assert self.saved is not None
+        keys, expected = self.saved
+        self.do(restore(self.connection, self.broker.keys, keys))
+        self.expected = copy.deepcopy(expected)
 
     @invariant()
     def redis_agrees(self) -> None:

@@ -12,7 +12,7 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import DamagedRecordError
 from penstock.shared.messages import FinishReason, TokenLogprobs
 
-from .conftest import CAUSE, TTL_MS, assert_nothing_is_left, die, enqueue, final, record, take
+from .conftest import CAUSE, TTL_MS, assert_nothing_is_left, die, enqueue, final, held, record, take
 
 VALUES = ("", "x", "nan", "-1", "1e400")
 ENDED = {"finished", "cancelled", "expired", "parked"}
@@ -38,7 +38,7 @@ class Scene:
             claims = await take(self.broker, "e0", len(ways))
             assert await self.broker.append([record(claim.request_id, 1, 0, 7, 8) for claim in claims]) == []
         if stage == "returned":
-            assert await self.broker.release([(victim, 1) for victim in self.victims]) == len(ways)
+            assert await self.broker.release([held(victim, 1) for victim in self.victims]) == len(ways)
         await self._enqueue(["behind"])
         await self._enqueue(["other"], tenant="u")
         self.neighbours = {"behind", "other"}
@@ -54,7 +54,7 @@ class Scene:
         await self._enqueue(["probe"])
         fields = {field.decode() for field in await self._fields("probe")}
         await take(self.broker, "e0", 1)
-        await self.broker.release([("probe", 1)])
+        await self.broker.release([held("probe", 1)])
         fields |= {field.decode() for field in await self._fields("probe")}
         await take(self.broker, "e0", 1)
         fields |= {field.decode() for field in await self._fields("probe")}
@@ -125,7 +125,7 @@ async def _reap(scene: Scene) -> None:
 async def _write(scene: Scene) -> None:
     await scene.broker.append([record(victim, 1, 2, 9) for victim in scene.victims])
     refused = await scene.broker.finish([final(victim, 1, 3) for victim in scene.victims])
-    await scene.broker.release([(victim, 1) for victim in refused])
+    await scene.broker.release([held(victim, 1) for victim in refused])
 
 
 async def _show(scene: Scene) -> None:
@@ -153,8 +153,8 @@ ACTIONS: dict[str, Callable[[Scene], Awaitable[object]]] = {
     "reclaim": lambda scene: die(scene.broker, "e0", external=False),
     "reap": _reap,
     "expire": lambda scene: scene.make_due(),
-    "release": lambda scene: scene.broker.release([(victim, 1) for victim in scene.victims]),
-    "renew": lambda scene: scene.broker.renew("e0", [(victim, 1) for victim in scene.victims]),
+    "release": lambda scene: scene.broker.release([held(victim, 1) for victim in scene.victims]),
+    "renew": lambda scene: scene.broker.renew("e0", [held(victim, 1) for victim in scene.victims]),
     "write": _write,
     "show": _show,
     "pause": lambda scene: scene.queue.pause(put_back=True),
@@ -218,7 +218,7 @@ async def test_a_sound_log_is_taken_for_one_whatever_is_in_it(broker: Broker, nu
     written.delta.logprobs = [TokenLogprobs(1, -0.5, 1, [(3, -0.75)], [b"\xff", b"b"])]
     written.delta.first_prompt_token = (1, b"\xff")
     assert await broker.append([written]) == []
-    assert await broker.release([("a", 1)]) == 1
+    assert await broker.release([held("a", 1)]) == 1
     (claim,) = await take(broker, "e0", 1)
     assert claim.num_logged_tokens == num_tokens
 

@@ -12,7 +12,7 @@ from penstock.shared.broker import UNSERVED, Broker, DeadLetter
 from penstock.shared.connection import Subscriber
 from penstock.shared.records import DeathCause
 
-from .conftest import CAUSE, TTL_MS, die, enqueue, final, record, take
+from .conftest import CAUSE, TTL_MS, die, enqueue, final, held, record, take
 
 LEASE_MS = 300
 DEADLINE_S = 60
@@ -36,7 +36,7 @@ async def test_a_dead_engines_requests_go_on_at_the_next(broker: Broker) -> None
     assert await die(broker, "e0", external=True) == (2, 0)
     assert await die(broker, "e0", external=True) == (0, 0)
     claims = await take(broker, "e1", 5)
-    assert {(c.request_id, c.epoch, c.num_logged_tokens, c.alone_until) for c in claims} == {
+    assert {(c.request_id, c.attempt, c.num_logged_tokens, c.alone_until) for c in claims} == {
         ("a", 2, 1, -1),
         ("b", 2, 1, -1),
     }
@@ -63,12 +63,12 @@ async def test_a_lease_that_is_renewed_is_not_reaped(broker: Broker) -> None:
     await take(broker, "e1", 1, lease_ttl_ms=LEASE_MS)
 
     async def other_is_gone() -> bool:
-        assert await broker.renew("e1", [("b", 1)], lease_ttl_ms=LEASE_MS) == []
+        assert await broker.renew("e1", [held("b", 1)], lease_ttl_ms=LEASE_MS) == []
         return not await broker.claims("e0")
 
     found = await reap_until(broker, other_is_gone)
     assert [one.name for one in found] == ["e0"]
-    assert await broker.claims("e1") == [("b", 1)]
+    assert await broker.claims("e1") == [held("b", 1)]
 
 
 async def test_a_time_without_looks_does_not_count_against_leases(broker: Broker, commands) -> None:
@@ -79,7 +79,7 @@ async def test_a_time_without_looks_does_not_count_against_leases(broker: Broker
     await commands.execute("HSET", broker.keys.prefix + "reaper", "looked_at", 0)
     for _ in range(3):
         assert await broker.reap(CAUSE, max_deliveries=3, lease_ttl_ms=LEASE_MS) == []
-    assert await broker.renew("e0", [("a", 1)]) == []
+    assert await broker.renew("e0", [held("a", 1)]) == []
 
 
 async def test_the_renewal_of_a_stale_claim_is_refused(broker: Broker) -> None:
@@ -88,8 +88,8 @@ async def test_the_renewal_of_a_stale_claim_is_refused(broker: Broker) -> None:
     await die(broker, "e0", external=True)
     await take(broker, "e1", 1)
     await broker.cancel("c")
-    assert await broker.renew("e0", [("a", 1), ("b", 1), ("c", 1)]) == ["a", "b", "c"]
-    assert await broker.renew("e1", [("a", 2)]) == []
+    assert await broker.renew("e0", [held("a", 1), held("b", 1), held("c", 1)]) == ["a", "b", "c"]
+    assert await broker.renew("e1", [held("a", 2)]) == []
 
 
 async def test_a_request_that_kills_each_engine_is_parked_and_the_others_are_not(

@@ -59,7 +59,7 @@ async def test_a_request_goes_from_segment_to_segment_and_ends_when_its_input_is
     assert await take(broker, "e0", 5) == []
     assert await broker.input.extend("a", 1, chunk("b"))
     (second,) = await take(broker, "e1", 5)
-    assert (second.epoch, second.num_logged_tokens, second.payload) == (2, 2, b"payload")
+    assert (second.attempt, second.num_logged_tokens, second.payload) == (2, 2, b"payload")
     await broker.input.close("a")
     assert await broker.end_segments([segment(second, 1, 2, 9)]) == []
     log = await broker.read_log("a")
@@ -185,7 +185,7 @@ async def test_a_segment_whose_engine_dies_is_claimed_anew_and_input_added_meanw
     assert await die(broker, "e0", external=True) == (1, 0)
     await broker.input.extend("a", 2, chunk("c"))
     (claim,) = await take(broker, "e1", 1)
-    assert (claim.epoch, claim.num_logged_tokens) == (3, 2)
+    assert (claim.attempt, claim.num_logged_tokens) == (3, 2)
     assert await texts(broker) == ["b", "c"]
     assert await broker.end_segments([segment(claim, 1, 2, 9)]) == []
     assert await broker.state("a") == "queued"

@@ -8,7 +8,7 @@ import pytest
 from penstock.shared.broker import Broker
 from penstock.shared.messages import Delta
 
-from .conftest import TTL_MS, assert_nothing_is_left, enqueue, final, record, take
+from .conftest import TTL_MS, assert_nothing_is_left, enqueue, final, held, record, take
 
 
 async def test_claim_hands_out_in_order_and_up_to_the_limit(broker: Broker) -> None:
@@ -17,7 +17,7 @@ async def test_claim_hands_out_in_order_and_up_to_the_limit(broker: Broker) -> N
     second = await take(broker, "e1", 2)
     assert [claim.request_id for claim in first] == ["a", "b"]
     assert [claim.request_id for claim in second] == ["c"]
-    assert [(claim.epoch, claim.attempt, claim.num_logged_tokens) for claim in first] == [(1, 1, 0)] * 2
+    assert [(claim.attempt, claim.num_logged_tokens) for claim in first] == [(1, 0)] * 2
     assert await take(broker, "e0", 2) == []
 
 
@@ -60,12 +60,12 @@ async def test_a_stale_epoch_is_refused_by_the_server(broker: Broker) -> None:
     await enqueue(broker, "a")
     await take(broker, "e0", 1)
     assert await broker.append([record("a", 1, 0, 7)]) == []
-    assert await broker.release([("a", 1)]) == 1
+    assert await broker.release([held("a", 1)]) == 1
     (claim,) = await take(broker, "e1", 1)
-    assert (claim.epoch, claim.attempt, claim.num_logged_tokens) == (2, 2, 1)
+    assert (claim.attempt, claim.num_logged_tokens) == (2, 1)
     assert await broker.append([record("a", 1, 1, 99)]) == ["a"]
     assert await broker.finish([final("a", 1, 1, 99)]) == ["a"]
-    assert await broker.release([("a", 1)]) == 0
+    assert await broker.release([held("a", 1)]) == 0
     assert await broker.finish([final("a", 2, 1, 8)]) == []
     assert [delta.token_ids for delta in await broker.read_log("a")] == [[7], [8]]
 
@@ -128,14 +128,14 @@ async def test_a_handed_back_request_is_claimed_before_new_ones(broker: Broker) 
     await enqueue(broker, "a")
     await take(broker, "e0", 1)
     await enqueue(broker, "b")
-    await broker.release([("a", 1)])
+    await broker.release([held("a", 1)])
     assert [claim.request_id for claim in await take(broker, "e1", 5)] == ["a", "b"]
 
 
 async def test_a_cancelled_handed_back_request_is_not_claimed(broker: Broker) -> None:
     await enqueue(broker, "a")
     await take(broker, "e0", 1)
-    await broker.release([("a", 1)])
+    await broker.release([held("a", 1)])
     await broker.cancel("a")
     assert await take(broker, "e1", 5) == []
 

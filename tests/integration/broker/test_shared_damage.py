@@ -12,7 +12,7 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.policy import QueuePolicy, TenantPolicy
 
-from .conftest import CAUSE, die, enqueue, final, record, take
+from .conftest import CAUSE, die, enqueue, final, held, record, take
 from .snapshot import read_snapshot
 
 VALUES = ("", "x", "nan", "-1", "1e400", "999999999999999999999")
@@ -45,7 +45,7 @@ class Scene:
         for claim in await take(self.broker, "e0", 9):
             await self.broker.append([record(claim.request_id, claim.epoch, 0, 7)])
         await self.broker.finish([final("ended", 1, 1, 8)])
-        await self.broker.release([("handed", 1)])
+        await self.broker.release([held("handed", 1)])
         await enqueue(self.broker, "waiting", fail_fast=True, **self.options)
         await self.broker.reap(CAUSE, max_deliveries=3)
 
@@ -77,7 +77,7 @@ class Scene:
         """Do all that clients, engines, supervisors and operators do; returns what was served."""
         await self.queue.stats(tenants=True)
         await enqueue(self.broker, "new", **self.options)
-        await self.broker.renew("e0", [("running", 1)])
+        await self.broker.renew("e0", [held("running", 1)])
         await self.broker.renew_client("c", 600_000)
         served = await self.serve("e1")
         await self.broker.claims("e0")

@@ -16,7 +16,7 @@ from penstock.shared.errors import InputClosedError
 from penstock.shared.messages import Delta, FinishReason, InputChunk, SegmentEnd, Usage
 from penstock.shared.request_state import MOVES, RequestState, moves_as_lua
 
-from .conftest import die, enqueue, final, take
+from .conftest import die, enqueue, final, held, take
 
 ARCHITECTURE = Path(__file__).parents[3] / "ARCHITECTURE.md"
 
@@ -40,7 +40,7 @@ async def end_segment(broker: Broker) -> None:
     end = SegmentEnd(number=0, next_index=1, finish_reason=FinishReason.STOP)
     usage = Usage(num_prompt_tokens=1, num_output_tokens=1)
     delta = Delta(index=0, token_ids=[7], segment_ends=[end], usage=usage)
-    assert await broker.end_segments([SegmentRecord("a", 1, delta)]) == []
+    assert await broker.end_segments([SegmentRecord(*held("a", 1), delta)]) == []
 
 
 async def claim(broker: Broker) -> None:
@@ -71,7 +71,7 @@ async def damage(broker: Broker) -> None:
 
 
 async def release(broker: Broker) -> None:
-    assert await broker.release([("a", 1)]) == 1
+    assert await broker.release([held("a", 1)]) == 1
 
 
 async def finish(broker: Broker) -> None:
@@ -79,7 +79,7 @@ async def finish(broker: Broker) -> None:
 
 
 async def fail(broker: Broker) -> None:
-    assert await broker.finish([FinalRecord("a", 1, Delta(index=0, finish_reason=FinishReason.ERROR))]) == []
+    assert await broker.finish([FinalRecord(*held("a", 1), Delta(index=0, finish_reason=FinishReason.ERROR))]) == []
 
 
 async def park(broker: Broker) -> None:
