@@ -54,7 +54,9 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:{MODEL}:reaper                      hash      when a reaper last looked, and from when on leases count
     NS:{MODEL}:dead                        zset      ids of parked requests by time; until replayed or purged
     NS:{MODEL}:parked:ID                   hash      a parked request: payload, cause, counts; as "dead"
-    NS:{MODEL}:wake                        channel   "something was enqueued", to idle workers
+    NS:{MODEL}:vacant                      zset      engines to wake for what comes, by how full they are; as rooms
+    NS:{MODEL}:wake                        channel   "look again", to all engines: the queue goes on, policies changed
+    NS:{MODEL}:engine:ENGINE:wake          channel   "something came for you", to one engine with room
     NS:{MODEL}:request:ID                  hash      state of a request; result_ttl_ms after its end
     NS:{MODEL}:log:ID                      list      its Delta records; result_ttl_ms after its end
     NS:{MODEL}:outbox                      stream    ends of requests that have a webhook, until a job takes them
@@ -209,6 +211,9 @@ class ModelKeys:
 
     def engine_commands(self, engine_id: str) -> str:
         return f"{self.prefix}engine:{engine_id}:commands"
+
+    def engine_wake(self, engine_id: str) -> str:
+        return f"{self.prefix}engine:{engine_id}:wake"
 
     def call_replies(self, call_id: str) -> str:
         return f"{self.prefix}call:{call_id}:replies"

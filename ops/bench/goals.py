@@ -12,6 +12,7 @@ from .follow import FollowRow
 from .gateway_row import GatewayRow
 from .growth import GrowthRow
 from .queue_enqueue import EnqueueRow
+from .queue_fleet import FleetRow
 from .sides import ALONE, ALONE_INT8, LLAMA, SERVED, VLLM_ASYNC, VLLM_HTTP, VLLM_OFFLINE
 
 MIN_THROUGHPUT_OVER_VLLM = {"tiny": 2.0, "smol135": 1.2, "qwen06": 1.2}
@@ -24,6 +25,9 @@ MAX_ADDED_TTFT_MS = 2.0
 MIN_GATEWAY_OVER_CLIENT = 0.85
 MAX_READY_OVER_VLLM = 0.1
 MAX_RSS_OVER_VLLM = 0.4
+# The most engines over one.
+MAX_FLEET_P50_RATIO = 1.5
+MAX_FLEET_REDIS_RATIO = 3.0
 # By the rows of queue_enqueue, in order: one at a time, many tasks, in bulk.
 MIN_ENQUEUE_OVER_RIVAL = (None, 2.0, 0.5)
 MIN_FOLLOWED_DELTAS_PER_S = 50_000
@@ -131,6 +135,14 @@ def follow_goals(row: FollowRow) -> Iterator[Goal]:
         value=row.deltas_per_s,
         at_least=MIN_FOLLOWED_DELTAS_PER_S,
     )
+
+
+def fleet_goals(row: FleetRow) -> Iterator[Goal]:
+    """Whether a request costs the same, however many engines there are."""
+    most, least = row.sizes[-1].num_engines, row.sizes[0].num_engines
+    over = f"of {most:,} engines over {least}"
+    yield Goal(model="none", what=f"enqueue to claim p50 {over}", value=row.p50_ratio, at_most=MAX_FLEET_P50_RATIO)
+    yield Goal(model="none", what=f"Redis CPU a request {over}", value=row.redis_ratio, at_most=MAX_FLEET_REDIS_RATIO)
 
 
 def enqueue_goals(row: EnqueueRow) -> Iterator[Goal]:

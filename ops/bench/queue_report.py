@@ -7,9 +7,10 @@ from collections.abc import Callable
 import msgspec
 from rich.table import Table
 
-from .goals import MIN_ENQUEUE_OVER_RIVAL
+from .goals import MAX_FLEET_P50_RATIO, MAX_FLEET_REDIS_RATIO, MIN_ENQUEUE_OVER_RIVAL
 from .queue_enqueue import EnqueueRow
 from .queue_fairness import FairnessRow, Feel
+from .queue_fleet import FleetRow
 from .queue_idle import IdleRow
 from .queue_scale import ScaleRow
 from .tables import figure_table
@@ -27,6 +28,7 @@ class QueueRows(msgspec.Struct, kw_only=True):
     scale: ScaleRow | None = None
     fairness: FairnessRow | None = None
     idle: IdleRow | None = None
+    fleet: FleetRow | None = None
 
 
 def measured_rows(rows: QueueRows) -> list[str]:
@@ -119,4 +121,40 @@ def _idle(row: IdleRow) -> Table:
     return table
 
 
-_TABLES: dict[str, Callable[..., Table]] = {"enqueue": _rates, "scale": _scale, "fairness": _fairness, "idle": _idle}
+def _fleet(row: FleetRow) -> Table:
+    title = f"a fleet of engines, {row.requests_per_s:g} requests/s one by one"
+    table = figure_table(
+        title,
+        "engines",
+        "claims a request",
+        "Redis CPU a request, ms",
+        "enqueue to claim p50 / p99, ms",
+        "idle, % of a core",
+        "all dead: queued again, s",
+        "longest script, ms",
+    )
+    for size in row.sizes:
+        table.add_row(
+            f"{size.num_engines:,}",
+            f"{size.claims_per_request:.1f}",
+            f"{size.redis_ms_per_request:.2f}",
+            f"{size.to_claim_p50_ms:.2f} / {size.to_claim_p99_ms:.2f}",
+            f"{100 * size.idle_cpu_share:.1f}",
+            f"{size.storm_s:.2f}",
+            f"{size.storm_longest_ms:.1f}",
+        )
+    table.caption = (
+        f"most over one: enqueue to claim p50 {row.p50_ratio:.2f} (goal ≤ {MAX_FLEET_P50_RATIO:g}), Redis CPU a "
+        f"request {row.redis_ratio:.2f} (goal ≤ {MAX_FLEET_REDIS_RATIO:g}); dead engines held "
+        f"{row.claims_per_dead_engine} requests each"
+    )
+    return table
+
+
+_TABLES: dict[str, Callable[..., Table]] = {
+    "enqueue": _rates,
+    "scale": _scale,
+    "fairness": _fairness,
+    "idle": _idle,
+    "fleet": _fleet,
+}

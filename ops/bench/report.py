@@ -26,7 +26,7 @@ from .engine_report import engine_tables, follow_table, gateway_table, goals_tab
 from .engine_row import EngineRow
 from .follow import FollowRow
 from .gateway_row import GatewayRow
-from .goals import Goal, engine_goals, enqueue_goals, follow_goals, gateway_goals, growth_goals
+from .goals import Goal, engine_goals, enqueue_goals, fleet_goals, follow_goals, gateway_goals, growth_goals
 from .growth import GrowthRow
 from .other_load import OtherLoad
 from .queue_report import QueueRows, measured_rows, queue_table
@@ -170,6 +170,8 @@ def _goals_by_row(report: BenchReport) -> Iterator[tuple[str, Callable[[], Itera
         yield "follow", partial(follow_goals, report.follow)
     if report.queue.enqueue is not None:
         yield "enqueue", partial(enqueue_goals, report.queue.enqueue)
+    if report.queue.fleet is not None:
+        yield "fleet", partial(fleet_goals, report.queue.fleet)
 
 
 def _one(draw: Callable[[T], Table], row: T) -> Iterator[Table]:

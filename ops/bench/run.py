@@ -33,6 +33,7 @@ from .other_load import LoadWatch
 from .private_redis import private_redis
 from .queue_enqueue import measure_enqueue
 from .queue_fairness import measure_fairness
+from .queue_fleet import measure_fleet
 from .queue_idle import measure_idle
 from .queue_scale import measure_scale
 from .recovery import measure_recovery
@@ -171,6 +172,9 @@ def _other_rows(
     def idle() -> None:
         report.queue.idle = measure_idle()
 
+    def fleet() -> None:
+        report.queue.fleet = measure_fleet(seed=options.seed)
+
     def follow() -> None:
         report.follow = measure_follow()
 
@@ -183,6 +187,7 @@ def _other_rows(
         ("scale", f"filling a queue with {options.queue_depth:,} requests …", scale),
         ("fairness", "flooding …", fairness),
         ("idle", "watching an idle worker …", idle),
+        ("fleet", "waking engines, one to 1,000 …", fleet),
         ("follow", "following streams …", follow),
     ]
 

@@ -199,13 +199,17 @@ class Broker:
         return counts[0], counts[1]
 
     async def reap(self, cause: DeathCause, *, max_deliveries: int, lease_ttl_ms: int = LEASE_TTL_MS) -> list[Reaped]:
-        """Take back what engines hold whose lease has ended, and cancel what vanished clients waited for."""
-        found = await self._run(
-            "reap",
-            [self.keys.leases],
-            [max_deliveries, lease_ttl_ms, MAX_REAP_GAP_MS, _encoder.encode(cause)],
-        )
-        return [Reaped(kind.decode(), name.decode(), count, parked) for kind, name, count, parked in found]
+        """Take back what engines hold whose lease has ended, and cancel what vanished clients waited for.
+
+        However many there are, Redis serves others in between: one script takes 64 engines and 256 clients.
+        """
+        args = [max_deliveries, lease_ttl_ms, MAX_REAP_GAP_MS, _encoder.encode(cause)]
+        reaped: list[Reaped] = []
+        is_more = True
+        while is_more:
+            found, is_more = await self._run("reap", [self.keys.leases], args)
+            reaped += [Reaped(kind.decode(), name.decode(), count, parked) for kind, name, count, parked in found]
+        return reaped
 
     async def expire(self, *, grace_ms: int = EXPIRY_GRACE_MS) -> int:
         """End what is past its deadline, what runs only after ``grace_ms``; returns how many.

@@ -12,7 +12,7 @@ from ..request_state import moves_as_lua
 
 # What changes who waits, runs or has ended needs all of these; what only writes to a request needs the first. Each call
 # makes every function of its text anew, about a tenth of a microsecond each.
-_SHARED = ("lib", "tenants", "lanes", "damage", "life")
+_SHARED = ("lib", "rooms", "tenants", "lanes", "damage", "life")
 _PLAIN = ("append", "renew", "renew_client", "leave", "withdraw")
 # Each script's own parts, in order.
 _PARTS = {
@@ -26,7 +26,7 @@ _PARTS = {
     "cancel": ("cancel",),
     "release": ("release",),
     "renew": ("renew",),
-    "withdraw": ("withdraw",),
+    "withdraw": ("rooms", "withdraw"),
     "renew_client": ("renew_client",),
     "leave": ("leave",),
     "reclaim": ("death", "reclaim"),

@@ -21,8 +21,10 @@ from .request_log import RequestLog
 from .running_generations import RunningGenerations
 from .segments import Segment
 
-IDLE_POLL_S = 1.0  # the wake channel is the way; this is for a message lost with its connection
+# Wakes are the way, a new connection looks by itself, and reapers wake for what was left: this is for what is unknown.
+IDLE_POLL_S = 5.0
 REDIS_PAUSE_S = 0.2
+LEAVE_TIMEOUT_S = 1.0
 # Of 64 sequences 4 are kept for tenants that have less than an equal part, where tenants share the model.
 SEQS_PER_KEPT_ONE = 16
 # A claim that a stopped Redis still had in its socket may be carried out after we have looked.
@@ -66,7 +68,7 @@ class ClaimLoop:
         return time.monotonic() - self._claimed_at < seconds
 
     def wake(self, _: object = None) -> None:
-        """Look again: something was enqueued, or there is more room."""
+        """Look again: something came for this engine, the queue goes on, or there is more room."""
         self._wake.set()
 
     def look_for_unseen(self) -> None:
@@ -81,6 +83,14 @@ class ClaimLoop:
         """Claim nothing more. A claim under way is admitted first: the wave in its reply would be nobody's."""
         self._is_stopping = True
         self._wake.set()
+
+    async def leave(self) -> None:
+        """Let nobody count on this engine's room or wake it; after ``stop``. Not for long: that heals by itself."""
+        try:
+            async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                await self._broker.withdraw(self._engine_id)
+        except (TimeoutError, RedisUnavailableError) as error:
+            log.warning("the engine's room is still in Redis", error=str(error))
 
     async def pause(self) -> None:
         """Claim nothing until ``resume``. Returns when a claim under way is admitted; doing it twice does nothing."""

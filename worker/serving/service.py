@@ -80,7 +80,8 @@ class WorkerService:
         keys = self._broker.keys
         text_calls = TextCalls(Path(ready.model_folder), codec, ready.max_model_len, ready.vocab_size)
         self._control.answer_too(text_calls.functions)
-        await self._subscriber.subscribe(keys.wake, self._claiming.wake, self._claiming.wake)
+        for channel in (keys.engine_wake(self._engine_id), keys.wake):
+            await self._subscriber.subscribe(channel, self._claiming.wake, self._claiming.wake)
         await self._subscriber.subscribe(keys.engine_commands(self._engine_id), self._on_command)
         self._publishing = asyncio.create_task(self._publisher.run())
         self._renewing = asyncio.create_task(self._renew_forever())
@@ -94,6 +95,7 @@ class WorkerService:
         await self._control.close()
         self._claiming.stop()
         await claiming
+        await self._claiming.leave()
         for task in done:
             task.result()
 

@@ -122,13 +122,19 @@ local function take_from(line, most)
 end
 
 -- What the engine holds now, for the others that come after it: sequences in all, held, tokens in all, held.
-local function room() return {limit + held, held + num_taken, kv_tokens, held_kv_tokens + taken_tokens} end
+local function room()
+  return {seqs = limit + held, held_seqs = held + num_taken, tokens = kv_tokens,
+    held_tokens = held_kv_tokens + taken_tokens}
+end
 
-local function reply()
-  redis.call('HSET', prefix .. 'rooms', engine, table.concat(room(), ' '))
+-- takes_more: whether it is to be told of what comes. One that runs a suspect, or empties itself for one, is not.
+local function reply(takes_more)
+  set_room(prefix, engine, room())
+  if takes_more and num_taken < limit then set_vacant(prefix, engine, room()) end
   return {wave, retry_ms}
 end
 
+redis.call('ZREM', prefix .. 'vacant', engine)
 expire_due(prefix, 100, math.huge)
 -- What this engine keeps its cache for is found again below, if it still does not fit.
 if redis.call('GET', prefix .. 'reserved') == engine then redis.call('DEL', prefix .. 'reserved') end
@@ -139,17 +145,17 @@ local suspect = redis.call('LINDEX', prefix .. 'suspects', 0)
 if suspect and limit > 0 then
   if held == 0 then
     take_from('suspects', 1)
-    if num_taken > 0 then return reply() end
+    if num_taken > 0 then return reply(false) end
   end
   local since = whole(fields_of(prefix .. 'request:' .. suspect, 'suspected_at').suspected_at) or now
   if now - since > WARD_AFTER_MS then redis.call('SET', prefix .. 'ward', engine, 'NX', 'PX', WARD_TTL_MS) end
   if redis.call('GET', prefix .. 'ward') == engine then
     redis.call('PEXPIRE', prefix .. 'ward', WARD_TTL_MS)
-    return reply()
+    return reply(false)
   end
 end
 
-if take_from('returned', limit) then return reply() end
+if take_from('returned', limit) then return reply(true) end
 
 for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'blocked', '-inf', now, 'LIMIT', 0, 100)) do
   unblock(prefix, tenant)
@@ -268,4 +274,4 @@ for _, band in ipairs(queue_policy(prefix).bands) do
 end
 local first_blocked = redis.call('ZRANGE', prefix .. 'blocked', 0, 0, 'WITHSCORES')[2]
 if first_blocked and first_blocked ~= 'inf' then retry_in(math.max(1, tonumber(first_blocked) - now)) end
-return reply()
+return reply(true)

@@ -17,5 +17,5 @@ end
 -- Quotas may be different now: whoever is over one is looked at again.
 for _, tenant in ipairs(redis.call('ZRANGE', prefix .. 'blocked', 0, -1)) do unblock(prefix, tenant) end
 redis.call('SET', prefix .. 'policy', ARGV[2])
-redis.call('PUBLISH', prefix .. 'wake', '')
+wake_all(prefix)
 return occupied

@@ -7,5 +7,5 @@ else
   redis.call('HSET', prefix .. 'tenants', tenant, ARGV[3])
 end
 unblock(prefix, tenant)
-redis.call('PUBLISH', prefix .. 'wake', '')
+wake_all(prefix)
 return 1

@@ -66,7 +66,7 @@ local function reclaim_engine(prefix, engine, is_external, max_deliveries, cause
   end
   redis.call('DEL', claims_key)
   redis.call('ZREM', prefix .. 'leases', engine)
-  redis.call('HDEL', prefix .. 'rooms', engine)
+  set_room(prefix, engine, nil)
   for _, role in ipairs({'ward', 'reserved'}) do
     if redis.call('GET', prefix .. role) == engine then redis.call('DEL', prefix .. role) end
   end

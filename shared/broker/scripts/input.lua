@@ -17,5 +17,5 @@ local function resume(prefix, key, id)
   leave_awaiting(prefix, key)
   move(key, 'awaiting_input', 'queued', 'line', 'returned', 'arrived_at', now_ms())
   redis.call('RPUSH', prefix .. 'returned', id)
-  redis.call('PUBLISH', prefix .. 'wake', id)
+  wake_engines(prefix, 1)
 end

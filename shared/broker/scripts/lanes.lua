@@ -61,7 +61,8 @@ local function unblock(prefix, tenant)
     local head = first_entry(prefix, band, tenant)
     if head then open_lane(prefix, band, tenant, arrival_ms(head[1])) end
   end
-  redis.call('PUBLISH', prefix .. 'wake', tenant)
+  local may_start = limit_of(tenant_policy(prefix, tenant).max_concurrent_requests) - num_started(prefix, tenant)
+  wake_engines(prefix, math.min(may_start, (waiting(prefix, prefix .. 'tenant:' .. tenant))))
 end
 
 -- Put a request at the end of its lane, and write its hash, of which record is a part. note_entered comes last.
@@ -85,7 +86,9 @@ end
 
 -- Count what has entered lanes; once for each lane, however many requests.
 local function note_entered(prefix)
+  local num_entered = 0
   for _, of in pairs(entered) do
+    num_entered = num_entered + of.depth
     local owner, band = prefix .. 'tenant:' .. of.tenant, of.band
     redis.call('HINCRBY', owner, 'depth:' .. band, of.depth)
     redis.call('HINCRBY', owner, 'tokens:' .. band, of.tokens)
@@ -100,7 +103,7 @@ local function note_entered(prefix)
       end
     end
   end
-  redis.call('PUBLISH', prefix .. 'wake', '')
+  wake_engines(prefix, num_entered)
 end
 
 -- Set what is counted of a lane; the sums of all follow.

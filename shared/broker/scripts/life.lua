@@ -192,7 +192,7 @@ local function put_back(prefix, key, id, line)
   leave_claims(prefix, redis.call('HGET', key, 'engine'), id)
   move(key, 'claimed', 'queued', 'line', line)
   redis.call('HDEL', key, 'engine')
-  redis.call('PUBLISH', prefix .. 'wake', id)
+  wake_engines(prefix, 1)
 end
 
 -- Move a request to the dead letter; its caller gets the error. cause is an encoded DeathCause. payload is nil if it was

@@ -81,12 +81,6 @@ local function all_tenants()
   return tenants
 end
 
-local function is_room(room)
-  local num_numbers = 0
-  for number in string.gmatch(room, '%S+') do num_numbers = num_numbers + (is_number(number) and 1 or -9) end
-  return num_numbers == 4
-end
-
 local function repair_engines()
   for _, engine in ipairs(engines_of(prefix)) do
     -- One that is dead must be found by a reaper.
@@ -156,20 +150,21 @@ end
 
 for name, wanted in pairs({policy = 'string', active = 'set', returned = 'list', suspects = 'list', leases = 'zset',
   clients = 'zset', deadlines = 'zset', fail_fast = 'set', dead = 'zset', reserved = 'string', ward = 'string',
-  blocked = 'zset', outbox = 'stream'}) do
+  blocked = 'zset', vacant = 'zset', outbox = 'stream'}) do
   keep_type(name, wanted)
 end
 keep_fields('queue', {credit = is_number, depth = is_integer, tokens = is_integer, num_started = is_count,
   num_awaiting = is_count})
-keep_fields('rooms', is_room)
+keep_fields('rooms', read_room)
 keep_fields('reaper', is_count)
 repair_policies()
 for _, band in ipairs(queue_policy(prefix).bands) do
   for _, kind in ipairs({'ready:', 'heads:', 'idle:'}) do keep_type(kind .. band, 'zset') end
 end
 repair_engines()
+recount_rooms(prefix)
 repair_tenants()
 redis.call('HSET', queue, 'num_started', recount_started(prefix))
 for tenant in pairs(all_tenants()) do forget_idle(prefix, tenant) end
-redis.call('PUBLISH', prefix .. 'wake', '')
+wake_all(prefix)
 return found

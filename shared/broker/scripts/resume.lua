@@ -2,5 +2,5 @@
 local was_paused = redis.call('HDEL', ARGV[1] .. 'queue', 'paused')
 -- What was put back has started and waits to go on: the time of that is not slow service.
 if was_paused == 1 then redis.call('HSET', ARGV[1] .. 'queue', 'rate_at', now_ms()) end
-redis.call('PUBLISH', ARGV[1] .. 'wake', '')
+wake_all(ARGV[1])
 return was_paused

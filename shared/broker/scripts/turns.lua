@@ -46,29 +46,20 @@ local function settle_turn(prefix, turn, tokens)
   end
 end
 
--- What all live engines can hold and hold, as the sums of their rooms: sequences in all, held, tokens in all, held; and
--- how many requests wait. room is this engine's. Returns nil if it is alone.
+-- What all engines can hold and hold, and how many requests wait. room is this engine's. Returns nil if it is alone.
 local function all_rooms(prefix, engine, room)
-  local live, sums, is_alone = {}, {unpack(room)}, true
-  for _, name in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'leases', now_ms(), '+inf')) do live[name] = true end
-  local rooms = redis.call('HGETALL', prefix .. 'rooms')
-  for i = 1, #rooms, 2 do
-    if live[rooms[i]] and rooms[i] ~= engine then
-      is_alone = false
-      local j = 1
-      for number in string.gmatch(rooms[i + 1], '%S+') do sums[j], j = sums[j] + tonumber(number), j + 1 end
-    end
-  end
-  if is_alone then return nil end
-  sums[5] = waiting(prefix, prefix .. 'queue')
+  local sums = other_rooms(prefix, engine)
+  if not sums then return nil end
+  for field, number in pairs(room) do sums[field] = sums[field] + number end
+  sums.num_waiting = waiting(prefix, prefix .. 'queue')
   return sums
 end
 
--- Whether an engine holds its part already, all that live being filled alike, by the scarcer of sequences and cache.
--- room is as it is now; each request that waits takes kv_tokens of the cache on the average.
+-- Whether an engine holds its part already, all being filled alike, by the scarcer of sequences and cache. room is as it
+-- is now; each request that waits takes kv_tokens of the cache on the average.
 local function has_its_part(all, room, kv_tokens)
   if not all then return false end
-  local num_seqs, num_tokens = all[2] + all[5], all[4] + all[5] * kv_tokens
-  if num_seqs * all[3] >= num_tokens * all[1] then return room[2] * all[1] >= num_seqs * room[1] end
-  return room[4] * all[3] >= num_tokens * room[3]
+  local num_seqs, num_tokens = all.held_seqs + all.num_waiting, all.held_tokens + all.num_waiting * kv_tokens
+  if num_seqs * all.tokens >= num_tokens * all.seqs then return room.held_seqs * all.seqs >= num_seqs * room.seqs end
+  return room.held_tokens * all.tokens >= num_tokens * room.tokens
 end

@@ -26,6 +26,7 @@ def check_all(found: Snapshot, expected: ExpectedQueue) -> None:
     check_sums(found, expected)
     check_claims(found, expected)
     check_registers(found, expected)
+    check_rooms(found, expected)
 
 
 def check_requests(found: Snapshot, expected: ExpectedQueue) -> None:
@@ -108,6 +109,16 @@ def check_claims(found: Snapshot, expected: ExpectedQueue) -> None:
     assert standing.keys() == {request_id for request_id, r in expected.requests.items() if r.is_returned}
     for request_id, hash in found.of("request").items():
         assert hash.get("line") == standing.get(request_id)
+
+
+def check_rooms(found: Snapshot, expected: ExpectedQueue) -> None:
+    """Sums of rooms are those of the rooms; who is woken for what comes has a room and left some of it."""
+    rooms = [[int(number) for number in text.split()] for text in found.one("rooms").values()]
+    queue = found.one("queue")
+    assert int(queue.get("rooms", 0)) == len(rooms)
+    for i, name in enumerate(("room_seqs", "room_held_seqs", "room_tokens", "room_held_tokens")):
+        assert int(queue.get(name, 0)) == sum(room[i] for room in rooms)
+    assert found.one("vacant").keys() <= expected.vacant & found.one("rooms").keys()
 
 
 def check_registers(found: Snapshot, expected: ExpectedQueue) -> None:

@@ -76,7 +76,19 @@ async def die(broker: Broker, engine_id: str, *, external: bool, max_deliveries:
 async def assert_nothing_is_left(commands: CommandConnection, broker: Broker) -> None:
     """After the end of all requests: results that expire, and what is known of queue and engines."""
     found = await read_snapshot(commands, broker.keys)
-    assert found.kinds <= {"request", "log", "queue", "policy", "leases", "rooms", "reaper", "idle", "parked", "dead"}
+    assert found.kinds <= {
+        "request",
+        "log",
+        "queue",
+        "policy",
+        "leases",
+        "rooms",
+        "vacant",
+        "reaper",
+        "idle",
+        "parked",
+        "dead",
+    }
     assert all(found.ttl_ms(kind, name) > 0 for kind in ("request", "log") for name in found.of(kind))
     counts = {name: value for name, value in found.one("queue").items() if name.startswith(("depth", "tokens", "num_"))}
     assert set(counts.values()) <= {"0"}

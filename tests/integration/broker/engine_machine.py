@@ -138,6 +138,7 @@ class EngineMachine(RuleBasedStateMachine):
             held = self.expected.held_by(engine)
         wave = self.do(take(self.broker, engine, limit, num_held=len(held), lease_ttl_ms=LEASE_MS))
         self.expected.leases.add(engine)
+        self.note_vacancy(engine, wave, limit)
         if not wave:
             assert held or not self.expected.claimable()
         assert not (wave and self.expected.is_paused)
@@ -149,6 +150,16 @@ class EngineMachine(RuleBasedStateMachine):
                 self.check_turn(claim.request_id)
             self.check_claim(claim, engine)
         return self.some_holding(engine)
+
+    def note_vacancy(self, engine: str, wave: list[Claim], limit: int) -> None:
+        if self.expected.is_paused:
+            return  # it is as it was
+        ward = self.do(self.connection.execute("GET", self.broker.keys.prefix + "ward"))
+        is_apart = ward == engine.encode() or any(claim.alone_until >= 0 for claim in wave)
+        if len(wave) < limit and not is_apart:
+            self.expected.vacant.add(engine)
+        else:
+            self.expected.vacant.discard(engine)
 
     def check_turn(self, request_id: str) -> None:
         """It is the first of its lane, no higher band has a lane to claim from, and its tenant is within its quota."""
@@ -217,6 +228,12 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.do(self.broker.renew(holding.engine, claims, lease_ttl_ms=LEASE_MS)) == self.refused(holding)
         self.expected.leases.add(holding.engine)
 
+    @rule(engine=st.sampled_from(ENGINES))
+    def withdraw(self, engine: str) -> None:
+        """It sleeps or drains: it claims nothing until it says otherwise."""
+        self.do(self.broker.withdraw(engine))
+        self.expected.vacant.discard(engine)
+
     @rule(holding=holdings)
     def park(self, holding: Holding) -> None:
         held = self.holds(holding)
@@ -244,6 +261,7 @@ class EngineMachine(RuleBasedStateMachine):
             num_returned, num_parked = self.do(work)
             assert num_returned + num_parked == len(held)
         self.expected.leases.discard(engine)
+        self.expected.vacant.discard(engine)
         for request_id, request in held.items():
             request.num_deaths += 1
             request.queue_again()

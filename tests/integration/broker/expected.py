@@ -93,6 +93,8 @@ class ExpectedQueue:
         self.order = order
         self.requests: dict[str, ExpectedRequest] = {}
         self.leases: set[str] = set()
+        # Engines whose last claim left room. They may have been woken since; their next claim tells.
+        self.vacant: set[str] = set()
         self.is_paused = False
 
     def add(self, request_id: str, request: ExpectedRequest) -> None:
