@@ -11,7 +11,14 @@ import msgspec
 from ...shared.errors import ValidationError
 from ...shared.messages import FinishReason
 from ...shared.messages import Usage as TokenCounts
-from ...shared.params import MAX_SEED, RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+from ...shared.params import (
+    MAX_SEED,
+    RepetitionDetectionParams,
+    RepetitionFields,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+from ...shared.structured_checks import GrammarFields
 from ..options import RequestOptions
 from .errors import bad_field, cancelled, expired
 
@@ -32,26 +39,12 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     continuous_usage_stats: bool | None = None
 
 
-class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """vLLM's ``structured_outputs``: exactly one grammar; see ``SamplingParams``."""
-
-    json: str | dict[str, Any] | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    structural_tag: str | None = None
-    disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
-    whitespace_pattern: str | None = None
+class StructuredOutputs(GrammarFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's ``structured_outputs``: exactly one grammar; see ``StructuredOutputsParams``."""
 
 
-class RepetitionDetection(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class RepetitionDetection(RepetitionFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """vLLM's ``repetition_detection``; see ``RepetitionDetectionParams``."""
-
-    max_pattern_size: int = 0
-    min_pattern_size: int = 0
-    min_count: int = 0
 
 
 class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
