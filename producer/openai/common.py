@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
@@ -235,6 +235,21 @@ class UsageCounter:
     @property
     def usage(self) -> Usage:
         return Usage.of(list(self._counts.values()))
+
+
+class ResponseHead(TypedDict):
+    """What the bodies and the chunks of one response begin with."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+def response_head(response_id: str, model: str) -> ResponseHead:
+    """Return it; ``created`` follows from the id."""
+    created = created_at(response_id)
+    return {"id": response_id, "created": created, "model": model, "system_fingerprint": SYSTEM_FINGERPRINT}
 
 
 def new_id(prefix: str, fingerprint: str = "") -> str:
