@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..shared.errors import ValidationError
 from ..shared.messages import Delta
@@ -14,9 +14,19 @@ from .outputs import RequestOutput
 from .requests.fan_out import child_ids
 from .requests.output_stream import outputs_of
 from .requests.reader import collect
+from .requests.single_requests import FollowOptions
 
-if TYPE_CHECKING:
-    from .detached import DetachedRequests
+
+class Follower(Protocol):
+    """What a handle acts by: the part of the client that knows requests by their id."""
+
+    def follow(self, model: str, request_ids: Sequence[str], each: Sequence[FollowOptions]) -> AsyncGenerator[Delta]:
+        """Iterate over the answers of a request that is already enqueued, each as ``each`` says."""
+        ...
+
+    async def cancel(self, request_id: str, *, model: str | None = None, n: int = 1) -> None:
+        """End a request, all ``n`` answers."""
+        ...
 
 
 class RequestHandle:
@@ -28,9 +38,7 @@ class RequestHandle:
 
     __slots__ = ("_child_ids", "_client", "_prompt", "model", "n", "request_id")  # submit_many makes thousands
 
-    def __init__(
-        self, client: DetachedRequests, model: str, request_id: str, prompt: object = None, *, n: int = 1
-    ) -> None:
+    def __init__(self, client: Follower, model: str, request_id: str, prompt: object = None, *, n: int = 1) -> None:
         self._client = client
         self.model = model
         self.request_id = request_id

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from ..shared.errors import ValidationError
 from ..shared.messages import Delta
 from ..shared.shown import shown
+from .answer_positions import AnswerPositions
 from .client import Client
 
 END = "end"
@@ -25,10 +26,10 @@ _INDEX = re.compile(r"-1|[0-9]{1,9}")
 class StreamPosition:
     """What a reader has of each of ``n`` answers."""
 
-    __slots__ = ("_last",)
+    __slots__ = ("_answers",)
 
     def __init__(self, n: int = 1) -> None:
-        self._last = [-1] * n
+        self._answers = AnswerPositions([0] * n, [False] * n)
 
     @classmethod
     def parse(cls, event_id: str | None, n: int = 1) -> StreamPosition:
@@ -42,37 +43,39 @@ class StreamPosition:
             return position
         parts = event_id.split(",")
         if parts == [END]:
-            position._last = [_PAST_ALL] * n
-        elif len(parts) == n and all(part == END or _INDEX.fullmatch(part) for part in parts):
-            position._last = [_PAST_ALL if part == END else int(part) for part in parts]
-        else:
+            parts = [END] * n
+        if len(parts) != n or not all(part == END or _INDEX.fullmatch(part) for part in parts):
             raise ValidationError(
                 f"Last-Event-ID must be the id of an event of this stream, {n} token "
                 f"{'index' if n == 1 else 'indexes, with commas'} (or {END!r}), got {shown(event_id)}"
             )
+        ended = [part == END for part in parts]
+        position._answers = AnswerPositions([0 if part == END else int(part) + 1 for part in parts], ended)
         return position
 
     @property
     def after(self) -> list[int]:
         """For each answer the index of the last token that the reader has, as ``RequestHandle.stream`` takes it."""
-        return list(self._last)
+        answers = self._answers
+        pairs = zip(answers.next_indexes, answers.ended, strict=True)
+        return [_PAST_ALL if ended else index - 1 for index, ended in pairs]
 
     @property
     def ended(self) -> bool:
         """Whether the reader has everything: HTTP 204 tells a browser not to come again."""
-        return all(last == _PAST_ALL for last in self._last)
+        return all(self._answers.ended)
 
     def advance(self, delta: Delta) -> bool:
         """Note that the reader gets ``delta``; False if it is of an answer whose end the reader has."""
-        if self._last[delta.child] == _PAST_ALL:
+        if self._answers.ended[delta.child]:
             return False
-        self._last[delta.child] = _PAST_ALL if delta.finished else delta.next_index - 1
+        self._answers.advance(delta.child, delta)
         return True
 
     def __str__(self) -> str:
         if self.ended:
             return END
-        return ",".join(END if last == _PAST_ALL else str(last) for last in self._last)
+        return ",".join(END if last == _PAST_ALL else str(last) for last in self.after)
 
 
 async def reconnect(

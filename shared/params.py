@@ -23,7 +23,7 @@ from .param_checks import (
     check_token_ids,
 )
 from .shown import shown
-from .structured_checks import check_structured_outputs
+from .structured_checks import GrammarFields, check_structured_outputs
 
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
@@ -79,7 +79,7 @@ class PoolingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen=
     output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
 
 
-class StructuredOutputsParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+class StructuredOutputsParams(GrammarFields, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     """Constrain the output to a grammar: exactly one of the first six is set.
 
     Args:
@@ -98,22 +98,20 @@ class StructuredOutputsParams(msgspec.Struct, array_like=True, omit_defaults=Tru
         ValidationError: not exactly one is set, or one has the wrong type or size.
     """
 
-    json: str | dict[str, Any] | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    structural_tag: str | None = None
-    disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
-    whitespace_pattern: str | None = None
-
     def __post_init__(self) -> None:
         check_structured_outputs(self)
 
 
+class RepetitionFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of ``RepetitionDetectionParams``, and of ``repetition_detection`` in a body."""
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+
 class RepetitionDetectionParams(
-    msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False
+    RepetitionFields, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False
 ):
     """End a generation whose last output tokens are ``min_count`` times the same pattern.
 
@@ -125,10 +123,6 @@ class RepetitionDetectionParams(
     Raises:
         ValidationError: a value has the wrong type or range.
     """
-
-    max_pattern_size: int = 0
-    min_pattern_size: int = 0
-    min_count: int = 0
 
     def __post_init__(self) -> None:
         check_number("repetition_detection.max_pattern_size", self.max_pattern_size, int, 0, MAX_PATTERN_SIZE)

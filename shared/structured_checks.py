@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import msgspec
 
 from .encodable import check_encodable, check_text
 from .errors import ValidationError
 from .shown import shown
-
-if TYPE_CHECKING:
-    from .params import StructuredOutputsParams
 
 GRAMMAR_FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 # What grammars compile from; a schema of a thousand fields has about 100 kB.
@@ -19,7 +18,21 @@ MAX_GRAMMAR_NESTING = 64
 MAX_CHOICES = 10_000
 
 
-def check_structured_outputs(params: StructuredOutputsParams) -> None:
+class GrammarFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of ``StructuredOutputsParams``, which says what they mean, and of ``structured_outputs`` in a body."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+
+def check_structured_outputs(params: GrammarFields) -> None:
     """Exactly one grammar, of the type and size that it may have.
 
     Raises:

@@ -89,7 +89,7 @@ def paged_attention(
         alibi_slopes: ``[H]`` float32; ``slope * (key position - query position)`` is added to a score, after the cap.
         mask_rule: replaces causality and ``window``: ``rule(0, 0, query_positions, key_positions)``, two
             broadcastable integer tensors, is True where the query may see the key.
-        key_scale, value_scale: what a float8 cache holds is worth this many times its number.
+        key_scale, value_scale: a key or value is the number in its float8 cache times this scale.
         is_batch_invariant: a token's result has the same bits in every batch of ``T`` tokens (on a GPU, of any
             number), whatever the others are and however its request is cut up; slower.
         backend: one of ``dispatch.BACKENDS`` to have that one, where it can do what is asked.

@@ -12,27 +12,21 @@ from __future__ import annotations
 
 import re
 
-from .. import Delta
+from ..answer_positions import AnswerPositions
 from ..openai.common import fingerprint_of
 from ..openai.errors import OpenAIError
 
 _FORM = re.compile(r"([A-Za-z0-9_-]{1,100}):(\d{1,10}e?(?:\.\d{1,10}e?)*)(\.u)?")
 
 
-class Position:
-    """The position of one stream; answers are counted over prompts: ``n`` of the first, then ``n`` of the second.
-
-    Args:
-        next_indexes: by answer, the index of its first token that was not told.
-        ended: by answer, whether its end was told.
-    """
+class Position(AnswerPositions):
+    """The position of one stream; answers are counted over prompts: ``n`` of the first, then ``n`` of the second."""
 
     def __init__(
         self, response_id: str, next_indexes: list[int], ended: list[bool], *, has_usage: bool = False
     ) -> None:
+        super().__init__(next_indexes, ended)
         self.response_id = response_id
-        self.next_indexes = next_indexes
-        self.ended = ended
         self.has_usage = has_usage
 
     @classmethod
@@ -58,16 +52,6 @@ class Position:
             )
         ended = [mark.endswith("e") for mark in marks]
         return cls(match[1], [int(mark.rstrip("e")) for mark in marks], ended, has_usage=match[3] is not None)
-
-    def has(self, answer: int, delta: Delta) -> bool:
-        """Whether ``delta`` was told already."""
-        return self.ended[answer] or delta.index < self.next_indexes[answer]
-
-    def advance(self, answer: int, delta: Delta) -> None:
-        """``delta`` is told now."""
-        self.next_indexes[answer] = delta.next_index
-        if delta.finish_reason is not None:
-            self.ended[answer] = True
 
     def __str__(self) -> str:
         if len(self.ended) == 1:

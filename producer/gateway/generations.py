@@ -11,6 +11,7 @@ import msgspec
 from .. import Client, Delta
 from ..openai.prepared import Prepared
 from ..options import RequestOptions
+from ..requests.merging import merged
 from .auth import Identity
 from .settings import GatewaySettings
 
@@ -74,42 +75,3 @@ async def replay(
     async with aclosing(merged(streams)) as deltas:
         async for delta in deltas:
             yield delta
-
-
-async def merged(streams: Sequence[AsyncGenerator[Delta]]) -> AsyncGenerator[PromptDelta]:
-    """Iterate over the deltas of all, each with its stream's number, as they come; closes all, however it ends."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as only:
-            async for delta in only:
-                yield 0, delta
-        return
-    # Room for one: a slow reader lets deltas wait in their streams, where they are merged.
-    arrivals: asyncio.Queue[PromptDelta | BaseException | None] = asyncio.Queue(1)
-    pumps = [asyncio.create_task(_pump(one, i, arrivals)) for i, one in enumerate(streams)]
-    num_open = len(pumps)
-    try:
-        while num_open:
-            arrival = await arrivals.get()
-            if arrival is None:
-                num_open -= 1
-            elif isinstance(arrival, BaseException):
-                raise arrival
-            else:
-                yield arrival
-    finally:
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-
-
-async def _pump(
-    one: AsyncGenerator[Delta], number: int, arrivals: asyncio.Queue[PromptDelta | BaseException | None]
-) -> None:
-    try:
-        async with aclosing(one):
-            async for delta in one:
-                await arrivals.put((number, delta))
-    except Exception as error:
-        await arrivals.put(error)
-    else:
-        await arrivals.put(None)

@@ -23,13 +23,12 @@ from .chat_objects import (
     ToolCallDelta,
 )
 from .common import (
-    SYSTEM_FINGERPRINT,
     GenerationBody,
     OpenAIFinishReason,
     Usage,
     UsageCounter,
-    created_at,
     finish_reason_of,
+    response_head,
     stop_reason_of,
 )
 from .errors import bad_field
@@ -82,13 +81,10 @@ class PreparedChat(Prepared, kw_only=True, frozen=True):
         (output,) = outputs
         response_id = response_id or output.request_id
         return ChatCompletion(
-            id=response_id,
+            **response_head(response_id, output.model),
             object="chat.completion",
-            created=created_at(response_id),
-            model=output.model,
             choices=[self._choice(one, response_id) for one in output.outputs],
             usage=Usage.of([] if output.usage is None else [output.usage]),
-            system_fingerprint=SYSTEM_FINGERPRINT,
         )
 
     def events(self, response_id: str, model: str) -> ChatChunks:
@@ -140,7 +136,7 @@ class ChatChunks:
 
     def __init__(self, prepared: PreparedChat, response_id: str, model: str) -> None:
         self._prepared = prepared
-        self._head = (response_id, created_at(response_id), model)
+        self._head = response_head(response_id, model)
         self._parsers: dict[int, AnswerParser] = {}
         self._usage = UsageCounter()
 
@@ -194,21 +190,13 @@ class ChatChunks:
         arguments = call["function"]["arguments"]
         if name is None:
             return ToolCallDelta(index=index, function=FunctionCallDelta(arguments=arguments))
-        call_id = self._prepared.style.call_id(self._head[0], choice, index)
+        call_id = self._prepared.style.call_id(self._head["id"], choice, index)
         function = FunctionCallDelta(name=name, arguments=arguments)
         return ToolCallDelta(index=index, id=call_id, type="function", function=function)
 
     def _chunk(self, *choices: ChatChunkChoice) -> ChatCompletionChunk:
-        response_id, created, model = self._head
-        return ChatCompletionChunk(
-            id=response_id,
-            object="chat.completion.chunk",
-            created=created,
-            model=model,
-            choices=list(choices),
-            usage=None if self._prepared.includes_usage else UNSET,
-            system_fingerprint=SYSTEM_FINGERPRINT,
-        )
+        usage = None if self._prepared.includes_usage else UNSET
+        return ChatCompletionChunk(**self._head, object="chat.completion.chunk", choices=list(choices), usage=usage)
 
 
 def prepare_chat(body: ChatCompletionBody, parsers: Parsers | None = None) -> PreparedChat:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
 from ...shared.errors import ValidationError
 from ...shared.messages import FinishReason
 from ...shared.messages import Usage as TokenCounts
-from ...shared.params import MAX_SEED, RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+from ...shared.params import (
+    MAX_SEED,
+    RepetitionDetectionParams,
+    RepetitionFields,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+from ...shared.structured_checks import GrammarFields
 from ..options import RequestOptions
 from .errors import bad_field, cancelled, expired
 
@@ -32,26 +39,12 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     continuous_usage_stats: bool | None = None
 
 
-class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """vLLM's ``structured_outputs``: exactly one grammar; see ``SamplingParams``."""
-
-    json: str | dict[str, Any] | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    structural_tag: str | None = None
-    disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
-    whitespace_pattern: str | None = None
+class StructuredOutputs(GrammarFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's ``structured_outputs``: exactly one grammar; see ``StructuredOutputsParams``."""
 
 
-class RepetitionDetection(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class RepetitionDetection(RepetitionFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """vLLM's ``repetition_detection``; see ``RepetitionDetectionParams``."""
-
-    max_pattern_size: int = 0
-    min_pattern_size: int = 0
-    min_count: int = 0
 
 
 class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -242,6 +235,21 @@ class UsageCounter:
     @property
     def usage(self) -> Usage:
         return Usage.of(list(self._counts.values()))
+
+
+class ResponseHead(TypedDict):
+    """What the bodies and the chunks of one response begin with."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+def response_head(response_id: str, model: str) -> ResponseHead:
+    """Return it; ``created`` follows from the id."""
+    created = created_at(response_id)
+    return {"id": response_id, "created": created, "model": model, "system_fingerprint": SYSTEM_FINGERPRINT}
 
 
 def new_id(prefix: str, fingerprint: str = "") -> str:

@@ -13,13 +13,12 @@ from ...shared.messages import Usage as TokenCounts
 from ..outputs import CompletionOutput, RequestOutput
 from ..prompt import Prompt
 from .common import (
-    SYSTEM_FINGERPRINT,
     GenerationBody,
     OpenAIFinishReason,
     Usage,
     UsageCounter,
-    created_at,
     finish_reason_of,
+    response_head,
     stop_reason_of,
 )
 from .errors import bad_field
@@ -83,13 +82,10 @@ class PreparedCompletion(Prepared, kw_only=True, frozen=True):
         ]
         counts = [self.counts_told(output.usage) for output in outputs if output.usage is not None]
         return Completion(
-            id=response_id,
+            **response_head(response_id, outputs[0].model),
             object="text_completion",
-            created=created_at(response_id),
-            model=outputs[0].model,
             choices=choices,
             usage=Usage.of(counts),
-            system_fingerprint=SYSTEM_FINGERPRINT,
         )
 
     def events(self, response_id: str, model: str) -> CompletionChunks:
@@ -165,7 +161,7 @@ class CompletionChunks:
 
     def __init__(self, prepared: PreparedCompletion, response_id: str, model: str) -> None:
         self._prepared = prepared
-        self._head = (response_id, created_at(response_id), model)
+        self._head = response_head(response_id, model)
         self._tellers: dict[tuple[int, int], ChoiceTeller] = {}
         self._usage = UsageCounter()
 
@@ -189,16 +185,8 @@ class CompletionChunks:
         return chunk
 
     def _chunk(self, *choices: CompletionChoice) -> Completion:
-        response_id, created, model = self._head
-        return Completion(
-            id=response_id,
-            object="text_completion",
-            created=created,
-            model=model,
-            choices=list(choices),
-            usage=None if self._prepared.includes_usage else UNSET,
-            system_fingerprint=SYSTEM_FINGERPRINT,
-        )
+        usage = None if self._prepared.includes_usage else UNSET
+        return Completion(**self._head, object="text_completion", choices=list(choices), usage=usage)
 
 
 def prepare_completion(body: CompletionBody) -> PreparedCompletion:

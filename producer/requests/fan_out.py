@@ -8,7 +8,6 @@ answers, and each of them is what a single request with that child's seed gives.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -20,6 +19,7 @@ from ...shared.messages import Delta, EngineCoreRequest
 from ...shared.params import MAX_N
 from ...shared.seeds import derived_seed
 from ...shared.shown import shown
+from .merging import merged
 
 SEPARATOR = "~"
 
@@ -73,46 +73,12 @@ def children(request: EngineCoreRequest) -> list[EngineCoreRequest]:
 
 
 def merge(streams: Sequence[AsyncGenerator[Delta]]) -> AsyncGenerator[Delta]:
-    """Return one stream of the deltas of all, each with its ``child``, in the order of arrival; ends when all have.
-
-    An error of one is raised after the deltas of all that had arrived before it. However it ends, all are closed: each
-    leaves its request as its own early end would. Of each, one delta is taken ahead of a slow caller.
-    """
-    return streams[0] if len(streams) == 1 else _merged(streams)
+    """Return one stream of the deltas of all, each with its ``child``; see ``merged``."""
+    return streams[0] if len(streams) == 1 else _with_children(streams)
 
 
-async def _merged(streams: Sequence[AsyncGenerator[Delta]]) -> AsyncGenerator[Delta]:
-    arrivals: asyncio.Queue[Delta | asyncio.Task[None]] = asyncio.Queue()
-    taken = [asyncio.Event() for _ in streams]
-    pumps = [asyncio.create_task(_pump(stream, i, arrivals, taken[i])) for i, stream in enumerate(streams)]
-    for pump in pumps:
-        pump.add_done_callback(arrivals.put_nowait)
-    num_open = len(pumps)
-    try:
-        while num_open:
-            arrival = await arrivals.get()
-            if isinstance(arrival, Delta):
-                taken[arrival.child].set()
-                yield arrival
-            else:
-                arrival.result()
-                num_open -= 1
-    finally:
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-
-
-async def _pump(
-    stream: AsyncGenerator[Delta],
-    child: int,
-    arrivals: asyncio.Queue[Delta | asyncio.Task[None]],
-    taken: asyncio.Event,
-) -> None:
-    """Hand on the deltas of one child, the next one once the last was taken: what waits is merged by the reader."""
-    async with aclosing(stream):
-        async for delta in stream:
+async def _with_children(streams: Sequence[AsyncGenerator[Delta]]) -> AsyncGenerator[Delta]:
+    async with aclosing(merged(streams)) as deltas:
+        async for child, delta in deltas:
             delta.child = child
-            arrivals.put_nowait(delta)
-            await taken.wait()
-            taken.clear()
+            yield delta

@@ -47,7 +47,7 @@ class InteractiveRequest:
     async def leave(self) -> None:
         """Let it linger, or cancel it, if it is ours.
 
-        That is known only with the answer of the call, which so has to be waited for.
+        Only the answer of the call says that, so the caller has to wait for it.
         """
         leaving = asyncio.create_task(self._leave())
         await asyncio.wait([leaving], timeout=LEAVE_TIMEOUT_S)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -64,6 +64,18 @@ def test_a_card_of_an_earlier_worker_still_decodes() -> None:
     card = msgspec.json.decode(written, type=records.ModelCard)
     assert (card.model, card.max_model_len, card.eos_token_ids) == ("m", 9, [])
     assert (card.supported_tasks, card.is_tracing_enabled) == (("generate",), False)
+
+
+def test_every_command_call_and_answer_is_recorded() -> None:
+    """Those travel between releases: a client may be older than the worker that it asks, or newer."""
+    known = {entry["type"] for entry in RECORDED}
+    for union in (EngineCommand, WorkerCommand):
+        assert {kind.__name__ for kind in get_args(union)} - known == set()
+    inside = {"ControlCommand": "call", "ControlReply": "answer"}
+    told = [entry["fields"][inside[entry["type"]]] for entry in RECORDED if entry["type"] in inside]
+    tags = {value[0] for value in told if value is not None}
+    kinds = (*get_args(control.Utility), *get_args(control.UtilityAnswer))
+    assert {kind.__struct_config__.tag for kind in kinds} - tags == set()
 
 
 def test_every_wire_struct_is_a_versioned_or_enclosed_array() -> None:

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 import structlog
 
-from ...shared.errors import EngineDeadError, PromptTooLongError, UnsupportedParameterError, ValidationError
+from ...shared.errors import EngineDeadError, ValidationError
 from ...shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestError
 from ...shared.stats import StepStats
+from ..request_checks import check_prompt_length, check_served
 from .dump import StepDump
 from .executor import AcceleratorError, Executor
 from .sampling.param_checks import check_in_vocabulary, check_params
@@ -141,23 +142,13 @@ class EngineCore:
         self.scheduler.check_invariants()
 
     def _make_request(self, message: EngineCoreRequest) -> Request:
-        params, prompt = message.sampling_params, prompt_of(message)
-        if message.pooling_params is not None:
-            raise UnsupportedParameterError("pooling_params is not supported by this version")
-        if message.lora_request is not None:
-            raise UnsupportedParameterError("lora_request is not supported by this version")
-        if params is None:
-            raise ValidationError("sampling_params is missing")
+        params, prompt = check_served(message), prompt_of(message)
         check_params(params, len(prompt), self._vocab_size, self._eos_token_ids)
         if not prompt:
             raise ValidationError("prompt_token_ids is empty")
         check_prompt_embeds(message, self._embeds_hidden_size)
         max_model_len = self.scheduler.max_model_len
-        if len(prompt) >= max_model_len:
-            raise PromptTooLongError(
-                f"the prompt has {len(prompt)} tokens; this engine serves at most {max_model_len} tokens, prompt and "
-                f"output together"
-            )
+        check_prompt_length(len(prompt), max_model_len)
         delivered = message.output_token_ids or []
         check_in_vocabulary("prompt_token_ids", prompt, self._vocab_size)
         check_in_vocabulary("output_token_ids", delivered, self._vocab_size)

@@ -7,10 +7,11 @@ import asyncio
 import msgspec
 
 from ...shared.broker import Claim
-from ...shared.errors import PenstockError, PromptTooLongError, UnsupportedParameterError, ValidationError
+from ...shared.errors import PenstockError, UnsupportedParameterError, ValidationError
 from ...shared.log import log_ids
 from ...shared.messages import Delta, EngineCoreRequest, InputChunk
 from ...shared.params import SamplingParams
+from ..request_checks import check_prompt_length, check_served
 from ..text.tokenizer import TextCodec
 from .segments import Segment, current_segment
 
@@ -54,28 +55,21 @@ class Intake:
             request = _decoder.decode(claim.payload)
         except (msgspec.MsgspecError, PenstockError, UnicodeDecodeError) as error:
             raise UndecodableEntryError(f"the stream entry is not a request this worker can read: {error}") from error
-        if request.sampling_params is None:
-            raise UnsupportedParameterError("pooling_params: this version serves generation only")
-        request.sampling_params.check_from_caller()
-        request.sampling_params.check_supported()
-        if request.resumable and request.sampling_params.prompt_logprobs is not None:
+        params = check_served(request)
+        params.check_from_caller()
+        params.check_supported()
+        if request.resumable and params.prompt_logprobs is not None:
             raise UnsupportedParameterError(
                 "prompt_logprobs: a resumable request's prompt comes in parts; leave it at None"
             )
-        if request.lora_request is not None:
-            raise UnsupportedParameterError("lora_request: this version serves no adapters")
         if request.prompt_embeds is None:
             request.prompt_token_ids = await self._tokenize(request)
         elif request.resumable:
             raise UnsupportedParameterError("prompt_embeds: a resumable request's input must be text or token ids")
-        if request.num_prompt_tokens >= self._max_model_len:
-            raise PromptTooLongError(
-                f"the prompt has {request.num_prompt_tokens} tokens, but max_model_len is {self._max_model_len}, "
-                "and at least one output token must fit"
-            )
+        check_prompt_length(request.num_prompt_tokens, self._max_model_len)
         return msgspec.structs.replace(
             request,
-            sampling_params=await self._complete(request.sampling_params),
+            sampling_params=await self._complete(params),
             request_id=claim.request_id,
             prompt=None,
             messages=None,

@@ -174,7 +174,7 @@ def test_what_cannot_be_run_is_refused_by_name(make_core: Callable[..., EngineCo
         (core, with_embeds("r", rows[:, :32]), "validation_error", "hidden size is 64"),
         (core, with_embeds("r", infinite), "validation_error", "must be finite"),
         (core, with_embeds("r", not_a_number), "validation_error", "must be finite"),
-        (core, with_embeds("r", rows.repeat(60, 1)), "prompt_too_long", "at most 256 tokens"),
+        (core, with_embeds("r", rows.repeat(60, 1)), "prompt_too_long", "max_model_len is 256"),
         (core, with_embeds("r", rows, prompt_logprobs=0), "unsupported_parameter", "prompt_logprobs"),
         (
             core,

@@ -11,7 +11,11 @@ import pytest
 
 from .test_imports import PARTS, ROOT, sources
 
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("ops/guide/*.md")])
+GUIDE = sorted(ROOT.glob("ops/guide/*.md"))
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *GUIDE])
+WRAPPED = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md", *GUIDE]
+MAX_COLUMNS = 120
+LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILES = {f"/{path.relative_to(ROOT)}" for part in (*PARTS, "tests") for path in (ROOT / part).rglob("*.*")}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -23,6 +27,41 @@ def test_files_that_a_document_names_exist(document: Path) -> None:
     ours = {name for name in named if not name.startswith(("/", "http", "../"))}
     missing = [name for name in sorted(ours) if not any(file.endswith(f"/{name}") for file in FILES)]
     assert [name for name in missing if not (ROOT / name).exists() and not (document.parent / name).exists()] == []
+
+
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """The lines of a document that are neither code nor of a table, by number."""
+    is_code = False
+    for number, line in enumerate(text.splitlines(), 1):
+        is_fence = line.lstrip().startswith("```")
+        is_code ^= is_fence
+        if not (is_code or is_fence or line.startswith("|")):
+            yield number, line
+
+
+@pytest.mark.parametrize("document", WRAPPED, ids=lambda path: path.name)
+def test_prose_is_wrapped(document: Path) -> None:
+    """Where a link leads does not count."""
+    lines = [(number, LINK.sub("]", line)) for number, line in prose(document.read_text())]
+    assert [number for number, line in lines if len(line) > MAX_COLUMNS] == []
+
+
+def anchors(document: Path) -> set[str]:
+    """What a link may name behind ``#``: its headings, as GitHub writes them."""
+    headings = [line.lstrip("#").strip() for _, line in prose(document.read_text()) if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_something(document: Path) -> None:
+    ours = [link for link in LINK.findall(document.read_text()) if "://" not in link]
+    broken = []
+    for link in ours:
+        path, _, anchor = link.partition("#")
+        target = document.parent / path if path else document
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
 
 
 def documented_arguments(docstring: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -97,6 +98,19 @@ def test_every_folder_imports_what_its_row_allows() -> None:
                     refused.append(f"{path.relative_to(ROOT)} imports {name}, which {own} may not")
     assert refused == []
     assert {room: allowed - used[room] for room, allowed in table.items() if allowed - used[room]} == {}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Not for types alone either: what stands in a circle is read, and moved, as one."""
+    paths = {path.relative_to(ROOT).with_suffix("").parts: path for part in PARTS for path in sources(part)}
+    modules = {".".join(parts).removesuffix(".__init__"): path for parts, path in paths.items()}
+    graph: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        names = {name.removeprefix("penstock.") for name in imported(path, with_names=True)}
+        # The last part is a module, or what is taken from one.
+        graph[module] = {name if name in modules else name.rpartition(".")[0] for name in names} & modules.keys()
+        graph[module].discard(module)
+    graphlib.TopologicalSorter(graph).prepare()
 
 
 @pytest.mark.parametrize(("part", "libraries"), [("shared", SHARED_LIBRARIES), ("kernels", KERNEL_LIBRARIES)])

@@ -18,7 +18,7 @@ from ..scheduling.request import Request, RequestStatus
 from .cache import GrammarCache
 from .constraint import FAILED, GrammarConstraint, new_bitmask
 from .grammar import Backend, CompiledGrammar, Grammar
-from .loader import LazyBackend
+from .lazy_backend import LazyBackend
 from .spec import GrammarSpec, spec_of
 from .threads import CompileThreads, Task
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ....shared.errors import PenstockError, ValidationError
 from .grammar import Backend, CompiledGrammar
-from .loader import LazyBackend
+from .lazy_backend import LazyBackend
 from .spec import GrammarSpec
 
 

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 from ....shared.errors import UnsupportedParameterError
+from .auto_backend import AutoBackend
 from .grammar import Backend
 from .vocabulary import Vocabulary
-
-
-class LazyBackend:
-    """A backend that is loaded once, by the first thread that asks."""
-
-    def __init__(self, load: Callable[[], Backend]) -> None:
-        self._load = load
-        self._lock = threading.Lock()
-        self._backend: Backend | None = None
-
-    def get(self) -> Backend:
-        """Load it, or wait for the thread that does; what goes wrong is raised again each time."""
-        with self._lock:
-            if self._backend is None:
-                self._backend = self._load()
-            return self._backend
 
 
 def load_backend(name: str, tokenizer_folder: Path, vocab_size: int, eos_token_ids: list[int]) -> Backend:
@@ -34,8 +17,6 @@ def load_backend(name: str, tokenizer_folder: Path, vocab_size: int, eos_token_i
         UnsupportedParameterError: the library is not installed, or cannot serve this model.
     """
     if name == "auto":
-        from .auto_backend import AutoBackend
-
         first = load_backend("xgrammar", tokenizer_folder, vocab_size, eos_token_ids)
         return AutoBackend(first, lambda: load_backend("llguidance", tokenizer_folder, vocab_size, eos_token_ids))
     try:

@@ -21,15 +21,13 @@ import numpy as np
 import structlog
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ....kernels.paged_attention import PagedBatch, is_capturable
-from ..attention import AttentionCall
 from ..forward import Forward, ModelInput
 from .cuda_graph import CudaGraphRecorder, Recorder
-from .decoder import LeanDecoder
 from .feed_forward import OwnMlp
 from .forward import LeanForward
+from .of_lean import OfLean
 
 _MAX_SIZE = 512
 # Their code looks at positions on the host, or copies from there.
@@ -103,39 +101,22 @@ class _Graphs:
     weight_addresses: tuple[int, ...]
 
 
-class CapturedForward:
+class CapturedForward(OfLean):
     """See ``forward.Forward``: what a lean one computes, on the same weights and in the same caches.
 
     Args:
         make_recorder: what captures on a device; called for every set of graphs.
     """
 
-    mode = "lean"
-    keeps_state = False
-    takes_embeds = True
-    bytes_per_request = 0
-
     def __init__(
         self, lean: LeanForward, make_recorder: Callable[[torch.device], Recorder] = CudaGraphRecorder
     ) -> None:
-        self.network = lean.network
-        self._lean = lean
+        super().__init__(lean)
         self._make_recorder = make_recorder
         self._sizes: tuple[int, ...] = ()
         self._num_columns = 0
         self._block_size = 0
         self._graphs: _Graphs | None = None
-
-    def network_of(self, module: PreTrainedModel) -> LeanDecoder:
-        return self._lean.network_of(module)
-
-    @property
-    def attention_calls(self) -> list[AttentionCall]:
-        return self._lean.attention_calls
-
-    @property
-    def bytes_per_token(self) -> int:
-        return self._lean.bytes_per_token
 
     @property
     def caches(self) -> list[Tensor]:
@@ -175,12 +156,6 @@ class CapturedForward:
         is_whole = len(step.logit_rows) == num_rows
         # It is read in the order of the stream, before the next step's replay writes over it.
         return self.network.lm_head(buffers.hidden[:num_rows] if is_whole else buffers.hidden[step.logit_rows])
-
-    def commit(self) -> None:
-        """Keys and values of a step that is computed again are written again."""
-
-    def profile(self, num_tokens: int, num_logit_rows: int) -> None:
-        self._lean.profile(num_tokens, num_logit_rows)
 
     def _weight_addresses(self) -> tuple[int, ...]:
         """Of the first and the last weight: who moves weights moves all, and asking hundreds would cost every step."""

@@ -6,11 +6,9 @@ import weakref
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ....kernels.decoder import Decoder, DecoderBatch, DecoderWeights, LayerWeights, can_cache, can_decode
 from ....kernels.linear import PackedWeight
-from ..attention import AttentionCall
 from ..forward import Forward, ModelInput
 from ..packed_linear import OwnPackedLinear
 from ..paged_tensor import zeros
@@ -18,39 +16,23 @@ from .decoder import LeanDecoder
 from .feed_forward import GatedMlp
 from .forward import LeanForward
 from .layer import HeadNorm, LeanLayer
+from .of_lean import OfLean
 
 _FIRST_NUM_ANGLES = 512
 
 
-class NativeForward:
+class NativeForward(OfLean):
     """See ``forward.Forward``: what a lean one computes, on the same weights.
 
     Raises:
         KernelInputError: ``is_native`` says no.
     """
 
-    mode = "lean"
-    keeps_state = False
-    takes_embeds = True
-    bytes_per_request = 0
-
     def __init__(self, lean: LeanForward) -> None:
-        self._lean = lean
-        self.network = lean.network
+        super().__init__(lean)
         self._cache: tuple[list[Tensor], list[Tensor], int] = _no_cache(lean)
         self._take_weights()
         self._angles = self._make_angles(min(_FIRST_NUM_ANGLES, lean.max_model_len))
-
-    def network_of(self, module: PreTrainedModel) -> LeanDecoder:
-        return self._lean.network_of(module)
-
-    @property
-    def attention_calls(self) -> list[AttentionCall]:
-        return self._lean.attention_calls
-
-    @property
-    def bytes_per_token(self) -> int:
-        return self._lean.bytes_per_token
 
     def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
         self._cache = _no_cache(self._lean)  # first let go of what was
@@ -87,12 +69,6 @@ class NativeForward:
         """Keys and values of all layers, as the library lays them out."""
         keys, values, _ = self._cache
         return keys + values
-
-    def commit(self) -> None:
-        """Keys and values of a step that is computed again are written again."""
-
-    def profile(self, num_tokens: int, num_logit_rows: int) -> None:
-        self._lean.profile(num_tokens, num_logit_rows)
 
     def _take_weights(self) -> None:
         """At the start, and after the model has slept: then its weights lie elsewhere."""

@@ -1,0 +1,39 @@
+"""What a lean ``Forward`` and those that compute the same in another way have in common."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+from ..attention import AttentionCall
+from .decoder import LeanDecoder
+from .forward import LeanForward
+
+
+class OfLean:
+    """The part of ``forward.Forward`` that follows from ``lean``, on the same weights."""
+
+    mode = "lean"
+    keeps_state = False
+    takes_embeds = True
+    bytes_per_request = 0
+
+    def __init__(self, lean: LeanForward) -> None:
+        self.network = lean.network
+        self._lean = lean
+
+    def network_of(self, module: PreTrainedModel) -> LeanDecoder:
+        return self._lean.network_of(module)
+
+    @property
+    def attention_calls(self) -> list[AttentionCall]:
+        return self._lean.attention_calls
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self._lean.bytes_per_token
+
+    def commit(self) -> None:
+        """Keys and values of a step that is computed again are written again."""
+
+    def profile(self, num_tokens: int, num_logit_rows: int) -> None:
+        self._lean.profile(num_tokens, num_logit_rows)
