@@ -32,6 +32,7 @@ from ..text.tokenizer import TextCodec
 from .core_client import CoreClient, CoreLostError, CoreStartupError
 from .heartbeat import Heartbeat
 from .model_card import make_card
+from .redis_pressure import RedisPressure
 from .service import WorkerService
 from .stall import StallWatch
 
@@ -88,7 +89,10 @@ class WorkerProcess:
         )
         keys = self._keys.model(config.engine.model_name)
         broker, calls = Broker(self._commands, keys), EngineCalls(self._commands, keys)
-        self._service = WorkerService(config, broker, calls, self._subscriber, self._core, self._heartbeat)
+        self._pressure = RedisPressure(self._commands)
+        self._service = WorkerService(
+            config, broker, calls, self._subscriber, self._core, self._heartbeat, self._pressure
+        )
         self._stall_watch = StallWatch(self._core.progress, config.stall_timeout_s)
         self._heartbeat.watch(self._core.progress, self._stall_watch)
         self._status = EngineState.STARTING
@@ -138,6 +142,7 @@ class WorkerProcess:
         _collect_garbage_rarely()
         self._report(EngineState.READY)
         watching = asyncio.create_task(self._watch_for_stalls())
+        looking = asyncio.create_task(self._pressure.run())
         await self._service.serve(ready, codec, signals.stop)
         if not self._core.dead.is_set():
             self._report(EngineState.DRAINING)
@@ -145,6 +150,7 @@ class WorkerProcess:
             if num_returned:
                 log.info("handed back unfinished requests", num_requests=num_returned)
         watching.cancel()
+        looking.cancel()
         if not self._core.dead.is_set():
             return 0
         await self._bury_core()

@@ -3,7 +3,8 @@
 First tokens and ends are due at once. What is generated in between waits for a moment under load, and gathers: readers
 get fewer and larger deltas, whose price at the worker, Redis and the client does not depend on their size. How long it
 waits follows from how much was written last, ``PAUSE_PER_DELTA_S`` for each delta, up to the stream interval: a few
-streams get their tokens one by one, at any rate, and what many streams cost is bounded.
+streams get their tokens one by one, at any rate, and what many streams cost is bounded. When Redis is short of time, it
+waits longer (``redis_pressure.py``).
 
 While a call is under way, too, deltas of a request are merged. Per request the order holds, because a call ends before
 the next begins.
@@ -26,8 +27,8 @@ PAUSE_PER_DELTA_S = 0.0004
 class Publisher:
     """``on_stale(request_id, epoch)`` is called for each claim that a write proved stale; ``meter`` counts deltas.
 
-    ``stream_interval_s`` is the longest that a token waits to be written; 0 writes as fast as calls can follow each
-    other.
+    ``stream_interval_s`` is the longest that a token waits to be written while Redis has time to spare; where it has
+    not, tokens wait ``pressure_s()`` at least. An interval of 0 writes as fast as calls can follow each other.
     """
 
     def __init__(
@@ -36,11 +37,13 @@ class Publisher:
         on_stale: Callable[[str, int], None],
         meter: EngineMeter,
         stream_interval_s: float = 0.0,
+        pressure_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._broker = broker
         self._on_stale = on_stale
         self._meter = meter
         self._stream_interval_s = stream_interval_s
+        self._pressure_s = pressure_s
         self._waiting: dict[str, Record] = {}
         self._gathering: dict[str, Generation] = {}
         self._gathered_due = False
@@ -118,6 +121,8 @@ class Publisher:
             if delta is not None:
                 self._add(generation.request_id, generation.epoch, delta)
         pause_s = min(self._stream_interval_s, len(gathering) * PAUSE_PER_DELTA_S)
+        if self._stream_interval_s:
+            pause_s = max(pause_s, self._pressure_s())
         self._next_due_s = asyncio.get_running_loop().time() + pause_s
 
     async def _write(self) -> None:

@@ -29,6 +29,7 @@ from .generation import Generation
 from .heartbeat import Heartbeat
 from .intake import Intake
 from .publisher import Publisher
+from .redis_pressure import RedisPressure
 from .request_log import RequestLog
 from .running_generations import RunningGenerations
 from .sleep import SleepControl
@@ -54,6 +55,7 @@ class WorkerService:
         subscriber: Subscriber,
         core: CoreClient,
         heartbeat: Heartbeat,
+        pressure: RedisPressure,
     ) -> None:
         self._config = config
         self._engine_id = config.engine_id
@@ -64,7 +66,8 @@ class WorkerService:
         self._meter = EngineMeter()
         heartbeat.engine_stats = self._meter.stats
         self._live = RunningGenerations()
-        self._publisher = Publisher(broker, self._on_stale, self._meter, config.stream_interval_ms / 1000)
+        interval_s = config.stream_interval_ms / 1000
+        self._publisher = Publisher(broker, self._on_stale, self._meter, interval_s, lambda: pressure.pause_s)
         self._request_log = RequestLog(config.engine.model_name, is_on=config.log_requests)
         self._claiming = ClaimLoop(config, broker, core, self._live, self._publisher, self._request_log)
         self._telling: set[asyncio.Task[None]] = set()

@@ -19,6 +19,7 @@ from penstock.worker.serving import publisher as publisher_module
 from penstock.worker.serving.engine_meter import EngineMeter
 from penstock.worker.serving.generation import Generation
 from penstock.worker.serving.publisher import Publisher
+from penstock.worker.serving.redis_pressure import RedisPressure
 from penstock.worker.serving.segments import Segment
 from penstock.worker.text.tokenizer import TextCodec
 
@@ -65,9 +66,15 @@ async def claim(broker: Broker, num_requests: int) -> list[Claim]:
 
 @asynccontextmanager
 async def publishing(
-    broker: Broker, codec: TextCodec, interval_s: float, on_stale: Callable[[str, int], None], num_requests: int = 1
+    broker: Broker,
+    codec: TextCodec,
+    interval_s: float,
+    on_stale: Callable[[str, int], None],
+    num_requests: int = 1,
+    pressure: RedisPressure | None = None,
 ) -> AsyncIterator[tuple[Publisher, Step]]:
-    publisher = Publisher(broker, on_stale, EngineMeter(), interval_s)
+    pressure = pressure or RedisPressure(broker._connection)
+    publisher = Publisher(broker, on_stale, EngineMeter(), interval_s, lambda: pressure.pause_s)
     generations = []
     for one in await claim(broker, num_requests):
         request = EngineCoreRequest(
@@ -123,6 +130,23 @@ async def test_a_few_streams_get_their_tokens_one_by_one(broker, codec) -> None:
             await log_of(broker, number + 1)
     deltas = await broker.read_log("r0")
     assert [delta.token_ids for delta in deltas] == [[40 + number] for number in range(6)]
+
+
+async def test_where_redis_is_short_of_time_a_few_streams_wait_too(broker, codec, commands) -> None:
+    pressure = RedisPressure(commands)
+    await pressure.look()
+    assert pressure.pause_s == 0.0
+    pressure.pause_s = LONG_S  # as after looks at a busy server
+    async with publishing(broker, codec, LONG_S, assert_never_stale, pressure=pressure) as (publisher, step):
+        step(40)
+        await log_of(broker, 1)
+        step(41)
+        await log_of(broker, 2)
+        step(42)
+        step(43)
+        await publisher.flush()
+        deltas = await broker.read_log("r0")
+    assert [delta.token_ids for delta in deltas] == [[40], [41], [42, 43]]
 
 
 async def test_the_interval_bounds_the_wait(broker, codec, monkeypatch) -> None:
