@@ -233,9 +233,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         stall_timeout_s: an engine that has made no step, or a worker process that has said nothing, for so long is
             taken for hung and killed.
         num_restarts: how often this engine was started again.
-        stream_interval_ms: the longest that output waits, under load, to be written together with what follows it; up to
-            half a second where Redis is short of time; 0 writes as fast as Redis answers. First tokens and ends never
-            wait.
+        stream_interval_ms: the longest that output waits, under load, to be written together with what follows it;
+            up to half a second where Redis is short of time; 0 writes as fast as Redis answers. First tokens and ends
+            never wait.
         fork_server: socket of the process that forks engine cores; without one each is started by itself.
         log_requests: a line of the log at the end of each request, at level "info".
     """

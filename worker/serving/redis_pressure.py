@@ -69,7 +69,7 @@ class RedisPressure:
 
 
 def cpu_seconds(info: str) -> float:
-    """The CPU time of the thread that runs commands, by the reply to ``INFO cpu``; of all threads where that is missing.
+    """The CPU time of the thread that runs commands, by the reply to ``INFO cpu``; of all threads if that is missing.
 
     Raises:
         ResponseError: it tells neither.
