@@ -132,6 +132,7 @@ class Client(Generations, DetachedRequests, QueueControl, EngineControl, ModelVi
             return
         home.leave()
         await self._lease.close()
+        await self._requests.close()
         await self._disconnect()
 
     async def _disconnect(self) -> None:

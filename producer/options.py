@@ -15,6 +15,7 @@ MAX_CACHE_SALT_CHARS = 512
 MAX_EXTERNAL_REQ_ID_CHARS = 256
 MAX_LINGER_S = 86_400.0
 MAX_TRACE_HEADERS_CHARS = 8192
+READ_TTL_S = 60.0
 
 
 class SharedOptions(TypedDict, total=False):
@@ -33,6 +34,9 @@ class SharedOptions(TypedDict, total=False):
     ``chat_template_kwargs``: passed to the chat template, for a prompt of messages.
     ``linger_s``: how long a request that is streamed goes on after it was left early, for somebody to follow it; it is
     cancelled then, or when nobody follows any more. By default, and with 0, it is cancelled at once.
+    ``read_ttl_s``: how long the answer of a request that is streamed or awaited can be read again once it was read to
+    its end. By default a minute where ``request_id`` was left out, so that nobody else knows it, and as long as any
+    result (``result_ttl_s`` of the client) where it was given.
     ``lora_request``: the adapter to apply. Engines without adapters refuse it, and those of this version have none.
     ``webhook_url``: who is told of the end, by a signed POST; of detached requests (``submit``) alone.
     ``webhook_events``: how the event is called: "request" (``request.completed``) when None, or "response"
@@ -52,6 +56,7 @@ class SharedOptions(TypedDict, total=False):
     fail_fast: bool | None
     chat_template_kwargs: Mapping[str, Any] | None
     linger_s: float | None
+    read_ttl_s: float | None
     lora_request: LoRARequest | None
     webhook_url: str | None
     webhook_events: str | None
@@ -160,3 +165,20 @@ def check_linger(linger_s: object) -> None:
         return
     if isinstance(linger_s, bool) or not isinstance(linger_s, int | float) or not 0 <= linger_s <= MAX_LINGER_S:
         raise ValidationError(f"linger_s must be a number of seconds in [0, {MAX_LINGER_S:g}], got {shown(linger_s)}")
+
+
+def read_ttl_of(option: object, *, request_id: str | None) -> float | None:
+    """Return how long a result is kept after it was read, in seconds; None: as long as if it had not been.
+
+    Args:
+        option: ``read_ttl_s`` of the request's options.
+        request_id: the id that its caller chose, if one did.
+
+    Raises:
+        ValidationError: the option is no number of seconds.
+    """
+    if option is None:
+        return READ_TTL_S if request_id is None else None
+    if isinstance(option, bool) or not isinstance(option, int | float) or not 0 <= option < 1e9:
+        raise ValidationError(f"read_ttl_s must be a number of seconds in [0, 1e9), got {shown(option)}")
+    return float(option)

@@ -27,6 +27,7 @@ from .options import (
     check_linger,
     external_req_id_of,
     lora_request_of,
+    read_ttl_of,
     template_kwargs_of,
     trace_headers_of,
     wanted_until,
@@ -70,6 +71,7 @@ def build_request(
         params = copy.copy(params)
         msgspec.structs.force_setattr(params, "seed", int.from_bytes(os.urandom(8)) >> 1)
     check_linger(options.get("linger_s"))
+    read_ttl_of(options.get("read_ttl_s"), request_id=options.get("request_id"))
     if (fail_fast := options.get("fail_fast")) is not None:
         check_flag("fail_fast", fail_fast)
     request_id, priority = options.get("request_id"), options.get("priority", 0)

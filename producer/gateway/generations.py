@@ -10,7 +10,7 @@ import msgspec
 
 from .. import Client, Delta
 from ..openai.prepared import Prepared
-from ..options import RequestOptions
+from ..options import READ_TTL_S, RequestOptions
 from ..requests.merging import merged
 from .auth import Identity
 from .settings import GatewaySettings
@@ -26,6 +26,8 @@ def request_id_of(response_id: str, prompt: int) -> str:
 def options_of(prepared: Prepared, identity: Identity, settings: GatewaySettings) -> RequestOptions:
     """Return what the requests say beside prompt and sampling: what the body says, on the account of who asks."""
     options: RequestOptions = {**prepared.options, "tenant": identity.tenant, "fail_fast": settings.fail_fast}
+    # The id is the gateway's own: it is for whoever lost the connection.
+    options.setdefault("read_ttl_s", READ_TTL_S)
     if identity.band is not None and "band" not in options:
         options["band"] = identity.band
     return options

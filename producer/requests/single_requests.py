@@ -14,12 +14,14 @@ from ...shared.errors import PenstockError
 from ...shared.keys import Keys
 from ...shared.messages import Delta
 from ..home import Home
+from ..options import read_ttl_of
 from ..webhooks.targets import WebhookTargets
 from .deadline import ended_when_due
 from .enqueuer import Enqueuer
 from .health import Health
 from .lease import ClientLease, InteractiveRequest
 from .queue_entry import Outgoing
+from .read_results import ReadResults
 from .reader import DeltaReader, without_error
 from .reader_lease import lingering
 
@@ -83,9 +85,14 @@ class SingleRequests:
         self._result_ttl_ms = result_ttl_ms
         self._fail_fast = fail_fast
         self._max_payload_bytes = max_payload_bytes
+        self._read_results = ReadResults()
         self._targets = WebhookTargets(commands, keys)
         self._brokers: dict[str, Broker] = {}
         self._enqueuers: dict[str, Enqueuer] = {}
+
+    async def close(self) -> None:
+        """Tell Redis what it does not know yet."""
+        await self._read_results.close()
 
     def broker(self, model: str) -> Broker:
         """Return the broker of one model."""
@@ -108,14 +115,16 @@ class SingleRequests:
         first token before the subscription, the log has it: see ``DeltaReader.expect_first``.
         """
         self.home.check()
-        request = outgoing.request
+        request, options = outgoing.request, outgoing.options
+        read_ttl_s = read_ttl_of(options.get("read_ttl_s"), request_id=options.get("request_id"))
         broker = self.broker(request.model)
         reader = DeltaReader(broker, self._subscriber, request.request_id)
         interactive: InteractiveRequest | None = None
+        is_ours = False
         subscribing = asyncio.create_task(reader.subscribe())
         try:
             enqueueing = asyncio.create_task(self._enqueue(outgoing))
-            linger_ms = int((outgoing.options.get("linger_s") or 0) * 1000)
+            linger_ms = int((options.get("linger_s") or 0) * 1000)
             interactive = InteractiveRequest(broker, request.request_id, enqueueing, linger_ms=linger_ms)
             self._lease.hold(interactive)
             with self._health.watching(request.model), ended_when_due(broker, outgoing.due_in_s):
@@ -133,6 +142,8 @@ class SingleRequests:
             if interactive is not None:
                 if not reader.ended and self.home.is_open:
                     await interactive.leave()
+                elif reader.ended and is_ours and read_ttl_s is not None:
+                    self._read_results.note(broker, request.request_id, read_ttl_s)
                 self._lease.let_go(interactive)
 
     async def follow(

@@ -275,6 +275,10 @@ class Broker:
         keys = self.keys
         await self._connection.execute("UNLINK", *(key(request_id) for key in (keys.request, keys.log, keys.input)))
 
+    async def shorten(self, request_ids: Sequence[str], ttl_ms: int) -> int:
+        """Keep results that were read to their end for ``ttl_ms`` at most; returns how many would have lived longer."""
+        return await self._run("shorten", [self.keys.leases], [ttl_ms, *request_ids])
+
     async def release(self, claims: list[tuple[str, int]]) -> int:
         """Hand back claimed requests, given as (request_id, epoch); returns how many were still ours."""
         args: list[Any] = []

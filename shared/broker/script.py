@@ -13,7 +13,7 @@ from ..request_state import moves_as_lua
 # What changes who waits, runs or has ended needs all of these; what only writes to a request needs the first. Each call
 # makes every function of its text anew, about a tenth of a microsecond each.
 _SHARED = ("lib", "rooms", "tenants", "lanes", "damage", "life")
-_PLAIN = ("append", "renew", "renew_client", "leave", "withdraw")
+_PLAIN = ("append", "renew", "renew_client", "leave", "withdraw", "shorten")
 # Each script's own parts, in order.
 _PARTS = {
     "enqueue": ("enqueue",),
@@ -29,6 +29,7 @@ _PARTS = {
     "withdraw": ("rooms", "withdraw"),
     "renew_client": ("renew_client",),
     "leave": ("leave",),
+    "shorten": ("shorten",),
     "reclaim": ("death", "reclaim"),
     "reap": ("death", "reap"),
     "expire": ("expire",),
