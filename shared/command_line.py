@@ -10,18 +10,23 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from redis.exceptions import RedisError
 
 from .errors import PenstockError
+from .keys import DEFAULT_NAMESPACE
 from .log import configure_logging
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
-# Between options: what is less alike was not meant.
+REDIS_URL_HELP = "redis://, rediss:// or unix:// URL"
+NAMESPACE_HELP = "prefix of all keys, to keep deployments apart"
+NAMESPACE_VARIABLE = "PENSTOCK_NAMESPACE"
+
+# Between names: what is less alike was not meant.
 _LEAST_LIKENESS = 0.7
 _OPTION = re.compile(r"--?[a-zA-Z][\w-]*")
 
@@ -60,13 +65,18 @@ def run_program(name: str, summary: str, version: str, commands: Sequence[Comman
 
     0 is success, 1 a failure that is told in one sentence on standard error, 2 a wrong call, 130 Ctrl-C.
     """
-    parser = _Parser(prog=name, description=summary)
+    parser = Parser(prog=name, description=summary)
     parser.add_argument("--version", action="version", version=f"{name} {version}")
     _add_commands(parser, commands)
     arguments = parser.parse_args(argv)
+    return run_told(lambda: arguments.run(arguments))
+
+
+def run_told(run: Callable[[], int]) -> int:
+    """Run what returns an exit status; errors are told in a sentence, and make one as ``run_program`` says."""
     configure_logging("warning")
     try:
-        status = arguments.run(arguments)
+        status = run()
         sys.stdout.flush()
     except UsageError as error:
         return _fail(error, EXIT_USAGE)
@@ -86,11 +96,19 @@ def add_redis_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--redis-url",
         metavar="URL",
-        help="redis://, rediss:// or unix:// URL; default: PENSTOCK_REDIS_URL, else a private embedded Redis",
+        help=f"{REDIS_URL_HELP}; default: PENSTOCK_REDIS_URL, else a private embedded Redis",
     )
     parser.add_argument(
-        "--namespace", default="penstock", help="prefix of all keys, to keep deployments apart (default: penstock)"
+        "--namespace",
+        default=os.environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE,
+        help=f"{NAMESPACE_HELP} (default: {NAMESPACE_VARIABLE}, else {DEFAULT_NAMESPACE})",
     )
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The question for a word that is none of those that are known; empty if it resembles none of them."""
+    nearest = difflib.get_close_matches(word, sorted(known), n=1, cutoff=_LEAST_LIKENESS)
+    return f"did you mean {nearest[0]}?" if nearest else ""
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -111,7 +129,7 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.1f} GiB"
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Reports a wrong call in one sentence instead of the whole usage, and an unknown option before all else.
 
     argparse itself looks first at what is missing: it would ask for the ``--model`` that was misspelt.
@@ -127,12 +145,10 @@ class _Parser(argparse.ArgumentParser):
         unknown = self._unknown_option(words)
         if unknown is not None:
             known = [option for option in self._option_string_actions if option.startswith("--")]
-            nearest = difflib.get_close_matches(unknown, known, n=1, cutoff=_LEAST_LIKENESS)
-            if nearest:
-                hint = f"; did you mean {nearest[0]}?"
-            else:
-                hint = "; the options of a command come after its name" if self._subparsers else ""
-            self.error(f"unknown option {unknown}{hint}")
+            hint = did_you_mean(unknown, known)
+            if not hint and self._subparsers:
+                hint = "the options of a command come after its name"
+            self.error(f"unknown option {unknown}{hint and f'; {hint}'}")
         return super().parse_known_args(words, namespace)
 
     def _unknown_option(self, words: list[str]) -> str | None:

@@ -120,7 +120,9 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
         await _django(scope, receive, send)
         return
     await receive()
-    async with Client.connect(os.environ["PENSTOCK_REDIS_URL"], model=os.environ.get("PENSTOCK_MODEL")) as client:
+    async with Client.connect(
+        os.environ["PENSTOCK_REDIS_URL"], model=os.environ.get("PENSTOCK_SERVED_MODEL_NAME")
+    ) as client:
         Connection.client = client
         await send({"type": "lifespan.startup.complete"})
         await receive()

@@ -25,7 +25,9 @@ LINGER_S = 10.0
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    async with Client.connect(os.environ["PENSTOCK_REDIS_URL"], model=os.environ.get("PENSTOCK_MODEL")) as client:
+    async with Client.connect(
+        os.environ["PENSTOCK_REDIS_URL"], model=os.environ.get("PENSTOCK_SERVED_MODEL_NAME")
+    ) as client:
         app.state.client = client  # one for all requests
         yield
 

@@ -32,7 +32,7 @@ def asked() -> tuple[str, SamplingParams]:
 def create_app() -> Flask:
     """Return the app, connected; in workers that are forked from it (``gunicorn --preload``) it connects anew."""
     app = Flask(__name__)
-    llm = LLM(os.environ["PENSTOCK_REDIS_URL"], model=os.environ.get("PENSTOCK_MODEL"))
+    llm = LLM(os.environ["PENSTOCK_REDIS_URL"], model=os.environ.get("PENSTOCK_SERVED_MODEL_NAME"))
 
     def as_events(deltas: AsyncGenerator[Delta], position: StreamPosition, **headers: str) -> Response:
         stream = EventStream(delta_events(deltas, position), headers=headers, keep_alive_s=KEEP_ALIVE_S)

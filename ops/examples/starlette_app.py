@@ -26,7 +26,9 @@ LINGER_S = 10.0
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Client]]:
-    async with Client.connect(os.environ["PENSTOCK_REDIS_URL"], model=os.environ.get("PENSTOCK_MODEL")) as client:
+    async with Client.connect(
+        os.environ["PENSTOCK_REDIS_URL"], model=os.environ.get("PENSTOCK_SERVED_MODEL_NAME")
+    ) as client:
         yield {"client": client}  # becomes request.state.client; one for all requests
 
 

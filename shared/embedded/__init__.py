@@ -5,7 +5,7 @@ It listens on a unix socket only, in a folder that only this user may enter, and
 """
 
 from .binary import find_redis_cli, find_redis_server
-from .embedded import EmbeddedRedis, resolve_redis_url
+from .embedded import EmbeddedRedis, given_or_embedded, resolve_redis_url
 from .folder import ServerFolder, data_folder
 from .server import ServerStatus, read_status, stop
 
@@ -16,6 +16,7 @@ __all__ = [
     "data_folder",
     "find_redis_cli",
     "find_redis_server",
+    "given_or_embedded",
     "read_status",
     "resolve_redis_url",
     "stop",

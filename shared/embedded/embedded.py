@@ -23,7 +23,14 @@ def resolve_redis_url(explicit: str | None) -> AbstractContextManager[str]:
     Raises:
         ConfigurationError: the given URL cannot be read, or no embedded Redis can be started (on entering).
     """
-    url = explicit or os.environ.get("PENSTOCK_REDIS_URL")
+    return given_or_embedded(explicit or os.environ.get("PENSTOCK_REDIS_URL"))
+
+
+def given_or_embedded(url: str | None) -> AbstractContextManager[str]:
+    """Return a context whose value is ``url``, or that of the embedded Redis if it is None or empty.
+
+    Raises: as ``resolve_redis_url``.
+    """
     if url:
         parse_pool(url)
         return nullcontext(url)

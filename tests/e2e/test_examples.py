@@ -51,7 +51,12 @@ class Servers:
     def __init__(self, url: str) -> None:
         self.addresses: dict[str, list[str]] = {}
         self._processes: list[subprocess.Popen[bytes]] = []
-        environment = {**os.environ, "PENSTOCK_REDIS_URL": url, "PENSTOCK_MODEL": "demo", "PYTHONWARNINGS": "error"}
+        environment = {
+            **os.environ,
+            "PENSTOCK_REDIS_URL": url,
+            "PENSTOCK_SERVED_MODEL_NAME": "demo",
+            "PYTHONWARNINGS": "error",
+        }
         for app, command in COMMANDS.items():
             self.addresses[app] = [self._start(command, environment) for _ in range(2)]
 

@@ -40,7 +40,8 @@ def source_of(page: Path) -> str:
     return "async def page(client):\n" + "\n".join(f"    {line}" for line in lines)
 
 
-WITHOUT_EXAMPLES = {GUIDE / name for name in ("README.md", "commands.md", "failures.md", "figures.md", "models.md")}
+PROSE = ("README", "commands", "configuration", "failures", "figures", "logs", "models")
+WITHOUT_EXAMPLES = {GUIDE / f"{name}.md" for name in PROSE}
 PAGES = sorted({*GUIDE.glob("*.md")} - WITHOUT_EXAMPLES - {*BY_BLOCK})
 
 

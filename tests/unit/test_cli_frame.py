@@ -1,4 +1,4 @@
-"""The frame of the programs: nested commands, errors in one sentence, tables, sizes."""
+"""The frame of the programs: nested commands, errors in one sentence, tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import redis
 
 from penstock.shared.command_line import Command, UsageError, format_bytes, format_table, run_program
 from penstock.shared.errors import ConfigurationError
-from penstock.worker.cli.start import parse_bytes
 
 
 def program(*commands: Command, argv: list[str]) -> int:
@@ -158,17 +157,3 @@ def test_table_is_aligned_and_uncut() -> None:
 )
 def test_bytes_in_words(num_bytes: int, text: str) -> None:
     assert format_bytes(num_bytes) == text
-
-
-@pytest.mark.parametrize(
-    ("text", "num_bytes"),
-    [("2GiB", 2 << 30), ("512m", 512 << 20), ("1.5 GB", 1_500_000_000), ("100", 100), ("100B", 100), ("1KiB", 1024)],
-)
-def test_sizes_are_read(text: str, num_bytes: int) -> None:
-    assert parse_bytes("--size", text) == num_bytes
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1 PiB", "0", "two", "9" * 400])
-def test_sizes_that_are_none(text: str) -> None:
-    with pytest.raises(UsageError, match="--size must be"):
-        parse_bytes("--size", text)

@@ -163,7 +163,7 @@ def _start(channel: CoreChannel, first: Any, progress: ProgressWriter) -> Engine
         if not isinstance(first, Configure):
             raise ConfigurationError(f"the worker process sent {type(first).__name__} where Configure was due")
         config = EngineConfig.decode(first.config_json)
-        folder = resolve_model_folder(config.model)
+        folder = resolve_model_folder(config.model, needs_weights=config.needs_weights)
         # Here, not above: torch and transformers take seconds to import; neither Hello nor the news of a mistyped
         # folder should wait for them.
         from .composition import build_engine

@@ -195,7 +195,7 @@ def check_float8(config: EngineConfig, capability: tuple[int, int]) -> None:
 def _load_module(
     folder: Path, model_config: PretrainedConfig, architecture: str, config: EngineConfig, device: torch.device
 ) -> PreTrainedModel:
-    if config.load_format == "dummy":
+    if not config.needs_weights:
         return _draw_module(model_config, architecture, config, device)
     dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
     module = load_checkpoint(

@@ -12,7 +12,7 @@ from ...shared.broker import Broker, Claim, Room, Wave
 from ...shared.errors import PenstockError, RedisUnavailableError
 from ...shared.messages import Delta, FinishReason, Ready, RequestError
 from ...shared.records import DeathCause
-from ..config import WorkerConfig
+from ..worker_config import WorkerConfig
 from .core_client import CoreClient
 from .generation import Generation, SegmentGeneration
 from .intake import Intake, UndecodableEntryError, ids_of

@@ -17,8 +17,8 @@ from ...shared.keys import Keys
 from ...shared.messages import EngineState, SchedulerStats
 from ...shared.records import EngineHeartbeat
 from ...shared.stats import EngineStats
-from ..config import WorkerConfig
 from ..progress import Phase, Progress, ProgressReader
+from ..worker_config import WorkerConfig
 from .stall import StallWatch
 
 LISTED_AGAIN_EVERY = 10

@@ -27,8 +27,8 @@ from ...shared.keys import Keys
 from ...shared.log import configure_logging
 from ...shared.messages import EngineCoreOutputs, EngineState, Ready, WorkerStatus
 from ...shared.records import DeathCause
-from ..config import STATUS_INTERVAL_S, WorkerConfig
 from ..text.tokenizer import TextCodec
+from ..worker_config import STATUS_INTERVAL_S, WorkerConfig
 from .core_client import CoreClient, CoreLostError, CoreStartupError
 from .heartbeat import Heartbeat
 from .model_card import make_card

@@ -19,8 +19,8 @@ from ...shared.errors import DamagedRecordError
 from ...shared.messages import CancelCommand, EngineCoreOutputs, EngineState, FinishReason, Ready
 from ...shared.records import DeathCause
 from ...shared.request_state import RequestState
-from ..config import WorkerConfig
 from ..text.tokenizer import TextCodec
+from ..worker_config import WorkerConfig
 from .call_handler import ControlCalls, decode_command
 from .claiming import ClaimLoop
 from .core_client import CoreClient

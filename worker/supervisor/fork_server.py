@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 COMMAND = (sys.executable, "-m", "penstock.worker.engine.fork_server")
-# Address of a fork server that somebody else keeps, for all who see the variable.
+# Of the option --fork-server: the address of one that somebody else keeps, for all who see the variable.
 FORK_SERVER_VARIABLE = "PENSTOCK_FORK_SERVER"
 # One that dies at once would do so again: worker processes start their cores by themselves meanwhile.
 RESTART_DELAY_S = 2.0

@@ -17,7 +17,7 @@ from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
 from ...shared.records import DeathCause
-from ..config import WorkerConfig
+from ..worker_config import WorkerConfig
 from .restart import Death
 
 # The broker takes a longer gap between two looks for a server that stood still, and grants everybody a new lease.

@@ -13,7 +13,7 @@ import structlog
 
 from ...shared.messages import EngineState
 from ...shared.records import EngineHeartbeat
-from ..config import WorkerConfig
+from ..worker_config import WorkerConfig
 from .engine_process import EngineProcess
 from .reaper import Reaper
 from .restart import Death, Phase, RestartPolicy

@@ -31,7 +31,7 @@ from ...shared.errors import ConfigurationError, EngineDeadError, PenstockError
 from ...shared.keys import Keys
 from ...shared.messages import DrainCommand, WorkerCommand
 from ...shared.redis_check import check_redis
-from ..config import WorkerConfig
+from ..worker_config import WorkerConfig
 from .death_notices import DeathNotices
 from .engine_process import EngineProcess
 from .reaper import Reaper

@@ -30,9 +30,10 @@ def test_a_workload_file_becomes_tokens_and_figures(model_folder: Callable[[str]
         {"prompt_token_ids": [8], "sampling_params": {**GREEDY, "max_tokens": 3}, "arrival_s": 0.05, "priority": 1},
     ]
     workload.write_text(json.dumps({"requests": requests}))
-    command = ["--model", str(model_folder("llama")), "--workload", str(workload), "--output", str(output)]
-    command += ["--threads", "1", "--max-num-seqs", "4", "--scheduling-policy", "priority"]
-    assert main(command) == 0
+    command = ["--model", str(model_folder("llama")), "--output", str(output)]
+    config = tmp_path / "penstock.toml"
+    config.write_text(f'threads = 1\nmax_num_seqs = 4\nscheduling_policy = "priority"\nworkload = "{workload}"\n')
+    assert main([*command, "--config", str(config)]) == 0
     result = json.loads(output.read_text())
     assert [len(token_ids) for token_ids in result["output_token_ids"]] == [6, 3]
     assert result["output_tokens"] == 9
@@ -49,7 +50,14 @@ def test_a_mistake_is_a_sentence(tmp_path: Path) -> None:
     command += ["--workload", str(tmp_path / "workload.json"), "--output", str(tmp_path / "output.json")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 1
-    assert done.stderr == "model folder '/no/such/folder' does not exist\n"
+    assert done.stderr == "error: model folder '/no/such/folder' does not exist\n"
+
+
+def test_a_workload_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "workload.json"
+    path.write_text('{"requests": 3}')
+    assert main(["--model", "m", "--workload", str(path), "--output", str(tmp_path / "o")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: the workload {path} cannot be read: Expected `array`")
 
 
 def test_outputs_keep_the_order_of_the_file_whoever_arrives_first(make_core: Callable[..., EngineCore]) -> None:

@@ -6,7 +6,6 @@ interpreter: so what is tested there is what lies in the buffers, not the captur
 
 from __future__ import annotations
 
-import argparse
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import paged_attention, rotary
-from penstock.worker.cli.start import COMMAND, _engine_config
 from penstock.worker.config import EngineConfig
 from penstock.worker.models.eight_bit_cache import hold_in_eight_bits
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
@@ -286,9 +284,6 @@ def test_only_kernels_of_a_gpu_can_be_captured() -> None:
 def test_a_gpu_engine_captures_unless_it_is_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captured, "is_capturable", lambda *_: True)
     lean = LeanForward(make_model("llama", torch.float32), SETTINGS)
-    parser = argparse.ArgumentParser()
-    COMMAND.add_arguments(parser)
-    for options, kind in ((), CapturedForward), (("--enforce-eager",), LeanForward):
-        config = _engine_config(parser.parse_args(["--model", "m", *options]), "cuda", 1)
-        config = EngineConfig.decode(config.encode())
+    for enforce_eager, kind in (False, CapturedForward), (True, LeanForward):
+        config = EngineConfig.decode(EngineConfig(model="m", device="cuda", enforce_eager=enforce_eager).encode())
         assert type(_prepare(lean, config, torch.device("cuda"), 97, 64)) is kind

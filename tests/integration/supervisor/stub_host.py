@@ -17,9 +17,10 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.messages import DrainCommand, EngineState
 from penstock.shared.records import EngineHeartbeat
-from penstock.worker.config import EngineConfig, WorkerConfig
+from penstock.worker.config import EngineConfig
 from penstock.worker.supervisor import Supervisor, engine_process
 from penstock.worker.supervisor.restart import Phase
+from penstock.worker.worker_config import WorkerConfig
 
 from .conftest import is_gone
 

@@ -284,12 +284,34 @@ def test_redis_that_evicts(start_worker: StartWorker, redis_url: str, request: p
         (("--device", "cpu", "--kv-cache-memory", "lots"), "--kv-cache-memory must be a size"),
         (("--device", "cpu", "--max-deliveries", "several"), "--max-deliveries"),
         (("--device", "cpu", "--engines", "0"), "--engines must be at least 1"),
-        (("--device", "cpu", "--engines", "1000000"), "--engines must be at most 1024"),
-        (("--device", "tpu"), "invalid choice: 'tpu'"),
+        (("--device", "cpu", "--engines", "1000000"), "--engines must be at most 1,024, got 1000000"),
+        (("--device", "tpu"), "--device must be one of cpu, cuda, got 'tpu'"),
     ],
 )
 def test_wrong_arguments(start_worker: StartWorker, arguments: tuple[str, ...], part: str) -> None:
     assert_refused(start_worker(*arguments), 2, part)
+
+
+def test_options_from_a_file_and_the_environment(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text(
+        'device = "cuda"\nengines = 3\nenforce_eager = true\nkv_cache_dtype = "fp8"\nlog_requests = false\n'
+    )
+    monkeypatch.setenv("PENSTOCK_ENGINES", "2")
+    worker = start_worker("--config", str(file), "--device", "cpu")
+    worker.await_ready()
+    assert worker.out == "ready: model demo on 2 engines, cpu, KV cache in fp8_e4m3\n"
+    worker.process.terminate()
+    assert worker.await_end() == 0
+
+
+def test_a_wrong_key_of_a_file(start_worker: StartWorker, tmp_path: Path) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text("kv_cache_memroy = 1\n")
+    refused = start_worker("--config", str(file))
+    assert_refused(refused, 2, f"unknown key kv_cache_memroy in {file}; did you mean kv_cache_memory?")
 
 
 def test_wrong_engine_configuration(start_worker: StartWorker) -> None:
@@ -300,16 +322,16 @@ def test_wrong_engine_configuration(start_worker: StartWorker) -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("--stall-timeout", "0"), "stall_timeout_s (--stall-timeout) must be at least 0.1, got 0.0"),
-        (("--lease-ttl", "nan"), "lease_ttl_s (--lease-ttl) must be at least 0.1, got nan"),
-        (("--drain-timeout", "-1"), "drain_timeout_s (--drain-timeout) must be at least 0, got -1.0"),
-        (("--max-deliveries", "0"), "max_deliveries must be at least 1, got 0"),
-        (("--threads", "-1"), "num_threads (--threads) must be at least 0, got -1; 0 chooses"),
-        (("--max-model-len", "-1"), "max_model_len must be at least 2, got -1"),
+        (("--stall-timeout", "0"), "--stall-timeout must be at least 0.1, got 0.0"),
+        (("--lease-ttl", "nan"), "--lease-ttl must be at least 0.1, got nan"),
+        (("--drain-timeout", "-1"), "--drain-timeout must be at least 0, got -1.0"),
+        (("--max-deliveries", "0"), "--max-deliveries must be at least 1, got 0"),
+        (("--threads", "-1"), "--threads must be at least 0, got -1; 0 chooses"),
+        (("--max-model-len", "-1"), "--max-model-len must be at least 2, got -1"),
     ],
 )
 def test_wrong_process_configuration(start_worker: StartWorker, arguments: tuple[str, ...], part: str) -> None:
-    assert_refused(start_worker("--device", "cpu", *arguments), 1, part)
+    assert_refused(start_worker("--device", "cpu", *arguments), 2, part)
 
 
 def events(worker: StartedWorker, name: str) -> list[dict[str, object]]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.params import SamplingParams
-from penstock.worker.cli.start import COMMAND, _engine_config
 from penstock.worker.config import SCHEDULING_POLICIES, EngineConfig
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority, RequestQueue
 from penstock.worker.engine.scheduling.request import Request
@@ -49,16 +46,9 @@ def test_an_unknown_policy_is_refused() -> None:
 
 
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
-def test_the_policy_comes_from_the_command_line_and_travels(policy: str) -> None:
-    parser = argparse.ArgumentParser()
-    COMMAND.add_arguments(parser)
-    arguments = parser.parse_args(["--model", "m", "--scheduling-policy", policy])
-    config = _engine_config(arguments, "cpu", 1)
-    assert config.scheduling_policy == EngineConfig.decode(config.encode()).scheduling_policy == policy
+def test_the_policy_travels(policy: str) -> None:
+    assert EngineConfig.decode(EngineConfig(model="m", scheduling_policy=policy).encode()).scheduling_policy == policy
 
 
 def test_first_come_is_the_default() -> None:
-    parser = argparse.ArgumentParser()
-    COMMAND.add_arguments(parser)
-    assert _engine_config(parser.parse_args(["--model", "m"]), "cpu", 1).scheduling_policy == "fcfs"
     assert EngineConfig(model="m").scheduling_policy == "fcfs"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from penstock.shared.log import configure_logging
 from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest
 from penstock.shared.params import SamplingParams
-from penstock.worker.cli.start import COMMAND, _engine_config
 from penstock.worker.config import EngineConfig
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.scheduling.block_pool import BlockPool, InvariantError
@@ -528,9 +526,7 @@ def test_a_block_that_is_known_by_a_wrong_hash_is_found_out() -> None:
         engine.core.check_invariants()
 
 
-@pytest.mark.parametrize(("options", "expected"), [([], True), (["--no-enable-prefix-caching"], False)])
-def test_it_is_on_unless_the_command_line_says_otherwise(options: list[str], expected: bool) -> None:
-    parser = argparse.ArgumentParser()
-    COMMAND.add_arguments(parser)
-    config = _engine_config(parser.parse_args(["--model", "m", *options]), "cpu", 1)
+@pytest.mark.parametrize(("options", "expected"), [({}, True), ({"enable_prefix_caching": False}, False)])
+def test_it_is_on_unless_the_configuration_says_otherwise(options: dict[str, bool], expected: bool) -> None:
+    config = EngineConfig(model="m", **options)
     assert EngineConfig.decode(config.encode()).enable_prefix_caching is expected

@@ -9,10 +9,11 @@ import msgspec
 from penstock.shared.connection import CommandConnection
 from penstock.shared.messages import EngineState, SchedulerStats
 from penstock.shared.records import EngineHeartbeat
-from penstock.worker.config import EngineConfig, WorkerConfig
+from penstock.worker.config import EngineConfig
 from penstock.worker.progress import Phase, ProgressReader, ProgressWriter
 from penstock.worker.serving.heartbeat import Heartbeat
 from penstock.worker.serving.stall import StallWatch
+from penstock.worker.worker_config import WorkerConfig
 
 
 class Recorder(CommandConnection):

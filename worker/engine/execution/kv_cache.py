@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from ....shared.command_line import format_bytes
 from ....shared.errors import ConfigurationError
-from ...config import EngineConfig
+from ...config import DEFAULT_MEMORY_UTILIZATION, EngineConfig
 
-DEFAULT_UTILIZATION = {"cuda": 0.9, "cpu": 0.4}
 _MIB = 1 << 20
 
 
@@ -61,7 +60,7 @@ def size_kv_cache(
     if config.kv_cache_memory is not None:
         share, source = config.kv_cache_memory, "kv_cache_memory"
     else:
-        utilization = config.gpu_memory_utilization or DEFAULT_UTILIZATION[config.device]
+        utilization = config.gpu_memory_utilization or DEFAULT_MEMORY_UTILIZATION[config.device]
         num_sharers = config.num_engines_on_host if config.device == "cpu" else 1
         share, source = int(free_bytes * utilization) // num_sharers, "gpu_memory_utilization"
     state_bytes = _state_bytes(config, bytes_per_request, share, source)

@@ -9,6 +9,7 @@ after the other on one engine; then the output file has a result for each.
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import sys
 import time
@@ -19,26 +20,18 @@ from typing import Any
 import msgspec
 import psutil
 
+from ....shared.command_line import Parser, UsageError, run_told
 from ....shared.errors import PenstockError
-from ....shared.log import configure_logging
 from ....shared.messages import EngineCoreRequest
 from ....shared.params import SamplingParams
-from ...config import (
-    ATTENTION_BACKENDS,
-    DEVICES,
-    DTYPES,
-    KV_CACHE_DTYPES,
-    LOAD_FORMATS,
-    QUANTIZATIONS,
-    SCHEDULING_POLICIES,
-    EngineConfig,
-)
+from ...config import EngineConfig
 from ...models.folder import resolve_model_folder
+from ...options.settings import read_settings
+from ...options.told import effective_config
+from ...programs import OFFLINE, PROGRAMS, RunOptions
 from ..core import EngineCore
 from ..garbage import freeze_loaded_objects
 from .result import OfflineResult, PhasesResult, Record, rss_bytes
-
-_INTEGER_OPTIONS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory")
 
 
 class OfflineRequest(msgspec.Struct):
@@ -144,79 +137,48 @@ def _add(core: EngineCore, index: int, request: OfflineRequest) -> None:
         raise PenstockError(f"request {index}: {refused.error.message}")
 
 
-def _parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="penstock.worker.engine.offline", description=__doc__)
-    parser.add_argument("--model", required=True, help="model folder, or name on the hub")
-    parser.add_argument("--workload", required=True, type=Path, help="JSON file with the requests")
-    parser.add_argument("--output", required=True, type=Path, help="JSON file to write")
-    parser.add_argument("--device", choices=DEVICES, default="cpu")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto")
-    parser.add_argument(
-        "--load-format", choices=LOAD_FORMATS, default="auto", help="dummy: random weights, drawn on the device"
-    )
-    parser.add_argument("--scheduling-policy", choices=SCHEDULING_POLICIES, default="fcfs")
-    parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 chooses")
-    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="as that of worker start")
-    parser.add_argument("--attention-backend", choices=ATTENTION_BACKENDS, default="auto", help="as there")
-    parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", help="as there")
-    parser.add_argument("--deterministic", action="store_true", help="as that of worker start")
-    parser.add_argument(
-        "--no-enable-prefix-caching",
-        dest="enable_prefix_caching",
-        action="store_false",
-        help="as that of worker start",
-    )
-    parser.add_argument("--async-scheduling", action=argparse.BooleanOptionalAction, default=False, help="as there")
-    parser.add_argument("--enforce-eager", action="store_true", help="as that of worker start")
-    parser.add_argument("--steps", action="store_true", help="tell of each step what it did and how long it took")
-    for name in _INTEGER_OPTIONS:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int)
-    return parser.parse_args(words)
+def _read(path: Path) -> Workload:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Workload)
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"the workload {path} cannot be read: {error}") from error
+
+
+def _run(arguments: argparse.Namespace, started: float) -> int:
+    settings = read_settings(OFFLINE, PROGRAMS, arguments, os.environ)
+    if arguments.show_config:
+        sys.stdout.write(effective_config(settings))
+        return 0
+    settings.require()
+    options = settings.make(RunOptions)
+    with settings.naming_sources():
+        config = settings.make(EngineConfig)
+    workload, output = _read(Path(options.workload)), Path(options.output)
+    folder = resolve_model_folder(config.model, needs_weights=config.needs_weights)
+    # Here, not above: --help and a mistyped folder need no torch.
+    from ..composition import build_engine
+
+    core = build_engine(config, folder).core
+    freeze_loaded_objects()
+    if workload.phases:
+        # Written after each phase: what is there stays if a later one fails.
+        for result in run_phases(core, workload.phases, keeps_steps=options.steps):
+            output.write_bytes(msgspec.json.encode(result))
+    else:
+        load_s = time.perf_counter() - started
+        result = run_workload(core, workload.requests, load_s, keeps_steps=options.steps)
+        output.write_bytes(msgspec.json.encode(result))
+    return 0
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Load the model, run the workload, write the result; 1 and a sentence if something is wrong.
+    """Load the model, run the workload, write the result; 1 or 2 and a sentence if something is wrong.
 
     Args:
         words: of the command line; None for those of this process.
     """
     started = time.perf_counter()
-    arguments = _parse_arguments(words)
-    configure_logging("warning")
-    options = {name: getattr(arguments, name) for name in _INTEGER_OPTIONS if getattr(arguments, name) is not None}
-    try:
-        config = EngineConfig(
-            model=arguments.model,
-            device=arguments.device,
-            dtype=arguments.dtype,
-            load_format=arguments.load_format,
-            scheduling_policy=arguments.scheduling_policy,
-            num_threads=arguments.threads,
-            deterministic=arguments.deterministic,
-            quantization=arguments.quantization,
-            enable_prefix_caching=arguments.enable_prefix_caching,
-            async_scheduling=arguments.async_scheduling,
-            enforce_eager=arguments.enforce_eager,
-            attention_backend=arguments.attention_backend,
-            kv_cache_dtype=arguments.kv_cache_dtype,
-            **options,
-        )
-        workload = msgspec.json.decode(arguments.workload.read_bytes(), type=Workload)
-        folder = resolve_model_folder(config.model, needs_weights=config.load_format != "dummy")
-        # Here, not above: --help and a mistyped folder need no torch.
-        from ..composition import build_engine
-
-        core = build_engine(config, folder).core
-        freeze_loaded_objects()
-        if workload.phases:
-            # Written after each phase: what is there stays if a later one fails.
-            for result in run_phases(core, workload.phases, keeps_steps=arguments.steps):
-                arguments.output.write_bytes(msgspec.json.encode(result))
-        else:
-            load_s = time.perf_counter() - started
-            result = run_workload(core, workload.requests, load_s, keeps_steps=arguments.steps)
-            arguments.output.write_bytes(msgspec.json.encode(result))
-    except (PenstockError, OSError, msgspec.DecodeError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
+    parser = Parser(prog="penstock.worker.engine.offline", description=__doc__)
+    OFFLINE.add_arguments(parser)
+    arguments = parser.parse_args(words)
+    return run_told(lambda: _run(arguments, started))

@@ -1,0 +1,77 @@
+"""The programs that have options, and which: ``worker start`` and the engine alone on a workload file.
+
+``python -m penstock.worker.programs`` prints them as the guide's tables.
+
+A file of options may be one for both: each takes its own, and keys of the other are known.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import msgspec
+
+from ..shared.command_line import REDIS_URL_HELP
+from .config import MAX_ENGINES_ON_HOST, PLACE, EngineConfig
+from .options.option import Option
+from .options.program import Program
+from .options.readers import Indices, Integer, Reader, Switch, SwitchOrText
+from .options.told import guide_table
+from .worker_config import BROKER, PROCESS, WorkerConfig
+
+_RUN = "a run of `penstock.worker.engine.offline`"
+
+
+class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``worker start`` decides for the host, before it writes configurations of processes."""
+
+    redis_url: Annotated[
+        str | None,
+        Option(REDIS_URL_HELP, Reader("URL"), default="a private embedded Redis", group=BROKER, is_secret=True),
+    ] = None
+    gpus: Annotated[
+        tuple[int, ...] | None,
+        Option("one engine on each of these GPUs", Indices(), default="every GPU", group=PLACE),
+    ] = None
+    engines: Annotated[
+        int | None,
+        Option("number of engines on the CPU", Integer(1, MAX_ENGINES_ON_HOST), default="1", group=PLACE),
+    ] = None
+    fork_server: Annotated[
+        bool | str | None,
+        Option(
+            "start engine cores by forking a process that has imported torch: a dead one is replaced seconds sooner, "
+            "and several share memory; SOCKET: that of one which somebody else keeps",
+            SwitchOrText("SOCKET"),
+            default="yes on the CPU, no on GPUs",
+            group=PROCESS,
+        ),
+    ] = None
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run of the engine alone reads and writes."""
+
+    workload: Annotated[str, Option("JSON file with the requests", Reader("FILE"), group=_RUN)]
+    output: Annotated[str, Option("JSON file to write", Reader("FILE"), group=_RUN)]
+    steps: Annotated[bool, Option("tell of each step what it did and how long it took", Switch(), group=_RUN)] = False
+
+
+START = Program(
+    "worker start",
+    (EngineConfig, HostOptions, WorkerConfig),
+    defaults=(("device", None, "every GPU, else the CPU"),),
+)
+OFFLINE = Program("python -m penstock.worker.engine.offline", (RunOptions, EngineConfig))
+PROGRAMS = (START, OFFLINE)
+
+
+def guide_tables() -> str:
+    """All options as ops/guide/configuration.md has them."""
+    run = Program(OFFLINE.name, (RunOptions,))
+    return f"{guide_table(START)}\n{guide_table(run)}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(guide_tables())
