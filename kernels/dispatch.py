@@ -71,4 +71,4 @@ def select(
 @cache
 def tell_once(text: str) -> None:
     """Log a warning that this process has not logged before."""
-    log.warning(text)
+    log.warning("reference_kernel_used", extra={"reason": text})

@@ -1,5 +1,8 @@
 """Logs of Penstock's own processes: one line per event on standard error, pretty on a terminal, JSON elsewhere.
 
+An event is a name in snake_case, which programs look for; ops/guide/logs.md has all of them. What else there is to say
+stands in fields. People read the name with spaces in it.
+
 Only commands and our processes call ``configure_logging``; a web app that imports the client keeps its own set-up.
 Records of the standard library's ``logging`` go through the same renderer, so third-party lines look like ours.
 """
@@ -13,7 +16,7 @@ from collections.abc import Mapping
 from typing import TextIO
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor, WrappedLogger
 
 from .errors import ConfigurationError
 from .shown import shown
@@ -21,6 +24,7 @@ from .shown import shown
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FORMATS = ("auto", "pretty", "json")
 
+_EVENT = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+")
 _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 
 
@@ -97,8 +101,16 @@ def _pretty(colors: bool) -> list[Processor]:
     plain = structlog.dev.plain_traceback
     return [
         structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
+        _name_as_words,
         structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain),
     ]
+
+
+def _name_as_words(_logger: WrappedLogger, _method: str, record: EventDict) -> EventDict:
+    """An event of ours as people read it; what other libraries log stays as it is."""
+    if isinstance(event := record.get("event"), str) and _EVENT.fullmatch(event):
+        record["event"] = event.replace("_", " ")
+    return record
 
 
 def _json() -> list[Processor]:

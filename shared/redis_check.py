@@ -7,7 +7,6 @@ managed Redis, a renamed command and a restrictive ACL all answer: COMMAND and C
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import re
 from collections.abc import AsyncIterator
@@ -15,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import redis.asyncio
+import structlog
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
     AuthenticationError,
@@ -36,7 +36,7 @@ from .redis_url import mask_url, parse_pool
 CHECK_TIMEOUT_S = 5.0
 MIN_VERSION = (6, 2)
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger()
 
 
 async def check_redis(url: str, *, namespace: str = DEFAULT_NAMESPACE, for_worker: bool = False) -> None:
@@ -106,7 +106,7 @@ async def _read_info(connection: AbstractConnection) -> dict[str, str]:
     """Return INFO's fields; empty where INFO is forbidden, as the commands below are what counts."""
     (reply,) = await _run(connection, [("INFO",)])
     if isinstance(reply, NoPermissionError):
-        log.warning("INFO is forbidden on this Redis: version and maxmemory-policy are not verified")
+        log.warning("redis_info_forbidden", unverified=["version", "maxmemory-policy"])
         return {}
     if isinstance(reply, Exception):
         raise reply
@@ -132,7 +132,7 @@ def _check_eviction(info: dict[str, str], shown: str, for_worker: bool) -> None:
     )
     if for_worker:
         raise ConfigurationError(sentence)
-    log.warning(sentence)
+    log.warning("redis_evicts", reason=sentence)
 
 
 async def _check_commands(connection: AbstractConnection, namespace: str, shown: str) -> None:

@@ -123,10 +123,10 @@ class Outage:
         if now >= self._warn_at:
             self._warn_at, self._is_told = now + WARN_EVERY_S, True
             reason = str(error) or type(error).__name__
-            self._log.warning("Redis is away", away_s=round(now - self._began_at, 1), reason=reason)
+            self._log.warning("redis_away", away_s=round(now - self._began_at, 1), reason=reason)
 
     def over(self) -> None:
         """Redis has answered; nothing is said if it was not away, or so shortly after a warning that none was due."""
         if self._began_at is not None and self._is_told:
-            self._log.info("Redis is back", away_s=round(time.monotonic() - self._began_at, 1))
+            self._log.info("redis_back", away_s=round(time.monotonic() - self._began_at, 1))
         self._began_at = None

@@ -150,7 +150,7 @@ class Subscriber:
         error = done.pop().exception()
         assert error is not None, "the loops end by an error only"
         if not isinstance(error, LOST):
-            log.error("a subscription connection failed", exc_info=error)
+            log.error("subscription_failed", exc_info=error)
         return error
 
     async def _write(self, connection: AbstractConnection) -> None:
@@ -197,7 +197,7 @@ class Subscriber:
         try:
             subscription.on_message(data)
         except Exception:
-            log.exception("a message could not be handled", channel=subscription.channel.decode(errors="replace"))
+            log.exception("message_not_handled", channel=subscription.channel.decode(errors="replace"))
 
     def _confirm(self, channel: bytes) -> None:
         for subscription in self._subscriptions.get(channel, ()):

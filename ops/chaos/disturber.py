@@ -68,7 +68,7 @@ class Disturber:
             while True:
                 await asyncio.sleep(self._random.expovariate(1 / self._interval_s))
                 (name,) = self._random.choices(names, weights)
-                log.info("chaos", action=name)
+                log.info("chaos_action", action=name)
                 await self._actions[name][1]()
                 self.events[name] += 1
         finally:
@@ -157,7 +157,7 @@ class Disturber:
                 await asyncio.to_thread(worker.await_ready)
                 return
             except ConfigurationError as error:  # it was killed while it started, or Redis is away
-                log.info("a worker did not start", error=str(error)[-200:])
+                log.info("worker_not_started", error=str(error)[-200:])
                 await asyncio.to_thread(worker.await_end)
         raise ConfigurationError(f"a worker did not start {RECONNECT_TRIES} times in a row")
 

@@ -92,7 +92,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.log_format == "pretty" or (arguments.log_format == "auto" and sys.stderr.isatty()):
             raise
         # Whoever reads JSON lines from standard error, as collectors of logs do, reads this one, too.
-        log.critical(str(error), code=getattr(error, "code", "redis_error"))
+        log.critical("gateway_not_started", error=str(error), code=getattr(error, "code", "redis_error"))
         return EXIT_FAILED
 
 

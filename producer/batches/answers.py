@@ -105,7 +105,7 @@ class Rows:
         except PenstockError as error:
             return self._failed(number, row, error_of(error))
         except Exception as error:
-            log.exception("a row of a batch failed", batch=self._spec.id, row=number)
+            log.exception("batch_row_failed", batch=self._spec.id, row=number)
             return self._failed(number, row, error_of(error))
         usages = [output.usage for output in outputs if output.usage is not None]
         return JournalRow(

@@ -113,7 +113,7 @@ def read_rows(folder: Path, num_rows: int) -> Iterator[JournalRow]:
                 try:
                     done = _decoder.decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError):
-                    log.warning("a row that was cut off is done again", journal=path.name)
+                    log.warning("batch_row_cut_off", journal=path.name)
                     continue
                 if 0 <= done.row < num_rows:
                     yield done

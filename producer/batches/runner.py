@@ -84,7 +84,7 @@ async def run_batch(
     if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= MAX_WINDOW:
         raise ValidationError(f"window must be 1 to {MAX_WINDOW}, got {shown(window)}")
     async with await store.take(batch_id) as lease:
-        log.info("a batch is run", batch=batch_id, epoch=lease.epoch)
+        log.info("batch_started", batch=batch_id, epoch=lease.epoch)
         record = await store.record(batch_id)
         if not record.batch.status.is_end:
             await _Run(client, store, lease, parsers, window, slice_s, on_progress).run(record.batch)
@@ -249,7 +249,7 @@ class _Run:
         if is_cancelled:
             ended = BatchStatus.CANCELLED
         await self._lease.write(ended, fields, list(records.values()))
-        log.info("a batch has ended", batch=spec.id, status=str(ended), unfinished=written.num_unfinished)
+        log.info("batch_ended", batch=spec.id, status=str(ended), unfinished=written.num_unfinished)
 
     def _time_left_s(self) -> float | None:
         return None if self._stop_at is None else max(0.0, self._stop_at - time.monotonic())

@@ -43,7 +43,7 @@ class EngineView(ClientCore):
         """
         engines, queue = await self._look(model)
         log.info(
-            "queue stats",
+            "queue_stats",
             model=queue.model,
             num_running=queue.num_running,
             num_waiting=queue.depth,
@@ -52,7 +52,7 @@ class EngineView(ClientCore):
         )
         for engine in engines:
             log.info(
-                "engine stats",
+                "engine_stats",
                 engine_id=engine.engine_id,
                 state=engine.state.value,
                 num_running=engine.num_running_reqs,

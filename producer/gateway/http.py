@@ -39,7 +39,7 @@ def error_response(error: BaseException) -> Response:
     """The response that tells an error; one that nobody foresaw goes to the log with its traceback."""
     told = error_of(error)
     if told.status == 500 and told.error_code == "internal_error":
-        log.error("a request failed", exc_info=error)
+        log.error("http_request_failed", exc_info=error)
     return json_response(told.body, told.status, told.headers)
 
 

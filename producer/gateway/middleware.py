@@ -100,7 +100,7 @@ class GatewayMiddleware:
         self._metrics.requests.labels(route, _method(scope), status).inc()
         self._metrics.latency.labels(route).observe(seconds)
         log.info(
-            "request",
+            "http_request",
             method=scope["method"],
             path=scope["path"],
             status=status,

@@ -95,13 +95,18 @@ def warn_of_strangers(settings: GatewaySettings, address: str, port: int) -> Non
         return
     if not ipaddress.ip_address(address).is_loopback:
         log.warning(
-            f"whoever reaches {address}, port {port}, can use every model here, as tenant {shown(settings.tenant)}: "
-            "API keys are off; pass --api-keys on, or --host 127.0.0.1, or let nobody through but what asks who it is"
+            "open_to_whoever_reaches_it",
+            address=address,
+            port=port,
+            tenant=settings.tenant,
+            reason="API keys are off",
+            remedy="pass --api-keys on, or --host 127.0.0.1, or let nobody through but what asks who it is",
         )
     if ANY in settings.cors_origins:
         log.warning(
-            "any web page that somebody who reaches this gateway opens can use it, too: API keys are off, and "
-            "--cors-origin is '*'; pass --api-keys on, or the origins of your pages"
+            "open_to_every_web_page",
+            reason="API keys are off, and --cors-origin is '*'",
+            remedy="pass --api-keys on, or the origins of your pages",
         )
 
 

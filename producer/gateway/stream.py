@@ -94,5 +94,5 @@ async def _noted(
 def _error_event(error: Exception) -> bytes:
     """The event that tells a failure where OpenAI's clients look for it, and the end of the stream."""
     told = error_of(error)
-    log.warning("a stream failed", error=str(error), status=told.status)
+    log.warning("stream_failed", error=str(error), status=told.status)
     return b"data: %b\n\n%b" % (_encode(told.body), DONE)

@@ -33,6 +33,6 @@ async def run_open_batch(context: JobContext, batch_id: str) -> float | None:
     except BatchHeldError:
         return PAUSE_WHILE_HELD_S
     except UnknownFileError as error:
-        log.error("a batch cannot be run here", batch=batch_id, reason=str(error))
+        log.error("batch_not_run", batch=batch_id, reason=str(error))
         return PAUSE_WITHOUT_INPUT_S
     return None

@@ -36,7 +36,7 @@ async def run_held(hold: Hold, work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait({body, keeping}, timeout=SLICE_S, return_when=asyncio.FIRST_COMPLETED)
         if keeping.done() and not body.done():
-            log.warning("a job lost its hold: this process was stopped, or cut off, for too long", item=hold.item)
+            log.warning("job_hold_lost", item=hold.item, why="this process was stopped, or cut off, for too long")
     finally:
         body.cancel()
         keeping.cancel()

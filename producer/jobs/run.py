@@ -27,7 +27,7 @@ async def run_jobs(settings: JobSettings, *, burst: bool = False) -> None:
     """
     await check_redis(settings.redis_url, namespace=settings.namespace)
     jobs, outage = JobSet(settings), Outage(settings.redis_url, "jobs")
-    log.info("jobs are run", queue=jobs.queue_name, functions=sorted(function.name for function in jobs.functions))
+    log.info("jobs_started", queue=jobs.queue_name, functions=sorted(function.name for function in jobs.functions))
     while True:
         worker = jobs.worker(burst=burst)
         try:

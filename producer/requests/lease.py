@@ -106,6 +106,6 @@ class ClientLease:
             renewals = (broker.renew_client(self.client_id, self.ttl_ms) for broker in brokers)
             for result in await asyncio.gather(*renewals, return_exceptions=True):
                 if isinstance(result, RedisUnavailableError):
-                    log.warning("the client's lease was not renewed", error=str(result))
+                    log.warning("client_lease_not_renewed", error=str(result))
                 elif isinstance(result, BaseException):
                     raise result

@@ -154,7 +154,7 @@ class DeltaReader:
             self._look_at_log = True
             if not self._has_met_junk:  # told once: there may be a flood of it
                 self._has_met_junk = True
-                log.warning("passed over what is no record", request_id=self._request_id, error=str(error))
+                log.warning("record_undecodable", request_id=self._request_id, error=str(error))
         self._wake()
 
     def _offer(self, delta: Delta) -> None:

@@ -40,5 +40,5 @@ async def _renew(broker: Broker, request_id: str, linger_s: float) -> None:
         try:
             await broker.leave(request_id, lease_ms)
         except RedisUnavailableError as error:
-            log.warning("the lease of a request was not renewed", request_id=request_id, error=str(error))
+            log.warning("request_lease_not_renewed", request_id=request_id, error=str(error))
         await asyncio.sleep(linger_s / 2)

@@ -47,7 +47,7 @@ class Outbox:
             event = event_of(fields)
         except (msgspec.MsgspecError, PenstockError, KeyError, ValueError) as error:
             # Nobody can make anything of it, now or later.
-            log.error("an entry of an outbox is no end, and is dropped", outbox=key, entry=entry_id, reason=str(error))
+            log.error("outbox_entry_dropped", outbox=key, entry=entry_id, reason=str(error))
         else:
             await self._store.create(event)
         await self._connection.execute("XDEL", key, entry_id)

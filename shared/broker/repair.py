@@ -47,7 +47,8 @@ async def repairing(connection: CommandConnection, keys: ModelKeys, run: Callabl
             raise
         found = await connection.run_script(SCRIPTS["repair"], [keys.leases], [keys.prefix])
         log.error(
-            "Redis holds what Penstock has not written there; repaired, find out what else writes to it",
+            "redis_damage_repaired",
+            remedy="find out what else writes to this Redis",
             model=keys.name,
             found=[one.decode(errors="replace") for one in found[:MAX_TOLD]],
             error=str(error),

@@ -47,7 +47,7 @@ def lines_of(log_path: Path, request_id: str) -> list[dict[str, Any]]:
 async def ends_in(log_path: Path, request_id: str) -> list[dict[str, Any]]:
     """The lines that tell the end of a request, once there is one: the worker writes it beside the answer."""
     async with asyncio.timeout(30):
-        while not (ends := [one for one in lines_of(log_path, request_id) if one["event"] == "request finished"]):
+        while not (ends := [one for one in lines_of(log_path, request_id) if one["event"] == "request_finished"]):
             await asyncio.sleep(0.02)
     return ends
 

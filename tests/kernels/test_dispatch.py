@@ -38,7 +38,7 @@ def test_where_it_cannot_run_the_reference_does_and_says_so_once(
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert select({REFERENCE: reference, "cuda": implementation}, GPU, torch.bfloat16) is reference
-    assert [record.message.startswith(why) for record in caplog.records] == [True]
+    assert [record.__dict__["reason"].startswith(why) for record in caplog.records] == [True]
 
 
 def test_a_backend_by_name_has_its_own_whatever_the_device() -> None:

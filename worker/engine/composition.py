@@ -45,7 +45,7 @@ _SMALL_MODEL_PARAMETERS = 20_000_000
 _SMALL_MODEL_THREADS = 4
 _ORDERING_POLICIES: dict[str, type[OrderingPolicy]] = {"fcfs": FirstComeFirstServed, "priority": Priority}
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 @dataclass
@@ -80,7 +80,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         max_model_len=model.max_model_len,
         is_length_chosen=model.is_length_chosen,
     )
-    _log.info("kv_cache", **size.describe(config.block_size), **memory.describe())
+    log.info("kv_cache", **size.describe(config.block_size), **memory.describe())
     model.max_model_len = size.max_model_len
     hidden_size = embeds_hidden_size(model) if config.enable_prompt_embeds else None
     runner = _make_runner(config, model)
@@ -155,7 +155,7 @@ def _load_native_kernels(config: EngineConfig) -> None:
         raise ConfigurationError(f"quantization {config.quantization!r} needs the compiled kernels, and {reason}")
     if config.attention_backend == "native":
         raise ConfigurationError(f"attention_backend 'native' needs the compiled kernels, and {reason}")
-    _log.info("native_kernels_missing", reason=reason)
+    log.info("native_kernels_missing", reason=reason)
 
 
 def _make_runner(config: EngineConfig, model: LoadedModel) -> ModelRunner:
@@ -171,7 +171,7 @@ def _make_runner(config: EngineConfig, model: LoadedModel) -> ModelRunner:
 def _make_prefix_cache(config: EngineConfig, model: LoadedModel, block_pool: BlockPool) -> PrefixCache:
     if config.enable_prefix_caching and model.forward.keeps_state:
         # What a request's beginning leaves behind is not in blocks alone.
-        _log.info("no_prefix_caching", architecture=model.architecture, reason="its requests have states")
+        log.info("no_prefix_caching", architecture=model.architecture, reason="its requests have states")
     elif config.enable_prefix_caching:
         return BlockHashCache(block_pool)
     return NoPrefixCache()

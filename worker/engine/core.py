@@ -28,7 +28,7 @@ MAX_ACCELERATOR_FAILURES = 3
 # While nothing but grammars is worked on, a step waits for them so long; then messages are looked at again.
 GRAMMAR_WAIT_S = 0.01
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class EngineCore:
@@ -83,7 +83,7 @@ class EngineCore:
     def add_request(self, message: EngineCoreRequest) -> EngineCoreOutput | None:
         """Queue a request, or return its end if it has one already: it is refused, or was complete when resumed."""
         if message.request_id in self.scheduler or message.request_id in self._grammars:
-            _log.warning("request_already_here", request_id=message.request_id)
+            log.warning("request_already_here", request_id=message.request_id)
             return None
         try:
             request = self._make_request(message)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # A failure that repeats shall not fill a disk.
 MAX_FILES = 100
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class StepDump:
@@ -54,7 +54,7 @@ class StepDump:
             "requests": [self._describe(request, num_new_tokens) for request, num_new_tokens in batch.work()],
         }
         path = self._write_file(dump, error)
-        _log.error("step_failed", **dump, file=path, exc_info=error)
+        log.error("step_failed", **dump, file=path, exc_info=error)
 
     def _describe(self, request: Request, num_new_tokens: int) -> dict[str, Any]:
         told = {
@@ -83,7 +83,7 @@ class StepDump:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(msgspec.json.format(msgspec.json.encode({**dump, "trace": trace})))
         except OSError as cause:
-            _log.warning("dump_not_written", path=str(path), cause=str(cause))
+            log.warning("dump_not_written", path=str(path), cause=str(cause))
             return None
         self._num_files += 1
         return str(path)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 # Asking torch takes about as long as a small step.
 DEVICE_MEMORY_INTERVAL_S = 1.0
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class EngineCoreProcess:
@@ -114,11 +114,11 @@ class EngineCoreProcess:
         elif isinstance(message, Undecodable):
             self._refuse(message)
         else:
-            _log.warning("message_out_of_place", kind=type(message).__name__)
+            log.warning("message_out_of_place", kind=type(message).__name__)
 
     def _refuse(self, message: Undecodable) -> None:
         """Answer a request that does not decode, if it says at least which one it is."""
-        _log.error("message_undecodable", error=message.reason, request_id=message.request_id)
+        log.error("message_undecodable", error=message.reason, request_id=message.request_id)
         if message.request_id is not None:
             self._answer(refusal(message.request_id, ValidationError(message.reason)))
 
@@ -147,9 +147,9 @@ def run_engine_core(channel: CoreChannel, progress: ProgressWriter, trace_fd: in
             return 1
         EngineCoreProcess(channel, engine, progress).run(backlog)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        _log.warning("worker_process_gone")
+        log.warning("worker_process_gone")
     except BaseException:  # the panic of a library in Rust is no Exception
-        _log.exception("engine_core_died")
+        log.exception("engine_core_died")
         if trace_fd is not None:
             os.write(trace_fd, traceback.format_exc().encode())
         return 1

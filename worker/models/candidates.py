@@ -39,7 +39,7 @@ _GATHER_TOKEN_BY_TOKEN = replace(_GATHER, continues_chunks=False)
 _GATHER_ALONE = replace(_GATHER, batches_decodes=False)
 _GATHER_ALONE_TOKEN_BY_TOKEN = replace(_GATHER_ALONE, continues_chunks=False)
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def choose_forward(
     told = _told(trials)
     if chosen.forward is None:
         raise ModelLoadError(f"{architecture} cannot be served. {told}")
-    _log.info("forward_mode", mode=chosen.candidate.name, architecture=architecture, why=told)
+    log.info("forward_mode", mode=chosen.candidate.name, architecture=architecture, why=told)
     # Made anew if others have changed the model's attention since.
     forward = chosen.forward if chosen is trials[-1] else chosen.candidate.build(module, settings)
     forward = prepare(forward)

@@ -21,7 +21,7 @@ WEIGHT_FILES = (
 SLOW_TOKENIZER_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 _DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 def resolve_model_folder(model: str, *, needs_weights: bool = True) -> Path:
@@ -64,7 +64,7 @@ def tokenizer_folder(folder: Path, trust_remote_code: bool) -> Path:
     if not (target / TOKENIZER_FILE).is_file():
         from transformers import AutoTokenizer
 
-        _log.info("tokenizer_converted", source=str(folder), target=str(target))
+        log.info("tokenizer_converted", source=str(folder), target=str(target))
         try:
             AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code).save_pretrained(target)
         except Exception as error:  # the conversion raises anything, from ImportError to bare Exception
@@ -81,7 +81,7 @@ def _looks_like_path(model: str) -> bool:
 def _download(model: str) -> Path:
     from huggingface_hub import snapshot_download
 
-    _log.info("model_download", model=model)
+    log.info("model_download", model=model)
     try:
         return Path(snapshot_download(model, allow_patterns=_DOWNLOADED))
     except Exception as error:  # the hub raises its own, requests' and OSError

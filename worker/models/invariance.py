@@ -33,7 +33,7 @@ _OPS_OVER_EXPERTS = ("_grouped_mm", "_scaled_grouped_mm")
 # (sequence, position) of each token of a step. Sequences below the tile size are copies of the prompt, others random.
 Step = list[tuple[int, int]]
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 @torch.inference_mode()
@@ -65,7 +65,7 @@ def choose_tile_sizes(model: LoadedModel) -> tuple[int, ...]:
             f"--deterministic cannot be kept: the logits of {model.architecture} depend on the batch here, even with "
             f"one token per forward; start without --deterministic"
         )
-    _log.info("deterministic", tile_sizes=sizes)
+    log.info("deterministic", tile_sizes=sizes)
     return tuple(sizes)
 
 

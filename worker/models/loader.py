@@ -31,7 +31,7 @@ from .quantized_linear import quantize_linear_layers
 # Of a GPU, from which on Triton converts to float8_e4m3fn.
 _FLOAT8_CAPABILITY = (8, 9)
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 @dataclass
@@ -162,9 +162,9 @@ def _described(config: EngineConfig) -> str:
 
 def _pack(network: nn.Module, config: EngineConfig, device: torch.device) -> None:
     if device.type == "cpu":
-        _log.debug("linear_layers_packed", count=pack_linear_layers(network, config.quantization))
+        log.debug("linear_layers_packed", count=pack_linear_layers(network, config.quantization))
     elif config.quantization is not None:
-        _log.debug("linear_layers_quantized", count=quantize_linear_layers(network, config.quantization))
+        log.debug("linear_layers_quantized", count=quantize_linear_layers(network, config.quantization))
 
 
 def _device(config: EngineConfig) -> torch.device:

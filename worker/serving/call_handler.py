@@ -120,7 +120,7 @@ class ControlCalls:
         except PenstockError as error:
             await self._refuse(command.call_id, error)
         except Exception as error:
-            log.exception("control call failed", call=type(command.call).__name__)
+            log.exception("control_call_failed", call=type(command.call).__name__)
             await self._refuse(command.call_id, EngineCallError(f"{type(error).__name__}: {error}"))
         else:
             await self._calls.reply(ControlReply(call_id=command.call_id, engine_id=self._engine_id, answer=answer))

@@ -134,7 +134,7 @@ class ClaimLoop:
         try:
             wave = await self._broker.claim(self._engine_id, room, lease_ttl_ms=self._lease_ttl_ms)
         except RedisUnavailableError as error:
-            log.warning("no claim", error=str(error))
+            log.warning("claim_failed", error=str(error))
             self.look_for_unseen()
             await asyncio.sleep(REDIS_PAUSE_S)
             return _NO_WAVE
@@ -152,7 +152,7 @@ class ClaimLoop:
         self._may_hold_unseen = False
         self._looked_for_unseen_at = time.monotonic()
         if num_released:
-            log.warning("handed back requests that only Redis knew to be here", num_requests=num_released)
+            log.warning("unknown_requests_handed_back", num_requests=num_released)
 
     async def _admit(self, claim: Claim, intake: Intake) -> None:
         """Hand a claimed request to the core, or its error to its caller."""
@@ -161,15 +161,15 @@ class ClaimLoop:
             kind = SegmentGeneration if segment.request.resumable else Generation
             generation = kind(segment, intake.codec, claim)
         except UndecodableEntryError as error:
-            log.warning("undecodable request parked", **ids_of(claim), error=str(error))
+            log.warning("request_undecodable", **ids_of(claim), error=str(error))
             cause = DeathCause(engine_id=self._engine_id, reason=str(error))
             await self._broker.park(claim, cause, error.code, str(error))
             return
         except PenstockError as error:
-            log.warning("request refused", **ids_of(claim), code=error.code, error=str(error))
+            log.warning("request_refused", **ids_of(claim), code=error.code, error=str(error))
             self._refuse(claim, RequestError(error.code, str(error), error.retryable))
             return
-        log.debug("request claimed", **generation.ids, num_deliveries=claim.attempt)
+        log.debug("request_claimed", **generation.ids, num_deliveries=claim.attempt)
         older = self._live.add(generation)
         if older is not None:
             self._core.abort_requests([older])

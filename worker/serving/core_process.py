@@ -20,7 +20,7 @@ from ..ipc import FrameSplitter, frame
 FORK_TIMEOUT_S = 120.0
 _READ_BYTES = 1 << 12
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class CoreProcess(Protocol):
@@ -105,12 +105,12 @@ async def start_core(launch: Launch, fork_server: str) -> CoreProcess:
                 process = await _fork(launch, fork_server)
         except (OSError, TimeoutError, _NotForkedError) as error:
             reason = str(error) or f"no answer within {FORK_TIMEOUT_S:g} s"
-            _log.warning("core_not_forked", reason=reason, remedy="it is started by itself, which takes longer")
+            log.warning("core_not_forked", reason=reason, remedy="it is started by itself, which takes longer")
         else:
-            _log.info("core_started", core_pid=process.pid, is_forked=True)
+            log.info("core_started", core_pid=process.pid, is_forked=True)
             return process
     process = await _spawn(launch)
-    _log.info("core_started", core_pid=process.pid, is_forked=False)
+    log.info("core_started", core_pid=process.pid, is_forked=False)
     return process
 
 

@@ -55,7 +55,7 @@ class Heartbeat:
             try:
                 await self.beat()
             except RedisUnavailableError as error:
-                log.warning("heartbeat not written", error=str(error))
+                log.warning("heartbeat_not_written", error=str(error))
             await asyncio.sleep(self._config.heartbeat_interval_s)
 
     async def beat(self) -> None:

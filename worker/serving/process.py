@@ -67,7 +67,7 @@ class StopSignals:
     async def _watch(self, lifeline: asyncio.StreamReader) -> None:
         await lifeline.read()
         if self.is_serving:
-            log.warning("life line closed: handing back and leaving")
+            log.warning("supervisor_gone")
         self.is_orphaned.set()
         self.stop.set()
         self.at_once.set()
@@ -148,7 +148,7 @@ class WorkerProcess:
             self._report(EngineState.DRAINING)
             num_returned = await self._service.drain(self._config.drain_timeout_s, signals.at_once)
             if num_returned:
-                log.info("handed back unfinished requests", num_requests=num_returned)
+                log.info("requests_handed_back", num_requests=num_returned)
         watching.cancel()
         looking.cancel()
         if not self._core.dead.is_set():
@@ -159,7 +159,7 @@ class WorkerProcess:
     async def _watch_for_stalls(self) -> None:
         """Kill a core that makes no progress; its death is then seen like any other."""
         finding = await self._stall_watch.run()
-        log.error("the engine core is stalled and is killed", finding=finding)
+        log.error("core_stalled", finding=finding)
         self._core.kill(finding)
 
     async def _bury_core(self) -> None:
@@ -182,7 +182,7 @@ class WorkerProcess:
         card = await asyncio.to_thread(make_card, self._config.engine, ready, codec)
         await self._commands.execute("HSET", self._keys.models(), card.model, msgspec.json.encode(card))
         log.info(
-            "ready",
+            "engine_ready",
             model=card.model,
             architecture=card.architecture,
             dtype=ready.dtype,
@@ -272,7 +272,7 @@ async def _leave_anyway(signals: StopSignals) -> None:
     """
     await signals.is_orphaned.wait()
     await asyncio.sleep(ORPHAN_TIMEOUT_S)
-    log.error("left without handing back: the supervisor is gone and Redis does not answer")
+    log.error("left_without_handing_back")
     os._exit(EXIT_FAILED)
 
 

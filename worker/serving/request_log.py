@@ -25,7 +25,7 @@ class RequestLog:
         if reason is None and last.segment_ends:
             reason = last.segment_ends[-1].finish_reason
         log.info(
-            "request finished",
+            "request_finished",
             **generation.ids,
             model=self._model,
             tenant=generation.tenant,

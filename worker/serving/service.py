@@ -128,7 +128,7 @@ class WorkerService:
             self._engine_id, cause, is_external=is_external, max_deliveries=self._config.max_deliveries
         )
         if num_returned or num_parked:
-            log.warning("requests of a dead engine", queued_again=num_returned, parked=num_parked, cause=cause.reason)
+            log.warning("core_requests_taken_back", queued_again=num_returned, parked=num_parked, cause=cause.reason)
 
     def on_outputs(self, outputs: EngineCoreOutputs) -> None:
         """Take one step's outputs from the core."""
@@ -224,9 +224,9 @@ class WorkerService:
         if end is not None and generation is not None:
             self._request_log.note_dropped(generation, end)
         elif end is not None or not is_refused:
-            log.debug("work on a request dropped", **ids, epoch=epoch, state=state)
+            log.debug("request_dropped", **ids, epoch=epoch, state=state)
         else:
-            log.warning("claim went stale: refused by Redis, aborted here", **ids, epoch=epoch, state=state)
+            log.warning("claim_stale", **ids, epoch=epoch, state=state)
 
     def _drop(self, generation: Generation | None) -> None:
         if generation is None:

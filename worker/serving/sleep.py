@@ -100,7 +100,7 @@ class SleepControl:
             async with asyncio.timeout(call.drain_timeout_s):
                 await self._live.until_none()
         except TimeoutError:
-            log.info("requests did not end before sleep and are handed back", num_requests=len(self._live))
+            log.info("requests_unfinished_at_sleep", num_requests=len(self._live))
 
     async def _abort(self, _: Sleep) -> None:
         for generation in self._live.all():
@@ -117,7 +117,7 @@ class SleepControl:
         claims = await self._broker.claims(self._engine_id)
         num_returned = await self._broker.release(claims) if claims else 0
         if num_returned:
-            log.info("handed back requests for a control call", num_requests=num_returned)
+            log.info("requests_handed_back", num_requests=num_returned)
 
     def _forget(self, request_id: str) -> None:
         core_id = self._live.remove(request_id)

@@ -70,7 +70,7 @@ class StallWatch:
         has_work = seen.num_unfinished_reqs > 0 or num_waiting > 0
         overslept_s = now - self._looked_at - self._interval_s
         if overslept_s > self._max_oversleep_s:
-            log.warning("the worker process did not run for a while", gap_s=round(overslept_s, 1))
+            log.warning("worker_process_paused", gap_s=round(overslept_s, 1))
             self._still_since = now
         elif seen != self._seen or not has_work or seen.phase in _PATIENT_PHASES:
             self._still_since = now

@@ -43,7 +43,7 @@ class DeathNotices:
                 for engine in self._engines:
                     await self._write(engine)
             except (PenstockError, RedisError) as error:
-                log.debug("death notice not written", error=str(error))
+                log.debug("death_notice_not_written", error=str(error))
             try:
                 async with asyncio.timeout(self._interval_s):
                     await self.changed.wait()
@@ -58,7 +58,7 @@ class DeathNotices:
                     await self._connection.execute("DEL", self._keys.engine(engine.engine_id))
                     await self._connection.execute("SREM", self._keys.engines(), engine.engine_id)
         except (TimeoutError, PenstockError, RedisError) as error:
-            log.debug("heartbeats not removed", error=str(error))
+            log.debug("heartbeats_not_removed", error=str(error))
 
     async def _write(self, engine: Engine) -> None:
         notice = engine.notice()

@@ -174,10 +174,10 @@ class EngineProcess:
             status = msgspec.json.decode(line, type=WorkerStatus)
         except msgspec.DecodeError:
             # The engine core shares this pipe, and libraries print.
-            log.info("output of the engine", engine_id=self.engine_id, line=line.decode(errors="replace").rstrip())
+            log.info("engine_output", engine_id=self.engine_id, line=line.decode(errors="replace").rstrip())
             return
         if status.state != self.state:
-            log.debug("engine", engine_id=self.engine_id, state=status.state.value)
+            log.debug("engine_state", engine_id=self.engine_id, state=status.state.value)
         self.state = status.state
         self.has_spoken = True
         self.heard_at = asyncio.get_running_loop().time()

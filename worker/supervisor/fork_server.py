@@ -24,7 +24,7 @@ END_TIMEOUT_S = 5.0
 # A host of many engines starts them all at once.
 _BACKLOG = 128
 
-_log = structlog.get_logger()
+log = structlog.get_logger()
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def running_fork_server(options: Sequence[str] = (), command: Sequence[str] = CO
         try:
             keeper = _Keeper(address, [*command, *options])
         except OSError as error:
-            _log.warning("fork_server_not_started", error=str(error), remedy="engine cores are started by themselves")
+            log.warning("fork_server_not_started", error=str(error), remedy="engine cores are started by themselves")
             yield ""
             return
         keeper.start()
@@ -98,7 +98,7 @@ class _Keeper:
             status = self._process.wait()
             if self._is_ending.is_set():
                 return
-            _log.warning("fork_server_ended", status=status, restart_in_s=RESTART_DELAY_S)
+            log.warning("fork_server_ended", status=status, restart_in_s=RESTART_DELAY_S)
             if self._is_ending.wait(RESTART_DELAY_S):
                 return
             with self._replacing:
@@ -108,5 +108,5 @@ class _Keeper:
                     self._process = self._spawn()
                 except OSError as error:
                     # No room for another process: worker processes have the same trouble, and say so.
-                    _log.warning("fork_server_not_restarted", error=str(error))
+                    log.warning("fork_server_not_restarted", error=str(error))
                     return

@@ -75,13 +75,14 @@ class Reaper:
                 )
             except (PenstockError, RedisError) as error:
                 if num_tries == MAX_RECLAIM_TRIES:
-                    log.error("requests not taken back", engine_id=engine_id, error=str(error))
+                    log.error("requests_not_taken_back", engine_id=engine_id, error=str(error))
                     return
                 await asyncio.sleep(RECLAIM_PAUSE_S)
             else:
                 if num_returned or num_parked:
-                    counts = {"num_returned": num_returned, "num_parked": num_parked}
-                    log.info("requests taken back", engine_id=engine_id, **counts)
+                    log.info(
+                        "requests_taken_back", engine_id=engine_id, num_returned=num_returned, num_parked=num_parked
+                    )
                 return
 
     async def _look(self, name: bytes) -> None:
@@ -97,18 +98,18 @@ class Reaper:
         """Say what goes wrong once, not twice a second."""
         trouble = "; ".join(str(error) or type(error).__name__ for error in errors)
         if trouble and trouble != self._trouble:
-            log.error("reaping failed", error=trouble)
+            log.error("reaping_failed", error=trouble)
         self._trouble = trouble
 
 
 def _tell(model: str, reaped: Reaped) -> None:
     if reaped.kind == "engine":
         log.warning(
-            "lease of an engine ended",
+            "engine_lease_ended",
             model=model,
             engine_id=reaped.name,
             num_returned=reaped.num_requests,
             num_parked=reaped.num_parked,
         )
     else:
-        log.info("client vanished", model=model, client_id=reaped.name, num_cancelled=reaped.num_requests)
+        log.info("client_vanished", model=model, client_id=reaped.name, num_cancelled=reaped.num_requests)

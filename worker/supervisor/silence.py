@@ -46,7 +46,7 @@ class SilenceWatch:
             await asyncio.sleep(self._interval_s)
             now = clock()
             if now - looked_at > self._interval_s + self._max_oversleep_s:
-                log.warning("the supervisor did not run for a while", gap_s=round(now - looked_at, 1))
+                log.warning("supervisor_paused", gap_s=round(now - looked_at, 1))
                 awake_since = now
             looked_at = now
             self.look(now, awake_since)

@@ -141,9 +141,9 @@ class Engine:
             told["trace"] = self.death.trace
         if self.policy.phase is Phase.GIVEN_UP:
             self._restart_at = 0.0
-            log.error("engine given up", **told, num_deaths=self.policy.num_barren_deaths)
+            log.error("engine_given_up", **told, num_deaths=self.policy.num_barren_deaths)
         else:
-            log.error("engine lost", **told, restart_in_s=round(delay_s, 1))
+            log.error("engine_lost", **told, restart_in_s=round(delay_s, 1))
         self._on_change()
 
     async def _reclaim(self) -> None:
@@ -160,7 +160,7 @@ class Engine:
         finally:
             leaving.cancel()
             if not reclaiming.done():
-                log.warning("left without taking back its requests", engine_id=self.engine_id)
+                log.warning("requests_not_taken_back", engine_id=self.engine_id)
             reclaiming.cancel()
 
     async def _told_to_leave_within(self, delay_s: float) -> bool:
@@ -177,7 +177,7 @@ class Engine:
             self.policy.ready()
             if self.death is not None:
                 log.info(
-                    "engine restarted",
+                    "engine_restarted",
                     engine_id=self.engine_id,
                     num_restarts=self.policy.num_restarts,
                     took_s=round(asyncio.get_running_loop().time() - self._died_at, 2),

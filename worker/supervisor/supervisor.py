@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 import math
 import signal
 from collections.abc import Callable, Sequence
@@ -167,8 +168,12 @@ class Supervisor:
             leaving = [engine for engine, task in zip(self._engines, self._running, strict=False) if not task.done()]
             if leaving:
                 # Who reads why nothing has started has no use for the way in which it ended.
-                tell = log.debug if self._has_failed_to_start else log.info
-                tell("leaving", step=urgency.name.lower(), engines=[engine.engine_id for engine in leaving])
+                log.log(
+                    logging.DEBUG if self._has_failed_to_start else logging.INFO,
+                    "leaving",
+                    step=urgency.name.lower(),
+                    engines=[engine.engine_id for engine in leaving],
+                )
             for engine in leaving:
                 engine.leave(act)
             with suppress(TimeoutError):
@@ -201,7 +206,7 @@ class Supervisor:
         try:
             command = msgspec.msgpack.decode(data, type=WorkerCommand)
         except msgspec.DecodeError as error:
-            log.warning("unreadable command ignored", error=str(error))
+            log.warning("command_undecodable", error=str(error))
             return
         if isinstance(command, DrainCommand):
             if command.timeout_s is not None:

@@ -37,5 +37,5 @@ async def test_junk_on_a_channel_is_passed_over_and_logged_once(client, broker, 
         await write(broker, claim, 1, 66, end=FinishReason.STOP)
         async with asyncio.timeout(60):
             assert (await whole).text == "AB"
-    (line,) = [line for line in logged if "no record" in line["event"]]
+    (line,) = [line for line in logged if line["event"] == "record_undecodable"]
     assert (line["log_level"], line["request_id"]) == ("warning", handle.request_id)

@@ -118,11 +118,11 @@ async def test_streams_go_on_after_redis_was_stopped(server: RedisServer, engine
                 for deltas in await asyncio.gather(*streams):
                     assert_whole(deltas)
     told = [record for record in logs if record["used_for"] == "commands"]
-    assert (told[0]["event"], told[0]["log_level"]) == ("Redis is away", "warning")
+    assert (told[0]["event"], told[0]["log_level"]) == ("redis_away", "warning")
     assert "no reply for" in told[0]["reason"]
-    assert (told[1]["event"], told[1]["log_level"]) == ("Redis is back", "info")
+    assert (told[1]["event"], told[1]["log_level"]) == ("redis_back", "info")
     # A line per change, and none per command and attempt.
-    assert [record["event"] for record in told] == ["Redis is away", "Redis is back"] * (len(told) // 2)
+    assert [record["event"] for record in told] == ["redis_away", "redis_back"] * (len(told) // 2)
 
 
 async def test_an_end_that_came_while_nobody_was_subscribed_is_told(client, broker, commands) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from structlog.testing import capture_logs
 
 from penstock.shared.embedded import find_redis_server
 from penstock.shared.errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedError
@@ -149,22 +149,21 @@ async def test_permissions_on_the_namespace_are_enough(start_server: StartServer
     await check_redis(url, namespace="mine")
 
 
-async def test_forbidden_info_is_only_a_warning(start_server: StartServer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_forbidden_info_is_only_a_warning(start_server: StartServer) -> None:
     url = start_with_user(start_server, "~* &* +@all -info")
-    with caplog.at_level(logging.WARNING):
+    with capture_logs() as logs:
         await check_redis(url, for_worker=True)
-    assert "INFO is forbidden" in caplog.text
+    assert [(line["event"], line["log_level"]) for line in logs] == [("redis_info_forbidden", "warning")]
 
 
-async def test_eviction_stops_a_worker_and_warns_a_client(
-    start_server: StartServer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_eviction_stops_a_worker_and_warns_a_client(start_server: StartServer) -> None:
     url = start_server("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
     with pytest.raises(ConfigurationError, match="maxmemory-policy is allkeys-lru"):
         await check_redis(url, for_worker=True)
-    with caplog.at_level(logging.WARNING):
+    with capture_logs() as logs:
         await check_redis(url)
-    assert "noeviction" in caplog.text
+    assert [line["event"] for line in logs] == ["redis_evicts"]
+    assert "noeviction" in logs[0]["reason"]
 
 
 async def test_read_only_replica(start_server: StartServer) -> None:

@@ -62,7 +62,7 @@ async def test_a_fork_server_that_dies_takes_no_engine_along(
     assert not is_gone(core)
     # An orphan's end is seen as well, and the engine comes back, however its core is started then.
     core.kill()
-    await asyncio.to_thread(worker.await_event, "engine restarted")
+    await asyncio.to_thread(worker.await_event, "engine_restarted")
     assert await answer(redis_url, namespace) == expected
     worker.process.terminate()
     assert await asyncio.to_thread(worker.await_end) == 0
@@ -84,7 +84,7 @@ def test_a_core_that_hangs_does_not_outlive_its_worker_process(start_worker: Sta
     core.suspend()
     worker.worker_processes()[0].kill()
     wait_until(lambda: is_gone(core), "the core outlived its worker process")
-    worker.await_event("engine restarted")
+    worker.await_event("engine_restarted")
     worker.process.terminate()
     assert worker.await_end() == 0
 
@@ -94,7 +94,7 @@ def test_how_a_forked_core_ended_is_known(start_worker: StartWorker, number: sig
     worker = start_worker("--device", "cpu")
     worker.await_ready()
     worker.newest_core().send_signal(number)
-    lost = worker.await_event("engine lost")
+    lost = worker.await_event("engine_lost")
     assert lost["cause"] == f"the engine core was killed by {number.name}"
     worker.process.terminate()
     worker.await_end()

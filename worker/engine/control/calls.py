@@ -48,7 +48,7 @@ from .sleep import EngineSleep
 
 _MAY_TAKE_LONG = frozenset({Sleep, WakeUp, StartProfile, StopProfile, SaveShardedState, ExecuteDummyBatch})
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class EngineControl:
         except PenstockError as error:
             return UtilityOutput(message.call_id, CallError(error.code, str(error)))
         except Exception as error:  # of torch, of a file system, of a user's method
-            _log.exception("control_call_failed", call=type(call).__name__)
+            log.exception("control_call_failed", call=type(call).__name__)
             return UtilityOutput(message.call_id, CallError(EngineCallError.code, f"{type(error).__name__}: {error}"))
 
     def _patience(self, call: Utility) -> AbstractContextManager[None]:
@@ -135,12 +135,12 @@ class EngineControl:
         if core.has_work or not core.reset_prefix_cache():
             raise EngineStateError(f"the engine cannot sleep while it holds requests ({core.num_unfinished_requests})")
         self._parts.sleep.sleep(call.level)
-        _log.info("asleep", level=call.level)
+        log.info("asleep", level=call.level)
         return self._parts.sleep.state
 
     def _wake_up(self, call: WakeUp) -> SleepState:
         self._parts.sleep.wake_up(call.tags)
-        _log.info("woken_up", still_asleep=self._parts.sleep.state.tags)
+        log.info("woken_up", still_asleep=self._parts.sleep.state.tags)
         return self._parts.sleep.state
 
     def _is_sleeping(self, _: IsSleeping) -> SleepState:

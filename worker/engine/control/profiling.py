@@ -14,7 +14,7 @@ from ....shared.errors import EngineStateError
 if TYPE_CHECKING:
     from torch.profiler import profile
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class StepProfiler:
@@ -72,5 +72,5 @@ class StepProfiler:
             recording.export_chrome_trace(str(path))
         except (OSError, RuntimeError) as error:
             raise EngineStateError(f"the profile cannot be written to {path}: {error}") from error
-        _log.info("profile_saved", path=str(path))
+        log.info("profile_saved", path=str(path))
         return path

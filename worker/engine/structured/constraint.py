@@ -16,7 +16,7 @@ FAILED = "structured_output_failed"
 # enough takes more with every token, without a limit.
 MAX_MASK_S = 1.0
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class GrammarConstraint:
@@ -79,10 +79,10 @@ class GrammarConstraint:
 
     def _fail_internally(self, reason: str) -> None:
         self.failure = RequestError(FAILED, f"structured_outputs: {reason}")
-        _log.error("structured_output_failed", request_id=self._request_id, reason=reason)
+        log.error("structured_output_failed", request_id=self._request_id, reason=reason)
 
     def _fail_in_library(self, error: Exception) -> None:
-        _log.exception("structured_output_failed", request_id=self._request_id)
+        log.exception("structured_output_failed", request_id=self._request_id)
         self.failure = RequestError(FAILED, f"structured_outputs: the library failed: {error}")
 
 

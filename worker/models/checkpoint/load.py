@@ -36,7 +36,7 @@ _NUMBERED_AHEAD = re.compile(r"^(.*\.\d+\.)(eh_proj|enorm|hnorm)\.")
 # transformers reports in a table of its own what we say in a sentence.
 _REPORT = "LOAD REPORT"
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 @dataclass
@@ -133,7 +133,7 @@ def _check_complete(
     unexpected = _unexplained(module, model_config, difference.unexpected)
     passed_over = sorted(set(difference.unexpected) - set(unexpected))
     if passed_over:
-        _log.info("tensors_passed_over", count=len(passed_over), such_as=passed_over[:3])
+        log.info("tensors_passed_over", count=len(passed_over), such_as=passed_over[:3])
     told = [*wrong_layers(module, difference.missing, unexpected), *wrong_sizes(module, difference.misfits)]
     missing = difference.missing
     if missing:

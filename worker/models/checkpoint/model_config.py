@@ -16,7 +16,7 @@ _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_
 # Their frequencies follow the longest request of a batch, so one request's output would depend on its neighbours.
 _BATCH_DEPENDENT_ROPE = ("longrope", "dynamic")
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 def read_config(folder: Path, config: EngineConfig) -> PretrainedConfig:
@@ -48,7 +48,7 @@ def max_model_len(model_config: PretrainedConfig, wanted: int | None) -> int:
     for rope in _rope_parameters(model_config):
         if rope.get("rope_type") in _BATCH_DEPENDENT_ROPE:
             unscaled = rope.get("original_max_position_embeddings") or own
-            _log.info("rope_unscaled_only", rope_type=rope["rope_type"], max_model_len=unscaled)
+            log.info("rope_unscaled_only", rope_type=rope["rope_type"], max_model_len=unscaled)
             own = unscaled if own is None else min(own, unscaled)
             source = f"its RoPE of type {rope['rope_type']!r} is served without its scaling"
     if own is None and wanted is None:

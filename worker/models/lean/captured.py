@@ -33,7 +33,7 @@ _MAX_SIZE = 512
 # Their code looks at positions on the host, or copies from there.
 _ROPE_ON_HOST = ("dynamic", "longrope")
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 def capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
@@ -175,7 +175,7 @@ class CapturedForward(OfLean):
         for size in reversed(self._sizes):
             step = buffers.input_of(size, max_seq_len, self._block_size)
             replays[size] = recorder(partial(self._transform, step, buffers.hidden[:size]))
-        _log.info(
+        log.info(
             "cuda_graphs",
             count=len(replays),
             max_rows=self._sizes[-1],
@@ -195,7 +195,7 @@ def make_captured(forward: Forward) -> Forward:
         return forward
     obstacle = _obstacle(forward)
     if obstacle is not None:
-        _log.info("no_cuda_graphs", reason=obstacle)
+        log.info("no_cuda_graphs", reason=obstacle)
         return forward
     return CapturedForward(forward)
 
