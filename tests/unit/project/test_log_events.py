@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -59,6 +60,7 @@ def levels_of(call: ast.Call, method: str) -> set[str]:
     return {"error" if method == "exception" else method}
 
 
+@functools.cache
 def logged() -> dict[str, Event]:
     """Every event by its name."""
     found: dict[str, Event] = {}
