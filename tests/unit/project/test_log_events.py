@@ -106,9 +106,8 @@ def test_loggers_are_called_log_and_used_by_calls_alone() -> None:
             for node in ast.walk(tree):
                 if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("structlog.get_logger"):
                     wrong += [f"{path}:{node.lineno}" for name in node.targets if ast.unparse(name) not in LOGGERS]
-                is_use = isinstance(node, ast.Attribute) and node.attr in LEVELS
-                if is_use and ast.unparse(node.value) in LOGGERS and id(node) not in called:
-                    wrong.append(f"{path}:{node.lineno}")
+                if isinstance(node, ast.Attribute) and node.attr in LEVELS and id(node) not in called:
+                    wrong += [f"{path}:{node.lineno}"] * (ast.unparse(node.value) in LOGGERS)
     assert wrong == []
 
 
