@@ -90,7 +90,7 @@ class ClaimLoop:
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
                 await self._broker.withdraw(self._engine_id)
         except (TimeoutError, RedisUnavailableError) as error:
-            log.warning("the engine's room is still in Redis", error=str(error))
+            log.warning("room_not_withdrawn", error=str(error))
 
     async def pause(self) -> None:
         """Claim nothing until ``resume``. Returns when a claim under way is admitted; doing it twice does nothing."""
