@@ -75,7 +75,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     stream_interval_ms: Annotated[
         float,
         Option(
-            "under load, the longest that output waits for more of its request, to be sent with it; 0: never",
+            "under load, the longest that output waits for more of its request, to be sent with it; up to half a "
+            "second where Redis is short of time; 0: never",
             Number(0, MAX_STREAM_INTERVAL_MS, "0 turns it off", metavar="MS"),
             group=PROCESS,
         ),

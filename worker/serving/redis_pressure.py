@@ -63,9 +63,10 @@ class RedisPressure:
         elif share < AT_EASE:
             self.pause_s = was / 2 if was > FIRST_PAUSE_S else 0.0
         if bool(was) != bool(self.pause_s):
-            log.info(
-                "output_waits_for_redis" if self.pause_s else "output_waits_no_more", redis_cpu_share=round(share, 2)
-            )
+            if self.pause_s:
+                log.info("output_waits_for_redis", redis_cpu_share=round(share, 2))
+            else:
+                log.info("output_waits_no_more", redis_cpu_share=round(share, 2))
 
 
 def cpu_seconds(info: str) -> float:

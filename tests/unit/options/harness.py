@@ -1,0 +1,77 @@
+"""Every option with a value of its kind, and what is in effect in a process that is given some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.shared.command_line import Parser
+from penstock.worker.options.option import DeclaredOption
+from penstock.worker.options.program import Program
+from penstock.worker.options.readers import (
+    Choice,
+    Folder,
+    Indices,
+    Integer,
+    Model,
+    Number,
+    Share,
+    Size,
+    Switch,
+    SwitchOrText,
+    Texts,
+)
+from penstock.worker.options.settings import Settings, read_settings
+from penstock.worker.programs import PROGRAMS
+
+ROOT = Path(__file__).parents[3]
+
+# By kind of value: words, the same in TOML, and what both mean.
+SAMPLES: dict[type, tuple[str, str, Any]] = {
+    Folder: ("/some/folder", '"/some/folder"', "/some/folder"),
+    Model: ("org/model", '"org/model"', "org/model"),
+    Switch: ("yes", "true", True),
+    SwitchOrText: ("/a/socket", '"/a/socket"', "/a/socket"),
+    Share: ("0.25", "0.25", 0.25),
+    Size: ("1.5GiB", '"1.5GiB"', 3 << 29),
+    Integer: ("7", "7", 7),
+    Number: ("2.5", "2.5", 2.5),
+    Texts: ("one,two", '["one", "two"]', ("one", "two")),
+    Indices: ("2,0", "[2, 0]", (2, 0)),
+}
+EVERY = [pytest.param(p, option, id=f"{p.name.split('.')[-1]}-{option.name}") for p in PROGRAMS for option in p.options]
+
+
+def sample(option: DeclaredOption) -> tuple[str, str, Any]:
+    reader = option.option.reader
+    if isinstance(reader, Choice):
+        other = next(value for value in reader.values if value != option.default)
+        return other, f'"{other}"', other
+    if type(reader) is Switch and option.default is True:
+        return "no", "false", False
+    return next((SAMPLES[kind] for kind in type(reader).__mro__ if kind in SAMPLES), ("text", '"text"', "text"))
+
+
+def read(
+    program: Program, *words: str, environment: dict[str, str] | None = None, file: Path | None = None
+) -> Settings:
+    parser = Parser()
+    program.add_arguments(parser)
+    config = ("--config", str(file)) if file else ()
+    return read_settings(program, PROGRAMS, parser.parse_args([*words, *config]), environment or {})
+
+
+def value(settings: Settings, name: str) -> Any:
+    return next(setting.value for setting in settings.all if setting.declared.name == name)
+
+
+def source(settings: Settings, name: str) -> str:
+    return next(setting.source for setting in settings.all if setting.declared.name == name)
+
+
+def words_of(option: DeclaredOption, words: str) -> list[str]:
+    if type(option.option.reader) is Switch:
+        return [option.flag if words == "yes" else f"--no-{option.flag.removeprefix('--')}"]
+    return [option.flag, words]
