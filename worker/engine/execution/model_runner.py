@@ -145,6 +145,7 @@ class ModelRunner:
                 batch=batch,
                 state_slots=step.rows,
                 inputs_embeds=self._inputs_embeds(step),
+                token_lora=None if step.token_lora is None else to_device(step.token_lora, self._device),
             )
         )
 
