@@ -42,6 +42,7 @@ NEED_TORCH = (
     "unit/engine/test_penalties.py",
     "unit/engine/test_prompt_rows.py",
     "unit/engine/test_sampler.py",
+    "unit/engine/test_several_tokens.py",
     "unit/engine/test_structured_grammar.py",
     "unit/engine/test_structured_schema.py",
     "unit/engine/test_structured_table.py",

@@ -89,7 +89,7 @@ class EngineCore:
             request = self._make_request(message)
             stop = check_stop(request)
             if stop is not None:
-                return EngineCoreOutput(message.request_id, finish_reason=stop[0], stop_reason=stop[1])
+                return EngineCoreOutput(message.request_id, finish_reason=stop.reason, stop_reason=stop.stop_reason)
             if request.params.structured_outputs is None:
                 self.scheduler.add_request(request)
             else:
@@ -175,8 +175,10 @@ class EngineCore:
             if error is not None:
                 ended.append(EngineCoreOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error))
             elif stop := check_stop(request):  # it had all been delivered
-                ended.append(EngineCoreOutput(request.request_id, finish_reason=stop[0], stop_reason=stop[1]))
-                request.move_to(STATUS_OF_REASON[stop[0]])
+                ended.append(
+                    EngineCoreOutput(request.request_id, finish_reason=stop.reason, stop_reason=stop.stop_reason)
+                )
+                request.move_to(STATUS_OF_REASON[stop.reason])
             else:
                 self.scheduler.add_request(request)
         return ended

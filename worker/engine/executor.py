@@ -20,7 +20,9 @@ class Executor(Protocol):
         ...
 
     def execute(self, output: SchedulerOutput) -> SampledTokens:
-        """Compute ``output`` and return a new token for each request, or ``NO_TOKEN`` where one is not due yet.
+        """Compute ``output`` and return the new tokens of each request; none where none is due yet.
+
+        The request's grammar, if it has one, has accepted them by then.
 
         Raises:
             AcceleratorError: the device failed.

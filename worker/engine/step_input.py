@@ -21,6 +21,7 @@ class StepInput:
         query_lens, seq_lens: ``[B]``.
         logit_rows: ``[R]`` packed tokens whose logits are needed: the last of each request that catches up.
         sampled: ``[R]`` their index into ``order`` and ``rows``.
+        token_lora: ``[T]``, the adapter of each token, negative for none; None if no token has one.
     """
 
     order: IntArray
@@ -32,6 +33,7 @@ class StepInput:
     seq_lens: IntArray
     logit_rows: IntArray
     sampled: IntArray
+    token_lora: IntArray | None = None
 
     @property
     def sampled_rows(self) -> IntArray:

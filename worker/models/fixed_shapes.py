@@ -33,6 +33,7 @@ class PackedTokens:
         table_rows: ``[T]``, each token's row of ``block_table``.
         logit_rows: ``[R]`` ascending, the tokens whose logits are wanted.
         inputs_embeds: ``[T, hidden size]`` in place of the embeddings of ``token_ids``; None for those.
+        token_lora: ``[T]``, as in ``ModelInput``.
     """
 
     token_ids: IntArray
@@ -42,6 +43,7 @@ class PackedTokens:
     table_rows: IntArray
     logit_rows: IntArray
     inputs_embeds: Tensor | None = None
+    token_lora: IntArray | None = None
 
 
 def forward_in_tiles(model: LoadedModel, tokens: PackedTokens, tile_sizes: tuple[int, ...], block_size: int) -> Tensor:
@@ -85,6 +87,7 @@ def _forward_tile(model: LoadedModel, tokens: PackedTokens, start: int, tile_siz
         batch=batch,
         state_slots=tokens.table_rows[index],
         inputs_embeds=None if tokens.inputs_embeds is None else tokens.inputs_embeds[to_device(index, device)],
+        token_lora=None if tokens.token_lora is None else to_device(tokens.token_lora[index], device),
     )
     logits = model.forward.run(step)
     return logits[to_device(wanted, device)]

@@ -27,6 +27,8 @@ class ModelInput:
         state_slots: ``[B]``, a row of the state pool for each request. It stays the request's own while it runs, and
             what lies in it counts for nothing when the request begins from its first token.
         inputs_embeds: ``[T, hidden size]`` in place of the embeddings of ``token_ids``; None for those.
+        token_lora: ``[T]``, the adapter of each token as ``kernels.lora`` takes it, negative for none; None if no token
+            has one. No forward computes with adapters yet, and no request has one.
     """
 
     token_ids: Tensor
@@ -35,6 +37,7 @@ class ModelInput:
     batch: PagedBatch
     state_slots: NDArray[np.int64]
     inputs_embeds: Tensor | None = None
+    token_lora: Tensor | None = None
 
 
 @dataclass(frozen=True)

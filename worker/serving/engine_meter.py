@@ -31,10 +31,16 @@ class EngineMeter:
         stats.update_time_s += step.update_time_s
         stats.step_time_s.observe(step.step_time_s)
 
-    def note_token_intervals(self, seconds: list[float]) -> None:
-        """Count the times between two tokens of a request that a step ended: mostly one and the same."""
+    def note_token_intervals(self, seconds: list[float], num_at_once: int = 0) -> None:
+        """Count the times between two tokens of a request that a step ended: mostly one and the same.
+
+        Args:
+            num_at_once: how many tokens came together with the one before.
+        """
         for interval_s, count in Counter(seconds).items():
             self.stats.inter_token_latency_s.observe(interval_s, count)
+        if num_at_once:
+            self.stats.inter_token_latency_s.observe(0.0, num_at_once)
 
     def note_delta(self, delta: Delta) -> None:
         """Count what goes out to a caller: a first token, or an end."""

@@ -1,7 +1,8 @@
 """One request on its way through this worker: from engine outputs to deltas for the log.
 
 What a step gives is gathered; text is made of it when a delta is taken, of all tokens at once. Only a request with stop
-strings has its text made step by step, since the engine must hear of one as soon as it is there.
+strings has its text made token by token as they come: the engine must hear of one as soon as it is there, and what a
+step gave behind the token that completes it is not the request's.
 """
 
 from __future__ import annotations
@@ -73,6 +74,11 @@ class Generation:
         return max(self._reckoned_kv_tokens, self._num_prompt_tokens + self._next_index + 1)
 
     @property
+    def num_output_tokens(self) -> int:
+        """Its output tokens, those of former engines and segments included."""
+        return self._next_index
+
+    @property
     def is_on_probation(self) -> bool:
         """Whether the engine shall hold no other request yet."""
         return not self.finished and self._next_index < self._alone_until
@@ -92,6 +98,7 @@ class Generation:
             delta.finish_reason, delta.stop_reason = FinishReason.STOP, stopped_at
         elif output.finish_reason is not None:
             delta.finish_reason, delta.stop_reason = output.finish_reason, output.stop_reason
+            delta.error = output.error
             delta.text += self._flush()
         delta.stats = self.timing.first_token()
         self._may_wait = self.timing.has_told_first_token and not self._has_stop_strings
@@ -132,8 +139,6 @@ class Generation:
             delta.logprobs += self._with_texts(output.new_logprobs)
         if output.new_prompt_logprobs:
             delta.prompt_logprobs += self._with_texts(output.new_prompt_logprobs)
-        if output.error is not None:
-            delta.error = output.error
         if output.num_cached_tokens > self._num_cached_tokens:  # an output without tokens (an error) does not say it
             self._num_cached_tokens = output.num_cached_tokens
         return delta
@@ -158,10 +163,24 @@ class Generation:
     def _read(self, delta: Delta, num_signs: int = 0) -> str | None:
         """Make text of what of the delta that waits was not read, but its last ``num_signs``; returns a stop string."""
         end = len(delta.token_ids) - num_signs
-        text, stopped_at = self._text_of(delta.token_ids[self._num_read : end])
+        if self._has_stop_strings:
+            return self._seek_stop(delta, end)
+        text, _ = self._text_of(delta.token_ids[self._num_read : end])
         self._num_read = end
         delta.text += text
-        return stopped_at
+        return None
+
+    def _seek_stop(self, delta: Delta, end: int) -> str | None:
+        """``_read`` up to ``end`` token by token, and forget what follows the one that completes a stop string."""
+        for index in range(self._num_read, end):
+            text, stopped_at = self._text_of(delta.token_ids[index : index + 1])
+            self._num_read = index + 1
+            delta.text += text
+            if stopped_at is not None:
+                self._next_index = delta.index + self._num_read
+                del delta.token_ids[self._num_read :], delta.logprobs[self._num_read :]
+                return stopped_at
+        return None
 
     def _end(self, delta: Delta) -> None:
         self.finished = True

@@ -28,7 +28,8 @@ class RequestTiming:
         self._token_at_s: float | None = None
 
     def note_output(self, output: EngineCoreOutput, timestamp: float) -> float | None:
-        """Take in what the core tells; returns the seconds since this engine's last token, if both are there.
+        """Take in what the core tells; returns the seconds from this engine's last token to the first of these, if
+        there are both.
 
         Args:
             timestamp: monotonic seconds at which the step ended.

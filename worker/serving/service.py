@@ -137,7 +137,8 @@ class WorkerService:
             self._meter.note_scheduler(outputs.scheduler_stats)
         if outputs.step_stats is not None:
             self._meter.note_step(outputs.step_stats)
-        intervals_s = []
+        intervals_s: list[float] = []
+        num_at_once = 0
         for output in outputs.outputs:
             generation = self._live.by_core_id(output.request_id)
             if generation is None:
@@ -145,9 +146,12 @@ class WorkerService:
             interval_s = generation.timing.note_output(output, outputs.timestamp)
             if interval_s is not None:
                 intervals_s.append(interval_s)
-            self._heartbeat.num_tokens += len(output.new_token_ids)
-            was_on_probation = generation.is_on_probation
+            was_on_probation, num_before = generation.is_on_probation, generation.num_output_tokens
             delta, stop_core = generation.absorb(output)
+            num_tokens = generation.num_output_tokens - num_before
+            self._heartbeat.num_tokens += num_tokens
+            if num_tokens > 1:
+                num_at_once += num_tokens - 1
             if delta is None:
                 self._publisher.gather(generation)
             else:
@@ -160,8 +164,8 @@ class WorkerService:
                 self._live.remove(generation.request_id)
             if generation.finished or was_on_probation:
                 self._claiming.wake()
-        if intervals_s:
-            self._meter.note_token_intervals(intervals_s)
+        if intervals_s or num_at_once:
+            self._meter.note_token_intervals(intervals_s, num_at_once)
 
     async def _renew_forever(self) -> None:
         interval_s = self._config.lease_ttl_s / LEASE_RENEWALS_PER_TTL

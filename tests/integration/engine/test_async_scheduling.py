@@ -2,84 +2,19 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.shared.control import CheckInvariants, Invariants, Sleep, SleepState, WakeUp
-from penstock.shared.messages import AbortRequests, EngineCoreOutput, EngineCoreRequest, Ready, UtilityCall
-from penstock.shared.params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages import AbortRequests, Ready, UtilityCall
 from penstock.worker.engine.composition import build_engine
-from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.look_ahead import LookAheadCore
 
 from ...conftest import DEMO_MODEL
 from .harness import CoreProcess, Gate, request
-
-KINDS: list[dict[str, Any]] = [
-    {"temperature": 0.0},
-    {"temperature": 0.8, "top_p": 0.9},
-    {"temperature": 1.0, "top_k": 20, "min_p": 0.02},
-    {"temperature": 0.9, "repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2},
-    {"temperature": 1.0, "min_tokens": 5, "stop_token_ids": [*range(20, 60)]},
-    {"temperature": 0.7, "bad_words": ["a"], "bad_words_token_ids": [[30], [40, 41]], "logit_bias": {50: 2.0}},
-    {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1},
-    {"temperature": 0.2, "repetition_detection": RepetitionDetectionParams(max_pattern_size=3, min_count=3)},
-    {"temperature": 1.0, "structured_outputs": StructuredOutputsParams(regex="[ab]{2}[0-9]{1,9}x"), "max_tokens": 40},
-    {"temperature": 1.0, "structured_outputs": StructuredOutputsParams(choice=["yes", "no", "perhaps"])},
-]
-
-
-def config(**options: Any) -> EngineConfig:
-    """Too little cache for all: 16 requests would want up to 100 blocks, and long prompts come in chunks."""
-    fields: dict[str, Any] = {
-        "model": str(DEMO_MODEL),
-        "num_threads": 1,
-        "max_model_len": 128,
-        "max_num_seqs": 16,
-        "max_num_batched_tokens": 48,
-        "kv_cache_memory": 16 * 16 * 2048,
-    }
-    return EngineConfig(**fields | options)
-
-
-def requests() -> list[EngineCoreRequest]:
-    """Four of each kind, some of them begun by another engine."""
-    rng = random.Random(6)
-    made = []
-    for number in range(4 * len(KINDS)):
-        fields = {"max_tokens": rng.randint(6, 30), "ignore_eos": number % 3 > 0, "seed": number, **KINDS[number % 10]}
-        is_begun = "structured_outputs" not in fields and rng.random() < 0.3
-        made.append(
-            EngineCoreRequest(
-                request_id=str(number),
-                prompt_token_ids=[rng.randrange(3, 300) for _ in range(rng.randint(1, 70))],
-                output_token_ids=[rng.randrange(60, 300) for _ in range(rng.randint(1, 4))] if is_begun else None,
-                sampling_params=SamplingParams(**fields),
-            )
-        )
-    return made
-
-
-def run(core: EngineCore, late: list[EngineCoreRequest]) -> dict[str, EngineCoreOutput]:
-    """Serve ``late``, three of which enter with every step; what each was given."""
-    wholes = {new.request_id: EngineCoreOutput(new.request_id) for new in late}
-    while late or core.has_work:
-        outputs = [refused for new in late[:3] if (refused := core.add_request(new)) is not None]
-        late = late[3:]
-        for output in [*outputs, *(core.step_fn() if core.has_work else [])]:
-            assert output.error is None, output.error
-            whole = wholes[output.request_id]
-            assert whole.finish_reason is None, "an ended request spoke"
-            whole.new_token_ids = whole.new_token_ids + output.new_token_ids
-            whole.new_logprobs = whole.new_logprobs + output.new_logprobs
-            whole.new_prompt_logprobs = whole.new_prompt_logprobs + output.new_prompt_logprobs
-            whole.finish_reason, whole.stop_reason = output.finish_reason, output.stop_reason
-        core.check_invariants()
-    return wholes
+from .mixed_load import assert_equal, config, requests, run
 
 
 @pytest.mark.parametrize("options", [{}, {"scheduling_policy": "priority", "enable_prefix_caching": False}], ids=str)
@@ -91,19 +26,7 @@ def test_tokens_are_those_of_the_plain_step(options: dict[str, Any]) -> None:
     assert ahead.step_fn == ahead.step_with_batch_queue
     expected, found = run(plain, requests()), run(ahead, requests())
     assert ahead.scheduler.stats().num_preemptions > 0
-    for request_id, whole in expected.items():
-        other = found[request_id]
-        assert (other.new_token_ids, other.finish_reason, other.stop_reason) == (
-            whole.new_token_ids,
-            whole.finish_reason,
-            whole.stop_reason,
-        )
-        for mine, theirs in (
-            (other.new_logprobs, whole.new_logprobs),
-            (other.new_prompt_logprobs, whole.new_prompt_logprobs),
-        ):
-            assert [told.token_id for told in mine] == [told.token_id for told in theirs]
-            assert [told.logprob for told in mine] == pytest.approx([told.logprob for told in theirs], abs=1e-3)
+    assert_equal(found, expected)
 
 
 def test_calls_and_aborts_come_between_batches(core_process: CoreProcess, gate: Gate, gated_model: Path) -> None:

@@ -13,7 +13,7 @@ from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.executor import AcceleratorError
 from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.scheduler import Scheduler
-from penstock.worker.engine.scheduling.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
+from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput
 
 VOCAB_SIZE = 50
 EOS = 2
@@ -39,7 +39,7 @@ class Script:
         if self.poison in request_ids:
             raise RuntimeError("boom")
         token_ids = [
-            self.token_id if request.num_uncomputed_tokens == n else NO_TOKEN
+            [self.token_id] if request.num_uncomputed_tokens == n else []
             for request, n in zip(output.requests, output.num_new_tokens, strict=True)
         ]
         return SampledTokens(token_ids)

@@ -7,12 +7,15 @@ import pytest
 
 from penstock.shared.params import SamplingParams
 from penstock.worker.engine.execution.batch import InputBatch
-from penstock.worker.engine.scheduling.request import Request
+from penstock.worker.engine.scheduling.request import NO_LORA, Request
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
 
 
-def make_request(request_id: str, token_ids: list[int], blocks: list[int], num_computed: int = 0) -> Request:
-    request = Request(request_id, token_ids, SamplingParams(max_tokens=None), max_model_len=12)
+def make_request(
+    request_id: str, token_ids: list[int], blocks: list[int], num_computed: int = 0, lora_index: int = NO_LORA
+) -> Request:
+    params = SamplingParams(max_tokens=None)
+    request = Request(request_id, token_ids, params, max_model_len=12, lora_index=lora_index)
     request.block_table, request.num_computed_tokens = blocks, num_computed
     return request
 
@@ -97,3 +100,35 @@ def test_a_step_of_single_tokens_samples_only_where_they_are_the_last() -> None:
     assert step.token_ids.tolist() == [1, 4]
     assert (step.sampled.tolist(), step.logit_rows.tolist()) == ([1], [1])
     assert step.sampled_rows.tolist() == [step.rows[1]]
+
+
+def test_each_token_has_its_request_s_adapter() -> None:
+    batch = InputBatch(max_num_seqs=4, max_model_len=12, block_size=4)
+    adapted = make_request("adapted", [1, 2, 3], [5], lora_index=7)
+    plain = make_request("plain", [4, 5], [0])
+    decode = make_request("decode", [8, 9, 10, 11, 12], [3, 7], num_computed=4, lora_index=0)
+    step = batch.prepare(SchedulerOutput([adapted, plain, decode], [3, 2, 1]))
+    assert step.token_ids.tolist() == [12, 1, 2, 3, 4, 5]
+    assert step.token_lora is not None
+    assert (step.token_lora.tolist(), step.token_lora.dtype) == ([0, 7, 7, 7, NO_LORA, NO_LORA], np.int64)
+    batch.append_tokens(step.sampled_rows, np.array([6, 6, 6]))
+    for request, num_computed in ((adapted, 3), (plain, 2), (decode, 5)):
+        request.token_ids.append(6)
+        request.num_computed_tokens = num_computed
+    step = batch.prepare(SchedulerOutput([adapted, plain, decode], [1, 1, 1]))
+    assert step.token_lora is not None
+    assert step.token_lora.tolist() == [7, NO_LORA, 0]
+
+
+def test_a_step_without_adapters_has_no_column_whoever_else_has_a_row() -> None:
+    batch = InputBatch(max_num_seqs=2, max_model_len=12, block_size=4)
+    adapted, plain = make_request("adapted", [1], [5], lora_index=3), make_request("plain", [4], [0])
+    assert batch.prepare(SchedulerOutput([adapted, plain], [1, 1])).token_lora is not None
+    assert batch.prepare(SchedulerOutput([plain], [1])).token_lora is None
+    # Another takes the row, then the first comes back, with its adapter elsewhere.
+    other = make_request("other", [2], [4])
+    assert batch.prepare(SchedulerOutput([plain, other], [1, 1], released_ids=["adapted"])).token_lora is None
+    adapted.lora_index = 1
+    step = batch.prepare(SchedulerOutput([adapted, plain], [1, 1], released_ids=["other"]))
+    assert step.token_lora is not None
+    assert step.token_lora.tolist() == [1, NO_LORA]

@@ -65,7 +65,7 @@ def test_each_goes_with_its_requests_token() -> None:
     for index in range(2):
         scheduler.add_request(make_request(index))
     told = TokenLogprobs(9, -0.5, 1, [])
-    outputs = scheduler.update_from_output(scheduler.schedule(), SampledTokens([8, 9], {"1": told}))
+    outputs = scheduler.update_from_output(scheduler.schedule(), SampledTokens([[8], [9]], {"1": [told]}))
     assert [(output.new_token_ids, output.new_logprobs) for output in outputs] == [([8], []), ([9], [told])]
 
 

@@ -20,7 +20,7 @@ from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, Ord
 from penstock.worker.engine.scheduling.prefix_cache import BlockHashCache, NoPrefixCache
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler import Scheduler
-from penstock.worker.engine.scheduling.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
+from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput
 
 MAX_MODEL_LEN = 28
 BLOCK_SIZE = 4
@@ -82,13 +82,13 @@ class RememberingExecutor:
         self.num_computed += sum(output.num_new_tokens)
         return SampledTokens([self._answer(request, num_new_tokens) for request, num_new_tokens in work])
 
-    def _answer(self, request: Request, num_new_tokens: int) -> int:
+    def _answer(self, request: Request, num_new_tokens: int) -> list[int]:
         num_computed = request.num_computed_tokens + num_new_tokens
         for position in range(num_computed):
             expected = request.extra_keys, tuple(request.token_ids[: position + 1])
             if self.slots[slot_of(request, position)] != expected:
                 self.mistakes.append(f"{request.request_id} found something else at {position}")
-        return next_token(tuple(request.token_ids)) if num_computed == request.num_tokens else NO_TOKEN
+        return [next_token(tuple(request.token_ids))] if num_computed == request.num_tokens else []
 
 
 def slot_of(request: Request, position: int) -> int:

@@ -19,7 +19,7 @@ from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.prompt_budget import PromptRowBudget
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler import Scheduler
-from penstock.worker.engine.scheduling.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
+from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput
 
 VOCAB_SIZE = 13
 
@@ -108,9 +108,9 @@ def test_they_are_given_out_once_with_the_first_token() -> None:
     request.block_table = []
     scheduler.add_request(request)
     steps = [
-        (SampledTokens([NO_TOKEN], prompt_logprobs={"r": [told(2), told(3)]}), []),
-        (SampledTokens([9]), [EngineCoreOutput("r", [9], new_prompt_logprobs=[told(2), told(3)])]),
-        (SampledTokens([8]), [EngineCoreOutput("r", [8])]),
+        (SampledTokens([[]], prompt_logprobs={"r": [told(2), told(3)]}), []),
+        (SampledTokens([[9]]), [EngineCoreOutput("r", [9], new_prompt_logprobs=[told(2), told(3)])]),
+        (SampledTokens([[8]]), [EngineCoreOutput("r", [8])]),
     ]
     for sampled, expected in steps:
         assert scheduler.update_from_output(scheduler.schedule(), sampled) == expected

@@ -19,7 +19,7 @@ from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, Ord
 from penstock.worker.engine.scheduling.prefix_cache import BlockHashCache
 from penstock.worker.engine.scheduling.request import Request, RequestStatus
 from penstock.worker.engine.scheduling.scheduler import Scheduler
-from penstock.worker.engine.scheduling.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
+from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput
 from penstock.worker.engine.scheduling.timeline import ClockedTimeline, Timeline
 
 MAX_MODEL_LEN = 24
@@ -87,7 +87,7 @@ def make_request(
 def compute(output: SchedulerOutput) -> SampledTokens:
     """The fake model: output token ``i`` of any request is ``100 + i``, whatever was recomputed in between."""
     token_ids = [
-        100 + request.num_output_tokens if request.num_uncomputed_tokens == num_new_tokens else NO_TOKEN
+        [100 + request.num_output_tokens] if request.num_uncomputed_tokens == num_new_tokens else []
         for request, num_new_tokens in zip(output.requests, output.num_new_tokens, strict=True)
     ]
     return SampledTokens(token_ids)
@@ -244,7 +244,7 @@ def test_the_next_output_tells_what_happened_and_when() -> None:
     told = []
     for _ in range(5):
         step = scheduler.schedule()
-        outputs = scheduler.update_from_output(step, SampledTokens([100] * len(step.requests)))
+        outputs = scheduler.update_from_output(step, SampledTokens([[100] for _ in step.requests]))
         told.append({o.request_id: [(e.type, e.timestamp) for e in o.events] for o in outputs})
         if len(told) == 3:
             scheduler.finish_requests(["a"], RequestStatus.FINISHED_ABORTED)
@@ -355,7 +355,7 @@ def test_a_request_that_ends_while_its_step_runs_is_passed_over() -> None:
     scheduler.add_request(make_request("b", 3))
     output = scheduler.schedule()
     scheduler.finish_requests(["a"], RequestStatus.FINISHED_ABORTED)
-    assert scheduler.update_from_output(output, SampledTokens([100, 100])) == [EngineCoreOutput("b", [100])]
+    assert scheduler.update_from_output(output, SampledTokens([[100], [100]])) == [EngineCoreOutput("b", [100])]
     scheduler.check_invariants()
 
 

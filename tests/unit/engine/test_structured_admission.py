@@ -16,7 +16,7 @@ from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.request import Request, RequestStatus
 from penstock.worker.engine.scheduling.scheduler import Scheduler
-from penstock.worker.engine.scheduling.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
+from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput
 from penstock.worker.engine.structured import admission as admission_module
 from penstock.worker.engine.structured.admission import BUSY, GrammarAdmission
 from penstock.worker.engine.structured.cache import GrammarCache
@@ -242,7 +242,7 @@ class Executor:
 
     def execute(self, output: SchedulerOutput) -> SampledTokens:
         pairs = zip(output.requests, output.num_new_tokens, strict=True)
-        return SampledTokens([5 if r.num_uncomputed_tokens == n else NO_TOKEN for r, n in pairs])
+        return SampledTokens([[5] if r.num_uncomputed_tokens == n else [] for r, n in pairs])
 
 
 def test_others_go_on_while_a_grammar_is_compiled(backend: FakeBackend) -> None:

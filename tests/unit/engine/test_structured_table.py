@@ -107,6 +107,21 @@ def test_a_step_without_grammars_has_no_mask() -> None:
     assert table.take(np.array([0, 1]), np.array([0, 0])) is None
 
 
+def test_a_grammar_advances_with_its_row_s_tokens_and_not_beyond_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    going_on, ended = FakeGrammar([5, 6]), FakeGrammar([])
+    monkeypatch.setattr(ended, "is_terminated", lambda: True)
+    requests = [constrained(going_on, 64), constrained(None, 64), constrained(ended, 64)]
+    table = table_of(requests)
+    constraints = [request.constraint for request in requests]
+    table.append_tokens(np.arange(3), np.array([5, 9, 9]))
+    table.append_tokens(np.array([2, 0]), np.array([9, 6]))
+    assert [constraint and constraint.failure for constraint in constraints] == [None] * 3
+    table.append_tokens(np.array([0]), np.array([7]))
+    assert constraints[0] is not None
+    assert constraints[0].failure is not None
+    assert "token 7" in constraints[0].failure.message
+
+
 @pytest.mark.parametrize("raises", ["fill", "accept"])
 def test_a_grammar_that_raises_fails_its_own_request(raises: str) -> None:
     good, bad = constrained(FakeGrammar([5]), 64), constrained(FakeGrammar([5], raises=raises), 64)

@@ -5,12 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.broker import Claim
-from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestError, Usage
+from penstock.shared.messages import (
+    Delta,
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    RequestError,
+    TokenLogprobs,
+    Usage,
+)
 from penstock.shared.params import SamplingParams
 from penstock.worker.serving.generation import Generation
 from penstock.worker.serving.segments import Segment
@@ -93,7 +102,7 @@ def test_the_token_that_ends_it_is_a_sign_and_no_text(codec: TextCodec) -> None:
     params = SamplingParams(max_tokens=99, seed=1)
     request = EngineCoreRequest(request_id="r", prompt_token_ids=[1], sampling_params=params, epoch=1)
     generation = Generation(Segment(request, []), codec, Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1))
-    a, b, end = codec.encode("ab")[0], codec.encode("b")[0], codec.encode("z")[0]
+    a, b, end = (codec.encode(letter)[-1] for letter in "abz")
     assert generation.absorb(EngineCoreOutput("r", [a])) == (None, False)
     assert generation.absorb(EngineCoreOutput("r", [b])) == (None, False)
     delta, _ = generation.absorb(EngineCoreOutput("r", [end], FinishReason.STOP))
@@ -101,3 +110,67 @@ def test_the_token_that_ends_it_is_a_sign_and_no_text(codec: TextCodec) -> None:
     whole = codec.detokenizer(skip_special_tokens=True)
     assert delta.text == whole.add([a, b]) + whole.flush()
     assert delta.token_ids == [a, b, end]
+
+
+STOPS = st.sampled_from([None, ["b"], ["a d"], ["日"], ["éj", "ab"], ["🙂🙂"]])
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text("ab déj日🙂", max_size=24), stop=STOPS, include=st.booleans(), data=st.data())
+def test_several_tokens_of_a_step_are_told_as_if_they_came_one_by_one(
+    codec: TextCodec, text: str, stop: list[str] | None, include: bool, data: st.DataObject
+) -> None:
+    """A stop string may begin in one step and end in the middle of another's tokens: what follows it is not told."""
+    token_ids = codec.encode(text + "x")
+    params = SamplingParams(max_tokens=99, seed=1, stop=stop, include_stop_str_in_output=include, logprobs=0)
+    reason = data.draw(st.sampled_from([FinishReason.LENGTH, FinishReason.STOP, FinishReason.ERROR]))
+    num_resumed = data.draw(st.integers(0, len(token_ids) - 1)) if stop is None else 0
+    request = EngineCoreRequest(request_id="r", prompt_token_ids=[1], sampling_params=params, epoch=1)
+
+    def tell(sizes: list[int]) -> tuple[Delta, bool]:
+        """All that is told of the tokens, which come in steps of these sizes; and whether the core is to stop."""
+        logged = [Delta(token_ids=token_ids[:num_resumed])] if num_resumed else []
+        generation = Generation(
+            Segment(request, logged), codec, Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1)
+        )
+        whole, start = Delta(index=num_resumed), num_resumed
+        for size in sizes:
+            new = token_ids[start : start + size]
+            start += size
+            output = EngineCoreOutput("r", new, new_logprobs=[TokenLogprobs(t, -0.5, 1, []) for t in new])
+            if start >= len(token_ids):
+                output.finish_reason = reason
+                output.error = RequestError("failed", "") if reason is FinishReason.ERROR else None
+            ends_in_core = output.finished
+            delta, stop_core = generation.absorb(output)
+            assert generation.num_output_tokens <= start
+            whole = whole if delta is None else whole.followed_by(delta)
+            if generation.finished:
+                assert stop_core == (not ends_in_core)
+                return msgspec.structs.replace(whole, stats=None), stop_core
+        raise AssertionError("it does not end")
+
+    num_left = len(token_ids) - num_resumed
+    sizes = data.draw(st.lists(st.integers(1, 6), min_size=num_left, max_size=num_left))
+    found, expected = tell(sizes)[0], tell([1] * num_left)[0]
+    assert found == expected
+    assert found.usage is not None
+    assert len(found.logprobs) == len(found.token_ids) == found.usage.num_output_tokens - num_resumed
+    assert (found.error is None) == (found.finish_reason is not FinishReason.ERROR)
+
+
+def test_what_follows_a_stop_string_in_a_step_is_dropped_without_trace(codec: TextCodec) -> None:
+    """Beginning in one step, ending in the next, which was the last that the core had for it."""
+    token_ids = [codec.encode(letter)[-1] for letter in "xxabxx"]
+    params = SamplingParams(max_tokens=99, seed=1, stop=["ab"])
+    request = EngineCoreRequest(request_id="r", prompt_token_ids=[1], sampling_params=params, epoch=1)
+    generation = Generation(Segment(request, []), codec, Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1))
+    assert generation.absorb(EngineCoreOutput("r", token_ids[:3])) == (None, False)
+    error = RequestError("failed", "")
+    delta, stop_core = generation.absorb(EngineCoreOutput("r", token_ids[3:], FinishReason.ERROR, error=error))
+    assert delta is not None
+    assert not stop_core
+    assert (delta.text.strip(), delta.token_ids) == ("xx", token_ids[:4])
+    assert (delta.finish_reason, delta.stop_reason, delta.error) == (FinishReason.STOP, "ab", None)
+    assert delta.usage == Usage(1, 4, 0)
+    assert generation.num_output_tokens == 4

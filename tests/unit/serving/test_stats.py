@@ -100,6 +100,14 @@ def test_an_engine_adds_up_its_steps_and_requests() -> None:
     assert stats.latency_s.count == 2
 
 
+def test_tokens_that_come_at_once_have_no_time_between_them() -> None:
+    meter = EngineMeter()
+    meter.note_token_intervals([0.02, 0.02, 0.03], num_at_once=5)
+    found = meter.stats.inter_token_latency_s
+    assert (found.count, found.sum) == (8, pytest.approx(0.07))
+    assert found.quantile(5 / 8) == found.bounds[0]
+
+
 def test_stats_survive_the_merging_of_deltas() -> None:
     first, later = RequestStats(queue_time_s=1), RequestStats(queue_time_s=1, latency_s=2)
     start, middle, end = Delta(token_ids=[1], stats=first), Delta(index=1, token_ids=[2]), Delta(index=2, stats=later)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..sampling.sampling_table import SamplingTable
-from ..scheduling.request import Request
+from ..scheduling.request import NO_LORA, Request
 from ..scheduling.scheduler_output import SchedulerOutput
 from ..step_input import IntArray, StepInput
 
@@ -25,11 +25,13 @@ class InputBatch:
         self.block_table = np.zeros((max_num_seqs, max_blocks), np.int64)
         self.num_blocks = np.zeros(max_num_seqs, np.int64)
         self.sampling = SamplingTable(max_num_seqs)
+        self._lora_indices = np.full(max_num_seqs, NO_LORA)
         self._rows: dict[str, int] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         # The requests of the last step and their rows: mostly they are those of the next one.
         self._last_requests: list[Request] = []
         self._last_rows = np.zeros(0, np.int64)
+        self._has_lora = False  # any of them
         self._counting = np.arange(max_num_seqs)
         self._ones = np.ones(max_num_seqs, np.int64)
 
@@ -58,6 +60,7 @@ class InputBatch:
             seq_lens=seq_lens,
             logit_rows=ends[sampled] - 1,
             sampled=sampled,
+            token_lora=self._lora_indices[row_of_token] if self._has_lora else None,
         )
 
     def _pack_decodes(self, rows: IntArray, computed: IntArray) -> StepInput:
@@ -76,6 +79,7 @@ class InputBatch:
             seq_lens=seq_lens,
             logit_rows=sampled,
             sampled=sampled,
+            token_lora=self._lora_indices[rows] if self._has_lora else None,
         )
 
     def _slots(self, row_of_token: IntArray, positions: IntArray) -> IntArray:
@@ -106,6 +110,7 @@ class InputBatch:
         if requests != self._last_requests:
             self._last_requests = []
             self._last_rows = np.array([self._row_of(request) for request in requests], np.int64)
+            self._has_lora = bool((self._lora_indices[self._last_rows] != NO_LORA).any())
             self._last_requests = requests
         rows = self._last_rows
         num_blocks = np.array([len(request.block_table) for request in requests], np.int64)
@@ -122,6 +127,7 @@ class InputBatch:
             self.token_ids[row, : request.num_tokens] = request.token_ids
             self.num_tokens[row] = request.num_tokens
             self.num_blocks[row] = 0
+            self._lora_indices[row] = request.lora_index
             self.sampling.set_row(row, request)
             # Last: should anything above raise, the row stays free, and nobody runs with half of it.
             self._rows[request.request_id] = self._free_rows.pop()

@@ -39,6 +39,7 @@ class DeterministicRunner(ModelRunner):
             table_rows=np.repeat(step.rows, step.query_lens),
             logit_rows=logit_rows,
             inputs_embeds=self._inputs_embeds(step),
+            token_lora=step.token_lora,
         )
         return forward_in_tiles(self._model, tokens, self._tile_sizes, self._batch.block_size)
 

@@ -18,7 +18,7 @@ from ..sampling.prompt_rows import PromptRows
 from ..sampling.sampler import sample
 from ..sampling.sampling_table import SamplingRows
 from ..scheduling.request import Request
-from ..scheduling.scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
+from ..scheduling.scheduler_output import SampledTokens, SchedulerOutput
 from ..step_input import IntArray, StepInput
 from .batch import InputBatch
 from .input_embeds import embed_inputs
@@ -94,21 +94,20 @@ class ModelRunner:
             sampled_ids, logprobs = self._sample_step(computed.logits, step)
         except torch.AcceleratorError as error:
             raise AcceleratorError(str(error)) from error
-        token_ids = np.full(len(step.rows), NO_TOKEN)
-        places = step.order[step.sampled]
-        token_ids[places] = sampled_ids
-        self._batch.append_tokens(step.sampled_rows, sampled_ids)
+        # Before anything is noted: should it fail, the step is computed again.
         self._model.forward.commit()
-        by_request = {begun.requests[places[row]].request_id: told for row, told in logprobs.items()}
-        return SampledTokens(token_ids.tolist(), by_request, computed.prompt_logprobs)
+        self._batch.append_tokens(step.sampled_rows, sampled_ids)
+        places = step.order[step.sampled]
+        by_request = {begun.requests[places[row]].request_id: [told] for row, told in logprobs.items()}
+        return SampledTokens(_as_lists(places, sampled_ids, len(step.rows)), by_request, computed.prompt_logprobs)
 
     def warm_up(self, request: Request) -> None:
         """Prefill and decode ``request`` once in block 0, so that the first real one does not pay for it."""
         request.block_table = [0]
         for num_new_tokens in (request.num_tokens, 1):
-            (token_id,) = self.execute(SchedulerOutput([request], [num_new_tokens])).token_ids
+            (token_ids,) = self.execute(SchedulerOutput([request], [num_new_tokens])).token_ids
             request.num_computed_tokens += num_new_tokens
-            request.token_ids.append(token_id)
+            request.token_ids += token_ids
         self._batch.release([request.request_id])
 
     @torch.inference_mode()
@@ -146,6 +145,7 @@ class ModelRunner:
                 batch=batch,
                 state_slots=step.rows,
                 inputs_embeds=self._inputs_embeds(step),
+                token_lora=None if step.token_lora is None else to_device(step.token_lora, self._device),
             )
         )
 
@@ -176,3 +176,15 @@ class ModelRunner:
         raw = None if rows.num_logprobs is None else RawLogprobs.of(logits, rows.num_logprobs)
         token_ids = sample(logits, rows)
         return token_ids.cpu().numpy(), {} if raw is None else raw.at(token_ids)
+
+
+def _as_lists(places: IntArray, token_ids: IntArray, num_requests: int) -> list[list[int]]:
+    """A list for each request: its token of ``token_ids``, ``[R]``, which are those of ``places``; empty for others."""
+    if len(places) == num_requests:
+        ordered = np.empty_like(token_ids)
+        ordered[places] = token_ids
+        return ordered[:, None].tolist()
+    lists: list[list[int]] = [[] for _ in range(num_requests)]
+    for place, token_id in zip(places.tolist(), token_ids.tolist(), strict=True):
+        lists[place].append(token_id)
+    return lists

@@ -27,12 +27,17 @@ class Constraint(Protocol):
         """Whether its last token ended the output."""
         ...
 
+    @property
+    def failure(self) -> RequestError | None:
+        """Why the request has to end instead of taking its last token."""
+        ...
+
     def fill(self, bitmask: NDArray[np.int32], row: int) -> bool:
         """Write into ``row`` of ``bitmask``, ``[rows, words of 32 tokens]``, what may come next; False if it failed."""
         ...
 
     def accept(self, token_id: int) -> RequestError | None:
-        """Advance by the sampled token; returns why the request has to end instead."""
+        """Advance by a token as soon as it is sampled; returns ``failure``."""
         ...
 
     def fail_for_want_of_tokens(self) -> None:

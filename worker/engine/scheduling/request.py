@@ -11,6 +11,8 @@ from ....shared.prompt_embeds import PromptEmbeds
 from .block_pool import InvariantError
 from .constraint import Constraint
 
+NO_LORA = -1
+
 
 class RequestStatus(enum.Enum):
     """Where a request stands; ``_NEXT`` says what may follow what."""
@@ -57,6 +59,7 @@ class Request:
         priority: the lower, the earlier, if the ordering policy looks at it.
         extra_keys: what must be the same, beside the tokens, for two requests to share blocks of the KV cache.
         prompt_embeds: what stands in the place of the prompt's tokens, which are placeholders then.
+        lora_index: which of the engine's adapters it is computed with, as ``kernels.lora`` counts them, or ``NO_LORA``.
 
     Attributes:
         block_hashes: of its first full blocks, as far as somebody has asked (``prefix_cache.py``).
@@ -76,6 +79,7 @@ class Request:
         "events",
         "extra_keys",
         "is_finished",
+        "lora_index",
         "max_output_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -104,6 +108,7 @@ class Request:
         priority: int = 0,
         extra_keys: tuple[str | None, ...] = (),
         prompt_embeds: PromptEmbeds | None = None,
+        lora_index: int = NO_LORA,
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -116,6 +121,7 @@ class Request:
         self.block_hashes: list[bytes] = []
         self.extra_keys = extra_keys
         self.prompt_embeds = prompt_embeds
+        self.lora_index = lora_index
         wants_prompt_logprobs = params.prompt_logprobs is not None and not output_token_ids
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if wants_prompt_logprobs else None
         self.events: list[EngineCoreEvent] = []
@@ -160,7 +166,8 @@ class Request:
     def after_flight(self) -> tuple[int, int]:
         """How many tokens will be in the KV cache, and how many known ones will not, once the batch in flight is done.
 
-        It is taken for granted that a token on its way does not end the request, unless it is the last one allowed.
+        It is taken for granted that one token is on its way, and that it does not end the request unless it is the last
+        one allowed. Should more come, they are known tokens that a later step computes.
         """
         num_computed_tokens = self.num_computed_tokens + self.num_in_flight_tokens
         num_uncomputed_tokens = len(self.token_ids) - num_computed_tokens

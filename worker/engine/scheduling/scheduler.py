@@ -32,8 +32,8 @@ from .ordering import FirstComeFirstServed, OrderingPolicy, RequestQueue
 from .prefix_cache import NoPrefixCache, PrefixCache
 from .prompt_budget import PromptRowBudget
 from .request import STATUS_OF_REASON, Request, RequestStatus
-from .scheduler_output import NO_TOKEN, SampledTokens, SchedulerOutput
-from .stop import check_stop
+from .scheduler_output import SampledTokens, SchedulerOutput
+from .stop import check_stop, take_tokens
 from .timeline import NoTimeline, Timeline
 
 
@@ -141,45 +141,50 @@ class Scheduler:
     def update_from_output(self, output: SchedulerOutput, sampled: SampledTokens) -> list[EngineCoreOutput]:
         """Take in a step's result.
 
-        Returns what the requests' callers are to know. Requests finished meanwhile are passed over.
+        Returns what the requests' callers are to know. Requests finished meanwhile are passed over. What was computed
+        beyond a request's known tokens counts as far as the inputs turned out to be its new tokens.
         """
         self._num_steps += 1
         outputs: list[EngineCoreOutput] = []
-        finished = False
+        finished, num_generation_tokens, logprobs = False, 0, sampled.logprobs
         block_size, running = self.block_pool.block_size, RequestStatus.RUNNING
         rows = zip(output.requests, output.num_new_tokens, sampled.token_ids, strict=True)
-        for request, num_new_tokens, token_id in rows:
+        for request, num_new_tokens, token_ids in rows:
             if request.is_finished:
                 continue
-            if request.status is running:  # else it has lost its blocks meanwhile; its token is as good
+            num_sampled = len(token_ids)
+            if num_sampled == 1 and request.constraint is None:
+                request.token_ids.append(token_ids[0])
+                stop = check_stop(request)
+            else:
+                stop = take_tokens(request, token_ids)
+            if request.status is running:  # else it has lost its blocks meanwhile; its tokens are as good
+                if num_new_tokens > 1:
+                    num_inputs = len(request.token_ids) - (1 if token_ids else 0)  # the last token was none yet
+                    num_new_tokens = min(num_new_tokens, num_inputs - request.num_computed_tokens)
                 request.num_computed_tokens += num_new_tokens
                 if request.num_computed_tokens % block_size < num_new_tokens:
                     self._prefix_cache.note_computed(request, num_new_tokens)
             if request.prompt_logprobs is not None:
                 request.prompt_logprobs += sampled.prompt_logprobs.get(request.request_id, ())
-            if token_id == NO_TOKEN:
+            if not num_sampled:
                 continue
-            if request.constraint is not None and (error := request.constraint.accept(token_id)) is not None:
-                outputs.append(EngineCoreOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error))
-                self._finish_in_step(request, RequestStatus.FINISHED_ERROR)
-                finished = True
-                continue
-            request.token_ids.append(token_id)
-            self._num_generation_tokens += 1
-            new_output = EngineCoreOutput(request.request_id, [token_id])
-            new_output.num_cached_tokens = request.num_cached_tokens
-            if request.events:
-                new_output.events = request.take_events()
-            stop = check_stop(request)
+            new_output = EngineCoreOutput(request.request_id, token_ids)
+            if token_ids:
+                num_generation_tokens += len(token_ids)
+                new_output.num_cached_tokens = request.num_cached_tokens
+                if request.events:
+                    new_output.events = request.take_events()
+                if request.prompt_logprobs is not None:
+                    new_output.new_prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
+                if logprobs and request.request_id in logprobs:
+                    new_output.new_logprobs = logprobs[request.request_id][: len(token_ids)]
             if stop is not None:
-                new_output.finish_reason, new_output.stop_reason = stop
-                self._finish_in_step(request, STATUS_OF_REASON[stop[0]])
+                new_output.finish_reason, new_output.stop_reason, new_output.error = stop
+                self._finish_in_step(request, STATUS_OF_REASON[stop.reason])
                 finished = True
-            if request.prompt_logprobs is not None:
-                new_output.new_prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
-            if sampled.logprobs and request.request_id in sampled.logprobs:
-                new_output.new_logprobs = [sampled.logprobs[request.request_id]]
             outputs.append(new_output)
+        self._num_generation_tokens += num_generation_tokens
         if finished:
             self._running.drop_finished()
         return outputs

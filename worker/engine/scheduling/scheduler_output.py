@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from ....shared.messages import TokenLogprobs
 from .request import Request
 
-NO_TOKEN = -1
-
 
 @dataclass(slots=True)
 class SchedulerOutput:
@@ -38,12 +36,17 @@ class SchedulerOutput:
 class SampledTokens:
     """One step's result.
 
+    Several tokens of a request are those that as many steps would have given it one by one, in their order. Some may
+    follow one that ends it, which whoever made them cannot always know: the scheduler drops those. But none follows one
+    with which its grammar has ended or failed.
+
     Args:
-        token_ids: ``[B]``, the new token of each request of the ``SchedulerOutput``, or ``NO_TOKEN``.
-        logprobs: by request_id, of those that asked and have a token.
+        token_ids: ``[B]``, the new tokens of each request of the ``SchedulerOutput``: mostly one, and none where none
+            is due yet. The lists are the scheduler's, which hands them on.
+        logprobs: by request_id, of those that asked and have tokens: an entry per token.
         prompt_logprobs: by request_id, of the tokens of its prompt that this step was the first to judge.
     """
 
-    token_ids: list[int]
-    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
+    token_ids: list[list[int]]
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)

@@ -2,19 +2,53 @@
 
 from __future__ import annotations
 
-from ....shared.messages import FinishReason
+from typing import NamedTuple
+
+from ....shared.messages import FinishReason, RequestError
 from .repetition import ends_in_repetition
 from .request import Request
 
 REPETITION_DETECTED = "repetition_detected"
 
 
-def check_stop(request: Request) -> tuple[FinishReason, int | str | None] | None:
+class Stop(NamedTuple):
+    """Why a request has ended, as its output says it."""
+
+    reason: FinishReason
+    stop_reason: int | str | None = None
+    error: RequestError | None = None
+
+
+def take_tokens(request: Request, token_ids: list[int]) -> Stop | None:
+    """Append a step's tokens to ``request`` one by one, up to one that ends it; returns its end.
+
+    What is not taken is deleted from ``token_ids``: what follows an end, and a token with which the grammar failed,
+    whose ``failure`` says why. The grammar has seen all of them, and only the last can have ended or failed it.
+    """
+    constraint, num_following = request.constraint, len(token_ids)
+    for token_id in token_ids:
+        num_following -= 1
+        if constraint is not None and num_following == 0 and constraint.failure is not None:
+            del token_ids[-1:]
+            return Stop(FinishReason.ERROR, error=constraint.failure)
+        request.token_ids.append(token_id)
+        stop = check_stop(request, num_following)
+        if stop is not None:
+            if num_following:
+                del token_ids[-num_following:]
+            return stop
+    return None
+
+
+def check_stop(request: Request, num_following: int = 0) -> Stop | None:
     """Return why the last output token of ``request`` ends it, and its stop reason, or None.
 
     An end-of-sequence token stops without a stop reason; a token of ``stop_token_ids`` is its own stop reason.
     Neither counts before ``min_tokens``, nor does a repetition; the limits on length always do, and so does the end of
     a grammar.
+
+    Args:
+        num_following: how many tokens the grammar has seen beyond that one.
     """
     num_output_tokens = len(request.token_ids) - request.num_prompt_tokens
     if num_output_tokens == 0:
@@ -24,14 +58,14 @@ def check_stop(request: Request) -> tuple[FinishReason, int | str | None] | None
     if has_min_tokens:
         token_id = request.token_ids[-1]
         if token_id in request.eos_token_ids:
-            return FinishReason.STOP, None
+            return Stop(FinishReason.STOP)
         if token_id in request.stop_token_ids:
-            return FinishReason.STOP, token_id
-    if request.constraint is not None and request.constraint.is_terminated:
-        return FinishReason.STOP, None
+            return Stop(FinishReason.STOP, token_id)
+    if num_following == 0 and request.constraint is not None and request.constraint.is_terminated:
+        return Stop(FinishReason.STOP)
     if num_output_tokens >= request.max_output_tokens:
-        return FinishReason.LENGTH, None
+        return Stop(FinishReason.LENGTH)
     sought = params.repetition_detection if has_min_tokens else None
     if sought is not None and ends_in_repetition(request.token_ids, request.num_prompt_tokens, sought):
-        return FinishReason.REPETITION, REPETITION_DETECTED
+        return Stop(FinishReason.REPETITION, REPETITION_DETECTED)
     return None

@@ -65,7 +65,7 @@ class GrammarConstraint:
         )
 
     def accept(self, token_id: int) -> RequestError | None:
-        """Advance by the sampled token; returns why the request has to end instead."""
+        """Advance by a token as soon as it is sampled; returns ``failure``."""
         if self.failure is None:
             try:
                 if not self._grammar.accept_tokens([token_id]):

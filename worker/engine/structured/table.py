@@ -97,7 +97,12 @@ class GrammarTable:
         self._rows.pop(row, None)
 
     def append_tokens(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
-        """Nothing to note: a grammar advances when its step has succeeded (``Scheduler.update_from_output``)."""
+        """Advance the grammars of ``rows``, both ``[R]``, so that more tokens may follow within the step."""
+        if self._rows:
+            for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
+                # One that has ended may still be in a batch that was scheduled before.
+                if row in self._rows and not (constraint := self._rows[row][0]).is_terminated:
+                    constraint.accept(token_id)
 
     def take(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> GrammarMask | None:
         """What ``rows`` may get; None if none has a constraint.
