@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from .command_parts import in_parts
 from .keys import Keys
 from .records import EngineHeartbeat
 
@@ -20,7 +21,9 @@ async def read_heartbeats(execute: Callable[..., Awaitable[Any]], keys: Keys) ->
     engine_ids = sorted(member.decode() for member in await execute("SMEMBERS", keys.engines()))
     if not engine_ids:
         return []
-    beats = await execute("MGET", *(keys.engine(engine_id) for engine_id in engine_ids))
+    beats: list[bytes | None] = []
+    for part in in_parts([keys.engine(engine_id) for engine_id in engine_ids]):
+        beats += await execute("MGET", *part)
     gone = [engine_id for engine_id, beat in zip(engine_ids, beats, strict=True) if beat is None]
     if gone:
         # A slow engine that is dropped here enters itself again with its next beat.

@@ -10,6 +10,7 @@ import structlog
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from .command_parts import in_parts
 from .errors import BrokerError, RedisUnavailableError
 from .redis_link import (
     LOST,
@@ -135,8 +136,8 @@ class Subscriber:
                 await asyncio.sleep(RETRY_PAUSE_S)
                 continue
             self._connection, self._outbox = connection, []
-            if self._subscriptions:
-                self._send("SUBSCRIBE", *self._subscriptions)
+            for part in in_parts([*self._subscriptions]):
+                self._send("SUBSCRIBE", *part)
 
     async def _serve(self, connection: AbstractConnection) -> BaseException:
         """Run the three loops until one of them loses the connection; returns how."""

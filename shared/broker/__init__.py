@@ -6,12 +6,13 @@ first and wrote after would be wrong by construction.
 """
 
 from .admission import NEW, UNSERVED, Entry
-from .broker import LEASE_TTL_MS, Broker, Claim, FinalRecord, Reaped, Record, Room, SegmentRecord, Wave
+from .broker import LEASE_TTL_MS, Broker, Claim, Reaped, Room, Wave
 from .dead_letter import DeadLetter
 from .engine_calls import EngineCalls
 from .input import MAX_CHUNKS, MAX_INPUT_BYTES, RequestInput
 from .queue import Queue
 from .script import SCRIPTS, Script
+from .writes import FinalRecord, Record, SegmentRecord
 
 __all__ = [
     "LEASE_TTL_MS",

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
 
+from ..command_parts import in_parts
 from ..connection import CommandConnection
-from ..errors import BrokerError, PenstockError
+from ..errors import PenstockError
 from ..keys import ModelKeys
-from ..messages import Delta, FinishReason
+from ..messages import Delta
 from ..records import DeathCause
 from ..request_state import RequestState
 from .admission import Entry, enqueue_args, read_answer
 from .damage import refusing_damage
 from .input import RequestInput
 from .repair import repairing, run_script
+from .writes import FinalRecord, Record, SegmentRecord, final_args, refused_ids, segment_args
 
 _encoder = msgspec.msgpack.Encoder()
 _delta_decoder = msgspec.msgpack.Decoder(Delta)
@@ -27,16 +30,6 @@ UNLIMITED_KV_TOKENS = 2**40
 EXPIRY_GRACE_MS = 1000
 # Reapers look every 0.75 s; a much longer gap means that this server or all of them stood still.
 MAX_REAP_GAP_MS = 2000
-
-# Verdicts of append and finish.
-REFUSED, WRITTEN, REPEATED = 0, 1, 2
-
-_STATE_OF = {
-    FinishReason.ERROR: RequestState.FAILED,
-    FinishReason.CANCELLED: RequestState.CANCELLED,
-    FinishReason.EXPIRED: RequestState.EXPIRED,
-    FinishReason.POISONED: RequestState.PARKED,
-}
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -86,22 +79,6 @@ class Reaped(msgspec.Struct, frozen=True):
     name: str
     num_requests: int
     num_parked: int
-
-
-class Record(msgspec.Struct, gc=False):
-    """A delta to append under a claim's epoch."""
-
-    request_id: str
-    epoch: int
-    delta: Delta
-
-
-class FinalRecord(Record, gc=False):
-    """The last delta of a request; it carries ``finish_reason``."""
-
-
-class SegmentRecord(Record, gc=False):
-    """The last delta of a resumable request's segment; it carries the segment's end and ``usage``."""
 
 
 class Broker:
@@ -169,10 +146,10 @@ class Broker:
         self, engine_id: str, claims: list[tuple[str, int]], *, lease_ttl_ms: int = LEASE_TTL_MS
     ) -> list[str]:
         """Renew an engine's lease and its claims, given as (request_id, epoch); returns the stale ones' ids."""
-        args: list[Any] = [engine_id, lease_ttl_ms]
-        for request_id, epoch in claims:
-            args += [request_id, epoch]
-        return [request_id.decode() for request_id in await self._run("renew", [self.keys.leases], args)]
+        stale: list[bytes] = []
+        for part in in_parts(claims, 2) if claims else [[]]:
+            stale += await self._run("renew", [self.keys.leases], [engine_id, lease_ttl_ms, *chain(*part)])
+        return [request_id.decode() for request_id in stale]
 
     async def withdraw(self, engine_id: str) -> None:
         """Let the other engines count on no room of this one, which claims nothing until it says otherwise."""
@@ -220,24 +197,19 @@ class Broker:
 
     async def append(self, records: list[Record]) -> list[str]:
         """Log and publish one delta for each of many requests; returns the ids whose claim is stale."""
-        args: list[Any] = []
-        encode = _encoder.encode
-        for record in records:
-            delta = record.delta
-            args += (record.request_id, record.epoch, delta.index, delta.next_index, encode(delta))
-        return _refused(records, await self._run("append", [self.keys.leases], args))
+        encode, refused = _encoder.encode, []
+        for part in in_parts(records, 5):
+            args: list[Any] = []
+            for record in part:
+                delta = record.delta
+                args += (record.request_id, record.epoch, delta.index, delta.next_index, encode(delta))
+            refused += refused_ids(part, await self._run("append", [self.keys.leases], args))
+        return refused
 
     async def finish(self, records: list[FinalRecord]) -> list[str]:
         """Append the last delta of each of many requests and end them; returns the ids whose claim is stale."""
-        args: list[Any] = []
-        for record in records:
-            reason = record.delta.finish_reason
-            if reason is None:
-                raise BrokerError(f"request {record.request_id}: the last delta must carry a finish_reason")
-            usage = record.delta.usage
-            num_prompt_tokens = "" if usage is None else usage.num_prompt_tokens
-            args += [*_record_args(record), _STATE_OF.get(reason, RequestState.FINISHED), num_prompt_tokens]
-        return _refused(records, await self._run("finish", [self.keys.leases], args))
+        rows = [final_args(record) for record in records]
+        return await self._write("finish", records, rows)
 
     async def end_segments(self, records: list[SegmentRecord]) -> list[str]:
         """Append the last delta of a segment of each of many resumable requests, and let go of their claims.
@@ -245,17 +217,8 @@ class Broker:
         Each goes on with its next chunk, if it has one; ends, if its input is closed; and awaits input otherwise.
         Returns the ids whose claim is stale.
         """
-        args: list[Any] = []
-        for record in records:
-            delta = record.delta
-            if not delta.segment_ends or delta.usage is None:
-                raise BrokerError(f"request {record.request_id}: the delta must carry the segment's end and usage")
-            end = delta.segment_ends[-1]
-            ending = Delta(
-                index=delta.next_index, finish_reason=end.finish_reason, stop_reason=end.stop_reason, usage=delta.usage
-            )
-            args += [*_record_args(record), end.number, delta.usage.num_prompt_tokens, _encoder.encode(ending)]
-        return _refused(records, await self._run("end_segment", [self.keys.leases], args))
+        rows = [segment_args(record) for record in records]
+        return await self._write("end_segment", records, rows)
 
     async def cancel(self, request_id: str) -> RequestState | None:
         """End a request; returns its state, or None if it is unknown. Cancelling twice does nothing."""
@@ -268,7 +231,8 @@ class Broker:
 
     async def count_known(self, request_ids: Sequence[str]) -> int:
         """Return how many of these ids are those of a request that has not expired."""
-        return await self._connection.execute("EXISTS", *map(self.keys.request, request_ids))
+        parts = in_parts([self.keys.request(request_id) for request_id in request_ids])
+        return sum([await self._connection.execute("EXISTS", *part) for part in parts])
 
     async def forget(self, request_id: str) -> None:
         """Take away what is kept of a request that has ended, before its time; ``cancel`` one that may not have."""
@@ -277,14 +241,13 @@ class Broker:
 
     async def shorten(self, request_ids: Sequence[str], ttl_ms: int) -> int:
         """Keep results that were read to their end for ``ttl_ms`` at most; returns how many would have lived longer."""
-        return await self._run("shorten", [self.keys.leases], [ttl_ms, *request_ids])
+        parts = in_parts(request_ids)
+        return sum([await self._run("shorten", [self.keys.leases], [ttl_ms, *part]) for part in parts])
 
     async def release(self, claims: list[tuple[str, int]]) -> int:
         """Hand back claimed requests, given as (request_id, epoch); returns how many were still ours."""
-        args: list[Any] = []
-        for request_id, epoch in claims:
-            args += [request_id, epoch]
-        return sum(await self._run("release", [self.keys.leases], args))
+        parts = in_parts(claims, 2)
+        return sum([sum(await self._run("release", [self.keys.leases], [*chain(*part)])) for part in parts])
 
     async def read_log(self, request_id: str, start: int = 0) -> list[Delta]:
         """Return the request's records from the ``start``-th on, in order.
@@ -311,14 +274,12 @@ class Broker:
         args = [claim.request_id, claim.epoch, _encoder.encode(cause), code, message]
         return bool(await self._run("park", [self.keys.leases], args))
 
+    async def _write(self, name: str, records: Sequence[Record], rows: list[list[Any]]) -> list[str]:
+        """Run a script for records, whose arguments are the rows; returns the ids whose claim is stale."""
+        verdicts: list[int] = []
+        for part in in_parts(rows, len(rows[0]) if rows else 1):
+            verdicts += await self._run(name, [self.keys.leases], [*chain(*part)])
+        return refused_ids(records, verdicts)
+
     async def _run(self, name: str, keys: list[str], args: list[Any]) -> Any:
         return await run_script(self._connection, self.keys, name, keys, args)
-
-
-def _record_args(record: Record) -> tuple[str, int, int, int, bytes]:
-    delta = record.delta
-    return record.request_id, record.epoch, delta.index, len(delta.token_ids), _encoder.encode(delta)
-
-
-def _refused(records: list[Any], verdicts: list[int]) -> list[str]:
-    return [record.request_id for record, verdict in zip(records, verdicts, strict=True) if verdict == REFUSED]

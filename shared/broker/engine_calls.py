@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ..command_parts import in_parts
 from ..connection import CommandConnection
 from ..control import ControlCommand, ControlReply
 from ..keys import ModelKeys
@@ -49,6 +50,5 @@ class EngineCalls:
     async def read_replies(self, call_id: str, engine_ids: Sequence[str]) -> list[bytes]:
         """Return the replies that there are, encoded."""
         keys = [self.keys.call_reply(call_id, engine_id) for engine_id in engine_ids]
-        if not keys:
-            return []
-        return [data for data in await self._connection.execute("MGET", *keys) if data is not None]
+        answers = [data for part in in_parts(keys) for data in await self._connection.execute("MGET", *part)]
+        return [data for data in answers if data is not None]

@@ -1,0 +1,68 @@
+"""What engines write under their claims, and how it becomes arguments of the scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ..errors import BrokerError
+from ..messages import Delta, FinishReason
+from ..request_state import RequestState
+
+# Verdicts of append and finish.
+REFUSED, WRITTEN, REPEATED = 0, 1, 2
+
+_STATE_OF = {
+    FinishReason.ERROR: RequestState.FAILED,
+    FinishReason.CANCELLED: RequestState.CANCELLED,
+    FinishReason.EXPIRED: RequestState.EXPIRED,
+    FinishReason.POISONED: RequestState.PARKED,
+}
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Record(msgspec.Struct, gc=False):
+    """A delta to append under a claim's epoch."""
+
+    request_id: str
+    epoch: int
+    delta: Delta
+
+
+class FinalRecord(Record, gc=False):
+    """The last delta of a request; it carries ``finish_reason``."""
+
+
+class SegmentRecord(Record, gc=False):
+    """The last delta of a resumable request's segment; it carries the segment's end and ``usage``."""
+
+
+def record_args(record: Record) -> tuple[str, int, int, int, bytes]:
+    delta = record.delta
+    return record.request_id, record.epoch, delta.index, len(delta.token_ids), _encoder.encode(delta)
+
+
+def final_args(record: FinalRecord) -> list[Any]:
+    reason, usage = record.delta.finish_reason, record.delta.usage
+    if reason is None:
+        raise BrokerError(f"request {record.request_id}: the last delta must carry a finish_reason")
+    num_prompt_tokens = "" if usage is None else usage.num_prompt_tokens
+    return [*record_args(record), _STATE_OF.get(reason, RequestState.FINISHED), num_prompt_tokens]
+
+
+def segment_args(record: SegmentRecord) -> list[Any]:
+    delta = record.delta
+    if not delta.segment_ends or delta.usage is None:
+        raise BrokerError(f"request {record.request_id}: the delta must carry the segment's end and usage")
+    end = delta.segment_ends[-1]
+    ending = Delta(
+        index=delta.next_index, finish_reason=end.finish_reason, stop_reason=end.stop_reason, usage=delta.usage
+    )
+    return [*record_args(record), end.number, delta.usage.num_prompt_tokens, _encoder.encode(ending)]
+
+
+def refused_ids(records: Sequence[Record], verdicts: list[int]) -> list[str]:
+    return [record.request_id for record, verdict in zip(records, verdicts, strict=True) if verdict == REFUSED]
