@@ -15,9 +15,12 @@ redis.call('HSET', reaper, 'looked_at', now)
 
 -- A wake that a dead engine has swallowed goes to another one.
 if now - (whole(last.woken_at) or 0) > WAKE_EVERY_MS then
-  local num_waiting = waiting(prefix, prefix .. 'queue')
-  for line in pairs(LINES) do num_waiting = num_waiting + redis.call('LLEN', prefix .. line) end
-  wake_engines(prefix, math.min(num_waiting, MAX_WOKEN))
+  local num_claimable = 0 -- not what waits for its tenant's quota
+  for line in pairs(LINES) do num_claimable = num_claimable + redis.call('LLEN', prefix .. line) end
+  for _, band in ipairs(queue_policy(prefix).bands) do
+    num_claimable = num_claimable + redis.call('ZCARD', prefix .. 'ready:' .. band)
+  end
+  wake_engines(prefix, math.min(num_claimable, MAX_WOKEN))
   redis.call('HSET', reaper, 'woken_at', now)
 end
 

@@ -164,6 +164,15 @@ async def test_a_reaper_wakes_another_one_for_what_nobody_has_come_for(
     assert await woken() == []
 
 
+async def test_a_reaper_wakes_nobody_for_what_a_quota_holds_back(broker: Broker, queue: Queue, woken: Woken) -> None:
+    await queue.configure_tenant("narrow", TenantPolicy(max_concurrent_requests=1))
+    await enqueue(broker, "a", "b", tenant="narrow")
+    assert len(await take(broker, "e0", 5)) == 1
+    await look(broker, "e1")
+    await broker.reap(CAUSE, max_deliveries=3)
+    assert await woken() == []
+
+
 async def test_sums_that_a_stranger_has_put_out_are_counted_anew(broker: Broker, commands: CommandConnection) -> None:
     await look(broker, "e0", held=3)
     await look(broker, "e1", held=4)
