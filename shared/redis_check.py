@@ -58,6 +58,7 @@ async def check_redis(url: str, *, namespace: str = DEFAULT_NAMESPACE, for_worke
             await connection.connect()
             info = await _read_info(connection)
             _check_version(info, shown)
+            _check_topology(info, shown)
             _check_eviction(info, shown, for_worker)
             await _check_commands(connection, namespace, shown)
     except (RedisError, OSError, TimeoutError) as error:
@@ -122,6 +123,19 @@ def _check_version(info: dict[str, str], shown: str) -> None:
         )
 
 
+def _check_topology(info: dict[str, str], shown: str) -> None:
+    """Refuse a cluster at every node: the one that has the slot of the probes answers them like any other server."""
+    if info.get("cluster_enabled") == "1":
+        raise _is_cluster(shown)
+
+
+def _is_cluster(shown: str) -> RedisUnsupportedError:
+    return RedisUnsupportedError(
+        f"Redis at {shown} is a node of a cluster, which this version does not support; "
+        "give the URL of a server with cluster-enabled no"
+    )
+
+
 def _check_eviction(info: dict[str, str], shown: str, for_worker: bool) -> None:
     policy = info.get("maxmemory_policy", "noeviction")
     if int(info.get("maxmemory", "0")) == 0 or policy == "noeviction":
@@ -151,7 +165,7 @@ async def _check_commands(connection: AbstractConnection, namespace: str, shown:
             raise RedisUnsupportedError(f"Redis at {shown} is a read-only replica; give the URL of its primary")
         # redis-py 8 has classes for these, older ones have the server's words.
         if isinstance(reply, ClusterDownError | MovedError) or text.startswith(("MOVED ", "CLUSTERDOWN ")):
-            raise RedisUnsupportedError(f"Redis at {shown} is a cluster, which this version does not support")
+            raise _is_cluster(shown)
         if isinstance(reply, NoPermissionError) or "unknown command" in text.lower():
             refused.append(name)
     if refused:

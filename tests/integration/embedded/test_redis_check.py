@@ -20,6 +20,8 @@ from penstock.shared.redis_url import mask_url, parse_pool
 
 StartServer = Callable[..., str]
 
+NUM_SLOTS = 16384
+
 
 @pytest.fixture
 def start_server(tmp_path: Path) -> Iterator[StartServer]:
@@ -53,6 +55,13 @@ def answers(socket: Path) -> bool:
             return True
         except redis.ConnectionError:
             return False
+
+
+async def until_it_serves(client: redis.Redis) -> None:
+    """Wait until a node of a cluster takes its keys."""
+    async with asyncio.timeout(30):
+        while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO"):
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -172,9 +181,21 @@ async def test_read_only_replica(start_server: StartServer) -> None:
         await check_redis(url)
 
 
-async def test_cluster(start_server: StartServer) -> None:
+@pytest.mark.parametrize("owned_slots", [range(0), range(NUM_SLOTS), range(NUM_SLOTS // 3)], ids=["none", "all", "a third"])
+async def test_any_node_of_a_cluster(start_server: StartServer, owned_slots: range) -> None:
     url = start_server("--cluster-enabled", "yes")
-    with pytest.raises(RedisUnsupportedError, match="is a cluster"):
+    with redis.Redis.from_url(url) as client:
+        if owned_slots:
+            client.execute_command("CLUSTER", "ADDSLOTS", *owned_slots)
+        if len(owned_slots) == NUM_SLOTS:
+            await until_it_serves(client)
+    with pytest.raises(RedisUnsupportedError, match="is a node of a cluster.*cluster-enabled no"):
+        await check_redis(url)
+
+
+async def test_cluster_that_forbids_info(start_server: StartServer) -> None:
+    url = start_server("--cluster-enabled", "yes", "--user", "default", "on", "nopass", "~*", "&*", "+@all", "-info")
+    with pytest.raises(RedisUnsupportedError, match="is a node of a cluster"):
         await check_redis(url)
 
 
