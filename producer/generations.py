@@ -55,6 +55,7 @@ class Generations(ClientCore):
             ValidationError: an argument is wrong; nothing was enqueued (or the worker found the prompt too long).
             UnknownModelError: no worker has ever served ``model`` here.
             QueueFullError: the model's or the tenant's backlog limit is reached; carries ``retry_after_s``.
+            RedisFullError: Redis has no memory left; nothing was enqueued.
             QuotaExceededError: the tenant is over a quota, and its policy refuses; carries ``retry_after_s``.
             EngineDeadError: with ``fail_fast``, no live engine serves the model, or the last one died meanwhile.
             PoisonRequestError: ``max_deliveries`` engines died on this request; it is parked in the dead letter.

@@ -19,8 +19,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
 from .encodable import unencodable
-from .errors import RedisUnavailableError
+from .errors import RedisFullError, RedisUnavailableError
 from .redis_link import (
+    FULL_PAUSE_S,
     LOST,
     RETRY_PAUSE_S,
     Outage,
@@ -30,6 +31,7 @@ from .redis_link import (
     open_connection,
     pack_command,
     refuses_for_now,
+    tells_of_fullness,
 )
 from .redis_url import mask_url
 from .replies import deliver_replies
@@ -42,6 +44,8 @@ RETRY_FOR_S = 60.0
 # counted, not seconds: a process that was itself stopped for a while must read what has come before it judges.
 LOOK_INTERVAL_S = 1.0
 MAX_SILENT_LOOKS = 5
+# For who is told that Redis is full.
+FULL_RETRY_AFTER_S = 1.0
 
 
 class CommandConnection:
@@ -50,7 +54,7 @@ class CommandConnection:
     A lost connection is opened again, and commands in flight are sent again for up to ``retry_for_s`` (``inf`` for
     ever): all of Penstock's scripts may run twice without harm, except ``claim``, which asks for ``retry=False``.
     A connection counts as lost, too, when commands wait and nothing is answered for 5 s, and when the server says
-    that it is loading, failing over or busy.
+    that it is loading, failing over or busy. What a full server refuses is sent again, too, over the same connection.
     """
 
     def __init__(self, url: str, *, retry_for_s: float = RETRY_FOR_S) -> None:
@@ -64,6 +68,7 @@ class CommandConnection:
         self._opening: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._outage = Outage(url, "commands")
+        self._fullness = Outage(url, "commands", begins="redis_full", ends="redis_has_room")
         self._next_look: asyncio.TimerHandle | None = None
         self._num_silent_looks = 0
         self._leftovers: set[asyncio.Task[None]] = set()
@@ -80,40 +85,59 @@ class CommandConnection:
         except LOST as error:
             raise self._unavailable(error) from error
 
-    async def execute(self, *args: Any, retry: bool = True) -> Any:
+    async def execute(self, *args: Any, retry: bool = True, waits_if_full: bool = True) -> Any:
         """Run one command and return its reply, bytes undecoded.
 
         Raises:
-            RedisUnavailableError: the connection stayed lost for ``retry_for_s``, or ``retry`` is False.
+            RedisUnavailableError: the connection stayed lost for ``retry_for_s``, or ``retry`` is False; or Redis was
+                full for so long.
+            RedisFullError: Redis is full, and ``waits_if_full`` is False. The command was not run.
             ValidationError: an argument is text that cannot be encoded; nothing was sent.
             redis.exceptions.ResponseError: Redis refused the command.
         """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._retry_for_s
+        may_have_run = was_full = False
         while True:
             connection = None
             try:
                 connection = await self._ensure_open()
-                return await self._send(connection, args)
+                reply = await self._send(connection, args)
             except (*LOST, ResponseError) as error:
-                is_refusal = refuses_for_now(error)
+                is_refusal, is_full = refuses_for_now(error), tells_of_fullness(error)
                 if isinstance(error, ResponseError) and not is_refusal:
                     raise
+                if is_full and not waits_if_full and not may_have_run:
+                    raise self._full(error) from error
                 # What was refused has not run, so it may be sent again even where ``retry`` is False.
                 if self._closed or not (retry or is_refusal) or loop.time() > give_up_at:
                     raise self._unavailable(error) from error
+                may_have_run |= not is_refusal and connection is not None
+                was_full |= is_full
+                if is_full:
+                    self._fullness.note(error)
+                    await asyncio.sleep(FULL_PAUSE_S)
+                    continue
                 self._outage.note(error)
                 if is_refusal and connection is not None:
                     # After a failover the URL may lead to another server.
                     self._drop(error, connection)
                 await asyncio.sleep(RETRY_PAUSE_S)
+            else:
+                if was_full:
+                    self._fullness.over()
+                return reply
 
-    async def run_script(self, script: Any, keys: list[str], args: list[Any], *, retry: bool = True) -> Any:
-        """Run a ``Script`` by its hash, and by its text where the server does not know it (after a restart)."""
+    async def run_script(self, script: Any, keys: list[str], args: list[Any], **how: bool) -> Any:
+        """Run a ``Script`` by its hash, and by its text where the server does not know it (after a restart).
+
+        Args:
+            how: as of ``execute``.
+        """
         try:
-            return await self.execute("EVALSHA", script.sha, len(keys), *keys, *args, retry=retry)
+            return await self.execute("EVALSHA", script.sha, len(keys), *keys, *args, **how)
         except NoScriptError:
-            return await self.execute("EVAL", script.text, len(keys), *keys, *args, retry=retry)
+            return await self.execute("EVAL", script.text, len(keys), *keys, *args, **how)
 
     async def close(self) -> None:
         """Drop the connection; commands in flight fail."""
@@ -226,7 +250,18 @@ class CommandConnection:
         self._leftovers.add(leftover)
         leftover.add_done_callback(self._leftovers.discard)
 
-    def _unavailable(self, error: BaseException) -> RedisUnavailableError:
+    def _full(self, error: BaseException) -> RedisFullError:
+        return RedisFullError(
+            f"Redis at {mask_url(self._url)} is full ({error}); nothing was enqueued: raise its "
+            "maxmemory, or keep results for a shorter time (result_ttl_s)",
+            retry_after_s=FULL_RETRY_AFTER_S,
+        )
+
+    def _unavailable(self, error: Exception) -> RedisUnavailableError:
+        if tells_of_fullness(error):
+            return RedisUnavailableError(
+                f"Redis at {mask_url(self._url)} is full ({error}); raise its maxmemory, or free memory there"
+            )
         return RedisUnavailableError(
             f"Redis at {mask_url(self._url)} does not answer ({error}); "
             "check that it runs and that the URL, password and network let this machine in"

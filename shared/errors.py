@@ -20,6 +20,7 @@
     ├── InputClosedError              the request has ended or its input was closed: it takes no more chunks
     ├── ClientClosedError             the client was used after close(), or in another process or loop
     ├── RefusedForNowError            nothing was enqueued; carries retry_after_s
+    │   ├── RedisFullError            Redis has no memory left for another request
     │   ├── QueueFullError            the backlog limit of the model or of the tenant is reached
     │   └── QuotaExceededError        the tenant is over a quota, and its policy refuses
     ├── BrokerError                   Redis answered in a way the protocol does not allow
@@ -175,6 +176,12 @@ class RefusedForNowError(PenstockError):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RedisFullError(RefusedForNowError):
+    """Redis has reached its ``maxmemory``. What runs waits there until it has room again, and is not harmed."""
+
+    code = "redis_full"
 
 
 class QueueFullError(RefusedForNowError):

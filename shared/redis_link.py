@@ -17,19 +17,22 @@ except ImportError:
     hiredis_pack = None
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ReadOnlyError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .redis_url import mask_url, parse_pool
 
 CONNECT_TIMEOUT_S = 5.0
 RETRY_PAUSE_S = 0.05
+# Memory is freed by what expires, or by somebody: asking more often would only be in the way.
+FULL_PAUSE_S = 0.25
 WARN_EVERY_S = 5.0
 
 LOST = (RedisConnectionError, RedisTimeoutError, OSError, asyncio.IncompleteReadError)
 
 # Redis 6.2 hides the code of a command's refusal inside that of the script which called it.
 _NOT_NOW = re.compile(r"(?:^|: -)(?:LOADING|BUSY|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MISCONF|NOREPLICAS)(?: |$)")
+_FULL = re.compile(r"(?:^|: -)OOM(?: |$)")
 
 T = TypeVar("T")
 
@@ -44,10 +47,15 @@ def pack_command(connection: AbstractConnection, args: tuple[Any, ...]) -> list[
 def refuses_for_now(error: Exception) -> bool:
     """Whether a reply says that the server ran nothing of the command, and may run it in a moment.
 
-    So speaks a server that fails over, has lost its disk or replicas, or is held up by a script. (LOADING is a lost
-    connection in redis-py's eyes.)
+    So speaks a server that fails over, has lost its disk or replicas, is held up by a script, or full. (LOADING is a
+    lost connection in redis-py's eyes.)
     """
-    return isinstance(error, ReadOnlyError) or _NOT_NOW.search(str(error)) is not None
+    return isinstance(error, ReadOnlyError) or tells_of_fullness(error) or _NOT_NOW.search(str(error)) is not None
+
+
+def tells_of_fullness(error: Exception) -> bool:
+    """Whether a reply says that the server has no memory for a write. A script is refused at its first or not at all."""
+    return isinstance(error, OutOfMemoryError) or _FULL.search(str(error)) is not None
 
 
 def make_pool(url: str) -> ConnectionPool:
@@ -103,10 +111,17 @@ async def close_connection(connection: AbstractConnection) -> None:
 
 
 class Outage:
-    """The time that Redis is away, told in the log: a warning, at most every ``WARN_EVERY_S``, and when it is over."""
+    """The time that Redis is away, told in the log: a warning, at most every ``WARN_EVERY_S``, and when it is over.
 
-    def __init__(self, url: str, used_for: str) -> None:
+    Args:
+        begins, ends: the words for it.
+    """
+
+    def __init__(
+        self, url: str, used_for: str, *, begins: str = "redis_away", ends: str = "redis_back"
+    ) -> None:
         self._log = log.bind(url=mask_url(url), used_for=used_for)
+        self._begins, self._ends = begins, ends
         self._began_at: float | None = None
         self._warn_at = 0.0
         self._is_told = False
@@ -123,10 +138,10 @@ class Outage:
         if now >= self._warn_at:
             self._warn_at, self._is_told = now + WARN_EVERY_S, True
             reason = str(error) or type(error).__name__
-            self._log.warning("redis_away", away_s=round(now - self._began_at, 1), reason=reason)
+            self._log.warning(self._begins, away_s=round(now - self._began_at, 1), reason=reason)
 
     def over(self) -> None:
         """Redis has answered; nothing is said if it was not away, or so shortly after a warning that none was due."""
         if self._began_at is not None and self._is_told:
-            self._log.info("redis_back", away_s=round(time.monotonic() - self._began_at, 1))
+            self._log.info(self._ends, away_s=round(time.monotonic() - self._began_at, 1))
         self._began_at = None

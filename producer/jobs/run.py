@@ -8,9 +8,10 @@ import signal
 import structlog
 from arq.constants import health_check_key_suffix
 from arq.worker import Worker
+from redis.exceptions import ResponseError
 
 from ...shared.redis_check import check_redis
-from ...shared.redis_link import LOST, Outage
+from ...shared.redis_link import LOST, Outage, refuses_for_now
 from .job_set import JobSet
 from .settings import JobSettings
 
@@ -20,7 +21,7 @@ log = structlog.get_logger()
 
 
 async def run_jobs(settings: JobSettings, *, burst: bool = False) -> None:
-    """Run jobs until SIGTERM or SIGINT; in a burst, until none is due. A Redis that goes away is waited for.
+    """Run jobs until SIGTERM or SIGINT; in a burst, until none is due. A Redis that goes away, or is full, is waited for.
 
     Raises:
         ConfigurationError: Redis cannot be reached or used when it begins.
@@ -33,7 +34,9 @@ async def run_jobs(settings: JobSettings, *, burst: bool = False) -> None:
         try:
             await _run(jobs, worker)
             return
-        except LOST as error:
+        except (*LOST, ResponseError) as error:
+            if isinstance(error, ResponseError) and not refuses_for_now(error):
+                raise
             outage.note(error)
         # Those of a worker that has ended would do nothing.
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -161,6 +161,7 @@ _STATUS_OF: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
     (errors.InputClosedError, 409, "invalid_request_error", "input_closed"),
     (errors.QueueFullError, 429, "requests", "queue_full"),
     (errors.QuotaExceededError, 429, "requests", "rate_limit_exceeded"),
+    (errors.RedisFullError, 503, "server_error", "redis_full"),
     (errors.RedisUnavailableError, 503, "server_error", "queue_unavailable"),
     (errors.ClientClosedError, 503, "server_error", "shutting_down"),
     (errors.EngineDeadError, 503, "server_error", "engine_dead"),

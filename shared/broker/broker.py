@@ -130,8 +130,11 @@ class Broker:
 
         Returns for each ``NEW``, ``UNSERVED``, the state of the request that already has the id, or the error by which
         it was refused: ``QueueFullError``, ``QuotaExceededError``, ``ValidationError`` of an unknown band.
+
+        Raises:
+            RedisFullError: Redis has no memory left; nothing was enqueued.
         """
-        answers = await self._run("enqueue", [self.keys.leases], enqueue_args(entries))
+        answers = await self._run("enqueue", [self.keys.leases], enqueue_args(entries), waits_if_full=False)
         return [read_answer(entry, answer) for entry, answer in zip(entries, answers, strict=True)]
 
     async def claim(self, engine_id: str, room: Room, *, lease_ttl_ms: int = LEASE_TTL_MS) -> Wave:
@@ -311,8 +314,8 @@ class Broker:
         args = [claim.request_id, claim.epoch, _encoder.encode(cause), code, message]
         return bool(await self._run("park", [self.keys.leases], args))
 
-    async def _run(self, name: str, keys: list[str], args: list[Any]) -> Any:
-        return await run_script(self._connection, self.keys, name, keys, args)
+    async def _run(self, name: str, keys: list[str], args: list[Any], **how: bool) -> Any:
+        return await run_script(self._connection, self.keys, name, keys, args, **how)
 
 
 def _record_args(record: Record) -> tuple[str, int, int, int, bytes]:

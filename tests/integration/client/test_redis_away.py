@@ -20,7 +20,7 @@ from penstock.shared import connection as connection_module
 from penstock.shared import redis_link
 from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
 from penstock.shared.connection import CommandConnection
-from penstock.shared.errors import RedisUnavailableError
+from penstock.shared.errors import RedisFullError, RedisUnavailableError
 from penstock.shared.keys import Keys
 from penstock.shared.records import ModelCard
 
@@ -197,6 +197,50 @@ async def test_a_server_that_is_read_only_for_a_while_is_waited_for(server: Redi
     await commands.close()
 
 
+async def test_a_full_server_is_waited_for(server: RedisServer, engine: Broker) -> None:
+    commands = CommandConnection(server.url)
+    async with Client.connect(server.url) as client:
+        streaming = asyncio.ensure_future(collect(client, "r"))
+        claim = await claim_one(engine)
+        await write(engine, claim, 0, 65)
+        await set_maxmemory(commands, 1)
+        writing = asyncio.ensure_future(write(engine, claim, 1, 66, end=FinishReason.STOP))
+        claiming = asyncio.ensure_future(engine.claim("e0", Room(max_num_seqs=1)))
+        with pytest.raises(RedisFullError, match=r"is full .*raise its maxmemory") as caught:
+            await client.generate("hi", request_id="refused")
+        assert caught.value.retryable
+        assert caught.value.retry_after_s > 0
+        with pytest.raises(RedisFullError):
+            await client.submit("hi", request_id="refused")
+        assert await engine.state("refused") is None
+        assert not writing.done()
+        assert not claiming.done()
+        assert not streaming.done()
+        await set_maxmemory(commands, 0)
+        async with asyncio.timeout(30):
+            await writing
+            assert (await claiming).claims == []
+            assert "".join(delta.text for delta in await streaming) == "AB"
+        accepted = await client.submit("hi", request_id="refused")
+        assert await engine.state(accepted.request_id) == "queued"
+    await commands.close()
+
+
+async def test_who_waits_for_a_full_server_is_told_so(server: RedisServer) -> None:
+    commands = CommandConnection(server.url, retry_for_s=0.3)
+    await set_maxmemory(commands, 1)
+    with pytest.raises(RedisUnavailableError, match=r"is full .*raise its maxmemory"):
+        await commands.execute("SET", "key", "value")
+    await set_maxmemory(commands, 0)
+    await commands.execute("SET", "key", "value")
+    await commands.close()
+
+
+async def set_maxmemory(commands: CommandConnection, num_bytes: int) -> None:
+    """0 for no bound; with 1 every command is refused that could need memory."""
+    await commands.execute("CONFIG", "SET", "maxmemory", num_bytes)
+
+
 async def num_script_calls(commands: CommandConnection) -> int:
     stats = (await commands.execute("INFO", "commandstats")).decode()
     return int(stats.split("cmdstat_evalsha:calls=")[1].split(",")[0])
@@ -253,8 +297,11 @@ async def test_a_wrong_command_is_told_at_once(commands: CommandConnection) -> N
         ("BUSY Redis is busy running a script.", True),
         ("MASTERDOWN Link with MASTER is down", True),
         ("MISCONF Redis is configured to save RDB snapshots", True),
+        ("OOM command not allowed when used memory > 'maxmemory'. script: 1f, on @user_script:12.", True),
+        ("ERR Error running script (call to f_1): @user_script:7: @user_script: 7: -OOM command not allowed when", True),
         ("BUSYGROUP Consumer Group name already exists", False),
         ("unknown command 'READONLYX'", False),
+        ("unknown command 'OOM'", False),
         ("WRONGTYPE Operation against a key holding the wrong kind of value", False),
     ],
 )
