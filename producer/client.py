@@ -67,7 +67,7 @@ class Client(Generations, DetachedRequests, QueueControl, EngineControl, ModelVi
         self._url = url
         self._lease = ClientLease(lease_ttl_s)
         keys, subscriber = Keys(namespace), Subscriber(url)
-        commands = CommandConnection(url, retry_for_s=retry_for_s)
+        commands = CommandConnection(url, retry_for_s=retry_for_s, on_moved=subscriber.reconnect)
         health = Health(commands, keys)
         requests = SingleRequests(
             commands,

@@ -19,9 +19,8 @@ from .pooling import PoolingRequestOutput
 from .prompt import Prompt
 from .requests.conversation import Conversation, answers, check_streamed_params
 from .requests.fan_out import merge
-from .requests.output_stream import outputs_of
+from .requests.output_stream import collect, in_kind, outputs_of
 from .requests.queue_entry import Outgoing
-from .requests.reader import collect, in_kind
 
 
 class Generations(ClientCore):

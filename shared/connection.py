@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,19 +20,21 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
 from .encodable import unencodable
-from .errors import RedisFullError, RedisUnavailableError
 from .redis_link import (
     FULL_PAUSE_S,
     LOST,
     RETRY_PAUSE_S,
     Outage,
     close_connection,
+    full_error,
     heed_cancellation,
+    is_read_only,
     make_pool,
     open_connection,
     pack_command,
     refuses_for_now,
     tells_of_fullness,
+    unavailable_error,
 )
 from .redis_url import mask_url
 from .replies import deliver_replies
@@ -44,8 +47,6 @@ RETRY_FOR_S = 60.0
 # counted, not seconds: a process that was itself stopped for a while must read what has come before it judges.
 LOOK_INTERVAL_S = 1.0
 MAX_SILENT_LOOKS = 5
-# For who is told that Redis is full.
-FULL_RETRY_AFTER_S = 1.0
 
 
 class CommandConnection:
@@ -55,12 +56,20 @@ class CommandConnection:
     ever): all of Penstock's scripts may run twice without harm, except ``claim``, which asks for ``retry=False``.
     A connection counts as lost, too, when commands wait and nothing is answered for 5 s, and when the server says
     that it is loading, failing over or busy. What a full server refuses is sent again, too, over the same connection.
+
+    Args:
+        on_moved: called when a server has done what one before it refused to: there may have been a failover.
     """
 
-    def __init__(self, url: str, *, retry_for_s: float = RETRY_FOR_S) -> None:
+    def __init__(
+        self, url: str, *, retry_for_s: float = RETRY_FOR_S, on_moved: Callable[[], None] | None = None
+    ) -> None:
         self._url = url
         self._pool = make_pool(url)
         self._retry_for_s = retry_for_s
+        self._on_moved = on_moved
+        self._has_refused = False
+        self._read_only_since: float | None = None
         self._connection: AbstractConnection | None = None
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._outbox: list[bytes] = []
@@ -74,6 +83,17 @@ class CommandConnection:
         self._leftovers: set[asyncio.Task[None]] = set()
         self._closed = False
 
+    @property
+    def shown_url(self) -> str:
+        """The URL without its password."""
+        return mask_url(self._url)
+
+    @property
+    def read_only_for_s(self) -> float:
+        """How long the server has been refusing writes as a replica, as far as any were tried; 0 if it is none."""
+        since = self._read_only_since
+        return 0.0 if since is None else asyncio.get_running_loop().time() - since
+
     async def open(self) -> None:
         """Connect now rather than at the first command.
 
@@ -83,7 +103,7 @@ class CommandConnection:
         try:
             await self._ensure_open()
         except LOST as error:
-            raise self._unavailable(error) from error
+            raise unavailable_error(self._url, error) from error
 
     async def execute(self, *args: Any, retry: bool = True, waits_if_full: bool = True) -> Any:
         """Run one command and return its reply, bytes undecoded.
@@ -97,7 +117,7 @@ class CommandConnection:
         """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._retry_for_s
-        may_have_run = was_full = False
+        may_have_run = was_full = was_refused = False
         while True:
             connection = None
             try:
@@ -108,10 +128,10 @@ class CommandConnection:
                 if isinstance(error, ResponseError) and not is_refusal:
                     raise
                 if is_full and not waits_if_full and not may_have_run:
-                    raise self._full(error) from error
+                    raise full_error(self._url, error) from error
                 # What was refused has not run, so it may be sent again even where ``retry`` is False.
                 if self._closed or not (retry or is_refusal) or loop.time() > give_up_at:
-                    raise self._unavailable(error) from error
+                    raise unavailable_error(self._url, error) from error
                 may_have_run |= not is_refusal and connection is not None
                 was_full |= is_full
                 if is_full:
@@ -119,13 +139,14 @@ class CommandConnection:
                     await asyncio.sleep(FULL_PAUSE_S)
                     continue
                 self._outage.note(error)
-                if is_refusal and connection is not None:
-                    # After a failover the URL may lead to another server.
-                    self._drop(error, connection)
+                was_refused |= is_refusal
+                self._note_refusal(error, connection)
                 await asyncio.sleep(RETRY_PAUSE_S)
             else:
                 if was_full:
                     self._fullness.over()
+                if was_refused:
+                    self._note_done()
                 return reply
 
     async def run_script(self, script: Any, keys: list[str], args: list[Any], **how: bool) -> Any:
@@ -177,6 +198,26 @@ class CommandConnection:
             asyncio.create_task(self._write(connection, self._has_output)),
             asyncio.create_task(self._read(connection)),
         ]
+
+    def _note_refusal(self, error: Exception, connection: AbstractConnection | None) -> None:
+        if not isinstance(error, ResponseError):
+            return
+        if not is_read_only(error):
+            self._read_only_since = None
+        elif self._read_only_since is None:
+            self._read_only_since = asyncio.get_running_loop().time()
+        if connection is not None:
+            # After a failover the URL may lead to another server.
+            self._has_refused = True
+            self._drop(error, connection)
+
+    def _note_done(self) -> None:
+        """What was refused has been done, by another server or by the same one, which may have missed a failover."""
+        self._read_only_since = None
+        if self._has_refused:
+            self._has_refused = False
+            if self._on_moved is not None:
+                self._on_moved()
 
     def _send(self, connection: AbstractConnection, args: tuple[Any, ...]) -> asyncio.Future[Any]:
         """Put a command into the outbox; returns the future of its reply."""
@@ -249,23 +290,6 @@ class CommandConnection:
         leftover = asyncio.create_task(_clear_away(self._tasks, asyncio.current_task(), connection))
         self._leftovers.add(leftover)
         leftover.add_done_callback(self._leftovers.discard)
-
-    def _full(self, error: BaseException) -> RedisFullError:
-        return RedisFullError(
-            f"Redis at {mask_url(self._url)} is full ({error}); nothing was enqueued: raise its "
-            "maxmemory, or keep results for a shorter time (result_ttl_s)",
-            retry_after_s=FULL_RETRY_AFTER_S,
-        )
-
-    def _unavailable(self, error: Exception) -> RedisUnavailableError:
-        if tells_of_fullness(error):
-            return RedisUnavailableError(
-                f"Redis at {mask_url(self._url)} is full ({error}); raise its maxmemory, or free memory there"
-            )
-        return RedisUnavailableError(
-            f"Redis at {mask_url(self._url)} does not answer ({error}); "
-            "check that it runs and that the URL, password and network let this machine in"
-        )
 
 
 async def _clear_away(

@@ -12,6 +12,7 @@
     │   └── UnsupportedTaskError      the model does not do what was asked: embed, classify, score, ...
     ├── UnknownModelError             no worker has ever served a model of that name here
     ├── RequestNotFoundError          the request_id is unknown, or its result has expired
+    │   └── RequestLostError          it was under way, and Redis has lost its data
     ├── UnknownFileError              no file of that id is the tenant's, or it has expired
     ├── UnknownBatchError             no batch of that id is the tenant's
     ├── BatchEndedError               the batch has ended: it cannot be cancelled
@@ -123,6 +124,13 @@ class RequestNotFoundError(PenstockError):
     """The request_id was never enqueued here, or its result is past its time to live."""
 
     code = "request_not_found"
+
+
+class RequestLostError(RequestNotFoundError):
+    """The request was under way, and Redis does not know it any more: its data were deleted, or lost in a restart."""
+
+    code = "request_lost"
+    retryable = True
 
 
 class UnknownFileError(PenstockError):

@@ -20,18 +20,22 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, ReadOnlyError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from .errors import RedisFullError, RedisUnavailableError
 from .redis_url import mask_url, parse_pool
 
 CONNECT_TIMEOUT_S = 5.0
 RETRY_PAUSE_S = 0.05
 # Memory is freed by what expires, or by somebody: asking more often would only be in the way.
 FULL_PAUSE_S = 0.25
+# For who is told that Redis is full.
+FULL_RETRY_AFTER_S = 1.0
 WARN_EVERY_S = 5.0
 
 LOST = (RedisConnectionError, RedisTimeoutError, OSError, asyncio.IncompleteReadError)
 
 # Redis 6.2 hides the code of a command's refusal inside that of the script which called it.
 _NOT_NOW = re.compile(r"(?:^|: -)(?:LOADING|BUSY|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MISCONF|NOREPLICAS)(?: |$)")
+_READ_ONLY = re.compile(r"(?:^|: -)READONLY(?: |$)")
 _FULL = re.compile(r"(?:^|: -)OOM(?: |$)")
 
 T = TypeVar("T")
@@ -50,12 +54,37 @@ def refuses_for_now(error: Exception) -> bool:
     So speaks a server that fails over, has lost its disk or replicas, is held up by a script, or full. (LOADING is a
     lost connection in redis-py's eyes.)
     """
-    return isinstance(error, ReadOnlyError) or tells_of_fullness(error) or _NOT_NOW.search(str(error)) is not None
+    return is_read_only(error) or tells_of_fullness(error) or _NOT_NOW.search(str(error)) is not None
+
+
+def is_read_only(error: Exception) -> bool:
+    """Whether a reply says that the server is a replica, to which nobody writes."""
+    return isinstance(error, ReadOnlyError) or _READ_ONLY.search(str(error)) is not None
 
 
 def tells_of_fullness(error: Exception) -> bool:
-    """Whether a reply says that the server has no memory for a write. A script is refused at its first or not at all."""
+    """Whether a reply says that the server has no memory for a write. A script is refused at its first write."""
     return isinstance(error, OutOfMemoryError) or _FULL.search(str(error)) is not None
+
+
+def full_error(url: str, error: Exception) -> RedisFullError:
+    """Return what is to be told of an enqueue that a full server refused."""
+    return RedisFullError(
+        f"Redis at {mask_url(url)} is full ({error}); nothing was enqueued: raise its maxmemory, or keep results for a "
+        "shorter time (result_ttl_s)",
+        retry_after_s=FULL_RETRY_AFTER_S,
+    )
+
+
+def unavailable_error(url: str, error: BaseException) -> RedisUnavailableError:
+    """Return what is to be told of a command that was not answered, or refused for too long."""
+    shown = mask_url(url)
+    if isinstance(error, Exception) and tells_of_fullness(error):
+        return RedisUnavailableError(f"Redis at {shown} is full ({error}); raise its maxmemory, or free memory there")
+    return RedisUnavailableError(
+        f"Redis at {shown} does not answer ({error}); check that it runs and that the URL, password and network let "
+        "this machine in"
+    )
 
 
 def make_pool(url: str) -> ConnectionPool:
@@ -117,9 +146,7 @@ class Outage:
         begins, ends: the words for it.
     """
 
-    def __init__(
-        self, url: str, used_for: str, *, begins: str = "redis_away", ends: str = "redis_back"
-    ) -> None:
+    def __init__(self, url: str, used_for: str, *, begins: str = "redis_away", ends: str = "redis_back") -> None:
         self._log = log.bind(url=mask_url(url), used_for=used_for)
         self._begins, self._ends = begins, ends
         self._began_at: float | None = None

@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 
 async def run_jobs(settings: JobSettings, *, burst: bool = False) -> None:
-    """Run jobs until SIGTERM or SIGINT; in a burst, until none is due. A Redis that goes away, or is full, is waited for.
+    """Run jobs until SIGTERM or SIGINT; in a burst, until none is due. A Redis that is away or full is waited for.
 
     Raises:
         ConfigurationError: Redis cannot be reached or used when it begins.

@@ -16,11 +16,12 @@ from redis.exceptions import ResponseError
 from structlog.testing import capture_logs
 
 from penstock.producer import Client, Delta, FinishReason, SamplingParams
+from penstock.producer.requests import loss_watch
 from penstock.shared import connection as connection_module
 from penstock.shared import redis_link
 from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
 from penstock.shared.connection import CommandConnection
-from penstock.shared.errors import RedisFullError, RedisUnavailableError
+from penstock.shared.errors import RedisFullError, RedisUnavailableError, RequestLostError, RequestNotFoundError
 from penstock.shared.keys import Keys
 from penstock.shared.records import ModelCard
 
@@ -298,7 +299,10 @@ async def test_a_wrong_command_is_told_at_once(commands: CommandConnection) -> N
         ("MASTERDOWN Link with MASTER is down", True),
         ("MISCONF Redis is configured to save RDB snapshots", True),
         ("OOM command not allowed when used memory > 'maxmemory'. script: 1f, on @user_script:12.", True),
-        ("ERR Error running script (call to f_1): @user_script:7: @user_script: 7: -OOM command not allowed when", True),
+        (
+            "ERR Error running script (call to f_1): @user_script:7: @user_script: 7: -OOM command not",
+            True,
+        ),
         ("BUSYGROUP Consumer Group name already exists", False),
         ("unknown command 'READONLYX'", False),
         ("unknown command 'OOM'", False),
@@ -347,3 +351,90 @@ async def test_an_end_before_what_was_seen_is_an_end(client, broker, commands) -
     await broker.cancel("r")
     async with asyncio.timeout(30):
         assert [(d.index, d.token_ids, d.finish_reason) async for d in stream] == [(2, [], "cancelled")]
+
+
+async def test_what_redis_has_forgotten_ends(client, broker, commands, monkeypatch) -> None:
+    monkeypatch.setattr(loss_watch, "LOOK_EVERY_S", 0.05)
+    streaming = asyncio.ensure_future(collect(client, "streamed"))
+    claim = await claim_one(broker)
+    await write(broker, claim, 0, 65)
+    handle = await client.submit("hi", request_id="submitted")
+    waits = [
+        streaming,
+        asyncio.ensure_future(handle.result()),
+        asyncio.ensure_future(client.generate("hi", request_id="generated", timeout_s=1000)),
+    ]
+    kept = asyncio.ensure_future(collect(client, "kept"))
+    await until_queued(broker, "generated", "kept")
+    await broker.forget("streamed")
+    await broker.forget("submitted")
+    await broker.forget("generated")
+    async with asyncio.timeout(30):
+        for wait in waits:
+            with pytest.raises(RequestLostError, match="does not know it any more"):
+                await wait
+    assert not kept.done()
+    await broker.cancel("kept")
+    await kept
+
+
+async def until_queued(broker: Broker, *request_ids: str) -> None:
+    for request_id in request_ids:
+        await until(lambda request_id=request_id: is_queued(broker, request_id))
+
+
+async def is_queued(broker: Broker, request_id: str) -> bool:
+    return await broker.state(request_id) == "queued"
+
+
+async def test_streams_end_at_a_primary_that_has_become_a_replica(server: RedisServer, engine, monkeypatch) -> None:
+    monkeypatch.setattr(loss_watch, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(loss_watch, "READ_ONLY_PATIENCE_S", 0.5)
+    commands = CommandConnection(server.url)
+    async with Client.connect(server.url) as client:
+        streaming = asyncio.ensure_future(collect(client, "r"))
+        await write(engine, await claim_one(engine), 0, 65)
+        handle = await client.submit("hi")
+        waits = [streaming, asyncio.ensure_future(handle.result())]
+        await commands.execute("REPLICAOF", "127.0.0.1", "1")
+        async with asyncio.timeout(30):
+            for wait in waits:
+                with pytest.raises(RedisUnavailableError, match=r"read-only replica .*the primary"):
+                    await wait
+        await commands.execute("REPLICAOF", "NO", "ONE")
+        await client.cancel(handle.request_id, model=handle.model)
+        with pytest.raises(RequestNotFoundError):
+            await (await client.handle("never", model="m")).result()
+    await commands.close()
+
+
+async def test_the_subscriber_follows_a_failover_that_it_does_not_notice(server: RedisServer, engine: Broker) -> None:
+    """The old primary refuses writes and publishes nothing more; its connections stay."""
+    async with Client.connect(server.url) as client:
+        commands = CommandConnection(server.url)
+        streaming = asyncio.ensure_future(collect(client, "r"))
+        claim = await claim_one(engine)
+        subscriber_ids = await subscribed_connections(commands)
+        await commands.execute("REPLICAOF", "127.0.0.1", "1")
+        submitting = asyncio.ensure_future(client.submit("hi"))
+        await until(lambda: was_refused(client))
+        await commands.execute("REPLICAOF", "NO", "ONE")
+        await submitting
+
+        async def is_another() -> bool:
+            found = await subscribed_connections(commands)
+            return bool(found) and not found & subscriber_ids
+
+        await until(is_another)
+        await write(engine, claim, 0, 65, end=FinishReason.STOP)
+        assert [delta.text for delta in await streaming] == ["A"]
+        await commands.close()
+
+
+async def subscribed_connections(commands: CommandConnection) -> set[str]:
+    listed = (await commands.execute("CLIENT", "LIST", "TYPE", "pubsub")).decode()
+    return {line.split()[0] for line in listed.splitlines()}
+
+
+async def was_refused(client: Client) -> bool:
+    return client._commands.read_only_for_s > 0
