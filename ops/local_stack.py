@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Sequence
@@ -82,6 +83,13 @@ class LocalStack:
     def kill_redis(self) -> None:
         """kill -9 of the server; ``restart_redis`` brings it back with its data."""
         os.kill(self.redis_pid(), signal.SIGKILL)
+
+    def delete_data(self) -> None:
+        """Delete what a server that was killed has written down; the next one begins with nothing."""
+        folder = self._data_folder / "redis"
+        # A folder from Redis 7 on.
+        shutil.rmtree(folder / "appendonlydir", ignore_errors=True)
+        (folder / "appendonly.aof").unlink(missing_ok=True)
 
     def restart_redis(self) -> None:
         """Start the server again after it was killed, on the same socket and append-only file."""

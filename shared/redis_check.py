@@ -40,11 +40,12 @@ log = structlog.get_logger()
 
 
 async def check_redis(url: str, *, namespace: str = DEFAULT_NAMESPACE, for_worker: bool = False) -> None:
-    """Connect to ``url`` once and verify version, commands and permissions; takes three round trips.
+    """Connect to ``url`` once and verify version, commands and permissions; takes a few round trips.
 
     Args:
         namespace: its keys and channels are the ones whose permissions are tried.
-        for_worker: refuse a server that may evict keys; a client only logs a warning.
+        for_worker: refuse a server that may evict keys, of which a client only logs a warning; and log one of a server
+            that does not write down each change.
 
     Raises:
         RedisUnavailableError: nothing answers within ``CHECK_TIMEOUT_S``, or the password is refused.
@@ -60,6 +61,8 @@ async def check_redis(url: str, *, namespace: str = DEFAULT_NAMESPACE, for_worke
             _check_version(info, shown)
             _check_topology(info, shown)
             _check_eviction(info, shown, for_worker)
+            if for_worker:
+                await _check_persistence(connection, info, shown)
             await _check_commands(connection, namespace, shown)
     except (RedisError, OSError, TimeoutError) as error:
         raise explain(error, url) from error
@@ -147,6 +150,20 @@ def _check_eviction(info: dict[str, str], shown: str, for_worker: bool) -> None:
     if for_worker:
         raise ConfigurationError(sentence)
     log.warning("redis_evicts", reason=sentence)
+
+
+async def _check_persistence(connection: AbstractConnection, info: dict[str, str], shown: str) -> None:
+    """Warn of a server that loses requests when it ends: it keeps nothing, or a copy now and then."""
+    if info.get("aof_enabled", "1") != "0":
+        return
+    (reply,) = await _run(connection, [("CONFIG", "GET", "save")])
+    # Where CONFIG is forbidden it may be either.
+    rule = reply[1] if isinstance(reply, list) and len(reply) == 2 else b"?"
+    kept = "only copies made now and then are kept" if rule else "nothing is kept"
+    log.warning(
+        f"Redis at {shown} has no append-only file: {kept}, so a restart loses requests that were accepted; "
+        "run 'CONFIG SET appendonly yes' there"
+    )
 
 
 async def _check_commands(connection: AbstractConnection, namespace: str, shown: str) -> None:

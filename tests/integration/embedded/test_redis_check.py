@@ -175,13 +175,39 @@ async def test_eviction_stops_a_worker_and_warns_a_client(start_server: StartSer
     assert "noeviction" in logs[0]["reason"]
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--save", ""], "nothing is kept"),
+        (["--save", "60", "1"], "only copies made now and then are kept"),
+        (["--save", "60", "1", "--rename-command", "CONFIG", ""], "only copies made now and then are kept"),
+        (["--appendonly", "yes"], None),
+    ],
+)
+async def test_a_worker_is_warned_of_data_that_a_restart_loses(
+    start_server: StartServer, caplog: pytest.LogCaptureFixture, options: list[str], said: str | None
+) -> None:
+    url = start_server(*options)
+    with caplog.at_level(logging.WARNING):
+        await check_redis(url)
+        assert caplog.text == ""
+        await check_redis(url, for_worker=True)
+    if said is None:
+        assert caplog.text == ""
+    else:
+        assert f"{said}, so a restart loses requests" in caplog.text
+        assert "CONFIG SET appendonly yes" in caplog.text
+
+
 async def test_read_only_replica(start_server: StartServer) -> None:
     url = start_server("--replicaof", "127.0.0.1", "1")
     with pytest.raises(RedisUnsupportedError, match="read-only replica"):
         await check_redis(url)
 
 
-@pytest.mark.parametrize("owned_slots", [range(0), range(NUM_SLOTS), range(NUM_SLOTS // 3)], ids=["none", "all", "a third"])
+@pytest.mark.parametrize(
+    "owned_slots", [range(0), range(NUM_SLOTS), range(NUM_SLOTS // 3)], ids=["none", "all", "a third"]
+)
 async def test_any_node_of_a_cluster(start_server: StartServer, owned_slots: range) -> None:
     url = start_server("--cluster-enabled", "yes")
     with redis.Redis.from_url(url) as client:
