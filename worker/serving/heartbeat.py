@@ -78,8 +78,8 @@ class Heartbeat:
     async def _enter(self) -> None:
         """Write what stays in Redis without a time to live, where it is missing.
 
-        Whoever lists engines drops those that do not beat; seldom, one drops this one just as it begins again. And Redis
-        may have lost all that it had: then nobody would know of this engine, its model, or requests to be reaped.
+        Whoever lists engines drops those that do not beat; seldom, one drops this one just as it begins again. And
+        Redis may have lost all that it had: then nobody would know of this engine, its model, or requests to reap.
         """
         entering = [self._connection.execute("SADD", self._keys.engines(), self._config.engine_id)]
         if self._card is not None:

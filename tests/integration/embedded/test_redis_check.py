@@ -215,7 +215,7 @@ async def test_any_node_of_a_cluster(start_server: StartServer, owned_slots: ran
             client.execute_command("CLUSTER", "ADDSLOTS", *owned_slots)
         if len(owned_slots) == NUM_SLOTS:
             await until_it_serves(client)
-    with pytest.raises(RedisUnsupportedError, match="is a node of a cluster.*cluster-enabled no"):
+    with pytest.raises(RedisUnsupportedError, match=r"is a node of a cluster.*cluster-enabled no"):
         await check_redis(url)
 
 
