@@ -1,7 +1,7 @@
 """Is the Redis at a URL one that Penstock can work with? Asked once, when a command or a worker starts.
 
-Every command Penstock needs is tried with arguments that change nothing, because that is the only question a
-managed Redis, a renamed command and a restrictive ACL all answer: COMMAND and CONFIG are often forbidden.
+Every command Penstock needs is tried in a way that changes nothing (``redis_needs.py``), because that is the only
+question a managed Redis, a renamed command and a restrictive ACL all answer: COMMAND and CONFIG are often forbidden.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from redis.exceptions import (
     ClusterDownError,
     MovedError,
     NoPermissionError,
-    ReadOnlyError,
     RedisError,
     ResponseError,
 )
@@ -31,6 +30,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedError
 from .keys import DEFAULT_NAMESPACE, Keys
+from .redis_link import is_read_only
+from .redis_needs import ARQ_KEYS, probes
 from .redis_url import mask_url, parse_pool
 
 CHECK_TIMEOUT_S = 5.0
@@ -39,13 +40,16 @@ MIN_VERSION = (6, 2)
 log = structlog.get_logger()
 
 
-async def check_redis(url: str, *, namespace: str = DEFAULT_NAMESPACE, for_worker: bool = False) -> None:
+async def check_redis(
+    url: str, *, namespace: str = DEFAULT_NAMESPACE, for_worker: bool = False, for_jobs: bool = False
+) -> None:
     """Connect to ``url`` once and verify version, commands and permissions; takes a few round trips.
 
     Args:
         namespace: its keys and channels are the ones whose permissions are tried.
         for_worker: refuse a server that may evict keys, of which a client only logs a warning; and log one of a server
             that does not write down each change.
+        for_jobs: try what arq needs, too.
 
     Raises:
         RedisUnavailableError: nothing answers within ``CHECK_TIMEOUT_S``, or the password is refused.
@@ -63,7 +67,7 @@ async def check_redis(url: str, *, namespace: str = DEFAULT_NAMESPACE, for_worke
             _check_eviction(info, shown, for_worker)
             if for_worker:
                 await _check_persistence(connection, info, shown)
-            await _check_commands(connection, namespace, shown)
+            await _check_commands(connection, namespace, shown, for_jobs)
     except (RedisError, OSError, TimeoutError) as error:
         raise explain(error, url) from error
     finally:
@@ -166,25 +170,22 @@ async def _check_persistence(connection: AbstractConnection, info: dict[str, str
     )
 
 
-async def _check_commands(connection: AbstractConnection, namespace: str, shown: str) -> None:
-    probes = _probes(namespace)
-    refused: list[str] = []
-    for probe, reply in zip(probes, await _run(connection, probes), strict=True):
-        name, text = str(probe[0]), str(reply)
-        if not isinstance(reply, ResponseError):
-            continue
-        if isinstance(reply, NoPermissionError) and " command" not in text:
-            raise RedisUnsupportedError(
-                f"Redis at {shown} denies this user the keys or channels of namespace {namespace!r}; "
-                f"grant it ~{namespace}:* and &{namespace}:*"
-            )
-        if isinstance(reply, ReadOnlyError):
-            raise RedisUnsupportedError(f"Redis at {shown} is a read-only replica; give the URL of its primary")
-        # redis-py 8 has classes for these, older ones have the server's words.
-        if isinstance(reply, ClusterDownError | MovedError) or text.startswith(("MOVED ", "CLUSTERDOWN ")):
-            raise _is_cluster(shown)
-        if isinstance(reply, NoPermissionError) or "unknown command" in text.lower():
-            refused.append(name)
+async def _check_commands(connection: AbstractConnection, namespace: str, shown: str, for_jobs: bool) -> None:
+    """Try what is needed; refused are all that this user may not run, with the keys and channels of the namespace."""
+    (begun,) = await _run(connection, [("MULTI",)])
+    if isinstance(begun, Exception):
+        _judge("MULTI", begun, namespace, shown, for_jobs)
+        raise RedisUnsupportedError(
+            f"Redis at {shown} lacks or denies MULTI, by which Penstock tries what it needs without changing anything; "
+            "permit it (ACL, rename-command) or use another Redis"
+        )
+    calls = probes(namespace, for_jobs=for_jobs)
+    replies = await _run(connection, [*calls, ("DISCARD",)])
+    calls.append(("SUBSCRIBE", Keys(namespace).worker_commands("probe")))
+    replies[-1:] = await _run(connection, calls[-1:])
+    named = [str(call[0]) for call in calls]
+    judged = [_judge(*pair, namespace, shown, for_jobs) for pair in zip(named, replies, strict=True)]
+    refused = sorted({name for name, is_refused in zip(named, judged, strict=True) if is_refused})
     if refused:
         raise RedisUnsupportedError(
             f"Redis at {shown} lacks or denies {', '.join(refused)}, which Penstock needs; "
@@ -192,19 +193,23 @@ async def _check_commands(connection: AbstractConnection, namespace: str, shown:
         )
 
 
-def _probes(namespace: str) -> list[tuple[Any, ...]]:
-    """One call of each needed command that changes nothing, on a stream and a channel that do not exist."""
-    keys = Keys(namespace)
-    stream, channel = keys.model("probe").lane("probe", "probe"), keys.worker_commands("probe")
-    return [
-        ("EVAL", "return 1", 0),
-        ("EVALSHA", "0" * 40, 0),
-        ("XADD", stream, "NOMKSTREAM", "*", "probe", ""),
-        ("XRANGE", stream, "-", "+", "COUNT", 1),
-        ("XDEL", stream, "0-1"),
-        ("PUBLISH", channel, ""),
-        ("SUBSCRIBE", channel),
-    ]
+def _judge(name: str, reply: Any, namespace: str, shown: str, for_jobs: bool) -> bool:
+    """Return whether the command is missing or denied; raises what the reply says of the server as a whole."""
+    if not isinstance(reply, ResponseError):
+        return False
+    text = str(reply)
+    if isinstance(reply, NoPermissionError) and " command" not in text:
+        arq = f", and ~{ARQ_KEYS}*" if for_jobs else ""
+        raise RedisUnsupportedError(
+            f"Redis at {shown} denies this user the keys or channels of namespace {namespace!r}; "
+            f"grant it ~{namespace}:* and &{namespace}:*{arq}"
+        )
+    if is_read_only(reply):
+        raise RedisUnsupportedError(f"Redis at {shown} is a read-only replica; give the URL of its primary")
+    # redis-py 8 has classes for these, older ones have the server's words.
+    if isinstance(reply, ClusterDownError | MovedError) or text.startswith(("MOVED ", "CLUSTERDOWN ")):
+        raise _is_cluster(shown)
+    return isinstance(reply, NoPermissionError) or "unknown command" in text.lower()
 
 
 async def _run(connection: AbstractConnection, commands: list[tuple[Any, ...]]) -> list[Any]:

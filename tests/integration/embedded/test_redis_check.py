@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,11 +17,13 @@ from structlog.testing import capture_logs
 from penstock.shared.embedded import find_redis_server
 from penstock.shared.errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedError
 from penstock.shared.redis_check import check_redis
+from penstock.shared.redis_needs import NEEDED
 from penstock.shared.redis_url import mask_url, parse_pool
 
 StartServer = Callable[..., str]
 
 NUM_SLOTS = 16384
+NO_INFO = "default on nopass ~* &* +@all -info"
 
 
 @pytest.fixture
@@ -30,16 +33,16 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
     servers: list[subprocess.Popen[bytes]] = []
 
     def start(*options: str) -> str:
-        socket = tmp_path / "redis.sock"
-        fixed = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(tmp_path)]
+        path = tmp_path / "redis.sock"
+        fixed = ["--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(tmp_path)]
         server = subprocess.Popen([program, *fixed, *options], stdout=subprocess.DEVNULL)
         servers.append(server)
         give_up_at = time.monotonic() + 10
-        while not answers(socket):
+        while not answers(path):
             assert server.poll() is None, "redis-server died"
             assert time.monotonic() < give_up_at, "redis-server does not answer"
             time.sleep(0.005)
-        return f"unix://{socket}"
+        return f"unix://{path}"
 
     yield start
     for server in servers:
@@ -47,14 +50,25 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
         server.wait()
 
 
-def answers(socket: Path) -> bool:
-    with redis.Redis(unix_socket_path=str(socket)) as client:
+def answers(path: Path) -> bool:
+    with redis.Redis(unix_socket_path=str(path)) as client:
         try:
             return bool(client.ping())
         except redis.AuthenticationError:
             return True
         except redis.ConnectionError:
             return False
+
+
+def free_cluster_port() -> int:
+    """A port that is free, as is the one by which nodes of a cluster would talk."""
+    while True:
+        with socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+            with suppress(OSError, OverflowError):
+                other.bind(("127.0.0.1", port + 10_000))
+                return port
 
 
 async def until_it_serves(client: redis.Redis) -> None:
@@ -156,6 +170,23 @@ async def test_denied_keys_and_channels_are_named(start_server: StartServer, per
 async def test_permissions_on_the_namespace_are_enough(start_server: StartServer) -> None:
     url = start_with_user(start_server, "~mine:* &mine:* +@all")
     await check_redis(url, namespace="mine")
+    with pytest.raises(RedisUnsupportedError, match="~arq:"):
+        await check_redis(url, namespace="mine", for_jobs=True)
+
+
+@pytest.mark.parametrize("command", [*NEEDED, "SUBSCRIBE", "MULTI"])
+async def test_each_command_that_is_denied_is_named(start_server: StartServer, command: str) -> None:
+    url = start_with_user(start_server, f"~* &* +@all -{command.lower()}")
+    with pytest.raises(RedisUnsupportedError, match=f"lacks or denies {command},"):
+        await check_redis(url)
+
+
+async def test_what_is_tried_changes_nothing(start_server: StartServer) -> None:
+    url = start_server()
+    with redis.Redis.from_url(url) as client:
+        await check_redis(url, for_worker=True, for_jobs=True)
+        assert client.dbsize() == 0
+        assert client.info("persistence")["rdb_changes_since_last_save"] == 0
 
 
 async def test_forbidden_info_is_only_a_warning(start_server: StartServer) -> None:
@@ -209,7 +240,7 @@ async def test_read_only_replica(start_server: StartServer) -> None:
     "owned_slots", [range(0), range(NUM_SLOTS), range(NUM_SLOTS // 3)], ids=["none", "all", "a third"]
 )
 async def test_any_node_of_a_cluster(start_server: StartServer, owned_slots: range) -> None:
-    url = start_server("--cluster-enabled", "yes")
+    url = start_server("--cluster-enabled", "yes", "--port", str(free_cluster_port()))
     with redis.Redis.from_url(url) as client:
         if owned_slots:
             client.execute_command("CLUSTER", "ADDSLOTS", *owned_slots)
@@ -220,7 +251,7 @@ async def test_any_node_of_a_cluster(start_server: StartServer, owned_slots: ran
 
 
 async def test_cluster_that_forbids_info(start_server: StartServer) -> None:
-    url = start_server("--cluster-enabled", "yes", "--user", "default", "on", "nopass", "~*", "&*", "+@all", "-info")
+    url = start_server("--cluster-enabled", "yes", "--port", str(free_cluster_port()), "--user", *NO_INFO.split())
     with pytest.raises(RedisUnsupportedError, match="is a node of a cluster"):
         await check_redis(url)
 
