@@ -35,7 +35,7 @@ class Client(Generations, DetachedRequests, QueueControl, EngineControl, ModelVi
     One client serves any number of concurrent requests, of the process and the event loop that opened it.
 
     Args:
-        url: ``redis://``, ``rediss://`` or ``unix://``.
+        url: ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or ``rediss+sentinel://``.
         model: default model; may be left out while exactly one is known to this Redis, or served on it.
         tenant: on whose account requests are queued.
         result_ttl_s: how long the result of a request can be read after its end.

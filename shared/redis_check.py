@@ -16,6 +16,7 @@ from typing import Any
 import redis.asyncio
 import structlog
 from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
@@ -57,7 +58,8 @@ async def check_redis(
         ConfigurationError: the URL cannot be read, or the server evicts keys when its memory is full.
     """
     shown = mask_url(url)
-    connection = parse_pool(url, socket_connect_timeout=CHECK_TIMEOUT_S).make_connection()
+    pool = parse_pool(url, socket_connect_timeout=CHECK_TIMEOUT_S)
+    connection = pool.make_connection()
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             await connection.connect()
@@ -95,6 +97,11 @@ def explain(error: Exception, url: str) -> ConfigurationError:
     cause = error.__cause__ or error.__context__
     if isinstance(error, AuthenticationError) or isinstance(cause, AuthenticationError):
         return RedisUnavailableError(f"Redis at {shown} refuses user or password ({reason}); correct them in the URL")
+    if isinstance(error, MasterNotFoundError):
+        return RedisUnavailableError(
+            f"no Sentinel of {shown} knows a live primary of that name ({reason}); check hosts, ports and name, and "
+            "that the Sentinels see it"
+        )
     if isinstance(error, BusyLoadingError):
         return RedisUnavailableError(f"Redis at {shown} is still loading its data; try again in a moment")
     if isinstance(error, TimeoutError | RedisTimeoutError):
