@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import redis
 from redis.exceptions import RedisError
@@ -105,7 +106,7 @@ class SentinelTrio:
 
     def _num_online_replicas(self) -> int:
         with suppress(RedisError), closing(self._server(self.primary_port())) as primary:
-            found = primary.info("replication")
+            found: dict[str, Any] = primary.info("replication")  # type: ignore[assignment]  # redis-py says it may be awaited
             return sum(found[f"slave{number}"]["state"] == "online" for number in range(found["connected_slaves"]))
         return 0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -110,6 +111,14 @@ def explain(error: Exception, url: str) -> ConfigurationError:
         return ConfigurationError(f"Redis at {shown} refuses to work: {reason}")
     elif not isinstance(error, RedisConnectionError | OSError):
         return RedisUnavailableError(f"what answers at {shown} is not Redis ({reason}); check host and port")
+    elif isinstance(cause, ssl.SSLCertVerificationError):
+        # Its errno is one of OpenSSL, which means another thing to the system.
+        return RedisUnavailableError(
+            f"the certificate of Redis at {shown} is not trusted ({cause.verify_message}); name the authority that "
+            "signed it in the URL: ?ssl_ca_certs=FILE"
+        )
+    elif isinstance(cause, ssl.SSLError):
+        reason = f"TLS: {cause.reason}"
     elif isinstance(cause, OSError) and cause.errno:
         reason = os.strerror(cause.errno) if cause.errno > 0 else cause.strerror
     return RedisUnavailableError(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -33,7 +34,8 @@ def urls(tmp_path: Path) -> Iterator[dict[str, str]]:
     """URLs of a Redis on which nobody but these users may do anything."""
     server = EmbeddedRedis.start(tmp_path)
     with redis.Redis.from_url(server.url) as admin:
-        is_old = admin.info("server")["redis_version"].startswith("6.")
+        info: dict[str, Any] = admin.info("server")  # type: ignore[assignment]  # redis-py says it may be awaited
+        is_old = info["redis_version"].startswith("6.")
         for name, words in rights().items():
             allowed = [word for word in words if not (is_old and word == "+config|get")]
             admin.execute_command("ACL", "SETUSER", name, *allowed)
