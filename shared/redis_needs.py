@@ -61,6 +61,7 @@ NEEDED: dict[str, tuple[Any, ...]] = {
     "ZCARD": (_KEY,),
     "ZCOUNT": (_KEY, 0, 0),
     "ZINCRBY": (_KEY, 0, ""),
+    "ZPOPMIN": (_KEY,),
     "ZRANGE": (_KEY, 0, 0),
     "ZRANGEBYSCORE": (_KEY, 0, 0),
     "ZRANK": (_KEY, ""),
