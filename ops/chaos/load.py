@@ -18,6 +18,7 @@ from .workload import ChaosRequest
 
 NUM_CLIENTS = 3
 RECONNECT_PAUSE_S = 0.1
+MAX_SENT_AGAIN = 3
 
 log = structlog.get_logger()
 
@@ -35,6 +36,8 @@ class Sighting:
     error: str = ""
     # The stream ended with the error that says that Redis does not know the request any more.
     is_gone: bool = False
+    # That error came before anything else, so it was sent again under the same id, as the error invites to.
+    num_sent_again: int = 0
 
     def saw(self, delta: Delta) -> None:
         self.indexes += range(delta.index, delta.next_index)
@@ -106,7 +109,10 @@ async def run_load(
 
 def _amount(sightings: list[Sighting]) -> int:
     """Something that grows whenever anything is seen."""
-    return sum(1 + len(sighting.indexes) + bool(sighting.error) + sighting.is_gone for sighting in sightings)
+    return sum(
+        1 + len(sighting.indexes) + bool(sighting.error) + sighting.is_gone + sighting.num_sent_again
+        for sighting in sightings
+    )
 
 
 async def _run_one(url: str, client: Client, sighting: Sighting, clock: RecoveryClock) -> None:
@@ -125,8 +131,10 @@ async def _run_one(url: str, client: Client, sighting: Sighting, clock: Recovery
                 return
             await asyncio.sleep(RECONNECT_PAUSE_S)
         except RequestNotFoundError:
-            sighting.is_gone = True
-            return
+            if sighting.indexes or sighting.num_sent_again == MAX_SENT_AGAIN:
+                sighting.is_gone = True
+                return
+            sighting.num_sent_again += 1
         except PenstockError as error:
             sighting.error = f"{error.code}: {error}"
             return

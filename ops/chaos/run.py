@@ -168,6 +168,8 @@ def _print(console: Console, report: ChaosReport) -> None:
         console.print("nothing was killed, so this shows nothing: go on for longer (--seconds, --events)", style="red")
     if verdict.num_gone:
         console.print(f"{verdict.num_gone} requests ended with the error that says that Redis has lost them")
+    if verdict.num_sent_again:
+        console.print(f"{verdict.num_sent_again} times a request was lost before its first token, and sent again")
     for example in verdict.examples:
         console.print(example, style="red")
     times = report.recoveries_s

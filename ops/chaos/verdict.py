@@ -11,12 +11,14 @@ class Verdict(msgspec.Struct, kw_only=True):
     """How many requests were harmed, and how; all below ``num_gone`` must be 0.
 
     ``num_kills`` processes were killed: where none was, nothing was put to the test. ``num_gone`` requests ended with
-    the error that Redis has lost them, where it did lose its data.
+    the error that Redis has lost them, where it did lose its data. ``num_sent_again`` times that error came before any
+    token: a primary had accepted a request that no replica had yet, and was killed.
     """
 
     num_requests: int = 0
     num_kills: int = 0
     num_gone: int = 0
+    num_sent_again: int = 0
     lost: int = 0
     duplicated: int = 0
     reordered: int = 0
@@ -44,6 +46,7 @@ def judge(expected: list[Sighting], seen: list[Sighting], *, num_kills: int, los
     for number, sighting in enumerate(seen):
         is_excused = loses_data and sighting.is_gone
         verdict.num_gone += is_excused
+        verdict.num_sent_again += sighting.num_sent_again
         whole = expected[number % len(expected)]
         harms = _harms(whole, sighting, is_excused=is_excused)
         for harm in harms:
