@@ -24,6 +24,7 @@ from .redis_link import (
     FULL_PAUSE_S,
     LOST,
     RETRY_PAUSE_S,
+    Fullness,
     Outage,
     close_connection,
     full_error,
@@ -77,7 +78,7 @@ class CommandConnection:
         self._opening: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._outage = Outage(url, "commands")
-        self._fullness = Outage(url, "commands", begins="redis_full", ends="redis_has_room")
+        self._fullness = Fullness(url, "commands")
         self._next_look: asyncio.TimerHandle | None = None
         self._num_silent_looks = 0
         self._leftovers: set[asyncio.Task[None]] = set()

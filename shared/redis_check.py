@@ -180,10 +180,11 @@ async def _check_persistence(connection: AbstractConnection, info: dict[str, str
     # Where CONFIG is forbidden it may be either.
     rule = reply[1] if isinstance(reply, list) and len(reply) == 2 else b"?"
     kept = "only copies made now and then are kept" if rule else "nothing is kept"
-    log.warning(
+    reason = (
         f"Redis at {shown} has no append-only file: {kept}, so a restart loses requests that were accepted; "
         "run 'CONFIG SET appendonly yes' there"
     )
+    log.warning("redis_not_persistent", reason=reason)
 
 
 async def _check_commands(connection: AbstractConnection, namespace: str, shown: str, for_jobs: bool) -> None:

@@ -140,15 +140,10 @@ async def close_connection(connection: AbstractConnection) -> None:
 
 
 class Outage:
-    """The time that Redis is away, told in the log: a warning, at most every ``WARN_EVERY_S``, and when it is over.
+    """The time that Redis is away, told in the log: a warning, at most every ``WARN_EVERY_S``, and when it is over."""
 
-    Args:
-        begins, ends: the words for it.
-    """
-
-    def __init__(self, url: str, used_for: str, *, begins: str = "redis_away", ends: str = "redis_back") -> None:
+    def __init__(self, url: str, used_for: str) -> None:
         self._log = log.bind(url=mask_url(url), used_for=used_for)
-        self._begins, self._ends = begins, ends
         self._began_at: float | None = None
         self._warn_at = 0.0
         self._is_told = False
@@ -164,11 +159,26 @@ class Outage:
             self._began_at, self._is_told = now, False
         if now >= self._warn_at:
             self._warn_at, self._is_told = now + WARN_EVERY_S, True
-            reason = str(error) or type(error).__name__
-            self._log.warning(self._begins, away_s=round(now - self._began_at, 1), reason=reason)
+            self._tell_of_it(round(now - self._began_at, 1), str(error) or type(error).__name__)
 
     def over(self) -> None:
         """Redis has answered; nothing is said if it was not away, or so shortly after a warning that none was due."""
         if self._began_at is not None and self._is_told:
-            self._log.info(self._ends, away_s=round(time.monotonic() - self._began_at, 1))
+            self._tell_of_the_end(round(time.monotonic() - self._began_at, 1))
         self._began_at = None
+
+    def _tell_of_it(self, away_s: float, reason: str) -> None:
+        self._log.warning("redis_away", away_s=away_s, reason=reason)
+
+    def _tell_of_the_end(self, away_s: float) -> None:
+        self._log.info("redis_back", away_s=away_s)
+
+
+class Fullness(Outage):
+    """The same of the time in which Redis answers, and has no memory for what is written."""
+
+    def _tell_of_it(self, away_s: float, reason: str) -> None:
+        self._log.warning("redis_full", full_s=away_s, reason=reason)
+
+    def _tell_of_the_end(self, away_s: float) -> None:
+        self._log.info("redis_has_room", full_s=away_s)

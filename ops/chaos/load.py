@@ -125,7 +125,7 @@ async def _run_one(url: str, client: Client, sighting: Sighting, clock: Recovery
             await asyncio.sleep(error.retry_after_s)
         except UnknownModelError as error:
             # Redis has just lost its data: the engines enter themselves again. A name that was wrong would never come.
-            log.info("the model is not known yet", error=str(error))
+            log.info("model_not_known_yet", error=str(error))
             if sighting.indexes:
                 sighting.is_gone = True
                 return

@@ -109,7 +109,7 @@ class RedisTrouble:
             for command in commands:
                 await client.execute_command(*command)
         except (RedisError, OSError) as error:
-            log.info("Redis could not be disturbed", error=str(error))
+            log.info("redis_not_disturbed", error=str(error))
             return False
         finally:
             with suppress(RedisError, OSError):

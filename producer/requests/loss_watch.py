@@ -69,7 +69,7 @@ class LossWatch:
                 await self._look(silent)
             except Exception as error:
                 # A Redis that is away is waited for; whatever else it is, the next look may be luckier.
-                log.debug("requests were not looked for", error=str(error))
+                log.debug("requests_not_looked_for", error=str(error))
 
     async def _look(self, silent: list[DeltaReader]) -> None:
         if self._connection.read_only_for_s > READ_ONLY_PATIENCE_S:

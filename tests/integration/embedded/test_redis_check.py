@@ -218,18 +218,17 @@ async def test_eviction_stops_a_worker_and_warns_a_client(start_server: StartSer
     ],
 )
 async def test_a_worker_is_warned_of_data_that_a_restart_loses(
-    start_server: StartServer, caplog: pytest.LogCaptureFixture, options: list[str], said: str | None
+    start_server: StartServer, options: list[str], said: str | None
 ) -> None:
     url = start_server(*options)
-    with caplog.at_level(logging.WARNING):
+    with capture_logs() as logs:
         await check_redis(url)
-        assert caplog.text == ""
+        assert logs == []
         await check_redis(url, for_worker=True)
-    if said is None:
-        assert caplog.text == ""
-    else:
-        assert f"{said}, so a restart loses requests" in caplog.text
-        assert "CONFIG SET appendonly yes" in caplog.text
+    assert [line["event"] for line in logs] == ([] if said is None else ["redis_not_persistent"])
+    if said is not None:
+        assert f"{said}, so a restart loses requests" in logs[0]["reason"]
+        assert "CONFIG SET appendonly yes" in logs[0]["reason"]
 
 
 async def test_read_only_replica(start_server: StartServer) -> None:
