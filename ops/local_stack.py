@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from types import TracebackType
 
 from ..shared.embedded import EmbeddedRedis
 from .local_worker import LocalWorker
+from .sentinel_trio import SentinelTrio
 
 
 class LocalStack:
@@ -20,6 +22,7 @@ class LocalStack:
         model: folder or hub name.
         worker_options: further options of `worker start`.
         num_workers: how many times `worker start` is run.
+        trio: what runs instead of a private Redis; its owner stops it.
         log_path: where the workers' logs go; a temporary file when None, shown if the start fails.
 
     Raises:
@@ -33,6 +36,7 @@ class LocalStack:
         log_path: Path | None = None,
         *,
         num_workers: int = 1,
+        trio: SentinelTrio | None = None,
     ) -> None:
         self._model = str(model)
         self._worker_options = list(worker_options)
@@ -40,12 +44,15 @@ class LocalStack:
         self._data_folder = Path(self._folder.name) / "data"
         self.log_path = log_path or Path(self._folder.name) / "worker.log"
         self._num_workers = num_workers
+        self._trio = trio
         self._redis: EmbeddedRedis | None = None
         self.workers: list[LocalWorker] = []
 
     @property
     def url(self) -> str:
         """Where the private Redis listens."""
+        if self._trio is not None:
+            return self._trio.url
         assert self._redis is not None
         return self._redis.url
 
@@ -56,7 +63,8 @@ class LocalStack:
 
     def __enter__(self) -> LocalStack:
         try:
-            self._redis = EmbeddedRedis.start(self._data_folder)
+            if self._trio is None:
+                self._redis = EmbeddedRedis.start(self._data_folder)
             self.workers = [
                 LocalWorker(self._model, self.url, self._worker_options, self.log_path)
                 for _ in range(self._num_workers)
@@ -82,6 +90,13 @@ class LocalStack:
     def kill_redis(self) -> None:
         """kill -9 of the server; ``restart_redis`` brings it back with its data."""
         os.kill(self.redis_pid(), signal.SIGKILL)
+
+    def delete_data(self) -> None:
+        """Delete what a server that was killed has written down; the next one begins with nothing."""
+        folder = self._data_folder / "redis"
+        # A folder from Redis 7 on.
+        shutil.rmtree(folder / "appendonlydir", ignore_errors=True)
+        (folder / "appendonly.aof").unlink(missing_ok=True)
 
     def restart_redis(self) -> None:
         """Start the server again after it was killed, on the same socket and append-only file."""

@@ -35,7 +35,7 @@ class Client(Generations, DetachedRequests, QueueControl, EngineControl, ModelVi
     One client serves any number of concurrent requests, of the process and the event loop that opened it.
 
     Args:
-        url: ``redis://``, ``rediss://`` or ``unix://``.
+        url: ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or ``rediss+sentinel://``.
         model: default model; may be left out while exactly one is known to this Redis, or served on it.
         tenant: on whose account requests are queued.
         result_ttl_s: how long the result of a request can be read after its end.
@@ -67,7 +67,7 @@ class Client(Generations, DetachedRequests, QueueControl, EngineControl, ModelVi
         self._url = url
         self._lease = ClientLease(lease_ttl_s)
         keys, subscriber = Keys(namespace), Subscriber(url)
-        commands = CommandConnection(url, retry_for_s=retry_for_s)
+        commands = CommandConnection(url, retry_for_s=retry_for_s, on_moved=subscriber.reconnect)
         health = Health(commands, keys)
         requests = SingleRequests(
             commands,

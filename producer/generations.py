@@ -19,9 +19,8 @@ from .pooling import PoolingRequestOutput
 from .prompt import Prompt
 from .requests.conversation import Conversation, answers, check_streamed_params
 from .requests.fan_out import merge
-from .requests.output_stream import outputs_of
+from .requests.output_stream import collect, in_kind, outputs_of
 from .requests.queue_entry import Outgoing
-from .requests.reader import collect, in_kind
 
 
 class Generations(ClientCore):
@@ -55,6 +54,7 @@ class Generations(ClientCore):
             ValidationError: an argument is wrong; nothing was enqueued (or the worker found the prompt too long).
             UnknownModelError: no worker has ever served ``model`` here.
             QueueFullError: the model's or the tenant's backlog limit is reached; carries ``retry_after_s``.
+            RedisFullError: Redis has no memory left; nothing was enqueued.
             QuotaExceededError: the tenant is over a quota, and its policy refuses; carries ``retry_after_s``.
             EngineDeadError: with ``fail_fast``, no live engine serves the model, or the last one died meanwhile.
             PoisonRequestError: ``max_deliveries`` engines died on this request; it is parked in the dead letter.

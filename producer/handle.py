@@ -12,8 +12,7 @@ from ..shared.shown import shown
 from .options import check_linger
 from .outputs import RequestOutput
 from .requests.fan_out import child_ids
-from .requests.output_stream import outputs_of
-from .requests.reader import collect
+from .requests.output_stream import collect, outputs_of
 from .requests.single_requests import FollowOptions
 
 

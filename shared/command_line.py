@@ -22,7 +22,7 @@ from .log import configure_logging
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
-REDIS_URL_HELP = "redis://, rediss:// or unix:// URL"
+REDIS_URL_HELP = "redis://, rediss://, unix:// or redis+sentinel:// URL"
 NAMESPACE_HELP = "prefix of all keys, to keep deployments apart"
 NAMESPACE_VARIABLE = "PENSTOCK_NAMESPACE"
 

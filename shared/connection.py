@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,17 +20,22 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
 from .encodable import unencodable
-from .errors import RedisUnavailableError
 from .redis_link import (
+    FULL_PAUSE_S,
     LOST,
     RETRY_PAUSE_S,
+    Fullness,
     Outage,
     close_connection,
+    full_error,
     heed_cancellation,
+    is_read_only,
     make_pool,
     open_connection,
     pack_command,
     refuses_for_now,
+    tells_of_fullness,
+    unavailable_error,
 )
 from .redis_url import mask_url
 from .replies import deliver_replies
@@ -50,13 +56,21 @@ class CommandConnection:
     A lost connection is opened again, and commands in flight are sent again for up to ``retry_for_s`` (``inf`` for
     ever): all of Penstock's scripts may run twice without harm, except ``claim``, which asks for ``retry=False``.
     A connection counts as lost, too, when commands wait and nothing is answered for 5 s, and when the server says
-    that it is loading, failing over or busy.
+    that it is loading, failing over or busy. What a full server refuses is sent again, too, over the same connection.
+
+    Args:
+        on_moved: called when a server has done what one before it refused to: there may have been a failover.
     """
 
-    def __init__(self, url: str, *, retry_for_s: float = RETRY_FOR_S) -> None:
+    def __init__(
+        self, url: str, *, retry_for_s: float = RETRY_FOR_S, on_moved: Callable[[], None] | None = None
+    ) -> None:
         self._url = url
         self._pool = make_pool(url)
         self._retry_for_s = retry_for_s
+        self._on_moved = on_moved
+        self._has_refused = False
+        self._read_only_since: float | None = None
         self._connection: AbstractConnection | None = None
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._outbox: list[bytes] = []
@@ -64,10 +78,22 @@ class CommandConnection:
         self._opening: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._outage = Outage(url, "commands")
+        self._fullness = Fullness(url, "commands")
         self._next_look: asyncio.TimerHandle | None = None
         self._num_silent_looks = 0
         self._leftovers: set[asyncio.Task[None]] = set()
         self._closed = False
+
+    @property
+    def shown_url(self) -> str:
+        """The URL without its password."""
+        return mask_url(self._url)
+
+    @property
+    def read_only_for_s(self) -> float:
+        """How long the server has been refusing writes as a replica, as far as any were tried; 0 if it is none."""
+        since = self._read_only_since
+        return 0.0 if since is None else asyncio.get_running_loop().time() - since
 
     async def open(self) -> None:
         """Connect now rather than at the first command.
@@ -78,42 +104,62 @@ class CommandConnection:
         try:
             await self._ensure_open()
         except LOST as error:
-            raise self._unavailable(error) from error
+            raise unavailable_error(self._url, error) from error
 
-    async def execute(self, *args: Any, retry: bool = True) -> Any:
+    async def execute(self, *args: Any, retry: bool = True, waits_if_full: bool = True) -> Any:
         """Run one command and return its reply, bytes undecoded.
 
         Raises:
-            RedisUnavailableError: the connection stayed lost for ``retry_for_s``, or ``retry`` is False.
+            RedisUnavailableError: the connection stayed lost for ``retry_for_s``, or ``retry`` is False; or Redis was
+                full for so long.
+            RedisFullError: Redis is full, and ``waits_if_full`` is False. The command was not run.
             ValidationError: an argument is text that cannot be encoded; nothing was sent.
             redis.exceptions.ResponseError: Redis refused the command.
         """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._retry_for_s
+        may_have_run = was_full = was_refused = False
         while True:
             connection = None
             try:
                 connection = await self._ensure_open()
-                return await self._send(connection, args)
+                reply = await self._send(connection, args)
             except (*LOST, ResponseError) as error:
-                is_refusal = refuses_for_now(error)
+                is_refusal, is_full = refuses_for_now(error), tells_of_fullness(error)
                 if isinstance(error, ResponseError) and not is_refusal:
                     raise
+                if is_full and not waits_if_full and not may_have_run:
+                    raise full_error(self._url, error) from error
                 # What was refused has not run, so it may be sent again even where ``retry`` is False.
                 if self._closed or not (retry or is_refusal) or loop.time() > give_up_at:
-                    raise self._unavailable(error) from error
+                    raise unavailable_error(self._url, error) from error
+                may_have_run |= not is_refusal and connection is not None
+                was_full |= is_full
+                if is_full:
+                    self._fullness.note(error)
+                    await asyncio.sleep(FULL_PAUSE_S)
+                    continue
                 self._outage.note(error)
-                if is_refusal and connection is not None:
-                    # After a failover the URL may lead to another server.
-                    self._drop(error, connection)
+                was_refused |= is_refusal
+                self._note_refusal(error, connection)
                 await asyncio.sleep(RETRY_PAUSE_S)
+            else:
+                if was_full:
+                    self._fullness.over()
+                if was_refused:
+                    self._note_done()
+                return reply
 
-    async def run_script(self, script: Any, keys: list[str], args: list[Any], *, retry: bool = True) -> Any:
-        """Run a ``Script`` by its hash, and by its text where the server does not know it (after a restart)."""
+    async def run_script(self, script: Any, keys: list[str], args: list[Any], **how: bool) -> Any:
+        """Run a ``Script`` by its hash, and by its text where the server does not know it (after a restart).
+
+        Args:
+            how: as of ``execute``.
+        """
         try:
-            return await self.execute("EVALSHA", script.sha, len(keys), *keys, *args, retry=retry)
+            return await self.execute("EVALSHA", script.sha, len(keys), *keys, *args, **how)
         except NoScriptError:
-            return await self.execute("EVAL", script.text, len(keys), *keys, *args, retry=retry)
+            return await self.execute("EVAL", script.text, len(keys), *keys, *args, **how)
 
     async def close(self) -> None:
         """Drop the connection; commands in flight fail."""
@@ -153,6 +199,26 @@ class CommandConnection:
             asyncio.create_task(self._write(connection, self._has_output)),
             asyncio.create_task(self._read(connection)),
         ]
+
+    def _note_refusal(self, error: Exception, connection: AbstractConnection | None) -> None:
+        if not isinstance(error, ResponseError):
+            return
+        if not is_read_only(error):
+            self._read_only_since = None
+        elif self._read_only_since is None:
+            self._read_only_since = asyncio.get_running_loop().time()
+        if connection is not None:
+            # After a failover the URL may lead to another server.
+            self._has_refused = True
+            self._drop(error, connection)
+
+    def _note_done(self) -> None:
+        """What was refused has been done, by another server or by the same one, which may have missed a failover."""
+        self._read_only_since = None
+        if self._has_refused:
+            self._has_refused = False
+            if self._on_moved is not None:
+                self._on_moved()
 
     def _send(self, connection: AbstractConnection, args: tuple[Any, ...]) -> asyncio.Future[Any]:
         """Put a command into the outbox; returns the future of its reply."""
@@ -225,12 +291,6 @@ class CommandConnection:
         leftover = asyncio.create_task(_clear_away(self._tasks, asyncio.current_task(), connection))
         self._leftovers.add(leftover)
         leftover.add_done_callback(self._leftovers.discard)
-
-    def _unavailable(self, error: BaseException) -> RedisUnavailableError:
-        return RedisUnavailableError(
-            f"Redis at {mask_url(self._url)} does not answer ({error}); "
-            "check that it runs and that the URL, password and network let this machine in"
-        )
 
 
 async def _clear_away(

@@ -12,6 +12,7 @@
     │   └── UnsupportedTaskError      the model does not do what was asked: embed, classify, score, ...
     ├── UnknownModelError             no worker has ever served a model of that name here
     ├── RequestNotFoundError          the request_id is unknown, or its result has expired
+    │   └── RequestLostError          it was under way, and Redis has lost its data
     ├── UnknownFileError              no file of that id is the tenant's, or it has expired
     ├── UnknownBatchError             no batch of that id is the tenant's
     ├── BatchEndedError               the batch has ended: it cannot be cancelled
@@ -20,6 +21,7 @@
     ├── InputClosedError              the request has ended or its input was closed: it takes no more chunks
     ├── ClientClosedError             the client was used after close(), or in another process or loop
     ├── RefusedForNowError            nothing was enqueued; carries retry_after_s
+    │   ├── RedisFullError            Redis has no memory left for another request
     │   ├── QueueFullError            the backlog limit of the model or of the tenant is reached
     │   └── QuotaExceededError        the tenant is over a quota, and its policy refuses
     ├── BrokerError                   Redis answered in a way the protocol does not allow
@@ -124,6 +126,13 @@ class RequestNotFoundError(PenstockError):
     code = "request_not_found"
 
 
+class RequestLostError(RequestNotFoundError):
+    """The request was under way, and Redis does not know it any more: its data were deleted, or lost in a restart."""
+
+    code = "request_lost"
+    retryable = True
+
+
 class UnknownFileError(PenstockError):
     """The tenant has no file of that id: it was never made, was deleted, or has expired."""
 
@@ -175,6 +184,12 @@ class RefusedForNowError(PenstockError):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RedisFullError(RefusedForNowError):
+    """Redis has reached its ``maxmemory``. What runs waits there until it has room again, and is not harmed."""
+
+    code = "redis_full"
 
 
 class QueueFullError(RefusedForNowError):

@@ -9,6 +9,7 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:engines                             set       engine ids; dead ones are dropped by whoever lists them
     NS:engine:ENGINE                       string    heartbeat, expires after heartbeat_ttl_s
     NS:api_keys                            hash      id -> ApiKey of the gateway; until revoked
+    NS:absent                              none      never written: what commands that are only tried name
     NS:worker:WORKER:commands              channel   drain and stop, to a supervisor
     NS:jobs                                zset      arq's queue of our jobs; arq writes what a job is to arq:job:NS:…
     NS:jobs:health-check                   string    that a process runs our jobs; arq lets it expire
@@ -108,6 +109,10 @@ class Keys:
 
     def api_keys(self) -> str:
         return f"{self.namespace}:api_keys"
+
+    def absent(self) -> str:
+        """A key that is never written, for commands that shall find nothing."""
+        return f"{self.namespace}:absent"
 
     def worker_commands(self, worker_id: str) -> str:
         return f"{self.namespace}:worker:{check_text('worker_id', worker_id)}:commands"

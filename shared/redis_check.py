@@ -1,7 +1,7 @@
 """Is the Redis at a URL one that Penstock can work with? Asked once, when a command or a worker starts.
 
-Every command Penstock needs is tried with arguments that change nothing, because that is the only question a
-managed Redis, a renamed command and a restrictive ACL all answer: COMMAND and CONFIG are often forbidden.
+Every command Penstock needs is tried in a way that changes nothing (``redis_needs.py``), because that is the only
+question a managed Redis, a renamed command and a restrictive ACL all answer: COMMAND and CONFIG are often forbidden.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -16,13 +17,13 @@ from typing import Any
 import redis.asyncio
 import structlog
 from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
     MovedError,
     NoPermissionError,
-    ReadOnlyError,
     RedisError,
     ResponseError,
 )
@@ -31,6 +32,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedError
 from .keys import DEFAULT_NAMESPACE, Keys
+from .redis_link import is_read_only
+from .redis_needs import ARQ_KEYS, probes
 from .redis_url import mask_url, parse_pool
 
 CHECK_TIMEOUT_S = 5.0
@@ -39,12 +42,16 @@ MIN_VERSION = (6, 2)
 log = structlog.get_logger()
 
 
-async def check_redis(url: str, *, namespace: str = DEFAULT_NAMESPACE, for_worker: bool = False) -> None:
-    """Connect to ``url`` once and verify version, commands and permissions; takes three round trips.
+async def check_redis(
+    url: str, *, namespace: str = DEFAULT_NAMESPACE, for_worker: bool = False, for_jobs: bool = False
+) -> None:
+    """Connect to ``url`` once and verify version, commands and permissions; takes a few round trips.
 
     Args:
         namespace: its keys and channels are the ones whose permissions are tried.
-        for_worker: refuse a server that may evict keys; a client only logs a warning.
+        for_worker: refuse a server that may evict keys, of which a client only logs a warning; and log one of a server
+            that does not write down each change.
+        for_jobs: try what arq needs, too.
 
     Raises:
         RedisUnavailableError: nothing answers within ``CHECK_TIMEOUT_S``, or the password is refused.
@@ -52,14 +59,18 @@ async def check_redis(url: str, *, namespace: str = DEFAULT_NAMESPACE, for_worke
         ConfigurationError: the URL cannot be read, or the server evicts keys when its memory is full.
     """
     shown = mask_url(url)
-    connection = parse_pool(url, socket_connect_timeout=CHECK_TIMEOUT_S).make_connection()
+    pool = parse_pool(url, socket_connect_timeout=CHECK_TIMEOUT_S)
+    connection = pool.make_connection()
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             await connection.connect()
             info = await _read_info(connection)
             _check_version(info, shown)
+            _check_topology(info, shown)
             _check_eviction(info, shown, for_worker)
-            await _check_commands(connection, namespace, shown)
+            if for_worker:
+                await _check_persistence(connection, info, shown)
+            await _check_commands(connection, namespace, shown, for_jobs)
     except (RedisError, OSError, TimeoutError) as error:
         raise explain(error, url) from error
     finally:
@@ -87,6 +98,11 @@ def explain(error: Exception, url: str) -> ConfigurationError:
     cause = error.__cause__ or error.__context__
     if isinstance(error, AuthenticationError) or isinstance(cause, AuthenticationError):
         return RedisUnavailableError(f"Redis at {shown} refuses user or password ({reason}); correct them in the URL")
+    if isinstance(error, MasterNotFoundError):
+        return RedisUnavailableError(
+            f"no Sentinel of {shown} knows a live primary of that name ({reason}); check hosts, ports and name, and "
+            "that the Sentinels see it"
+        )
     if isinstance(error, BusyLoadingError):
         return RedisUnavailableError(f"Redis at {shown} is still loading its data; try again in a moment")
     if isinstance(error, TimeoutError | RedisTimeoutError):
@@ -95,6 +111,14 @@ def explain(error: Exception, url: str) -> ConfigurationError:
         return ConfigurationError(f"Redis at {shown} refuses to work: {reason}")
     elif not isinstance(error, RedisConnectionError | OSError):
         return RedisUnavailableError(f"what answers at {shown} is not Redis ({reason}); check host and port")
+    elif isinstance(cause, ssl.SSLCertVerificationError):
+        # Its errno is one of OpenSSL, which means another thing to the system.
+        return RedisUnavailableError(
+            f"the certificate of Redis at {shown} is not trusted ({cause.verify_message}); name the authority that "
+            "signed it in the URL: ?ssl_ca_certs=FILE"
+        )
+    elif isinstance(cause, ssl.SSLError):
+        reason = f"TLS: {cause.reason}"
     elif isinstance(cause, OSError) and cause.errno:
         reason = os.strerror(cause.errno) if cause.errno > 0 else cause.strerror
     return RedisUnavailableError(
@@ -122,6 +146,19 @@ def _check_version(info: dict[str, str], shown: str) -> None:
         )
 
 
+def _check_topology(info: dict[str, str], shown: str) -> None:
+    """Refuse a cluster at every node: the one that has the slot of the probes answers them like any other server."""
+    if info.get("cluster_enabled") == "1":
+        raise _is_cluster(shown)
+
+
+def _is_cluster(shown: str) -> RedisUnsupportedError:
+    return RedisUnsupportedError(
+        f"Redis at {shown} is a node of a cluster, which this version does not support; "
+        "give the URL of a server with cluster-enabled no"
+    )
+
+
 def _check_eviction(info: dict[str, str], shown: str, for_worker: bool) -> None:
     policy = info.get("maxmemory_policy", "noeviction")
     if int(info.get("maxmemory", "0")) == 0 or policy == "noeviction":
@@ -135,25 +172,37 @@ def _check_eviction(info: dict[str, str], shown: str, for_worker: bool) -> None:
     log.warning("redis_evicts", reason=sentence)
 
 
-async def _check_commands(connection: AbstractConnection, namespace: str, shown: str) -> None:
-    probes = _probes(namespace)
-    refused: list[str] = []
-    for probe, reply in zip(probes, await _run(connection, probes), strict=True):
-        name, text = str(probe[0]), str(reply)
-        if not isinstance(reply, ResponseError):
-            continue
-        if isinstance(reply, NoPermissionError) and " command" not in text:
-            raise RedisUnsupportedError(
-                f"Redis at {shown} denies this user the keys or channels of namespace {namespace!r}; "
-                f"grant it ~{namespace}:* and &{namespace}:*"
-            )
-        if isinstance(reply, ReadOnlyError):
-            raise RedisUnsupportedError(f"Redis at {shown} is a read-only replica; give the URL of its primary")
-        # redis-py 8 has classes for these, older ones have the server's words.
-        if isinstance(reply, ClusterDownError | MovedError) or text.startswith(("MOVED ", "CLUSTERDOWN ")):
-            raise RedisUnsupportedError(f"Redis at {shown} is a cluster, which this version does not support")
-        if isinstance(reply, NoPermissionError) or "unknown command" in text.lower():
-            refused.append(name)
+async def _check_persistence(connection: AbstractConnection, info: dict[str, str], shown: str) -> None:
+    """Warn of a server that loses requests when it ends: it keeps nothing, or a copy now and then."""
+    if info.get("aof_enabled", "1") != "0":
+        return
+    (reply,) = await _run(connection, [("CONFIG", "GET", "save")])
+    # Where CONFIG is forbidden it may be either.
+    rule = reply[1] if isinstance(reply, list) and len(reply) == 2 else b"?"
+    kept = "only copies made now and then are kept" if rule else "nothing is kept"
+    reason = (
+        f"Redis at {shown} has no append-only file: {kept}, so a restart loses requests that were accepted; "
+        "run 'CONFIG SET appendonly yes' there"
+    )
+    log.warning("redis_not_persistent", reason=reason)
+
+
+async def _check_commands(connection: AbstractConnection, namespace: str, shown: str, for_jobs: bool) -> None:
+    """Try what is needed; refused are all that this user may not run, with the keys and channels of the namespace."""
+    (begun,) = await _run(connection, [("MULTI",)])
+    if isinstance(begun, Exception):
+        _judge("MULTI", begun, namespace, shown, for_jobs)
+        raise RedisUnsupportedError(
+            f"Redis at {shown} lacks or denies MULTI, by which Penstock tries what it needs without changing anything; "
+            "permit it (ACL, rename-command) or use another Redis"
+        )
+    calls = probes(namespace, for_jobs=for_jobs)
+    replies = await _run(connection, [*calls, ("DISCARD",)])
+    calls.append(("SUBSCRIBE", Keys(namespace).worker_commands("probe")))
+    replies[-1:] = await _run(connection, calls[-1:])
+    named = [str(call[0]) for call in calls]
+    judged = [_judge(*pair, namespace, shown, for_jobs) for pair in zip(named, replies, strict=True)]
+    refused = sorted({name for name, is_refused in zip(named, judged, strict=True) if is_refused})
     if refused:
         raise RedisUnsupportedError(
             f"Redis at {shown} lacks or denies {', '.join(refused)}, which Penstock needs; "
@@ -161,19 +210,23 @@ async def _check_commands(connection: AbstractConnection, namespace: str, shown:
         )
 
 
-def _probes(namespace: str) -> list[tuple[Any, ...]]:
-    """One call of each needed command that changes nothing, on a stream and a channel that do not exist."""
-    keys = Keys(namespace)
-    stream, channel = keys.model("probe").lane("probe", "probe"), keys.worker_commands("probe")
-    return [
-        ("EVAL", "return 1", 0),
-        ("EVALSHA", "0" * 40, 0),
-        ("XADD", stream, "NOMKSTREAM", "*", "probe", ""),
-        ("XRANGE", stream, "-", "+", "COUNT", 1),
-        ("XDEL", stream, "0-1"),
-        ("PUBLISH", channel, ""),
-        ("SUBSCRIBE", channel),
-    ]
+def _judge(name: str, reply: Any, namespace: str, shown: str, for_jobs: bool) -> bool:
+    """Return whether the command is missing or denied; raises what the reply says of the server as a whole."""
+    if not isinstance(reply, ResponseError):
+        return False
+    text = str(reply)
+    if isinstance(reply, NoPermissionError) and " command" not in text:
+        arq = f", and ~{ARQ_KEYS}*" if for_jobs else ""
+        raise RedisUnsupportedError(
+            f"Redis at {shown} denies this user the keys or channels of namespace {namespace!r}; "
+            f"grant it ~{namespace}:* and &{namespace}:*{arq}"
+        )
+    if is_read_only(reply):
+        raise RedisUnsupportedError(f"Redis at {shown} is a read-only replica; give the URL of its primary")
+    # redis-py 8 has classes for these, older ones have the server's words.
+    if isinstance(reply, ClusterDownError | MovedError) or text.startswith(("MOVED ", "CLUSTERDOWN ")):
+        raise _is_cluster(shown)
+    return isinstance(reply, NoPermissionError) or "unknown command" in text.lower()
 
 
 async def _run(connection: AbstractConnection, commands: list[tuple[Any, ...]]) -> list[Any]:

@@ -17,19 +17,26 @@ except ImportError:
     hiredis_pack = None
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ReadOnlyError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from .errors import RedisFullError, RedisUnavailableError
 from .redis_url import mask_url, parse_pool
 
 CONNECT_TIMEOUT_S = 5.0
 RETRY_PAUSE_S = 0.05
+# Memory is freed by what expires, or by somebody: asking more often would only be in the way.
+FULL_PAUSE_S = 0.25
+# For who is told that Redis is full.
+FULL_RETRY_AFTER_S = 1.0
 WARN_EVERY_S = 5.0
 
 LOST = (RedisConnectionError, RedisTimeoutError, OSError, asyncio.IncompleteReadError)
 
 # Redis 6.2 hides the code of a command's refusal inside that of the script which called it.
 _NOT_NOW = re.compile(r"(?:^|: -)(?:LOADING|BUSY|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MISCONF|NOREPLICAS)(?: |$)")
+_READ_ONLY = re.compile(r"(?:^|: -)READONLY(?: |$)")
+_FULL = re.compile(r"(?:^|: -)OOM(?: |$)")
 
 T = TypeVar("T")
 
@@ -44,10 +51,40 @@ def pack_command(connection: AbstractConnection, args: tuple[Any, ...]) -> list[
 def refuses_for_now(error: Exception) -> bool:
     """Whether a reply says that the server ran nothing of the command, and may run it in a moment.
 
-    So speaks a server that fails over, has lost its disk or replicas, or is held up by a script. (LOADING is a lost
-    connection in redis-py's eyes.)
+    So speaks a server that fails over, has lost its disk or replicas, is held up by a script, or full. (LOADING is a
+    lost connection in redis-py's eyes.)
     """
-    return isinstance(error, ReadOnlyError) or _NOT_NOW.search(str(error)) is not None
+    return is_read_only(error) or tells_of_fullness(error) or _NOT_NOW.search(str(error)) is not None
+
+
+def is_read_only(error: Exception) -> bool:
+    """Whether a reply says that the server is a replica, to which nobody writes."""
+    return isinstance(error, ReadOnlyError) or _READ_ONLY.search(str(error)) is not None
+
+
+def tells_of_fullness(error: Exception) -> bool:
+    """Whether a reply says that the server has no memory for a write. A script is refused at its first write."""
+    return isinstance(error, OutOfMemoryError) or _FULL.search(str(error)) is not None
+
+
+def full_error(url: str, error: Exception) -> RedisFullError:
+    """Return what is to be told of an enqueue that a full server refused."""
+    return RedisFullError(
+        f"Redis at {mask_url(url)} is full ({error}); nothing was enqueued: raise its maxmemory, or keep results for a "
+        "shorter time (result_ttl_s)",
+        retry_after_s=FULL_RETRY_AFTER_S,
+    )
+
+
+def unavailable_error(url: str, error: BaseException) -> RedisUnavailableError:
+    """Return what is to be told of a command that was not answered, or refused for too long."""
+    shown = mask_url(url)
+    if isinstance(error, Exception) and tells_of_fullness(error):
+        return RedisUnavailableError(f"Redis at {shown} is full ({error}); raise its maxmemory, or free memory there")
+    return RedisUnavailableError(
+        f"Redis at {shown} does not answer ({error}); check that it runs and that the URL, password and network let "
+        "this machine in"
+    )
 
 
 def make_pool(url: str) -> ConnectionPool:
@@ -122,11 +159,26 @@ class Outage:
             self._began_at, self._is_told = now, False
         if now >= self._warn_at:
             self._warn_at, self._is_told = now + WARN_EVERY_S, True
-            reason = str(error) or type(error).__name__
-            self._log.warning("redis_away", away_s=round(now - self._began_at, 1), reason=reason)
+            self._tell_of_it(round(now - self._began_at, 1), str(error) or type(error).__name__)
 
     def over(self) -> None:
         """Redis has answered; nothing is said if it was not away, or so shortly after a warning that none was due."""
         if self._began_at is not None and self._is_told:
-            self._log.info("redis_back", away_s=round(time.monotonic() - self._began_at, 1))
+            self._tell_of_the_end(round(time.monotonic() - self._began_at, 1))
         self._began_at = None
+
+    def _tell_of_it(self, away_s: float, reason: str) -> None:
+        self._log.warning("redis_away", away_s=away_s, reason=reason)
+
+    def _tell_of_the_end(self, away_s: float) -> None:
+        self._log.info("redis_back", away_s=away_s)
+
+
+class Fullness(Outage):
+    """The same of the time in which Redis answers, and has no memory for what is written."""
+
+    def _tell_of_it(self, away_s: float, reason: str) -> None:
+        self._log.warning("redis_full", full_s=away_s, reason=reason)
+
+    def _tell_of_the_end(self, away_s: float) -> None:
+        self._log.info("redis_has_room", full_s=away_s)

@@ -1,4 +1,4 @@
-"""Redis URLs: read with redis-py's own rules, and shown without their password."""
+"""Redis URLs: read with redis-py's own rules (``sentinel.py`` has those of Sentinels), shown without passwords."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from redis.asyncio.connection import ConnectionPool
 
+from . import sentinel
 from .errors import ConfigurationError
 from .shown import shown
 
@@ -16,7 +17,7 @@ try:
 except ImportError:
     DriverInfo = None
 
-SCHEMES = ("redis://", "rediss://", "unix://")
+SCHEMES = ("redis://", "rediss://", "unix://", *sentinel.SCHEMES)
 
 # From 7.2 on redis-py looks on the disk for its own version at every connection, in the event loop, unless it is told.
 _DRIVER: dict[str, Any] = {} if DriverInfo is None else {"driver_info": DriverInfo()}
@@ -24,28 +25,35 @@ _DRIVER: dict[str, Any] = {} if DriverInfo is None else {"driver_info": DriverIn
 
 def mask_url(url: str) -> str:
     """Return ``url`` with its password replaced by ``***``, fit for logs and errors."""
-    try:
-        password = urlsplit(url).password
-    except ValueError:
-        return "(unreadable)"
-    if password is not None:
-        url = url.replace(f":{password}@", ":***@", 1)
+    if url.startswith(sentinel.SCHEMES):
+        # Several hosts are more than urlsplit understands.
+        url = re.sub(r"(://[^:@/]*):[^@/]*@", r"\1:***@", url, count=1)
+    else:
+        try:
+            password = urlsplit(url).password
+        except ValueError:
+            return "(unreadable)"
+        if password is not None:
+            url = url.replace(f":{password}@", ":***@", 1)
     # redis-py takes the password from the query, too.
-    return re.sub(r"([?&]password=)[^&]*", r"\1***", url)
+    return re.sub(r"([?&](?:sentinel_)?password=)[^&]*", r"\1***", url)
 
 
 def parse_pool(url: str, **options: Any) -> ConnectionPool:
     """Return a pool whose ``make_connection()`` opens connections to ``url``; nothing is opened yet.
 
+    Keep the pool for as long as its connections, which ask it where the primary is if the URL names Sentinels.
+
     Raises:
-        ConfigurationError: the URL has another scheme than redis, rediss or unix, or cannot be read.
+        ConfigurationError: the URL has another scheme than those, or cannot be read.
     """
     if not isinstance(url, str) or not url.startswith(SCHEMES):
         raise ConfigurationError(
-            f"the Redis URL must begin with {SCHEMES[0]}, {SCHEMES[1]} or {SCHEMES[2]}, got {shown(mask_url(str(url)))}"
+            f"the Redis URL must begin with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}, got {shown(mask_url(str(url)))}"
         )
     try:
         # RESP2, where a subscription's messages are replies like others; redis-py 8 would speak RESP3 by default.
-        return ConnectionPool.from_url(url, protocol=2, **_DRIVER, **options)
+        make_pool = sentinel.sentinel_pool if url.startswith(sentinel.SCHEMES) else ConnectionPool.from_url
+        return make_pool(url, protocol=2, **_DRIVER, **options)
     except ValueError as error:
         raise ConfigurationError(f"the Redis URL {shown(mask_url(url))} cannot be read: {error}") from error

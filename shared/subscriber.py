@@ -61,6 +61,7 @@ class Subscriber:
         self._has_output = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._heard = False
+        self._is_doubted = asyncio.Event()
 
     async def open(self) -> None:
         """Connect and start to follow.
@@ -102,6 +103,10 @@ class Subscriber:
             del self._subscriptions[subscription.channel]
             self._send("UNSUBSCRIBE", subscription.channel)
 
+    def reconnect(self) -> None:
+        """Connect anew: the server that answers may no longer be the one to which others publish."""
+        self._is_doubted.set()
+
     async def close(self) -> None:
         """Drop the connection and every subscription."""
         self._subscriptions.clear()
@@ -140,8 +145,8 @@ class Subscriber:
                 self._send("SUBSCRIBE", *part)
 
     async def _serve(self, connection: AbstractConnection) -> BaseException:
-        """Run the three loops until one of them loses the connection; returns how."""
-        loops = [asyncio.create_task(loop(connection)) for loop in (self._read, self._write, self._ping)]
+        """Run the loops until one of them loses the connection; returns how."""
+        loops = [asyncio.create_task(loop(connection)) for loop in (self._read, self._write, self._ping, self._doubt)]
         try:
             done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -171,6 +176,11 @@ class Subscriber:
             await asyncio.sleep(PING_INTERVAL_S)
             if not self._heard:
                 raise RedisConnectionError("no answer to PING")
+
+    async def _doubt(self, connection: AbstractConnection) -> None:
+        self._is_doubted.clear()
+        await self._is_doubted.wait()
+        raise RedisConnectionError("there was a failover")
 
     async def _read(self, connection: AbstractConnection) -> None:
         await deliver_replies(connection, self._take)

@@ -6,12 +6,11 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import suppress
 from random import Random
 
 import psutil
-import redis.asyncio
 import structlog
 
 from ...shared.broker import Broker
@@ -24,9 +23,10 @@ from ...shared.records import EngineHeartbeat
 from ..local_stack import LocalStack
 from ..local_worker import LocalWorker
 from ..recovery_clock import RecoveryClock
+from ..sentinel_trio import SentinelTrio
+from .redis_trouble import Action, RedisTrouble
 
 STOP_S = (0.5, 8.0)
-REDIS_AWAY_S = (0.1, 2.0)
 RECONNECT_TRIES = 5
 
 log = structlog.get_logger()
@@ -36,9 +36,21 @@ class Disturber:
     """Something happens every ``interval_s`` on average until ``run`` is cancelled; ``settle`` then undoes the rest.
 
     A supervisor that ended is started again, as a service manager would.
+
+    Args:
+        trio, loses_data: as of ``RedisTrouble``.
     """
 
-    def __init__(self, stack: LocalStack, seed: int, interval_s: float, clock: RecoveryClock) -> None:
+    def __init__(
+        self,
+        stack: LocalStack,
+        seed: int,
+        interval_s: float,
+        clock: RecoveryClock,
+        trio: SentinelTrio | None = None,
+        *,
+        loses_data: bool = False,
+    ) -> None:
         self._stack = stack
         self._random = Random(seed)
         self._interval_s = interval_s
@@ -46,7 +58,8 @@ class Disturber:
         self._background: set[asyncio.Task[None]] = set()
         self._reviving: set[LocalWorker] = set()
         self.events: Counter[str] = Counter()
-        self._actions: dict[str, tuple[int, Callable[[], Awaitable[None]]]] = {
+        self._redis = RedisTrouble(stack, self._random, trio, loses_data=loses_data)
+        self._actions: dict[str, tuple[int, Action]] = {
             "kill core": (4, lambda: self._kill("core_pid")),
             "kill worker": (2, lambda: self._kill("worker_pid")),
             "kill supervisor": (1, lambda: self._kill("supervisor_pid")),
@@ -54,10 +67,15 @@ class Disturber:
             "stop worker": (2, lambda: self._pause("worker_pid")),
             "stop supervisor": (1, lambda: self._pause("supervisor_pid")),
             "drain": (1, self._drain),
-            "restart redis": (1, self._restart_redis),
-            "stop redis": (1, self._stop_redis),
-            "cut connections": (2, self._cut_connections),
+            **self._redis.actions,
         }
+
+    @property
+    def num_kills(self) -> int:
+        """How many processes have been killed that had something to do."""
+        return sum(
+            count for name, count in self.events.items() if name in self._redis.kills or name.startswith("kill ")
+        )
 
     async def run(self) -> None:
         """Disturb until cancelled."""
@@ -69,13 +87,14 @@ class Disturber:
                 await asyncio.sleep(self._random.expovariate(1 / self._interval_s))
                 (name,) = self._random.choices(names, weights)
                 log.info("chaos_action", action=name)
-                await self._actions[name][1]()
-                self.events[name] += 1
+                if await self._actions[name][1]():
+                    self.events[name] += 1
         finally:
             await self._commands.close()
 
     async def settle(self) -> None:
         """Wait until everything that was stopped goes on and every worker serves again."""
+        await self._redis.settle()
         while self._background:
             await asyncio.gather(*self._background)
         for worker in self._stack.workers:
@@ -89,45 +108,40 @@ class Disturber:
         serving = [beat for beat in beats if beat.state in states and self._worker_of(beat) is not None]
         return self._random.choice(serving) if serving else None
 
-    async def _kill(self, role: str) -> None:
+    async def _kill(self, role: str) -> bool:
         victim = await self._victim()
         if victim is None:
-            return
+            return False
         worker = self._worker_of(victim)
         broker = Broker(self._commands, Keys().model(victim.model))
         held = [request_id for request_id, _ in await broker.claims(victim.engine_id)]
-        with suppress(psutil.NoSuchProcess):
+        try:
             psutil.Process(getattr(victim, role)).kill()
-            self._clock.died(held)
+        except psutil.NoSuchProcess:
+            return False
+        self._clock.died(held)
         if role == "supervisor_pid" and worker is not None:
             self._revive_later(worker)
+        return True
 
-    async def _pause(self, role: str) -> None:
+    async def _pause(self, role: str) -> bool:
         victim = await self._victim()
         if victim is None:
-            return
-        with suppress(psutil.NoSuchProcess):
-            self._spawn(self._stop_for(psutil.Process(getattr(victim, role)), self._random.uniform(*STOP_S)))
+            return False
+        try:
+            process = psutil.Process(getattr(victim, role))
+        except psutil.NoSuchProcess:
+            return False
+        self._spawn(self._stop_for(process, self._random.uniform(*STOP_S)))
+        return True
 
-    async def _drain(self) -> None:
+    async def _drain(self) -> bool:
         worker = self._random.choice(self._stack.workers)
-        if worker.is_running and worker not in self._reviving:
-            os.kill(worker.pid, signal.SIGTERM)
-            self._revive_later(worker)
-
-    async def _restart_redis(self) -> None:
-        self._stack.kill_redis()
-        await asyncio.sleep(self._random.uniform(*REDIS_AWAY_S))
-        await asyncio.to_thread(self._stack.restart_redis)
-
-    async def _stop_redis(self) -> None:
-        await self._stop_for(psutil.Process(self._stack.redis_pid()), self._random.uniform(*REDIS_AWAY_S))
-
-    async def _cut_connections(self) -> None:
-        """Every client, worker and supervisor must connect anew."""
-        async with redis.asyncio.Redis.from_url(self._stack.url) as client:
-            for kind in ("normal", "pubsub"):
-                await client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+        if not worker.is_running or worker in self._reviving:
+            return False
+        os.kill(worker.pid, signal.SIGTERM)
+        self._revive_later(worker)
+        return True
 
     async def _stop_for(self, process: psutil.Process, seconds: float) -> None:
         with suppress(psutil.NoSuchProcess):

@@ -9,13 +9,18 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from random import Random
 
+import structlog
+
 from ...producer import Client, Delta, PenstockError
-from ...shared.errors import RedisUnavailableError
+from ...shared.errors import RedisFullError, RedisUnavailableError, RequestNotFoundError, UnknownModelError
 from ..recovery_clock import RecoveryClock
 from .workload import ChaosRequest
 
 NUM_CLIENTS = 3
 RECONNECT_PAUSE_S = 0.1
+MAX_SENT_AGAIN = 3
+
+log = structlog.get_logger()
 
 
 @dataclass
@@ -29,6 +34,10 @@ class Sighting:
     text: str = ""
     finish_reasons: list[str] = field(default_factory=list)
     error: str = ""
+    # The stream ended with the error that says that Redis does not know the request any more.
+    is_gone: bool = False
+    # That error came before anything else, so it was sent again under the same id, as the error invites to.
+    num_sent_again: int = 0
 
     def saw(self, delta: Delta) -> None:
         self.indexes += range(delta.index, delta.next_index)
@@ -65,24 +74,30 @@ async def run_load(
     Args:
         label: makes request ids, which are ``label-NUMBER``.
         concurrency: how many at once.
-        patience_s: a request that has not ended so long after the last one began is left: it is lost.
+        patience_s: a request that has not ended so long after the last one began is left: it is lost. If for so long
+            nothing at all is seen, none begins any more.
     """
     sightings: list[Sighting] = []
     started_at = time.monotonic()
+    hangs = False
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(Client.connect(url)) for _ in range(NUM_CLIENTS)]
 
         async def work() -> None:
-            while go_on(len(sightings)):
+            while go_on(len(sightings)) and not hangs:
                 number = len(sightings)
                 sighting = Sighting(requests[number % len(requests)], f"{label}-{number}")
                 sightings.append(sighting)
                 await _run_one(url, clients[number % NUM_CLIENTS], sighting, clock)
 
         workers = [asyncio.create_task(work()) for _ in range(concurrency)]
-        while go_on(len(sightings)) and any(not worker.done() for worker in workers):
+        seen, seen_at = 0, started_at
+        while go_on(len(sightings)) and not hangs and any(not worker.done() for worker in workers):
             await asyncio.wait(workers, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
-        done, hanging = await asyncio.wait(workers, timeout=patience_s)
+            before, seen = seen, _amount(sightings)
+            seen_at = time.monotonic() if seen != before else seen_at
+            hangs = time.monotonic() - seen_at > patience_s
+        done, hanging = await asyncio.wait(workers, timeout=0 if hangs else patience_s)
         wall_s = time.monotonic() - started_at
         for worker in hanging:
             worker.cancel()
@@ -92,19 +107,49 @@ async def run_load(
     return LoadResult(sightings, wall_s)
 
 
+def _amount(sightings: list[Sighting]) -> int:
+    """Something that grows whenever anything is seen."""
+    return sum(
+        1 + len(sighting.indexes) + bool(sighting.error) + sighting.is_gone + sighting.num_sent_again
+        for sighting in sightings
+    )
+
+
 async def _run_one(url: str, client: Client, sighting: Sighting, clock: RecoveryClock) -> None:
+    """Run it as an app does: what was refused for now is sent again."""
+    while True:
+        try:
+            await _try_one(url, client, sighting, clock)
+            return
+        except RedisFullError as error:
+            await asyncio.sleep(error.retry_after_s)
+        except UnknownModelError as error:
+            # Redis has just lost its data: the engines enter themselves again. A name that was wrong would never come.
+            log.info("model_not_known_yet", error=str(error))
+            if sighting.indexes:
+                sighting.is_gone = True
+                return
+            await asyncio.sleep(RECONNECT_PAUSE_S)
+        except RequestNotFoundError:
+            if sighting.indexes or sighting.num_sent_again == MAX_SENT_AGAIN:
+                sighting.is_gone = True
+                return
+            sighting.num_sent_again += 1
+        except PenstockError as error:
+            sighting.error = f"{error.code}: {error}"
+            return
+
+
+async def _try_one(url: str, client: Client, sighting: Sighting, clock: RecoveryClock) -> None:
     request = sighting.request
-    try:
-        if request.is_detached:
-            deltas = _read_in_pieces(url, client, sighting)
-        else:
-            deltas = client.stream(request.prompt, request.params, request_id=sighting.request_id)
-        async with aclosing(deltas):
-            async for delta in deltas:
-                clock.saw(sighting.request_id)
-                sighting.saw(delta)
-    except PenstockError as error:
-        sighting.error = f"{error.code}: {error}"
+    if request.is_detached:
+        deltas = _read_in_pieces(url, client, sighting)
+    else:
+        deltas = client.stream(request.prompt, request.params, request_id=sighting.request_id)
+    async with aclosing(deltas):
+        async for delta in deltas:
+            clock.saw(sighting.request_id)
+            sighting.saw(delta)
 
 
 async def _read_in_pieces(url: str, client: Client, sighting: Sighting) -> AsyncGenerator[Delta]:

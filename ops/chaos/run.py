@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from ..demo.run import MODEL
 from ..latency import percentile
 from ..local_stack import LocalStack
 from ..recovery_clock import RecoveryClock
+from ..sentinel_trio import SentinelTrio
 from .disturber import Disturber
 from .load import LoadResult, run_load
 from .verdict import Verdict, judge
@@ -40,6 +42,8 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     json_path: str
     log_path: str
+    has_sentinels: bool = False
+    loses_data: bool = False
 
 
 class ChaosReport(msgspec.Struct, kw_only=True):
@@ -56,7 +60,7 @@ class ChaosReport(msgspec.Struct, kw_only=True):
 
 
 def run_chaos(options: ChaosOptions) -> int:
-    """Run both, print the table, and return 1 if any request was harmed."""
+    """Run both, print the table, and return 1 if any request was harmed, or nothing was killed."""
     console = Console()
     console.print(f"seed {options.seed}; starting Redis and {options.num_engines} engines …")
     worker_options = ["--device", "cpu", "--served-model-name", "demo", "--threads", "1", "--max-num-seqs", "32"]
@@ -64,8 +68,11 @@ def run_chaos(options: ChaosOptions) -> int:
     # Kills at random, every other second, are no request's fault: three in a row before its first token can happen.
     worker_options += ["--max-deliveries", str(MAX_DELIVERIES)]
     log_path = Path(options.log_path) if options.log_path else None
-    with LocalStack(MODEL, worker_options, log_path, num_workers=options.num_engines) as stack:
-        report = asyncio.run(_run(stack, options, console))
+    with (
+        _trio(options) as trio,
+        LocalStack(MODEL, worker_options, log_path, num_workers=options.num_engines, trio=trio) as stack,
+    ):
+        report = asyncio.run(_run(stack, options, console, trio))
     _print(console, report)
     if options.json_path:
         json_path = Path(options.json_path)
@@ -75,13 +82,27 @@ def run_chaos(options: ChaosOptions) -> int:
     return 0 if report.verdict.is_clean else 1
 
 
-async def _run(stack: LocalStack, options: ChaosOptions, console: Console) -> ChaosReport:
+@contextmanager
+def _trio(options: ChaosOptions) -> Iterator[SentinelTrio | None]:
+    if not options.has_sentinels:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        trio = SentinelTrio(Path(folder))
+        try:
+            trio.start()
+            yield trio
+        finally:
+            trio.stop()
+
+
+async def _run(stack: LocalStack, options: ChaosOptions, console: Console, trio: SentinelTrio | None) -> ChaosReport:
     requests = make_requests(options.num_requests, options.seed)
     console.print(f"{len(requests)} requests undisturbed …")
     undisturbed = await _load(stack, requests, options, "calm", RecoveryClock(), lambda n: n < len(requests))
     console.print(f"… {undisturbed.tokens_per_s:,.0f} tokens/s; the same under fire …")
     clock = RecoveryClock()
-    disturber = Disturber(stack, options.seed, options.interval_s, clock)
+    disturber = Disturber(stack, options.seed, options.interval_s, clock, trio, loses_data=options.loses_data)
     disturbing = asyncio.create_task(disturber.run())
     until = time.monotonic() + options.min_seconds
 
@@ -102,7 +123,12 @@ async def _run(stack: LocalStack, options: ChaosOptions, console: Console) -> Ch
         machine=machine(),
         versions=versions(),
         options=options,
-        verdict=judge(undisturbed.sightings, disturbed.sightings),
+        verdict=judge(
+            undisturbed.sightings,
+            disturbed.sightings,
+            num_kills=disturber.num_kills,
+            loses_data=options.loses_data,
+        ),
         events=dict(disturber.events),
         undisturbed_tokens_per_s=undisturbed.tokens_per_s,
         disturbed_tokens_per_s=disturbed.tokens_per_s,
@@ -138,6 +164,12 @@ def _print(console: Console, report: ChaosReport) -> None:
     harms = (verdict.lost, verdict.duplicated, verdict.reordered, verdict.different, verdict.wrong_ends, verdict.failed)
     table.add_row(*map(str, harms))
     console.print(table)
+    if verdict.num_kills == 0:
+        console.print("nothing was killed, so this shows nothing: go on for longer (--seconds, --events)", style="red")
+    if verdict.num_gone:
+        console.print(f"{verdict.num_gone} requests ended with the error that says that Redis has lost them")
+    if verdict.num_sent_again:
+        console.print(f"{verdict.num_sent_again} times a request was lost before its first token, and sent again")
     for example in verdict.examples:
         console.print(example, style="red")
     times = report.recoveries_s

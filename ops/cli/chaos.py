@@ -16,6 +16,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", type=int, default=24, help="requests at once (default 24)")
     parser.add_argument("--interval", type=float, default=2.5, help="mean seconds between two events (default 2.5)")
     parser.add_argument("--seed", type=int, help="of requests and events (default: random, printed)")
+    parser.add_argument("--sentinel", action="store_true", help="a primary with replicas and Sentinels; it is killed")
+    parser.add_argument(
+        "--lose-data",
+        action="store_true",
+        help="Redis loses its data now and then; requests may end with the error that says so, and in no other way",
+    )
     parser.add_argument("--json", default="", help="where the report goes as JSON")
     parser.add_argument("--log", default="", help="where the workers' logs go")
 
@@ -33,6 +39,8 @@ def _run(arguments: argparse.Namespace) -> int:
         seed=random.randrange(1 << 31) if arguments.seed is None else arguments.seed,
         json_path=arguments.json,
         log_path=arguments.log,
+        has_sentinels=arguments.sentinel,
+        loses_data=arguments.lose_data,
     )
     return run_chaos(options)
 

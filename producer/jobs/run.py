@@ -8,9 +8,10 @@ import signal
 import structlog
 from arq.constants import health_check_key_suffix
 from arq.worker import Worker
+from redis.exceptions import ResponseError
 
 from ...shared.redis_check import check_redis
-from ...shared.redis_link import LOST, Outage
+from ...shared.redis_link import LOST, Outage, refuses_for_now
 from .job_set import JobSet
 from .settings import JobSettings
 
@@ -20,12 +21,12 @@ log = structlog.get_logger()
 
 
 async def run_jobs(settings: JobSettings, *, burst: bool = False) -> None:
-    """Run jobs until SIGTERM or SIGINT; in a burst, until none is due. A Redis that goes away is waited for.
+    """Run jobs until SIGTERM or SIGINT; in a burst, until none is due. A Redis that is away or full is waited for.
 
     Raises:
         ConfigurationError: Redis cannot be reached or used when it begins.
     """
-    await check_redis(settings.redis_url, namespace=settings.namespace)
+    await check_redis(settings.redis_url, namespace=settings.namespace, for_jobs=True)
     jobs, outage = JobSet(settings), Outage(settings.redis_url, "jobs")
     log.info("jobs_started", queue=jobs.queue_name, functions=sorted(function.name for function in jobs.functions))
     while True:
@@ -33,7 +34,9 @@ async def run_jobs(settings: JobSettings, *, burst: bool = False) -> None:
         try:
             await _run(jobs, worker)
             return
-        except LOST as error:
+        except (*LOST, ResponseError) as error:
+            if isinstance(error, ResponseError) and not refuses_for_now(error):
+                raise
             outage.note(error)
         # Those of a worker that has ended would do nothing.
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -60,7 +63,7 @@ async def _run(jobs: JobSet, worker: Worker) -> None:
 
 async def is_healthy(settings: JobSettings) -> bool:
     """Whether a process has said lately that it runs these jobs."""
-    await check_redis(settings.redis_url, namespace=settings.namespace)
+    await check_redis(settings.redis_url, namespace=settings.namespace, for_jobs=True)
     pool = JobSet(settings).pool()
     try:
         return bool(await pool.exists(settings.queue + health_check_key_suffix))

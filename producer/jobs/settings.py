@@ -19,7 +19,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Settings of our jobs, checked when made.
 
     Args:
-        redis_url: ``redis://``, ``rediss://`` or ``unix://``; of requests and jobs alike.
+        redis_url: as of ``Client``; of requests and jobs alike.
         namespace: prefix of all keys, as given to the workers.
         model: what ``generate`` asks where the job names none; may be left out while exactly one is known.
         tenant: on whose account ``generate`` queues where the job names none.

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from ...shared.errors import ClientClosedError
 from ...shared.messages import Delta, Usage
 from ...shared.params import RequestOutputKind
 from ...shared.shown import shown
-from ..outputs import RequestOutput, completion, prompt_logprobs_of, usage_of
-from .reader import collect
+from ..outputs import RequestOutput, completion, final_output, prompt_logprobs_of, usage_of
 
 
 async def outputs_of(
@@ -75,3 +74,33 @@ class OutputAssembly:
             finished=self.finished,
             prompt_logprobs=prompt_logprobs_of(told),
         )
+
+
+def in_kind(deltas: AsyncGenerator[Delta], kind: RequestOutputKind) -> AsyncGenerator[Delta]:
+    """Give the stream of one answer the shape that ``SamplingParams.output_kind`` asks for; closes it at the end."""
+    return deltas if kind == RequestOutputKind.DELTA else _wholes(deltas, kind)
+
+
+async def _wholes(deltas: AsyncGenerator[Delta], kind: RequestOutputKind) -> AsyncGenerator[Delta]:
+    whole: Delta | None = None
+    async with aclosing(deltas):
+        async for delta in deltas:
+            whole = delta if whole is None else whole.followed_by(delta)
+            if kind == RequestOutputKind.CUMULATIVE or whole.finished:
+                yield whole
+
+
+async def collect(
+    deltas: AsyncIterator[Delta], model: str, request_id: str, prompt: object, *, n: int = 1
+) -> RequestOutput:
+    """Merge a stream of ``n`` answers into the final output."""
+    wholes: dict[int, Delta] = {}
+    async for delta in deltas:
+        whole = wholes.get(delta.child)
+        if whole is None:
+            wholes[delta.child] = delta
+        else:
+            whole.extend(delta)
+    if len(wholes) < n:
+        raise ClientClosedError(f"request {shown(request_id)} was left without an end")
+    return final_output(request_id, model, prompt, [wholes[child] for child in range(n)])

@@ -13,19 +13,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
 
 import msgspec
 import structlog
 
 from ...shared.broker import Broker
 from ...shared.connection import Subscriber, Subscription
-from ...shared.errors import ClientClosedError, RequestNotFoundError, ValidationError, from_wire
+from ...shared.errors import RequestLostError, RequestNotFoundError, ValidationError, from_wire
 from ...shared.messages import Delta
-from ...shared.params import RequestOutputKind
 from ...shared.shown import shown
-from ..outputs import RequestOutput, final_output
 
 # Longer than it takes to enqueue, so that only requests that wait pay for it.
 FIRST_LOOK_AFTER_S = 0.05
@@ -66,6 +62,9 @@ class DeltaReader:
         self._ended = False
         self._failure: BaseException | None = None
         self._look_at_log = False
+        self._is_silent = False
+        # Whether Redis has ever known the request, as far as this reader can tell.
+        self._was_known = False
         self._has_met_junk = False
         self._first_look: asyncio.TimerHandle | None = None
         self._waiters: list[asyncio.Future[None]] = []
@@ -77,6 +76,20 @@ class DeltaReader:
             self._broker.keys.output(self._request_id), self._on_message, self.catch_up
         )
 
+    @property
+    def model(self) -> str:
+        return self._broker.keys.name
+
+    @property
+    def request_key(self) -> str:
+        """Of what Redis knows of the request for as long as it knows it."""
+        return self._broker.keys.request(self._request_id)
+
+    def take_silence(self) -> bool:
+        """Whether nothing has come since this was last asked, and the end is still to come."""
+        is_silent, self._is_silent = self._is_silent, True
+        return is_silent and not self._ended
+
     def catch_up(self) -> None:
         """Read the log before the next delta: something may have been published while nobody listened."""
         self._look_at_log = True
@@ -87,6 +100,7 @@ class DeltaReader:
 
         Whatever comes is the first record or proves a gap. So a quick first token waits for no look at the log.
         """
+        self._was_known = True
         self._first_look = asyncio.get_running_loop().call_later(FIRST_LOOK_AFTER_S, self._look_if_nothing_came)
 
     def _look_if_nothing_came(self) -> None:
@@ -146,6 +160,7 @@ class DeltaReader:
 
         Anybody may publish anything: what is no record is passed over, and the log says what there is.
         """
+        self._is_silent = False
         try:
             self._offer(_decoder.decode(record))
         except ValidationError as error:
@@ -167,6 +182,7 @@ class DeltaReader:
             self._look_at_log = True
 
     def _take(self, delta: Delta) -> None:
+        self._was_known = True
         self._num_records += 1
         self._num_chars += len(delta.text)
         next_index = delta.next_index
@@ -228,7 +244,18 @@ class DeltaReader:
             num_chars += len(delta.text)
         if not known and records and self._next_index >= records[-1].next_index:
             self._num_records, self._last = len(records), (records[-1].index, records[-1].next_index)
-        if not known and not records and not self._ended and await self._broker.state(self._request_id) is None:
+        if not known and not records and not self._ended:
+            await self._check_known()
+
+    async def _check_known(self) -> None:
+        if await self._broker.state(self._request_id) is not None:
+            self._was_known = True
+        elif self._was_known:
+            raise RequestLostError(
+                f"request {shown(self._request_id)} was under way, and Redis does not know it any more: it lost its "
+                "data, or they were deleted; send it again"
+            )
+        else:
             raise RequestNotFoundError(
                 f"request {shown(self._request_id)} is unknown, or its result is past its time to live"
             )
@@ -267,33 +294,3 @@ def without_error(delta: Delta) -> Delta:
     if delta.error is not None:
         raise from_wire(delta.error.code, delta.error.message, delta.error.retryable)
     return delta
-
-
-def in_kind(deltas: AsyncGenerator[Delta], kind: RequestOutputKind) -> AsyncGenerator[Delta]:
-    """Give the stream of one answer the shape that ``SamplingParams.output_kind`` asks for; closes it at the end."""
-    return deltas if kind == RequestOutputKind.DELTA else _wholes(deltas, kind)
-
-
-async def _wholes(deltas: AsyncGenerator[Delta], kind: RequestOutputKind) -> AsyncGenerator[Delta]:
-    whole: Delta | None = None
-    async with aclosing(deltas):
-        async for delta in deltas:
-            whole = delta if whole is None else whole.followed_by(delta)
-            if kind == RequestOutputKind.CUMULATIVE or whole.finished:
-                yield whole
-
-
-async def collect(
-    deltas: AsyncIterator[Delta], model: str, request_id: str, prompt: object, *, n: int = 1
-) -> RequestOutput:
-    """Merge a stream of ``n`` answers into the final output."""
-    wholes: dict[int, Delta] = {}
-    async for delta in deltas:
-        whole = wholes.get(delta.child)
-        if whole is None:
-            wholes[delta.child] = delta
-        else:
-            whole.extend(delta)
-    if len(wholes) < n:
-        raise ClientClosedError(f"request {shown(request_id)} was left without an end")
-    return final_output(request_id, model, prompt, [wholes[child] for child in range(n)])

@@ -20,6 +20,7 @@ from .deadline import ended_when_due
 from .enqueuer import Enqueuer
 from .health import Health
 from .lease import ClientLease, InteractiveRequest
+from .loss_watch import LossWatch
 from .queue_entry import Outgoing
 from .read_results import ReadResults
 from .reader import DeltaReader, without_error
@@ -87,6 +88,7 @@ class SingleRequests:
         self._max_payload_bytes = max_payload_bytes
         self._read_results = ReadResults()
         self._targets = WebhookTargets(commands, keys)
+        self._losses = LossWatch(commands, keys)
         self._brokers: dict[str, Broker] = {}
         self._enqueuers: dict[str, Enqueuer] = {}
 
@@ -135,7 +137,8 @@ class SingleRequests:
                 else:
                     self._lease.let_go(interactive)
                     reader.catch_up()
-                yield InteractiveDeltas(reader, self._health, request.model, is_ours=is_ours)
+                with self._losses.watching(reader):
+                    yield InteractiveDeltas(reader, self._health, request.model, is_ours=is_ours)
         finally:
             subscribing.cancel()
             reader.close()
@@ -156,7 +159,8 @@ class SingleRequests:
         try:
             await reader.subscribe()
             reader.catch_up()
-            with self._health.watching(model), lingering(broker, request_id, linger_s or 0.0):
+            lingers = lingering(broker, request_id, linger_s or 0.0)
+            with self._health.watching(model), lingers, self._losses.watching(reader):
                 async for delta in reader:
                     yield without_error(delta)
         finally:

@@ -107,8 +107,11 @@ class Broker:
 
         Returns for each ``NEW``, ``UNSERVED``, the state of the request that already has the id, or the error by which
         it was refused: ``QueueFullError``, ``QuotaExceededError``, ``ValidationError`` of an unknown band.
+
+        Raises:
+            RedisFullError: Redis has no memory left; nothing was enqueued.
         """
-        answers = await self._run("enqueue", [self.keys.leases], enqueue_args(entries))
+        answers = await self._run("enqueue", [self.keys.leases], enqueue_args(entries), waits_if_full=False)
         return [read_answer(entry, answer) for entry, answer in zip(entries, answers, strict=True)]
 
     async def claim(self, engine_id: str, room: Room, *, lease_ttl_ms: int = LEASE_TTL_MS) -> Wave:
@@ -281,5 +284,5 @@ class Broker:
             verdicts += await self._run(name, [self.keys.leases], [*chain(*part)])
         return refused_ids(records, verdicts)
 
-    async def _run(self, name: str, keys: list[str], args: list[Any]) -> Any:
-        return await run_script(self._connection, self.keys, name, keys, args)
+    async def _run(self, name: str, keys: list[str], args: list[Any], **how: bool) -> Any:
+        return await run_script(self._connection, self.keys, name, keys, args, **how)

@@ -24,13 +24,12 @@ async def run_script(
     name: str,
     own_keys: list[str],
     args: list[Any],
-    *,
-    retry: bool = True,
+    **how: bool,
 ) -> Any:
-    """Run the script ``name`` with the model's prefix and ``args``."""
+    """Run the script ``name`` with the model's prefix and ``args``; ``how`` is as of ``CommandConnection.execute``."""
 
     def run() -> Awaitable[Any]:
-        return connection.run_script(SCRIPTS[name], own_keys, [keys.prefix, *args], retry=retry)
+        return connection.run_script(SCRIPTS[name], own_keys, [keys.prefix, *args], **how)
 
     return await repairing(connection, keys, run)
 

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.ops.demo.run import MODEL
 from penstock.ops.local_stack import LocalStack
+from penstock.ops.sentinel_trio import SentinelTrio, has_sentinel_mode
 
 from ..gate import Gate
 from .faulty_model import make_faulty_model
@@ -23,13 +24,28 @@ def start(gate: Gate) -> Iterator[Start]:
     """Starts a Redis and workers of the test's own: ``start(num_workers, *options)``; they heed the test's gate."""
     with ExitStack() as stack:
 
-        async def start(num_workers: int, *options: str, model: Path = MODEL) -> LocalStack:
+        async def start(
+            num_workers: int, *options: str, model: Path = MODEL, trio: SentinelTrio | None = None
+        ) -> LocalStack:
             def enter() -> LocalStack:
-                return stack.enter_context(LocalStack(model, [*OPTIONS, *options], num_workers=num_workers))
+                return stack.enter_context(LocalStack(model, [*OPTIONS, *options], num_workers=num_workers, trio=trio))
 
             return await asyncio.to_thread(enter)
 
         yield start
+
+
+@pytest.fixture
+def trio(tmp_path: Path) -> Iterator[SentinelTrio]:
+    """A primary, replicas and Sentinels that ask for passwords. To be named before ``start``, so that it ends last."""
+    if not has_sentinel_mode(tmp_path):
+        pytest.skip("the redis-server here cannot be a Sentinel")
+    trio = SentinelTrio(tmp_path / "redis", password="s3cret")
+    try:
+        trio.start()
+        yield trio
+    finally:
+        trio.stop()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Random kills, stops, drains, cut connections and Redis restarts harms no request."""
+"""Random kills, stops, drains, cut connections, failovers and a Redis that is full or forgetful harm no request."""
 
 from __future__ import annotations
 
@@ -9,15 +9,39 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from penstock.ops.sentinel_trio import has_sentinel_mode
+
+
+def run_chaos(tmp_path: Path, num_requests: int, num_events: int, *options: str) -> dict:
+    report_path, log_path = tmp_path / "chaos.json", tmp_path / "worker.log"
+    command = [sys.executable, "-m", "penstock.ops.cli", "chaos", "--requests", str(num_requests)]
+    command += ["--events", str(num_events), "--interval", "1", "--json", str(report_path), "--log", str(log_path)]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
+    report = msgspec.json.decode(report_path.read_bytes())
+    assert report["verdict"]["num_requests"] >= num_requests
+    assert sum(report["events"].values()) >= num_events
+    return report
+
 
 @pytest.mark.timeout(480)
 def test_chaos(tmp_path: Path) -> None:
-    report_path, log_path = tmp_path / "chaos.json", tmp_path / "worker.log"
-    command = [sys.executable, "-m", "penstock.ops.cli", "chaos", "--requests", "80", "--events", "20"]
-    command += ["--interval", "1", "--json", str(report_path), "--log", str(log_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
-    report = msgspec.json.decode(report_path.read_bytes())
-    assert report["verdict"]["num_requests"] >= 80
-    assert sum(report["events"].values()) >= 20
+    report = run_chaos(tmp_path, 80, 20)
     assert len(report["recoveries_s"]) > 0
+
+
+@pytest.mark.timeout(480)
+def test_chaos_with_sentinels(tmp_path: Path) -> None:
+    """The seed is one with several failovers among its first events."""
+    if not has_sentinel_mode(tmp_path):
+        pytest.skip("the redis-server here cannot be a Sentinel")
+    report = run_chaos(tmp_path, 40, 12, "--sentinel", "--seed", "5")
+    assert report["events"]["kill primary"] >= 1
+
+
+@pytest.mark.timeout(480)
+def test_chaos_with_lost_data(tmp_path: Path) -> None:
+    """As above, of losses."""
+    report = run_chaos(tmp_path, 40, 12, "--lose-data", "--seed", "5")
+    assert report["events"]["lose data"] >= 1
+    assert report["verdict"]["num_gone"] > 0

@@ -1,4 +1,4 @@
-"""Tell Redis, every second and under a time to live, what this engine is and does."""
+"""Tell Redis, every second and under a time to live, what this engine is and does, and what model it serves."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ...shared.connection import CommandConnection
 from ...shared.errors import RedisUnavailableError
 from ...shared.keys import Keys
 from ...shared.messages import EngineState, SchedulerStats
-from ...shared.records import EngineHeartbeat
+from ...shared.records import EngineHeartbeat, ModelCard
 from ...shared.stats import EngineStats
 from ..progress import Phase, Progress, ProgressReader
 from ..worker_config import WorkerConfig
 from .stall import StallWatch
 
-LISTED_AGAIN_EVERY = 10
+ENTERED_AGAIN_EVERY = 10
 
 log = structlog.get_logger()
 
@@ -41,6 +41,7 @@ class Heartbeat:
         self.num_tokens = 0
         self._started_at = time.time()
         self._num_beats = 0
+        self._card: ModelCard | None = None
         self._last = (time.monotonic(), 0)
         self._progress: ProgressReader | None = None
         self._stall_watch: StallWatch | None = None
@@ -48,6 +49,11 @@ class Heartbeat:
     def watch(self, progress: ProgressReader, stall_watch: StallWatch) -> None:
         """Tell what these know of the core, too; without them the core is seen to do nothing."""
         self._progress, self._stall_watch = progress, stall_watch
+
+    async def register(self, card: ModelCard) -> None:
+        """Let clients know of the model that is served from now on."""
+        await self._connection.execute("HSET", self._keys.models(), card.model, msgspec.json.encode(card))
+        self._card = card
 
     async def run(self) -> None:
         """Beat for ever. A Redis that is away is waited for: the beat says nothing while it cannot be heard."""
@@ -65,10 +71,22 @@ class Heartbeat:
         rss_bytes = await asyncio.to_thread(_rss_bytes, os.getpid(), self.core_pid)
         beat = msgspec.json.encode(self._snapshot(*rss_bytes))
         former = await self._connection.execute("SET", self._keys.engine(engine_id), beat, "PX", ttl_ms, "GET")
-        # Whoever lists engines drops those that do not beat; seldom, one drops this one just as it begins again.
-        if former is None or self._num_beats % LISTED_AGAIN_EVERY == 0:
-            await self._connection.execute("SADD", self._keys.engines(), engine_id)
+        if former is None or self._num_beats % ENTERED_AGAIN_EVERY == 0:
+            await self._enter()
         self._num_beats += 1
+
+    async def _enter(self) -> None:
+        """Write what stays in Redis without a time to live, where it is missing.
+
+        Whoever lists engines drops those that do not beat; seldom, one drops this one just as it begins again. And
+        Redis may have lost all that it had: then nobody would know of this engine, its model, or requests to reap.
+        """
+        entering = [self._connection.execute("SADD", self._keys.engines(), self._config.engine_id)]
+        if self._card is not None:
+            # A newer card than ours, of an engine that began later, stays.
+            card = msgspec.json.encode(self._card)
+            entering.append(self._connection.execute("HSETNX", self._keys.models(), self._card.model, card))
+        await asyncio.gather(*entering)
 
     async def leave(self) -> None:
         """Take this engine off the list."""

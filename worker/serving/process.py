@@ -79,9 +79,11 @@ class WorkerProcess:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._keys = Keys(config.namespace)
-        # A Redis that is away is waited for: every write is repeated until it is known to have been made.
-        self._commands = CommandConnection(config.redis_url, retry_for_s=float("inf"))
         self._subscriber = Subscriber(config.redis_url)
+        # A Redis that is away is waited for: every write is repeated until it is known to have been made.
+        self._commands = CommandConnection(
+            config.redis_url, retry_for_s=float("inf"), on_moved=self._subscriber.reconnect
+        )
         self._heartbeat = Heartbeat(config, self._commands)
         log_options = ("--log-level", config.log_level, "--log-format", config.log_format)
         self._core = CoreClient(
@@ -180,7 +182,7 @@ class WorkerProcess:
 
     async def _register(self, ready: Ready, codec: TextCodec) -> None:
         card = await asyncio.to_thread(make_card, self._config.engine, ready, codec)
-        await self._commands.execute("HSET", self._keys.models(), card.model, msgspec.json.encode(card))
+        await self._heartbeat.register(card)
         log.info(
             "engine_ready",
             model=card.model,

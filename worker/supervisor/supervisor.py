@@ -83,7 +83,10 @@ class Supervisor:
         self._has_failed_to_start = False
         self._drain_patience_s = self._config.drain_timeout_s + DRAIN_MARGIN_S
         self._changed = asyncio.Event()
-        self._redis = CommandConnection(self._config.redis_url, retry_for_s=math.inf)
+        self._subscriber = Subscriber(self._config.redis_url)
+        self._redis = CommandConnection(
+            self._config.redis_url, retry_for_s=math.inf, on_moved=self._subscriber.reconnect
+        )
         self._reaper = Reaper(self._redis, self._config)
         self._engines = [Engine(config, self._reaper, self._on_change) for config in configs]
         self._notices = DeathNotices(self._redis, self._config, self._engines)
@@ -103,7 +106,7 @@ class Supervisor:
         config = self._config
         await check_redis(config.redis_url, namespace=config.namespace, for_worker=True)
         self._install_signals()
-        subscriber = Subscriber(config.redis_url)
+        subscriber = self._subscriber
         watching: list[asyncio.Task[None]] = []
         try:
             await subscriber.open()

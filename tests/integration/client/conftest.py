@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,6 +11,8 @@ from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.records import ModelCard
+
+from .harness import RedisServer
 
 
 @pytest.fixture
@@ -24,3 +27,22 @@ async def broker(commands: CommandConnection, namespace: str) -> Broker:
 async def client(redis_url: str, namespace: str, broker: Broker) -> AsyncIterator[Client]:
     async with Client.connect(redis_url, namespace=namespace) as client:
         yield client
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    server.start()
+    server.wait_until_ready()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+async def engine(server: RedisServer) -> AsyncIterator[Broker]:
+    """The broker of an engine that waits for Redis for ever."""
+    connection = CommandConnection(server.url, retry_for_s=float("inf"))
+    card = ModelCard(model="m", max_model_len=1000, vocab_size=50)
+    await connection.execute("HSET", Keys().models(), "m", msgspec.json.encode(card))
+    yield Broker(connection, Keys().model("m"))
+    await connection.close()

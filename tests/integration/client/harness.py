@@ -12,6 +12,7 @@ from pathlib import Path
 
 import redis
 
+from penstock.producer import Client, SamplingParams
 from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.embedded import find_redis_server
@@ -21,6 +22,10 @@ from penstock.shared.records import DeathCause
 # Of what takes no time on a quiet machine.
 DEADLINE_S = 60.0
 CAUSE = DeathCause(engine_id="e0", reason="killed by signal 9")
+
+
+async def collect(client: Client, request_id: str) -> list[Delta]:
+    return [delta async for delta in client.stream("hi", SamplingParams(), request_id=request_id)]
 
 
 async def claim_one(broker: Broker) -> Claim:

@@ -17,6 +17,8 @@ import uvloop
 from penstock.shared import redis_link, replies
 from penstock.shared.broker import Script
 from penstock.shared.connection import CommandConnection, Subscriber
+from penstock.shared.errors import RedisUnavailableError
+from penstock.shared.redis_check import check_redis
 
 from .harness import until
 
@@ -144,5 +146,16 @@ def test_tls(redis_url: str, run, certificate: Path) -> None:
         context.load_cert_chain(certificate)
         async with relayed(redis_url, context) as port:
             await check_connections(f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}")
+
+    run(check())
+
+
+def test_a_certificate_of_an_unknown_authority_is_named(redis_url: str, run, certificate: Path) -> None:
+    async def check() -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        async with relayed(redis_url, context) as port:
+            with pytest.raises(RedisUnavailableError, match=r"certificate .* is not trusted .*ssl_ca_certs"):
+                await check_redis(f"rediss://127.0.0.1:{port}")
 
     run(check())

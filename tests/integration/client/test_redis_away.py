@@ -4,53 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import redis
 import redis.asyncio
 from redis.exceptions import ResponseError
 from structlog.testing import capture_logs
 
-from penstock.producer import Client, Delta, FinishReason, SamplingParams
+from penstock.producer import Client, Delta, FinishReason
 from penstock.shared import connection as connection_module
 from penstock.shared import redis_link
 from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import RedisUnavailableError
-from penstock.shared.keys import Keys
-from penstock.shared.records import ModelCard
 
-from .harness import RedisServer, claim_one, token_indexes, until, write
+from .harness import RedisServer, claim_one, collect, token_indexes, until, write
 
 NUM_STREAMS = 60
 NUM_STEPS = 120
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    server.start()
-    server.wait_until_ready()
-    yield server
-    server.kill()
-
-
-@pytest.fixture
-async def engine(server: RedisServer) -> AsyncIterator[Broker]:
-    """The broker of an engine that waits for Redis for ever."""
-    connection = CommandConnection(server.url, retry_for_s=float("inf"))
-    card = ModelCard(model="m", max_model_len=1000, vocab_size=50)
-    await connection.execute("HSET", Keys().models(), "m", msgspec.json.encode(card))
-    yield Broker(connection, Keys().model("m"))
-    await connection.close()
-
-
-async def collect(client: Client, request_id: str) -> list[Delta]:
-    return [delta async for delta in client.stream("hi", SamplingParams(), request_id=request_id)]
 
 
 async def claim_all(engine: Broker, number: int) -> list[Claim]:
@@ -253,8 +225,14 @@ async def test_a_wrong_command_is_told_at_once(commands: CommandConnection) -> N
         ("BUSY Redis is busy running a script.", True),
         ("MASTERDOWN Link with MASTER is down", True),
         ("MISCONF Redis is configured to save RDB snapshots", True),
+        ("OOM command not allowed when used memory > 'maxmemory'. script: 1f, on @user_script:12.", True),
+        (
+            "ERR Error running script (call to f_1): @user_script:7: @user_script: 7: -OOM command not",
+            True,
+        ),
         ("BUSYGROUP Consumer Group name already exists", False),
         ("unknown command 'READONLYX'", False),
+        ("unknown command 'OOM'", False),
         ("WRONGTYPE Operation against a key holding the wrong kind of value", False),
     ],
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -16,9 +18,13 @@ from structlog.testing import capture_logs
 from penstock.shared.embedded import find_redis_server
 from penstock.shared.errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedError
 from penstock.shared.redis_check import check_redis
+from penstock.shared.redis_needs import NEEDED
 from penstock.shared.redis_url import mask_url, parse_pool
 
 StartServer = Callable[..., str]
+
+NUM_SLOTS = 16384
+NO_INFO = "default on nopass ~* &* +@all -info"
 
 
 @pytest.fixture
@@ -28,16 +34,16 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
     servers: list[subprocess.Popen[bytes]] = []
 
     def start(*options: str) -> str:
-        socket = tmp_path / "redis.sock"
-        fixed = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(tmp_path)]
+        path = tmp_path / "redis.sock"
+        fixed = ["--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(tmp_path)]
         server = subprocess.Popen([program, *fixed, *options], stdout=subprocess.DEVNULL)
         servers.append(server)
         give_up_at = time.monotonic() + 10
-        while not answers(socket):
+        while not answers(path):
             assert server.poll() is None, "redis-server died"
             assert time.monotonic() < give_up_at, "redis-server does not answer"
             time.sleep(0.005)
-        return f"unix://{socket}"
+        return f"unix://{path}"
 
     yield start
     for server in servers:
@@ -45,14 +51,32 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
         server.wait()
 
 
-def answers(socket: Path) -> bool:
-    with redis.Redis(unix_socket_path=str(socket)) as client:
+def answers(path: Path) -> bool:
+    with redis.Redis(unix_socket_path=str(path)) as client:
         try:
             return bool(client.ping())
         except redis.AuthenticationError:
             return True
         except redis.ConnectionError:
             return False
+
+
+def free_cluster_port() -> int:
+    """A port that is free, as is the one by which nodes of a cluster would talk."""
+    while True:
+        with socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+            with suppress(OSError, OverflowError):
+                other.bind(("127.0.0.1", port + 10_000))
+                return port
+
+
+async def until_it_serves(client: redis.Redis) -> None:
+    """Wait until a node of a cluster takes its keys."""
+    async with asyncio.timeout(30):
+        while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO"):
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -147,6 +171,24 @@ async def test_denied_keys_and_channels_are_named(start_server: StartServer, per
 async def test_permissions_on_the_namespace_are_enough(start_server: StartServer) -> None:
     url = start_with_user(start_server, "~mine:* &mine:* +@all")
     await check_redis(url, namespace="mine")
+    with pytest.raises(RedisUnsupportedError, match="~arq:"):
+        await check_redis(url, namespace="mine", for_jobs=True)
+
+
+@pytest.mark.parametrize("command", [*NEEDED, "SUBSCRIBE", "MULTI"])
+async def test_each_command_that_is_denied_is_named(start_server: StartServer, command: str) -> None:
+    url = start_with_user(start_server, f"~* &* +@all -{command.lower()}")
+    with pytest.raises(RedisUnsupportedError, match=f"lacks or denies {command},"):
+        await check_redis(url)
+
+
+async def test_what_is_tried_changes_nothing(start_server: StartServer) -> None:
+    url = start_server()
+    with redis.Redis.from_url(url) as client:
+        await check_redis(url, for_worker=True, for_jobs=True)
+        assert client.dbsize() == 0
+        info: dict[str, Any] = client.info("persistence")  # type: ignore[assignment]  # redis-py says it may be awaited
+        assert info["rdb_changes_since_last_save"] == 0
 
 
 async def test_forbidden_info_is_only_a_warning(start_server: StartServer) -> None:
@@ -166,15 +208,52 @@ async def test_eviction_stops_a_worker_and_warns_a_client(start_server: StartSer
     assert "noeviction" in logs[0]["reason"]
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--save", ""], "nothing is kept"),
+        (["--save", "60", "1"], "only copies made now and then are kept"),
+        (["--save", "60", "1", "--rename-command", "CONFIG", ""], "only copies made now and then are kept"),
+        (["--appendonly", "yes"], None),
+    ],
+)
+async def test_a_worker_is_warned_of_data_that_a_restart_loses(
+    start_server: StartServer, options: list[str], said: str | None
+) -> None:
+    url = start_server(*options)
+    with capture_logs() as logs:
+        await check_redis(url)
+        assert logs == []
+        await check_redis(url, for_worker=True)
+    assert [line["event"] for line in logs] == ([] if said is None else ["redis_not_persistent"])
+    if said is not None:
+        assert f"{said}, so a restart loses requests" in logs[0]["reason"]
+        assert "CONFIG SET appendonly yes" in logs[0]["reason"]
+
+
 async def test_read_only_replica(start_server: StartServer) -> None:
     url = start_server("--replicaof", "127.0.0.1", "1")
     with pytest.raises(RedisUnsupportedError, match="read-only replica"):
         await check_redis(url)
 
 
-async def test_cluster(start_server: StartServer) -> None:
-    url = start_server("--cluster-enabled", "yes")
-    with pytest.raises(RedisUnsupportedError, match="is a cluster"):
+@pytest.mark.parametrize(
+    "owned_slots", [range(0), range(NUM_SLOTS), range(NUM_SLOTS // 3)], ids=["none", "all", "a third"]
+)
+async def test_any_node_of_a_cluster(start_server: StartServer, owned_slots: range) -> None:
+    url = start_server("--cluster-enabled", "yes", "--port", str(free_cluster_port()))
+    with redis.Redis.from_url(url) as client:
+        if owned_slots:
+            client.execute_command("CLUSTER", "ADDSLOTS", *owned_slots)
+        if len(owned_slots) == NUM_SLOTS:
+            await until_it_serves(client)
+    with pytest.raises(RedisUnsupportedError, match=r"is a node of a cluster.*cluster-enabled no"):
+        await check_redis(url)
+
+
+async def test_cluster_that_forbids_info(start_server: StartServer) -> None:
+    url = start_server("--cluster-enabled", "yes", "--port", str(free_cluster_port()), "--user", *NO_INFO.split())
+    with pytest.raises(RedisUnsupportedError, match="is a node of a cluster"):
         await check_redis(url)
 
 

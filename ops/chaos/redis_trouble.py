@@ -1,0 +1,124 @@
+"""What befalls the Redis of a chaos run: it dies, stands still, is full, loses its data, or another takes its place."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from random import Random
+
+import psutil
+import redis.asyncio
+import structlog
+from redis.exceptions import RedisError
+
+from ...shared.redis_url import parse_pool
+from ..local_stack import LocalStack
+from ..sentinel_trio import SentinelTrio
+
+AWAY_S = (0.1, 2.0)
+FULL_S = (0.1, 4.0)
+
+# Returns whether it was done.
+Action = Callable[[], Awaitable[bool]]
+
+log = structlog.get_logger()
+
+
+class RedisTrouble:
+    """Actions on one Redis, by name and weight; ``kills`` are those that end a process.
+
+    Args:
+        trio: where Redis is a primary with Sentinels.
+        loses_data: whether it may lose all that it holds.
+    """
+
+    kills = frozenset({"restart redis", "kill primary"})
+
+    def __init__(self, stack: LocalStack, random: Random, trio: SentinelTrio | None, *, loses_data: bool) -> None:
+        self._stack = stack
+        self._random = random
+        self._trio = trio
+        self._failing_over: asyncio.Task[None] | None = None
+        self.actions: dict[str, tuple[int, Action]] = {
+            "cut connections": (2, self._cut_connections),
+            "fill redis": (1, self._fill),
+        }
+        if trio is None:
+            self.actions |= {"restart redis": (1, self._restart), "stop redis": (1, self._stop)}
+        else:
+            self.actions["kill primary"] = (3, self._kill_primary)
+        if loses_data:
+            self.actions["lose data"] = (2, self._lose_data)
+
+    async def settle(self) -> None:
+        """Wait until the servers are as they were."""
+        if self._failing_over is not None:
+            await self._failing_over
+
+    async def _restart(self) -> bool:
+        self._stack.kill_redis()
+        await asyncio.sleep(self._random.uniform(*AWAY_S))
+        await asyncio.to_thread(self._stack.restart_redis)
+        return True
+
+    async def _stop(self) -> bool:
+        server = psutil.Process(self._stack.redis_pid())
+        server.suspend()
+        try:
+            await asyncio.sleep(self._random.uniform(*AWAY_S))
+        finally:
+            server.resume()
+        return True
+
+    async def _kill_primary(self) -> bool:
+        """Begin a failover; engines and workers die meanwhile as ever. There is one at a time."""
+        if self._trio is None or (self._failing_over is not None and not self._failing_over.done()):
+            return False
+        self._failing_over = asyncio.create_task(asyncio.to_thread(_fail_over, self._trio))
+        return True
+
+    async def _cut_connections(self) -> bool:
+        """Every client, worker and supervisor must connect anew."""
+        kinds = ("normal", "pubsub")
+        return await self._tell(*[("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes") for kind in kinds])
+
+    async def _fill(self) -> bool:
+        if not await self._tell(("CONFIG", "SET", "maxmemory", 1)):
+            return False
+        try:
+            await asyncio.sleep(self._random.uniform(*FULL_S))
+        finally:
+            await self._empty()
+        return True
+
+    async def _empty(self) -> None:
+        for pause_s in itertools.repeat(AWAY_S[0]):
+            if await self._tell(("CONFIG", "SET", "maxmemory", 0)):
+                return
+            await asyncio.sleep(pause_s)
+
+    async def _lose_data(self) -> bool:
+        return await self._tell(("FLUSHALL",))
+
+    async def _tell(self, *commands: tuple[str | int, ...]) -> bool:
+        """Run commands on the server that is there now; False if there is none."""
+        client = redis.asyncio.Redis(connection_pool=parse_pool(self._stack.url))
+        try:
+            for command in commands:
+                await client.execute_command(*command)
+        except (RedisError, OSError) as error:
+            log.info("redis_not_disturbed", error=str(error))
+            return False
+        finally:
+            with suppress(RedisError, OSError):
+                await client.aclose(close_connection_pool=True)
+        return True
+
+
+def _fail_over(trio: SentinelTrio) -> None:
+    old_port = trio.kill_primary()
+    trio.await_failover(old_port)
+    trio.revive(old_port)
+    trio.wait_until_whole()

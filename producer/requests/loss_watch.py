@@ -1,0 +1,105 @@
+"""Streams end when Redis no longer knows their requests, or is no longer one that anybody writes to.
+
+Nothing is published of a request whose data are gone (FLUSHALL, a restart without a file, a failover to a replica that
+had not got it), so its readers would wait for ever. Once every few seconds those that have heard nothing since are
+counted, many in one command; who is missing looks at its log, and finds that there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+
+from ...shared.connection import CommandConnection
+from ...shared.errors import PenstockError, RedisUnavailableError
+from ...shared.keys import Keys
+from .reader import DeltaReader
+
+LOOK_EVERY_S = 3.0
+# Of a failover by DNS the name leads to the new primary by then; of one by Sentinel the first question does.
+READ_ONLY_PATIENCE_S = 20.0
+# About 0.3 microseconds of the server each.
+MAX_KEYS = 500
+
+log = structlog.get_logger()
+
+
+class LossWatch:
+    """Watches over the readers of one client; costs nothing while it has none."""
+
+    def __init__(self, connection: CommandConnection, keys: Keys) -> None:
+        self._connection = connection
+        self._absent_key = keys.absent()
+        self._readers: set[DeltaReader] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._probing: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def watching(self, reader: DeltaReader) -> Iterator[None]:
+        """Have ``reader`` fail while the block runs, should its request be lost."""
+        self._readers.add(reader)
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look_forever())
+        try:
+            yield
+        finally:
+            self._readers.discard(reader)
+            if not self._readers:
+                self._stop()
+
+    def _stop(self) -> None:
+        for task in (self._looking, self._probing):
+            if task is not None:
+                task.cancel()
+        self._looking = self._probing = None
+
+    async def _look_forever(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            silent = [reader for reader in self._readers if reader.take_silence()]
+            if not silent:
+                continue
+            if self._probing is None or self._probing.done():
+                self._probing = asyncio.create_task(self._probe())
+            try:
+                await self._look(silent)
+            except Exception as error:
+                # A Redis that is away is waited for; whatever else it is, the next look may be luckier.
+                log.debug("requests_not_looked_for", error=str(error))
+
+    async def _look(self, silent: list[DeltaReader]) -> None:
+        if self._connection.read_only_for_s > READ_ONLY_PATIENCE_S:
+            for reader in silent:
+                reader.fail(self._read_only())
+            return
+        by_model: dict[str, list[DeltaReader]] = {}
+        for reader in silent:
+            by_model.setdefault(reader.model, []).append(reader)
+        for readers in by_model.values():
+            for start in range(0, len(readers), MAX_KEYS):
+                await self._find_missing(readers[start : start + MAX_KEYS])
+
+    async def _find_missing(self, readers: list[DeltaReader]) -> None:
+        execute = self._connection.execute
+        # A key that is asked for twice counts twice.
+        if await execute("EXISTS", *(reader.request_key for reader in readers)) == len(readers):
+            return
+        found = await asyncio.gather(*(execute("EXISTS", reader.request_key) for reader in readers))
+        for reader, is_there in zip(readers, found, strict=True):
+            if not is_there:
+                reader.catch_up()
+
+    async def _probe(self) -> None:
+        """Write nothing, in a way that a replica refuses: its refusals are what ``read_only_for_s`` counts from."""
+        with contextlib.suppress(PenstockError):
+            await self._connection.execute("UNLINK", self._absent_key)
+
+    def _read_only(self) -> RedisUnavailableError:
+        return RedisUnavailableError(
+            f"Redis at {self._connection.shown_url} has been a read-only replica for {READ_ONLY_PATIENCE_S:g} s, so "
+            "the request cannot go on here; give the URL of the primary, or redis+sentinel://, which follows it"
+        )

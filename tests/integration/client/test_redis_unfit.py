@@ -1,0 +1,146 @@
+"""Redis is full, forgets, or turns out to be a replica: what waits, and what ends with an error that says so."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.producer import Client, FinishReason
+from penstock.producer.requests import loss_watch
+from penstock.shared.broker import Broker, Room
+from penstock.shared.connection import CommandConnection
+from penstock.shared.errors import RedisFullError, RedisUnavailableError, RequestLostError, RequestNotFoundError
+
+from .harness import RedisServer, claim_one, collect, until, write
+
+
+async def test_a_full_server_is_waited_for(server: RedisServer, engine: Broker) -> None:
+    commands = CommandConnection(server.url)
+    async with Client.connect(server.url) as client:
+        streaming = asyncio.ensure_future(collect(client, "r"))
+        claim = await claim_one(engine)
+        await write(engine, claim, 0, 65)
+        await set_maxmemory(commands, 1)
+        writing = asyncio.ensure_future(write(engine, claim, 1, 66, end=FinishReason.STOP))
+        claiming = asyncio.ensure_future(engine.claim("e0", Room(max_num_seqs=1)))
+        with pytest.raises(RedisFullError, match=r"is full .*raise its maxmemory") as caught:
+            await client.generate("hi", request_id="refused")
+        assert caught.value.retryable
+        assert caught.value.retry_after_s > 0
+        with pytest.raises(RedisFullError):
+            await client.submit("hi", request_id="refused")
+        assert await engine.state("refused") is None
+        assert not writing.done()
+        assert not claiming.done()
+        assert not streaming.done()
+        await set_maxmemory(commands, 0)
+        async with asyncio.timeout(30):
+            await writing
+            assert (await claiming).claims == []
+            assert "".join(delta.text for delta in await streaming) == "AB"
+        accepted = await client.submit("hi", request_id="refused")
+        assert await engine.state(accepted.request_id) == "queued"
+    await commands.close()
+
+
+async def test_who_waits_for_a_full_server_is_told_so(server: RedisServer) -> None:
+    commands = CommandConnection(server.url, retry_for_s=0.3)
+    await set_maxmemory(commands, 1)
+    with pytest.raises(RedisUnavailableError, match=r"is full .*raise its maxmemory"):
+        await commands.execute("SET", "key", "value")
+    await set_maxmemory(commands, 0)
+    await commands.execute("SET", "key", "value")
+    await commands.close()
+
+
+async def set_maxmemory(commands: CommandConnection, num_bytes: int) -> None:
+    """0 for no bound; with 1 every command is refused that could need memory."""
+    await commands.execute("CONFIG", "SET", "maxmemory", num_bytes)
+
+
+async def test_what_redis_has_forgotten_ends(client, broker, commands, monkeypatch) -> None:
+    monkeypatch.setattr(loss_watch, "LOOK_EVERY_S", 0.05)
+    streaming = asyncio.ensure_future(collect(client, "streamed"))
+    claim = await claim_one(broker)
+    await write(broker, claim, 0, 65)
+    handle = await client.submit("hi", request_id="submitted")
+    waits = [
+        streaming,
+        asyncio.ensure_future(handle.result()),
+        asyncio.ensure_future(client.generate("hi", request_id="generated", timeout_s=1000)),
+    ]
+    kept = asyncio.ensure_future(collect(client, "kept"))
+    await until_queued(broker, "generated", "kept")
+    await broker.forget("streamed")
+    await broker.forget("submitted")
+    await broker.forget("generated")
+    async with asyncio.timeout(30):
+        for wait in waits:
+            with pytest.raises(RequestLostError, match="does not know it any more"):
+                await wait
+    assert not kept.done()
+    await broker.cancel("kept")
+    await kept
+
+
+async def until_queued(broker: Broker, *request_ids: str) -> None:
+    for request_id in request_ids:
+        await until(lambda request_id=request_id: is_queued(broker, request_id))
+
+
+async def is_queued(broker: Broker, request_id: str) -> bool:
+    return await broker.state(request_id) == "queued"
+
+
+async def test_streams_end_at_a_primary_that_has_become_a_replica(server: RedisServer, engine, monkeypatch) -> None:
+    monkeypatch.setattr(loss_watch, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(loss_watch, "READ_ONLY_PATIENCE_S", 0.5)
+    commands = CommandConnection(server.url)
+    async with Client.connect(server.url) as client:
+        streaming = asyncio.ensure_future(collect(client, "r"))
+        await write(engine, await claim_one(engine), 0, 65)
+        handle = await client.submit("hi")
+        waits = [streaming, asyncio.ensure_future(handle.result())]
+        await commands.execute("REPLICAOF", "127.0.0.1", "1")
+        async with asyncio.timeout(30):
+            for wait in waits:
+                with pytest.raises(RedisUnavailableError, match=r"read-only replica .*the primary"):
+                    await wait
+        await commands.execute("REPLICAOF", "NO", "ONE")
+        await client.cancel(handle.request_id, model=handle.model)
+        with pytest.raises(RequestNotFoundError):
+            await (await client.handle("never", model="m")).result()
+    await commands.close()
+
+
+async def test_the_subscriber_follows_a_failover_that_it_does_not_notice(server: RedisServer, engine: Broker) -> None:
+    """The old primary refuses writes and publishes nothing more; its connections stay."""
+    async with Client.connect(server.url) as client:
+        commands = CommandConnection(server.url)
+        streaming = asyncio.ensure_future(collect(client, "r"))
+        claim = await claim_one(engine)
+        subscriber_ids = await subscribed_connections(commands)
+        await commands.execute("REPLICAOF", "127.0.0.1", "1")
+        submitting = asyncio.ensure_future(client.submit("hi"))
+        await until(lambda: was_refused(client))
+        await commands.execute("REPLICAOF", "NO", "ONE")
+        await submitting
+
+        async def is_another() -> bool:
+            found = await subscribed_connections(commands)
+            return bool(found) and not found & subscriber_ids
+
+        await until(is_another)
+        await write(engine, claim, 0, 65, end=FinishReason.STOP)
+        assert [delta.text for delta in await streaming] == ["A"]
+        await commands.close()
+
+
+async def subscribed_connections(commands: CommandConnection) -> set[str]:
+    listed = (await commands.execute("CLIENT", "LIST", "TYPE", "pubsub")).decode()
+    return {line.split()[0] for line in listed.splitlines()}
+
+
+async def was_refused(client: Client) -> bool:
+    return client._commands.read_only_for_s > 0

@@ -1,0 +1,74 @@
+"""What a URL with Sentinels may say, and what it must not show."""
+
+from __future__ import annotations
+
+import pytest
+from redis.asyncio.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
+
+from penstock.shared.errors import ConfigurationError
+from penstock.shared.redis_url import mask_url, parse_pool
+from penstock.shared.sentinel import PrimaryPool
+
+
+def addresses(pool: PrimaryPool) -> list[tuple[str, int]]:
+    kwargs = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
+    return [(found["host"], found["port"]) for found in kwargs]
+
+
+def test_hosts_name_user_and_options() -> None:
+    url = "redis+sentinel://me:p%40ss@h1:1,h2,[::1]:3/main/4?client_name=app&sentinel_username=s&sentinel_password=t"
+    pool = parse_pool(url, socket_connect_timeout=2)
+    assert isinstance(pool, PrimaryPool)
+    assert addresses(pool) == [("h1", 1), ("h2", 26379), ("::1", 3)]
+    assert pool.service_name == "main"
+    found = pool.connection_kwargs
+    wanted = {"username": "me", "password": "p@ss", "db": 4, "client_name": "app", "socket_connect_timeout": 2}
+    assert {name: found[name] for name in wanted} == wanted
+    assert isinstance(pool.make_connection(), SentinelManagedConnection)
+    assert not isinstance(pool.make_connection(), SentinelManagedSSLConnection)
+    for sentinel in pool.sentinel_manager.sentinels:
+        kwargs = sentinel.connection_pool.connection_kwargs
+        assert (kwargs["username"], kwargs["password"]) == ("s", "t")
+
+
+def test_tls_is_for_servers_and_sentinels() -> None:
+    pool = parse_pool("rediss+sentinel://h1,h2/main?ssl_cert_reqs=none")
+    assert isinstance(pool, PrimaryPool)
+    assert isinstance(pool.make_connection(), SentinelManagedSSLConnection)
+    for made in (pool, *(sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels)):
+        assert made.connection_kwargs["ssl_cert_reqs"] == "none"
+    for sentinel in pool.sentinel_manager.sentinels:
+        assert "SSL" in sentinel.connection_pool.connection_class.__name__
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis+sentinel://h1:1,h2:2",
+        "redis+sentinel:///main",
+        "redis+sentinel://h1:port/main",
+        "redis+sentinel://h1,/main",
+        "redis+sentinel://h1/main?db=one",
+        "redis+sentinel://u:secret@h1/main?sentinel_name=x",
+    ],
+)
+def test_what_cannot_be_read_is_told(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read") as caught:
+        parse_pool(url)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis+sentinel://u:p%40@h1:1,h2:2/main", "redis+sentinel://u:***@h1:1,h2:2/main"),
+        ("rediss+sentinel://:p@[::1]:1,[::2]:2/m?db=1", "rediss+sentinel://:***@[::1]:1,[::2]:2/m?db=1"),
+        (
+            "redis+sentinel://h1/m?password=p&sentinel_password=q",
+            "redis+sentinel://h1/m?password=***&sentinel_password=***",
+        ),
+        ("redis+sentinel://h1/m", "redis+sentinel://h1/m"),
+    ],
+)
+def test_passwords_are_masked(url: str, shown: str) -> None:
+    assert mask_url(url) == shown
