@@ -41,6 +41,7 @@ NEEDED: dict[str, tuple[Any, ...]] = {
     "MGET": (_KEY,),
     "PEXPIRE": (_KEY, 1),
     "PEXPIREAT": (_KEY, 1),
+    "PTTL": (_KEY,),
     "PUBLISH": (_CHANNEL, ""),
     "PUBSUB": ("NUMSUB", _CHANNEL),
     "RPUSH": (_KEY, ""),
