@@ -13,6 +13,7 @@
     ├── UnknownModelError             no worker has ever served a model of that name here
     ├── RequestNotFoundError          the request_id is unknown, or its result has expired
     │   └── RequestLostError          it was under way, and Redis has lost its data
+    ├── OutputChangedError            Redis lost a part of the output, and it came out otherwise when it came again
     ├── UnknownFileError              no file of that id is the tenant's, or it has expired
     ├── UnknownBatchError             no batch of that id is the tenant's
     ├── BatchEndedError               the batch has ended: it cannot be cancelled
@@ -130,6 +131,17 @@ class RequestLostError(RequestNotFoundError):
     """The request was under way, and Redis does not know it any more: its data were deleted, or lost in a restart."""
 
     code = "request_lost"
+    retryable = True
+
+
+class OutputChangedError(PenstockError):
+    """Tokens that the reader has came again, and are others: the output that it has goes on nowhere.
+
+    Redis lost a part of the log, another engine generated it anew, and did not get the same: possible where it computes
+    otherwise, or in other company, unless both are ``--deterministic``. Send the request again for a whole output.
+    """
+
+    code = "output_changed"
     retryable = True
 
 

@@ -155,6 +155,7 @@ _STATUS_OF: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
     (errors.ValidationError, 400, "invalid_request_error", None),
     (errors.UnknownModelError, 404, "invalid_request_error", "model_not_found"),
     (errors.RequestLostError, 503, "server_error", "request_lost"),
+    (errors.OutputChangedError, 503, "server_error", "output_changed"),
     (errors.RequestNotFoundError, 404, "invalid_request_error", "request_not_found"),
     (errors.UnknownFileError, 404, "invalid_request_error", "file_not_found"),
     (errors.UnknownBatchError, 404, "invalid_request_error", "batch_not_found"),

@@ -5,8 +5,9 @@ starts there is taken, one that starts before it was seen, one that starts after
 which got every record in the same script that published it, is read from the first record not yet seen.
 
 A Redis that crashed may come back without the last records it had sent (``appendfsync everysec`` promises no more).
-The generation is then resumed at an earlier token, with the same tokens, cut into other records: the log is read as
-a whole, and what lies beyond ``_next_index`` is taken.
+The generation is then resumed at an earlier token, cut into other records: the log is read as a whole, and what lies
+beyond ``_next_index`` is taken. What comes again is held against what was seen: tokens that differ are an error, since
+what the caller has would go on with the end of another output.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import structlog
 
 from ...shared.broker import Broker
 from ...shared.connection import Subscriber, Subscription
-from ...shared.errors import RequestLostError, RequestNotFoundError, ValidationError, from_wire
+from ...shared.errors import OutputChangedError, RequestLostError, RequestNotFoundError, ValidationError, from_wire
 from ...shared.messages import Delta
 from ...shared.shown import shown
 
@@ -54,6 +55,7 @@ class DeltaReader:
         self._skip_until = after + 1
         self._border = border
         self._next_index = 0
+        self._token_ids: list[int] = []
         self._num_records = 0
         self._num_chars = 0
         self._last = (0, 0)
@@ -163,7 +165,7 @@ class DeltaReader:
         self._is_silent = False
         try:
             self._offer(_decoder.decode(record))
-        except ValidationError as error:
+        except (ValidationError, OutputChangedError) as error:
             self._failure = error
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             self._look_at_log = True
@@ -178,7 +180,9 @@ class DeltaReader:
             return
         if delta.index == self._next_index:
             self._take(delta)
-        elif delta.finished or delta.next_index > self._next_index:
+            return
+        self._compare(delta)
+        if delta.finished or delta.next_index > self._next_index:
             self._look_at_log = True
 
     def _take(self, delta: Delta) -> None:
@@ -186,6 +190,7 @@ class DeltaReader:
         self._num_records += 1
         self._num_chars += len(delta.text)
         next_index = delta.next_index
+        self._token_ids += delta.token_ids
         self._last = (delta.index, next_index)
         self._next_index = next_index
         self._ended = delta.finish_reason is not None
@@ -200,6 +205,17 @@ class DeltaReader:
             self._pending[-1].extend(beyond)
         else:
             self._pending.append(beyond)
+
+    def _compare(self, delta: Delta) -> None:
+        """Raises ``OutputChangedError`` if tokens that were seen have come again as others."""
+        seen = self._token_ids[delta.index : delta.next_index]
+        if seen == delta.token_ids[: len(seen)]:
+            return
+        place = next(i for i, (old, new) in enumerate(zip(seen, delta.token_ids, strict=False)) if old != new)
+        raise OutputChangedError(
+            f"request {shown(self._request_id)}: Redis lost a part of the output, and token {delta.index + place} came "
+            f"again as {delta.token_ids[place]} where it had been {seen[place]}; send the request again"
+        )
 
     def _unskipped(self, delta: Delta) -> Delta | None:
         """Return what is to be told of a delta that begins before what the caller wants; None if nothing is."""
@@ -262,6 +278,7 @@ class DeltaReader:
 
     def _take_unseen(self, delta: Delta, num_chars_before: int) -> None:
         """Take the part of a record of the log that was not taken yet; a record of the channel may have come first."""
+        self._compare(delta)
         num_seen = self._next_index - delta.index
         has_new_text = num_chars_before + len(delta.text) > self._num_chars
         has_new_end = bool(delta.segment_ends) and not self._has_seen_end(delta)

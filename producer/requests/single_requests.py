@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypedDict
+
+import msgspec
+import structlog
 
 from ...shared.broker import NEW, UNSERVED, Broker, Entry
 from ...shared.connection import CommandConnection, Subscriber
-from ...shared.errors import PenstockError
+from ...shared.errors import PenstockError, RequestLostError
 from ...shared.keys import Keys
 from ...shared.messages import Delta
 from ..home import Home
@@ -26,6 +31,8 @@ from .read_results import ReadResults
 from .reader import DeltaReader, without_error
 from .reader_lease import lingering
 
+log = structlog.get_logger()
+
 
 class FollowOptions(TypedDict, total=False):
     """How a request is followed: ``after`` and ``border`` as of ``DeltaReader``, ``linger_s`` as of a handle."""
@@ -36,23 +43,36 @@ class FollowOptions(TypedDict, total=False):
 
 
 class InteractiveDeltas:
-    """The deltas of a request that lives as long as somebody listens here; an error that one carries is raised."""
+    """The deltas of a request that lives as long as somebody listens here; an error that one carries is raised.
 
-    def __init__(self, reader: DeltaReader, health: Health, model: str, *, is_ours: bool) -> None:
+    ``send_again`` enqueues a request anew that Redis has lost; None for one that is not ours to send.
+    """
+
+    def __init__(
+        self, reader: DeltaReader, health: Health, model: str, send_again: Callable[[], Awaitable[object]] | None
+    ) -> None:
         self._reader = reader
         self._health = health
         self._model = model
-        # One that was enqueued by somebody else may be over for long: it says nothing of the engines of today.
-        self._is_ours = is_ours
+        self._send_again = send_again
 
     def __aiter__(self) -> InteractiveDeltas:
         return self
 
     async def __anext__(self) -> Delta:
-        delta = without_error(await anext(self._reader))
-        if self._is_ours and delta.token_ids:
-            self._health.saw_alive(self._model)
-        return delta
+        while True:
+            try:
+                delta = without_error(await anext(self._reader))
+            except RequestLostError:
+                if self._send_again is None:
+                    raise
+                await self._send_again()
+                self._reader.catch_up()
+                continue
+            # One that was enqueued by somebody else may be over for long: it says nothing of the engines of today.
+            if self._send_again is not None and delta.token_ids:
+                self._health.saw_alive(self._model)
+            return delta
 
     def fail(self, error: BaseException) -> None:
         """Raise ``error`` instead of the next delta."""
@@ -137,8 +157,9 @@ class SingleRequests:
                 else:
                     self._lease.let_go(interactive)
                     reader.catch_up()
+                send_again = partial(self._send_again, outgoing) if is_ours and not request.resumable else None
                 with self._losses.watching(reader):
-                    yield InteractiveDeltas(reader, self._health, request.model, is_ours=is_ours)
+                    yield InteractiveDeltas(reader, self._health, request.model, send_again)
         finally:
             subscribing.cancel()
             reader.close()
@@ -214,6 +235,18 @@ class SingleRequests:
         entry = self._entry(outgoing, client_id=self._lease.client_id, client_ttl_ms=self._lease.ttl_ms)
         model = outgoing.request.model
         return await self._answered(model, await self._enqueuer(model).enqueue(entry))
+
+    async def _send_again(self, outgoing: Outgoing) -> None:
+        """Enqueue an interactive request anew that Redis has lost: under its id, with its seed.
+
+        What its reader has is held against what comes again.
+        """
+        request, due_in_s = outgoing.request, outgoing.due_in_s
+        log.warning("request_sent_again", request_id=request.request_id, model=request.model)
+        entry = self._entry(outgoing, client_id=self._lease.client_id, client_ttl_ms=self._lease.ttl_ms)
+        if due_in_s is not None:  # a timeout went on while Redis forgot it
+            entry = msgspec.structs.replace(entry, timeout_ms=max(1, math.ceil(1000 * due_in_s)))
+        await self._answered(request.model, await self._enqueuer(request.model).enqueue(entry))
 
     async def _answered(self, model: str, answer: str) -> bool:
         if answer == UNSERVED:

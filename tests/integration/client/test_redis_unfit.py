@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.producer import Client, FinishReason
+from penstock.producer import Client, Delta, FinishReason, SamplingParams
 from penstock.producer.requests import loss_watch
 from penstock.shared.broker import Broker, Room
 from penstock.shared.connection import CommandConnection
-from penstock.shared.errors import RedisFullError, RedisUnavailableError, RequestLostError, RequestNotFoundError
+from penstock.shared.errors import (
+    OutputChangedError,
+    RedisFullError,
+    RedisUnavailableError,
+    RequestLostError,
+    RequestNotFoundError,
+)
 
-from .harness import RedisServer, claim_one, collect, until, write
+from .harness import RedisServer, claim_one, collect, token_indexes, until, write
 
 
 async def test_a_full_server_is_waited_for(server: RedisServer, engine: Broker) -> None:
@@ -59,38 +66,53 @@ async def set_maxmemory(commands: CommandConnection, num_bytes: int) -> None:
     await commands.execute("CONFIG", "SET", "maxmemory", num_bytes)
 
 
-async def test_what_redis_has_forgotten_ends(client, broker, commands, monkeypatch) -> None:
+async def test_detached_requests_that_redis_has_forgotten_end(client, broker, monkeypatch) -> None:
+    """Nobody has their bytes but who submitted them."""
     monkeypatch.setattr(loss_watch, "LOOK_EVERY_S", 0.05)
-    streaming = asyncio.ensure_future(collect(client, "streamed"))
-    claim = await claim_one(broker)
-    await write(broker, claim, 0, 65)
-    handle = await client.submit("hi", request_id="submitted")
-    waits = [
-        streaming,
-        asyncio.ensure_future(handle.result()),
-        asyncio.ensure_future(client.generate("hi", request_id="generated", timeout_s=1000)),
-    ]
-    kept = asyncio.ensure_future(collect(client, "kept"))
-    await until_queued(broker, "generated", "kept")
-    await broker.forget("streamed")
-    await broker.forget("submitted")
-    await broker.forget("generated")
+    gone = await client.submit("hi", request_id="gone")
+    kept = await client.submit("hi", request_id="kept")
+    waits = [asyncio.ensure_future(handle.result()) for handle in (gone, kept)]
+    await write(broker, await claim_one(broker), 0, 65)
+    await broker.forget("gone")
     async with asyncio.timeout(30):
-        for wait in waits:
-            with pytest.raises(RequestLostError, match="does not know it any more"):
-                await wait
-    assert not kept.done()
+        with pytest.raises(RequestLostError, match="does not know it any more"):
+            await waits[0]
+    assert not waits[1].done()
     await broker.cancel("kept")
-    await kept
+    assert (await waits[1]).outputs[0].finish_reason == "cancelled"
 
 
-async def until_queued(broker: Broker, *request_ids: str) -> None:
-    for request_id in request_ids:
-        await until(lambda request_id=request_id: is_queued(broker, request_id))
+async def test_what_a_stream_waits_for_is_sent_again_when_redis_has_forgotten_it(client, broker, monkeypatch) -> None:
+    """Its seed is its own, so it comes out as before; what was seen is not told twice."""
+    monkeypatch.setattr(loss_watch, "LOOK_EVERY_S", 0.05)
+    stream = client.stream("hi", SamplingParams(), request_id="r", timeout_s=1000)
+    first = asyncio.ensure_future(anext(stream))
+    await write(broker, await claim_one(broker), 0, 65)
+    assert (await first).token_ids == [65]
+    rest = asyncio.ensure_future(collect_all(stream))
+    await broker.forget("r")
+    claim = await claim_one(broker)
+    assert 0 < claim.expires_in_ms <= 1_000_000
+    await write(broker, claim, 0, 65)
+    await write(broker, claim, 1, 66, end=FinishReason.STOP)
+    assert token_indexes(await rest) == [1]
 
 
-async def is_queued(broker: Broker, request_id: str) -> bool:
-    return await broker.state(request_id) == "queued"
+async def test_what_comes_again_as_another_output_is_an_error_that_names_the_token(client, broker, monkeypatch) -> None:
+    monkeypatch.setattr(loss_watch, "LOOK_EVERY_S", 0.05)
+    stream = client.stream("hi", SamplingParams(), request_id="r")
+    first = asyncio.ensure_future(anext(stream))
+    await write(broker, await claim_one(broker), 0, 65, 66)
+    assert (await first).token_ids == [65, 66]
+    rest = asyncio.ensure_future(collect_all(stream))
+    await broker.forget("r")
+    await write(broker, await claim_one(broker), 0, 65, 90, 91)
+    with pytest.raises(OutputChangedError, match="token 1 came again as 90 where it had been 66"):
+        await rest
+
+
+async def collect_all(stream: AsyncIterator[Delta]) -> list[Delta]:
+    return [delta async for delta in stream]
 
 
 async def test_streams_end_at_a_primary_that_has_become_a_replica(server: RedisServer, engine, monkeypatch) -> None:
