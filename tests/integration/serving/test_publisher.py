@@ -180,6 +180,21 @@ async def test_a_flush_does_not_wait(broker, codec, monkeypatch) -> None:
         await publisher.flush()  # nothing is left to wait for
 
 
+async def test_of_many_deltas_none_is_left_out(broker, codec) -> None:
+    """One that was would make the next one stale, whose index does not fit."""
+    async with publishing(broker, codec, 0.0, assert_never_stale, num_requests=3) as (publisher, step):
+        for number in range(120):
+            step(40 + number % 10)
+            if number % 3 == 0:
+                await publisher.flush()
+        step(50, FinishReason.LENGTH)
+        await publisher.flush()
+    for request_id in ("r0", "r1", "r2"):
+        log = await broker.read_log(request_id)
+        assert [token for delta in log for token in delta.token_ids] == [*(40 + n % 10 for n in range(120)), 50]
+        assert log[-1].finish_reason is FinishReason.LENGTH
+
+
 async def test_what_a_lost_claim_gathered_is_not_written(broker, codec, monkeypatch) -> None:
     monkeypatch.setattr(publisher_module, "PAUSE_PER_DELTA_S", LONG_S)
     stale: list[tuple[str, int]] = []

@@ -1,0 +1,109 @@
+"""What Redis says of an engine that the engine does not know: claims whose reply was lost are handed back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import pytest
+
+from penstock.shared.broker import Broker, Room
+from penstock.shared.connection import CommandConnection
+from penstock.shared.keys import Keys
+from penstock.shared.messages import EngineCoreRequest, Ready
+from penstock.shared.params import SamplingParams
+from penstock.worker.config import EngineConfig
+from penstock.worker.serving.claiming import ClaimLoop
+from penstock.worker.serving.core_client import CoreClient
+from penstock.worker.serving.engine_meter import EngineMeter
+from penstock.worker.serving.intake import Intake
+from penstock.worker.serving.publisher import Publisher
+from penstock.worker.serving.request_log import RequestLog
+from penstock.worker.serving.running_generations import RunningGenerations
+from penstock.worker.text.tokenizer import TextCodec
+from penstock.worker.worker_config import WorkerConfig
+
+CONFIG = WorkerConfig(worker_id="e", engine_id="e0", redis_url="", engine=EngineConfig(model="m"), lease_ttl_s=600)
+
+
+class Core:
+    """An engine core that is given requests and runs none."""
+
+    def __init__(self) -> None:
+        self.request_ids: asyncio.Queue[str] = asyncio.Queue()
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        self.request_ids.put_nowait(request.request_id)
+
+
+@pytest.fixture
+def broker(commands: CommandConnection, namespace: str) -> Broker:
+    return Broker(commands, Keys(namespace).model("m"))
+
+
+@pytest.fixture(scope="module")
+def codec(demo_model: Path) -> TextCodec:
+    return TextCodec.load(demo_model)
+
+
+@pytest.fixture
+def ready(demo_model: Path) -> Ready:
+    sizes = {"max_model_len": 100, "num_blocks": 100, "block_size": 16, "vocab_size": 100, "kv_cache_size_tokens": 1600}
+    return Ready(
+        model_folder=str(demo_model), architecture="", dtype="", device="", eos_token_ids=[], max_num_seqs=8, **sizes
+    )
+
+
+@asynccontextmanager
+async def claiming(broker: Broker, codec: TextCodec, ready: Ready) -> AsyncIterator[tuple[ClaimLoop, Core]]:
+    core, live = Core(), RunningGenerations()
+    publisher = Publisher(broker, lambda request_id, epoch: None, EngineMeter())
+    loop = ClaimLoop(CONFIG, broker, cast(CoreClient, core), live, publisher, RequestLog("m", is_on=False))
+    running = asyncio.create_task(loop.run(Intake(codec, ready.max_model_len), ready))
+    try:
+        yield loop, core
+    finally:
+        loop.stop()
+        await running
+
+
+async def enqueue(broker: Broker, request_id: str) -> None:
+    request = EngineCoreRequest(request_id=request_id, prompt_token_ids=[5], sampling_params=SamplingParams(seed=1))
+    await broker.enqueue(request_id, msgspec.msgpack.encode(request), result_ttl_ms=60_000)
+
+
+async def claim_unseen(broker: Broker) -> int:
+    """A claim of this engine of which it never heard; returns its epoch."""
+    (claim,) = (await broker.claim("e0", Room(max_num_seqs=1))).claims
+    return claim.epoch
+
+
+async def test_what_a_former_life_claimed_is_claimed_anew(broker: Broker, codec: TextCodec, ready: Ready) -> None:
+    await enqueue(broker, "a")
+    epoch = await claim_unseen(broker)
+    async with claiming(broker, codec, ready) as (_, core), asyncio.timeout(60):
+        core_id = await core.request_ids.get()
+    assert core_id.startswith("a#")
+    assert core_id != f"a#{epoch}"
+
+
+async def test_a_claim_whose_reply_was_lost_is_handed_back(broker: Broker, codec: TextCodec, ready: Ready) -> None:
+    async with claiming(broker, codec, ready) as (loop, core), asyncio.timeout(60):
+        await enqueue(broker, "a")
+        loop.wake()
+        first = await core.request_ids.get()
+        await loop.pause()
+        await enqueue(broker, "b")
+        epoch = await claim_unseen(broker)
+        loop.look_for_unseen()
+        loop.resume()
+        second = await core.request_ids.get()
+    assert (first.partition("#")[0], second.partition("#")[0]) == ("a", "b")
+    assert second != f"b#{epoch}"
+    # What it knew of all the time stayed where it was.
+    held = {RunningGenerations.core_id(*claim) for claim in await broker.claims("e0")}
+    assert held == {first, second}
