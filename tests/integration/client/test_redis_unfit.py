@@ -70,16 +70,18 @@ async def test_detached_requests_that_redis_has_forgotten_end(client, broker, mo
     """Nobody has their bytes but who submitted them."""
     monkeypatch.setattr(loss_watch, "LOOK_EVERY_S", 0.05)
     gone = await client.submit("hi", request_id="gone")
-    kept = await client.submit("hi", request_id="kept")
-    waits = [asyncio.ensure_future(handle.result()) for handle in (gone, kept)]
     await write(broker, await claim_one(broker), 0, 65)
+    kept = await client.submit("hi", request_id="kept")
+    streams = [handle.stream() for handle in (gone, kept)]
+    assert (await anext(streams[0])).token_ids == [65]  # from here on it is known to have been there
+    waits = [asyncio.ensure_future(collect_all(stream)) for stream in streams]
     await broker.forget("gone")
     async with asyncio.timeout(30):
         with pytest.raises(RequestLostError, match="does not know it any more"):
             await waits[0]
     assert not waits[1].done()
     await broker.cancel("kept")
-    assert (await waits[1]).outputs[0].finish_reason == "cancelled"
+    assert [delta.finish_reason for delta in await waits[1]] == ["cancelled"]
 
 
 async def test_what_a_stream_waits_for_is_sent_again_when_redis_has_forgotten_it(client, broker, monkeypatch) -> None:
