@@ -67,6 +67,8 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:{MODEL}:engine:ENGINE:commands      channel   cancellations and control calls, to the engine
     NS:{MODEL}:call:CALL:replies           channel   engines' replies to a control call
     NS:{MODEL}:call:CALL:reply:ENGINE      string    the same reply, should it be missed; REPLY_TTL_MS
+    NS:{MODEL}:virtual                     hash      clock of a simulation, and its last entry; never in a deployment
+    NS:{MODEL}:expiries                    zset      what expires by that clock -> ms at which it does; as it
 """
 
 from __future__ import annotations
@@ -192,6 +194,8 @@ class ModelKeys:
         self.dead = self.prefix + "dead"
         self.outbox = self.prefix + "outbox"
         self.wake = self.prefix + "wake"
+        self.virtual = self.prefix + "virtual"
+        self.expiries = self.prefix + "expiries"
 
     def lane(self, band: str, tenant: str) -> str:
         return f"{self.prefix}lane:{band}:{tenant}"

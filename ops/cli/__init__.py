@@ -23,6 +23,7 @@ from . import (
     keys,
     models,
     queue,
+    sim,
     webhook,
     worker,
 )
@@ -43,6 +44,7 @@ COMMANDS: tuple[Command, ...] = (
     embedded_redis.COMMAND,
     bench.COMMAND,
     chaos.COMMAND,
+    sim.COMMAND,
 )
 
 

@@ -1,0 +1,153 @@
+"""What a simulation notes of its requests, tenants and engines while it runs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+from .scenario import Tenants
+
+WINDOW_S = 10.0
+
+
+@dataclass(slots=True)
+class Note:
+    """One request. Times in virtual seconds; ``None`` until it happens."""
+
+    request_id: str
+    group: Tenants
+    tenant: str
+    arrived_s: float
+    num_prompt: int
+    num_output: int
+    claimed_s: float | None = None
+    first_token_s: float | None = None
+    ended_s: float | None = None
+    # Since when it waits for another engine; None while it runs or before.
+    lost_s: float | None = None
+
+
+@dataclass
+class Loss:
+    """A death: what the dead engines held, and how long each of those requests took to be claimed and to go on."""
+
+    at_s: float
+    num_engines: int
+    num_requests: int = 0
+    claimed_after_s: list[float] = field(default_factory=list)
+    next_token_after_s: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The fleet at a moment. ``num_wanted`` is 0 without autoscaling."""
+
+    at_s: float
+    num_waiting: int
+    num_running: int
+    num_engines: int
+    num_wanted: int
+
+
+class Measures:
+    """Collects; ``report.py`` makes figures of it."""
+
+    def __init__(self) -> None:
+        self.notes: dict[str, Note] = {}
+        self.num_refused: Counter[str] = Counter()
+        # Claims by what led to them, all of them and those that got nothing.
+        self.num_claims: Counter[str] = Counter()
+        self.num_wasted: Counter[str] = Counter()
+        self.num_stale = 0
+        self.samples: list[Sample] = []
+        self.jain: list[tuple[float, float, int]] = []
+        self.losses: list[Loss] = []
+        self.longest_with_room_s = 0.0
+        self.waiting: dict[str, Note] = {}
+        # In order of arrival: those of tenants without a quota that no engine has held yet.
+        self.unbound: dict[str, Note] = {}
+        self._loss_of: dict[str, Loss] = {}
+        self._num_waiting: Counter[str] = Counter()
+        self._empty_s: dict[str, float] = {}
+        self._computed: defaultdict[str, float] = defaultdict(float)
+        self._weights: dict[str, float] = {}
+        self._with_room_since: float | None = None
+
+    def note_arrival(self, note: Note) -> None:
+        self.notes[note.request_id] = note
+        self._wait(note, note.arrived_s)
+
+    def note_claim(self, request_id: str, at_s: float) -> Note:
+        """A request was handed to an engine; returns what is known of it."""
+        note = self.notes[request_id]
+        self.waiting.pop(request_id, None)
+        self.unbound.pop(request_id, None)
+        self._num_waiting[note.tenant] -= 1
+        if not self._num_waiting[note.tenant]:
+            self._empty_s[note.tenant] = at_s
+        if note.claimed_s is None:
+            note.claimed_s = at_s
+        if note.lost_s is not None and (loss := self._loss_of.get(request_id)):
+            loss.claimed_after_s.append(at_s - note.lost_s)
+        return note
+
+    def note_tokens(self, note: Note, num_tokens: int) -> None:
+        """So many tokens of the prompt or the output were computed."""
+        self._computed[note.tenant] += num_tokens
+        self._weights[note.tenant] = note.group.policy.weight
+
+    def note_output(self, note: Note, at_s: float) -> None:
+        """The output of a request has begun, or goes on under another engine."""
+        if note.first_token_s is None:
+            note.first_token_s = at_s
+        if note.lost_s is not None:
+            loss = self._loss_of.pop(note.request_id, None)
+            if loss:
+                loss.next_token_after_s.append(at_s - note.lost_s)
+            note.lost_s = None
+
+    def note_put_back(self, note: Note, at_s: float, loss: Loss | None) -> None:
+        """Its engine is gone; it counts as waiting from then on, though nobody may know it yet."""
+        if note.lost_s is None:
+            note.lost_s = at_s
+        if loss:
+            loss.num_requests += 1
+            self._loss_of[note.request_id] = loss
+        self._wait(note, at_s)
+
+    def note_window(self, at_s: float) -> None:
+        """Jain's index of what tenants got in the last window over their weights: of those that waited all the time."""
+        waiting = [
+            tenant
+            for tenant, number in self._num_waiting.items()
+            if number > 0 and self._empty_s.get(tenant, 0.0) <= at_s - WINDOW_S
+        ]
+        shares = [self._computed[tenant] / self._weights.get(tenant, 1.0) for tenant in waiting]
+        self.jain.append((at_s, jain_index(shares), len(shares)))
+        self._computed.clear()
+
+    def note_room(self, at_s: float, has_room: bool) -> None:
+        """Whether an engine has room for what waits longest; asked again and again."""
+        oldest = next(iter(self.unbound.values()), None)
+        if not has_room or oldest is None:
+            self._with_room_since = None
+            return
+        if self._with_room_since is None:
+            self._with_room_since = at_s
+        since = max(self._with_room_since, oldest.arrived_s)
+        self.longest_with_room_s = max(self.longest_with_room_s, at_s - since)
+
+    def _wait(self, note: Note, at_s: float) -> None:
+        self.waiting[note.request_id] = note
+        if not note.group.has_quota and note.claimed_s is None:
+            self.unbound[note.request_id] = note
+        if not self._num_waiting[note.tenant]:
+            self._empty_s[note.tenant] = at_s
+        self._num_waiting[note.tenant] += 1
+
+
+def jain_index(values: list[float]) -> float:
+    """1 where all are equal, 1/n where one has all (Jain et al., 1984); NaN for fewer than two, or if all are 0."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if len(values) > 1 and squares else math.nan

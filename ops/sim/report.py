@@ -1,0 +1,285 @@
+"""From what a simulation has noted to figures, tables and verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from ...shared.command_line import format_table
+from ..latency import percentile
+from .measures import Loss, Measures, Note
+from .scenario import Scenario, Tenants
+from .simulation import Simulated
+
+# Of the series that go into the report; more would be no more than a line in a plot can show.
+MAX_POINTS = 600
+
+
+class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One group of tenants. Times in seconds of virtual time; None where nothing was seen.
+
+    ``wait`` is from arrival to the first claim, ``ttft`` to the first token, ``total`` to the end.
+    """
+
+    name: str
+    num_tenants: int
+    num_requests: int
+    num_ended: int
+    num_refused: int
+    wait_p50_s: float | None
+    wait_p99_s: float | None
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+    total_p50_s: float | None
+    total_p99_s: float | None
+
+
+class JainFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the ten seconds up to ``at_s``, over the tenants that waited all that time; None for fewer than two."""
+
+    at_s: float
+    index: float | None
+    num_tenants: int
+
+
+class ClaimFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Claims by cause: "start", "wake", "end" (of a request), "more" (a claim that got some), "retry", "idle"."""
+
+    num_claims: dict[str, int]
+    num_wasted: dict[str, int]
+    claims_per_request: float
+
+
+class RecoveryFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """A death. ``claimed`` and ``next_token`` are seconds from it, of the requests that were under way there."""
+
+    at_s: float
+    num_engines: int
+    num_requests: int
+    num_gone_on: int
+    claimed_p50_s: float | None
+    claimed_max_s: float | None
+    next_token_p50_s: float | None
+    next_token_max_s: float | None
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """The fleet over time; each list has one value per entry of ``at_s``."""
+
+    at_s: list[float]
+    num_waiting: list[int]
+    num_running: list[int]
+    num_engines: list[int]
+    num_wanted: list[int]
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """What must hold, whether it does, and what was seen."""
+
+    name: str
+    holds: bool
+    seen: str
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """What follows from scenario and seed alone."""
+
+    duration_s: float
+    seed: int
+    groups: list[GroupFigures]
+    jain: list[JainFigure]
+    claims: ClaimFigures
+    recoveries: list[RecoveryFigures]
+    checks: list[Check]
+    script_calls: dict[str, int]
+    series: Series
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures, and the real time that they took."""
+
+    figures: Figures
+    wall_s: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether every check does."""
+        return all(check.holds for check in self.figures.checks)
+
+
+def make_report(simulated: Simulated) -> Report:
+    """Return all figures of a simulation."""
+    scenario, measures = simulated.scenario, simulated.measures
+    num_first_claims = sum(note.claimed_s is not None for note in measures.notes.values())
+    step = max(1, math.ceil(len(measures.samples) / MAX_POINTS))
+    samples = measures.samples[::step]
+    figures = Figures(
+        duration_s=scenario.duration_s,
+        seed=scenario.seed,
+        groups=_group_figures(scenario.tenants, measures),
+        jain=[
+            JainFigure(at_s=at_s, index=None if math.isnan(index) else round(index, 4), num_tenants=number)
+            for at_s, index, number in measures.jain
+        ],
+        claims=ClaimFigures(
+            num_claims=dict(sorted(measures.num_claims.items())),
+            num_wasted=dict(sorted(measures.num_wasted.items())),
+            claims_per_request=round(measures.num_claims.total() / max(1, num_first_claims), 3),
+        ),
+        recoveries=[_recovery_figures(loss) for loss in measures.losses],
+        checks=_checks(scenario, simulated),
+        script_calls=simulated.num_calls,
+        series=Series(
+            at_s=[sample.at_s for sample in samples],
+            num_waiting=[sample.num_waiting for sample in samples],
+            num_running=[sample.num_running for sample in samples],
+            num_engines=[sample.num_engines for sample in samples],
+            num_wanted=[sample.num_wanted for sample in samples],
+        ),
+    )
+    return Report(figures=figures, wall_s=round(simulated.wall_s, 2))
+
+
+def _group_figures(groups: list[Tenants], measures: Measures) -> list[GroupFigures]:
+    notes_of: dict[str, list[Note]] = {group.name: [] for group in groups}
+    for note in measures.notes.values():
+        notes_of[note.group.name].append(note)
+    return [_figures_of_group(group, notes_of[group.name], measures.num_refused[group.name]) for group in groups]
+
+
+def _figures_of_group(group: Tenants, notes: list[Note], num_refused: int) -> GroupFigures:
+    waits = [note.claimed_s - note.arrived_s for note in notes if note.claimed_s is not None]
+    ttfts = [note.first_token_s - note.arrived_s for note in notes if note.first_token_s is not None]
+    totals = [note.ended_s - note.arrived_s for note in notes if note.ended_s is not None]
+    return GroupFigures(
+        name=group.name,
+        num_tenants=group.number,
+        num_requests=len(notes),
+        num_ended=len(totals),
+        num_refused=num_refused,
+        wait_p50_s=_percentile(waits, 0.5),
+        wait_p99_s=_percentile(waits, 0.99),
+        ttft_p50_s=_percentile(ttfts, 0.5),
+        ttft_p99_s=_percentile(ttfts, 0.99),
+        total_p50_s=_percentile(totals, 0.5),
+        total_p99_s=_percentile(totals, 0.99),
+    )
+
+
+def _recovery_figures(loss: Loss) -> RecoveryFigures:
+    return RecoveryFigures(
+        at_s=loss.at_s,
+        num_engines=loss.num_engines,
+        num_requests=loss.num_requests,
+        num_gone_on=len(loss.next_token_after_s),
+        claimed_p50_s=_percentile(loss.claimed_after_s, 0.5),
+        claimed_max_s=_percentile(loss.claimed_after_s, 1.0),
+        next_token_p50_s=_percentile(loss.next_token_after_s, 0.5),
+        next_token_max_s=_percentile(loss.next_token_after_s, 1.0),
+    )
+
+
+def _checks(scenario: Scenario, simulated: Simulated) -> list[Check]:
+    measures, queue = simulated.measures, simulated.queue
+    num_open = sum(note.ended_s is None for note in measures.notes.values())
+    num_known = queue.depth + queue.num_running
+    limit_s = scenario.checks.max_wait_with_room_s
+    return [
+        Check(
+            name="every request has ended, waits or runs",
+            holds=num_open == num_known,
+            seen=f"{num_open} have not ended, of which Redis knows {num_known}",
+        ),
+        Check(
+            name="no engine that lives is refused",
+            holds=measures.num_stale == 0,
+            seen=f"{measures.num_stale} writes were",
+        ),
+        Check(
+            name=f"none waits longer than {limit_s:g} s while an engine has room",
+            holds=measures.longest_with_room_s <= limit_s,
+            seen=f"{measures.longest_with_room_s:.2f} s at most",
+        ),
+    ]
+
+
+def _percentile(values: Iterable[float], share: float) -> float | None:
+    found = percentile(values, share)
+    return None if math.isnan(found) else round(found, 4)
+
+
+def format_report(report: Report) -> str:
+    """Return the report as tables for people."""
+    figures = report.figures
+    parts = [_group_table(figures.groups), _claim_table(figures.claims)]
+    indexes = [one.index for one in figures.jain if one.index is not None]
+    if indexes:
+        parts.append(
+            f"Jain's index of weighted tokens in 10 s, of tenants that waited all the time: "
+            f"{min(indexes):.3f} to {max(indexes):.3f}"
+        )
+    if figures.recoveries:
+        parts.append(_recovery_table(figures.recoveries))
+    rows = [["holds" if check.holds else "FAILS", check.name, check.seen] for check in figures.checks]
+    parts.append(format_table(("check", "", "seen"), rows))
+    num_calls = sum(figures.script_calls.values())
+    parts.append(
+        f"{figures.duration_s:g} s of virtual time in {report.wall_s:.1f} s: {num_calls} scripts, "
+        f"{num_calls / max(report.wall_s, 0.01):.0f} in a second"
+    )
+    return "\n\n".join(parts)
+
+
+def _group_table(groups: list[GroupFigures]) -> str:
+    header = (
+        "tenants",
+        "number",
+        "requests",
+        "ended",
+        "refused",
+        "wait p50",
+        "p99",
+        "first token p50",
+        "p99",
+        "end p50",
+    )
+    rows = [
+        [
+            group.name,
+            str(group.num_tenants),
+            str(group.num_requests),
+            str(group.num_ended),
+            str(group.num_refused),
+            *map(_seconds, (group.wait_p50_s, group.wait_p99_s, group.ttft_p50_s, group.ttft_p99_s, group.total_p50_s)),
+        ]
+        for group in groups
+    ]
+    return format_table(header, rows)
+
+
+def _claim_table(claims: ClaimFigures) -> str:
+    rows = [[cause, str(number), str(claims.num_wasted.get(cause, 0))] for cause, number in claims.num_claims.items()]
+    rows.append(["all", str(sum(claims.num_claims.values())), str(sum(claims.num_wasted.values()))])
+    table = format_table(("claims after", "number", "got nothing"), rows)
+    return f"{table}\n{claims.claims_per_request:.2f} claims for each request"
+
+
+def _recovery_table(recoveries: list[RecoveryFigures]) -> str:
+    header = ("death at", "engines", "requests", "gone on", "claimed p50", "last", "next token p50", "last")
+    rows = [
+        [
+            f"{one.at_s:g} s",
+            str(one.num_engines),
+            str(one.num_requests),
+            str(one.num_gone_on),
+            *map(_seconds, (one.claimed_p50_s, one.claimed_max_s, one.next_token_p50_s, one.next_token_max_s)),
+        ]
+        for one in recoveries
+    ]
+    return format_table(header, rows)
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f} s" if value < 1 else f"{value:.1f} s"

@@ -1,0 +1,33 @@
+"""``penstock sim run``: a scenario from its text to its report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from ..bench.private_redis import private_redis
+from .plots import draw
+from .report import format_report, make_report
+from .scenario import read_scenario
+from .simulation import simulate
+
+
+def run_scenario(text: str, *, seed: int | None = None, folder: Path | None = None) -> bool:
+    """Simulate, print the tables, and write ``report.json`` and plots into ``folder``; whether all checks hold.
+
+    Raises:
+        ConfigurationError: the scenario is wrong.
+    """
+    scenario = read_scenario(text)
+    if seed is not None:
+        scenario = msgspec.structs.replace(scenario, seed=seed)
+    with private_redis(append_only=False) as url:
+        report = make_report(simulate(url, scenario))
+    print(format_report(report))
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "report.json"
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+        print("\nwritten: " + ", ".join(str(one) for one in (path, *draw(report.figures, folder))))
+    return report.holds

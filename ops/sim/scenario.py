@@ -1,0 +1,241 @@
+"""A scenario: what is simulated, as a TOML file says it. A table of the fields is in ``ops/guide/simulator.md``."""
+
+from __future__ import annotations
+
+import enum
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from ...shared.command_line import did_you_mean
+from ...shared.errors import ConfigurationError, ValidationError
+from ...shared.policy import QueuePolicy, TenantPolicy
+from ...shared.shown import shown
+from .shapes import Arrivals, Constant, Fixed, Lengths, check_at_least
+
+# Up to so many Redis keeps a hash in the order in which it was written, on which the order of what returns depends.
+MAX_SEQS = 512
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every table of a scenario is."""
+
+
+class Speed(_Table, frozen=True, kw_only=True):
+    """How long a step takes: ``fixed_ms + ms_per_seq * decoding requests + ms_per_prompt_token * prompt tokens``.
+
+    The defaults are of the demo model on one thread of a CPU; ``penstock sim fit`` finds others.
+    """
+
+    fixed_ms: float = 1.0
+    ms_per_seq: float = 0.1
+    ms_per_prompt_token: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            check_at_least(name, getattr(self, name), 0)
+        check_at_least("fixed_ms + ms_per_seq", self.fixed_ms + self.ms_per_seq, 0.001)
+
+    def step_s(self, num_decoding: int, num_prompt_tokens: int) -> float:
+        """Seconds of a step."""
+        ms = self.fixed_ms + self.ms_per_seq * num_decoding + self.ms_per_prompt_token * num_prompt_tokens
+        return max(ms, 0.001) / 1000
+
+
+class Engines(_Table, frozen=True, kw_only=True):
+    """Engines of one kind.
+
+    Args:
+        number: how many there are at the start.
+        speed: of each of their steps.
+        max_num_seqs: requests at once.
+        kv_tokens: tokens of the KV cache.
+        max_step_tokens: tokens of one step; a longer prompt takes several.
+        append_every_s: how often what was generated goes to the log; what was not is lost with the engine.
+    """
+
+    number: int
+    speed: Speed = Speed()
+    max_num_seqs: int = 64
+    kv_tokens: int = 200_000
+    max_step_tokens: int = 2048
+    append_every_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_at_least("number", self.number, 0)
+        check_at_least("kv_tokens", self.kv_tokens, 1)
+        check_at_least("append_every_s", self.append_every_s, 0.001)
+        if not 1 <= self.max_num_seqs <= MAX_SEQS:
+            raise ValidationError(f"max_num_seqs must be from 1 to {MAX_SEQS}, got {shown(self.max_num_seqs)}")
+        if self.max_step_tokens <= self.max_num_seqs:
+            raise ValidationError(f"max_step_tokens must be above max_num_seqs, got {shown(self.max_step_tokens)}")
+
+
+class Tenants(_Table, frozen=True, kw_only=True):
+    """A group of ``number`` alike tenants; each request is of one of them, drawn at random.
+
+    Args:
+        name: of the group; a tenant is called ``NAME-i``, or ``NAME`` where there is one.
+        band: of all their requests; empty for the queue's default.
+        policy: weight and quotas of each.
+        arrivals: of all of them together.
+        at_start: requests that wait when the simulation begins.
+        prompt, output: lengths in tokens.
+        max_tokens: what clients ask for; the longest output if it is 0.
+    """
+
+    name: str
+    number: int = 1
+    band: str = ""
+    policy: TenantPolicy = TenantPolicy()
+    arrivals: Arrivals = Constant(per_s=0.0)
+    at_start: int = 0
+    prompt: Lengths = Fixed(tokens=200)
+    output: Lengths = Fixed(tokens=100)
+    max_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least("number", self.number, 1)
+        check_at_least("at_start", self.at_start, 0)
+        check_at_least("max_tokens", self.max_tokens, 0)
+
+    @property
+    def most_tokens(self) -> int:
+        return self.max_tokens or max(1, self.output.most)
+
+    @property
+    def has_quota(self) -> bool:
+        of = self.policy
+        return any((of.requests_per_minute, of.tokens_per_minute, of.max_concurrent_requests))
+
+    def tenant(self, index: int) -> str:
+        """The name of the ``index``-th."""
+        return self.name if self.number == 1 else f"{self.name}-{index}"
+
+
+class DeathKind(enum.StrEnum):
+    """How an engine dies: with its host, which a reaper finds out, or alone, which its supervisor sees at once."""
+
+    HOST = "host"
+    PROCESS = "process"
+
+
+class Deaths(_Table, frozen=True, kw_only=True):
+    """At ``at_s`` some engines die, drawn at random: ``share`` of those that live, or ``number``.
+
+    With ``back_after_s`` as many begin anew so much later.
+    """
+
+    at_s: float
+    share: float = 0.0
+    number: int = 0
+    kind: DeathKind = DeathKind.HOST
+    back_after_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_at_least("at_s", self.at_s, 0)
+        if not 0 <= self.share <= 1:
+            raise ValidationError(f"share must be in [0, 1], got {shown(self.share)}")
+        if (self.share > 0) == (self.number > 0):
+            raise ValidationError("deaths need one of share and number")
+
+
+class Autoscaling(_Table, frozen=True, kw_only=True):
+    """Engines of the first kind come and go with what waits.
+
+    Args:
+        least, most: engines.
+        wanted_wait_s: what waits is to be served within so long.
+        look_every_s: how often that is looked at.
+        start_s: until a new engine serves.
+        down_after_s: so long fewer must have sufficed before one is taken away.
+    """
+
+    least: int
+    most: int
+    wanted_wait_s: float
+    look_every_s: float = 5.0
+    start_s: float = 30.0
+    down_after_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most:
+            raise ValidationError(f"least must be from 1 to most, got {shown(self.least)}")
+        for name in ("wanted_wait_s", "look_every_s"):
+            check_at_least(name, getattr(self, name), 0.001)
+
+
+class Checks(_Table, frozen=True, kw_only=True):
+    """What must hold: no request without a quota waits longer than this while an engine has room for it."""
+
+    max_wait_with_room_s: float = 2.0
+
+
+class Scenario(_Table, frozen=True, kw_only=True):
+    """All of it. ``round_trip_ms`` is between a wake, or the end of a request, and the claim that follows."""
+
+    duration_s: float
+    engines: list[Engines]
+    tenants: list[Tenants]
+    seed: int = 0
+    round_trip_ms: float = 1.0
+    queue: QueuePolicy = QueuePolicy()
+    deaths: list[Deaths] = []
+    autoscaling: Autoscaling | None = None
+    checks: Checks = Checks()
+
+    def __post_init__(self) -> None:
+        check_at_least("duration_s", self.duration_s, 0.001)
+        check_at_least("round_trip_ms", self.round_trip_ms, 0.001)
+        for name in ("engines", "tenants"):
+            if not getattr(self, name):
+                raise ValidationError(f"a scenario needs a table [[{name}]]")
+        names = [group.name for group in self.tenants]
+        if len(set(names)) < len(names):
+            raise ValidationError(f"the names of tenants must differ, got {', '.join(names)}")
+        for group in self.tenants:
+            if group.band and group.band not in self.queue.bands:
+                raise ValidationError(f"band must be one of {', '.join(self.queue.bands)}, got {shown(group.band)}")
+
+
+def read_scenario(text: str) -> Scenario:
+    """Return what a TOML text says.
+
+    Raises:
+        ConfigurationError: it is no TOML, or a key or value is none; the message names it and what it may be.
+    """
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"the scenario is no TOML: {error}") from error
+    _check_keys(inspect.type_info(Scenario), tables, "")
+    try:
+        return msgspec.convert(tables, Scenario)
+    except (msgspec.ValidationError, ValidationError) as error:
+        raise ConfigurationError(f"the scenario: {error}") from error
+
+
+def _check_keys(kind: inspect.Type, value: Any, where: str) -> None:
+    """Raise on a key that no field has: before msgspec, which names no nearest one."""
+    if isinstance(kind, inspect.ListType) and isinstance(value, list):
+        for index, item in enumerate(value):
+            _check_keys(kind.item_type, item, f"{where}[{index}]")
+    elif isinstance(kind, inspect.UnionType):
+        for one in kind.types:
+            if isinstance(one, inspect.StructType) and _is_meant(one, value):
+                _check_keys(one, value, where)
+    elif isinstance(kind, inspect.StructType) and isinstance(value, Mapping):
+        fields = {field.encode_name: field.type for field in kind.fields}
+        for key, item in value.items():
+            if key not in fields and key != kind.tag_field:
+                hint = did_you_mean(key, fields) or f"there are {', '.join(fields)}"
+                raise ConfigurationError(f"the scenario has no key {f'{where}.{key}'.lstrip('.')}; {hint}")
+            if key in fields:
+                _check_keys(fields[key], item, f"{where}.{key}".lstrip("."))
+
+
+def _is_meant(kind: inspect.StructType, value: Any) -> bool:
+    return isinstance(value, Mapping) and (kind.tag is None or value.get(kind.tag_field) == kind.tag)

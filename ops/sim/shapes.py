@@ -1,0 +1,141 @@
+"""When requests come, and how long they are: what a scenario may say of a group of tenants.
+
+Rates are requests per second of the whole group, lengths are tokens. A table says its kind by ``shape``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from random import Random
+
+import msgspec
+
+from ...shared.errors import ValidationError
+from ...shared.shown import shown
+
+
+def check_at_least(name: str, value: float, least: float) -> None:
+    if not (math.isfinite(value) and value >= least):
+        raise ValidationError(f"{name} must be a number from {least:g} on, got {shown(value)}")
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, tag_field="shape", forbid_unknown_fields=True):
+    """What says its kind."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            check_at_least(name, getattr(self, name), 0)
+
+
+class Constant(_Table, frozen=True, kw_only=True, tag="constant"):
+    """Requests at random moments, ``per_s`` on the average (a Poisson process)."""
+
+    per_s: float
+
+    @property
+    def most_per_s(self) -> float:
+        return self.per_s
+
+    def rate(self, at_s: float) -> float:
+        """Requests per second at a time of the simulation."""
+        return self.per_s
+
+
+class Burst(_Table, frozen=True, kw_only=True, tag="burst"):
+    """``per_s``, but ``burst_per_s`` for ``for_s`` seconds from ``at_s`` on."""
+
+    burst_per_s: float
+    at_s: float
+    for_s: float
+    per_s: float = 0.0
+
+    @property
+    def most_per_s(self) -> float:
+        return max(self.per_s, self.burst_per_s)
+
+    def rate(self, at_s: float) -> float:
+        """Requests per second at a time of the simulation."""
+        return self.burst_per_s if self.at_s <= at_s < self.at_s + self.for_s else self.per_s
+
+
+class Day(_Table, frozen=True, kw_only=True, tag="day"):
+    """A sine from ``low_per_s`` at the start to ``high_per_s`` half a period later and back."""
+
+    low_per_s: float
+    high_per_s: float
+    period_s: float = 86400.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.low_per_s <= self.high_per_s:
+            raise ValidationError(f"low_per_s must be at most high_per_s, got {self.low_per_s:g}")
+        check_at_least("period_s", self.period_s, 0.001)
+
+    @property
+    def most_per_s(self) -> float:
+        return self.high_per_s
+
+    def rate(self, at_s: float) -> float:
+        """Requests per second at a time of the simulation."""
+        height = (1 - math.cos(2 * math.pi * at_s / self.period_s)) / 2
+        return self.low_per_s + (self.high_per_s - self.low_per_s) * height
+
+
+Arrivals = Constant | Burst | Day
+
+
+def arrival_times(arrivals: Arrivals, random: Random, until_s: float) -> Iterator[float]:
+    """The times at which requests come, by thinning (Lewis and Shedler, 1979)."""
+    at_s, most = 0.0, arrivals.most_per_s
+    while most > 0:
+        at_s += random.expovariate(most)
+        if at_s >= until_s:
+            return
+        if random.random() * most < arrivals.rate(at_s):
+            yield at_s
+
+
+class Fixed(_Table, frozen=True, kw_only=True, tag="fixed"):
+    """Always ``tokens``."""
+
+    tokens: int
+
+    @property
+    def most(self) -> int:
+        return self.tokens
+
+    def draw(self, random: Random) -> int:
+        """A length in tokens, at least 1."""
+        return max(1, self.tokens)
+
+
+class Uniform(_Table, frozen=True, kw_only=True, tag="uniform"):
+    """From ``least`` to ``most``, all alike."""
+
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.least > self.most:
+            raise ValidationError(f"least must be at most {self.most}, which is most; got {self.least}")
+
+    def draw(self, random: Random) -> int:
+        """A length in tokens, at least 1."""
+        return max(1, random.randint(self.least, self.most))
+
+
+class Lognormal(_Table, frozen=True, kw_only=True, tag="lognormal"):
+    """Half of them below ``median``, a few very long ones, none above ``most``. ``sigma`` is that of the logarithm."""
+
+    median: float
+    sigma: float
+    most: int
+
+    def draw(self, random: Random) -> int:
+        """A length in tokens, at least 1."""
+        return max(1, min(self.most, round(self.median * math.exp(random.gauss(0, self.sigma)))))
+
+
+Lengths = Fixed | Uniform | Lognormal
