@@ -26,10 +26,10 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float
 
 
-def simulate(url: str, scenario: Scenario) -> Simulated:
-    """Simulate a scenario on an empty Redis at ``url``. The same scenario gives the same, but for ``wall_s``."""
+def simulate(url: str, scenario: Scenario, namespace: str = "sim") -> Simulated:
+    """Simulate a scenario in an empty namespace of a Redis. The same scenario gives the same, but for ``wall_s``."""
     started = time.perf_counter()
-    world = World(url, scenario)
+    world = World(url, scenario, namespace)
     try:
         fleet = Fleet(world)
         fleet.begin()

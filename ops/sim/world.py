@@ -22,11 +22,11 @@ EXPIRE_EVERY_S = 0.1
 class World:
     """A Redis of its own, seen by a virtual clock. ``do`` is how anybody in it talks to Redis."""
 
-    def __init__(self, url: str, scenario: Scenario) -> None:
+    def __init__(self, url: str, scenario: Scenario, namespace: str) -> None:
         self.scenario = scenario
         self.round_trip_s = scenario.round_trip_ms / 1000
         self.env = simpy.Environment()
-        self.keys = Keys("sim").model(MODEL)
+        self.keys = Keys(namespace).model(MODEL)
         self.connection = VirtualConnection(url, self.keys)
         self.broker = Broker(self.connection, self.keys)
         self.queue = Queue(self.connection, self.keys)

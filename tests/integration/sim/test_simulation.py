@@ -1,0 +1,169 @@
+"""Whole simulations, small ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock.ops.cli import main
+from penstock.ops.sim.plots import draw
+from penstock.ops.sim.report import Figures, Report, make_report
+from penstock.ops.sim.scenario import (
+    Autoscaling,
+    DeathKind,
+    Deaths,
+    Engines,
+    Scenario,
+    Speed,
+    Tenants,
+)
+from penstock.ops.sim.shapes import Burst, Constant, Fixed, Uniform
+from penstock.ops.sim.simulation import Simulated, simulate
+from penstock.shared.policy import TenantPolicy
+
+ENGINES = Engines(
+    number=3,
+    max_num_seqs=8,
+    kv_tokens=4000,
+    speed=Speed(fixed_ms=20, ms_per_seq=1, ms_per_prompt_token=0.1),
+    append_every_s=0.2,
+)
+# 3 engines of 8 requests, 28 ms a step: each request of 40 tokens takes 1.1 s.
+BUSY = Tenants(
+    name="busy", number=5, arrivals=Constant(per_s=10), prompt=Uniform(least=10, most=200), output=Fixed(tokens=40)
+)
+
+
+def scenario(**changes: object) -> Scenario:
+    values = {"duration_s": 20.0, "engines": [ENGINES], "tenants": [BUSY], "seed": 3, **changes}
+    return Scenario(**values)  # type: ignore[arg-type]  # each test gives what its fields take
+
+
+def figures_of(simulated: Simulated) -> Figures:
+    report = make_report(simulated)
+    assert report.holds, report.figures.checks
+    return report.figures
+
+
+def test_the_same_scenario_gives_the_same(redis_url: str, namespace: str) -> None:
+    of = scenario(deaths=[Deaths(at_s=4, number=1, back_after_s=3)], duration_s=10.0)
+    first, again = (figures_of(simulate(redis_url, of, f"{namespace}-{turn}")) for turn in range(2))
+    assert msgspec.json.encode(first) == msgspec.json.encode(again)
+    other = figures_of(simulate(redis_url, msgspec.structs.replace(of, seed=4), f"{namespace}-other"))
+    assert other.groups != first.groups
+
+
+def test_what_idle_engines_get_waits_for_a_round_trip(redis_url: str, namespace: str) -> None:
+    tenants = [msgspec.structs.replace(BUSY, arrivals=Constant(per_s=1))]
+    (group,) = figures_of(simulate(redis_url, scenario(tenants=tenants), namespace)).groups
+    assert group.wait_p50_s == pytest.approx(0.001)
+    # 40 steps of 21 ms, one of them with the prompt, and the round trip.
+    assert group.total_p50_s == pytest.approx(0.85, abs=0.05)
+    assert group.num_ended >= group.num_requests - 2
+
+
+def test_tenants_get_tokens_by_their_weights(redis_url: str, namespace: str) -> None:
+    crowd = Tenants(name="one", at_start=900, prompt=Fixed(tokens=50), output=Fixed(tokens=50))
+    heavy = msgspec.structs.replace(crowd, name="three", policy=TenantPolicy(weight=3.0))
+    simulated = simulate(redis_url, scenario(tenants=[crowd, heavy], duration_s=30.0), namespace)
+    figures = figures_of(simulated)
+    assert [one.num_tenants for one in figures.jain] == [2, 2]  # the simulation ends before its third window does
+    assert all((one.index or 0) > 0.99 for one in figures.jain)
+    one, three = (group.num_ended for group in figures.groups)
+    assert 2.7 < three / one < 3.3
+
+
+@pytest.mark.parametrize(("kind", "least_s", "most_s"), [(DeathKind.HOST, 2.0, 4.0), (DeathKind.PROCESS, 0.0, 0.5)])
+def test_what_a_dead_engine_held_goes_on(
+    redis_url: str, namespace: str, kind: DeathKind, least_s: float, most_s: float
+) -> None:
+    """A host's death is found by the end of its leases, of 3 s; a process's by its supervisor."""
+    deaths = [Deaths(at_s=8, number=1, kind=kind, back_after_s=2)]
+    simulated = simulate(redis_url, scenario(deaths=deaths), namespace)
+    figures = figures_of(simulated)
+    (recovery,) = figures.recoveries
+    assert recovery.num_requests > 0
+    assert recovery.num_gone_on == recovery.num_requests
+    assert least_s <= (recovery.claimed_p50_s or 0) <= (recovery.claimed_max_s or 0) <= most_s
+    assert {sample.num_engines for sample in simulated.measures.samples if 8 < sample.at_s < 9.9} == {2}
+    assert simulated.measures.samples[-1].num_engines == 3
+    ended = [note for note in simulated.measures.notes.values() if note.arrived_s < 12]
+    assert ended
+    assert all(note.ended_s is not None for note in ended)
+
+
+def test_engines_come_and_go_with_what_waits(redis_url: str, namespace: str) -> None:
+    rush = msgspec.structs.replace(BUSY, arrivals=Burst(per_s=1, burst_per_s=60, at_s=5, for_s=10))
+    rule = Autoscaling(least=3, most=9, wanted_wait_s=1, look_every_s=1, start_s=3, down_after_s=2)
+    simulated = simulate(redis_url, scenario(tenants=[rush], autoscaling=rule, duration_s=60.0), namespace)
+    figures_of(simulated)
+    engines = [sample.num_engines for sample in simulated.measures.samples if sample.at_s > 1]
+    assert (min(engines), max(engines)) == (3, 9)
+    assert engines[-1] < 9
+
+
+def test_a_quota_holds_back_its_tenant_alone(redis_url: str, namespace: str) -> None:
+    bounded = Tenants(name="bounded", at_start=20, output=Fixed(tokens=10), policy=TenantPolicy(requests_per_minute=5))
+    simulated = simulate(redis_url, scenario(tenants=[BUSY, bounded]), namespace)
+    busy, held_back = figures_of(simulated).groups
+    assert held_back.num_ended == 5
+    assert (busy.wait_p99_s or 0) < 0.5
+
+
+def test_a_broken_promise_is_told(redis_url: str, namespace: str) -> None:
+    simulated = simulate(redis_url, scenario(), namespace)
+    simulated.measures.longest_with_room_s = 2.5
+    simulated.measures.num_stale = 1
+    simulated.measures.notes.popitem()
+    report = make_report(simulated)
+    assert not report.holds
+    assert [check.holds for check in report.figures.checks] == [False, False, False]
+
+
+TEXT = """
+duration_s = 12
+[[engines]]
+number = 2
+[[tenants]]
+name = "one"
+arrivals = {shape = "constant", per_s = 3}
+[[deaths]]
+at_s = 6
+number = 1
+"""
+
+
+def test_the_command_writes_report_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "scenario.toml", tmp_path / "out"
+    file.write_text(TEXT)
+    assert main(["sim", "run", str(file), "--seed", "5", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "claims for each request" in printed
+    assert "holds" in printed
+    report = msgspec.json.decode((out / "report.json").read_bytes(), type=Report)
+    assert report.figures.seed == 5
+    assert json.loads((out / "report.json").read_bytes())["figures"]["duration_s"] == 12
+    assert (out / "simulation.png").read_bytes().startswith(b"\x89PNG")
+    before = (out / "simulation.svg").read_bytes()
+    draw(report.figures, out)
+    assert (out / "simulation.svg").read_bytes() == before
+
+
+def test_the_command_tells_of_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "scenario.toml"
+    file.write_text(TEXT.replace("number = 2", "nunber = 2"))
+    assert main(["sim", "run", str(file)]) == 1
+    assert "engines[0].nunber; did you mean number?" in capsys.readouterr().err
+    assert main(["sim", "run", str(tmp_path / "none.toml")]) == 1
+    assert "none.toml cannot be read" in capsys.readouterr().err
+
+
+def test_a_missing_library_is_told_with_the_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.ops.cli.sim.find_spec", lambda name: None)
+    assert main(["sim", "run", str(tmp_path / "none.toml")]) == 1
+    assert "pip install 'penstock[sim]'" in capsys.readouterr().err

@@ -1,0 +1,77 @@
+"""What a scenario file may say, and what it is told of mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.ops import sim
+from penstock.ops.sim.scenario import DeathKind, Scenario, read_scenario
+from penstock.ops.sim.shapes import Burst, Lognormal
+from penstock.shared.errors import ConfigurationError
+
+SCENARIOS = sorted((Path(sim.__file__).parent / "scenarios").glob("*.toml"))
+LEAST = """
+duration_s = 10
+[[engines]]
+number = 2
+[[tenants]]
+name = "one"
+"""
+
+
+def test_what_is_not_said_has_its_default() -> None:
+    scenario = read_scenario(LEAST)
+    assert (scenario.seed, scenario.engines[0].max_num_seqs, scenario.tenants[0].number) == (0, 64, 1)
+
+
+def test_tables_are_read_by_their_shape() -> None:
+    text = LEAST + (
+        'arrivals = {shape = "burst", burst_per_s = 9, at_s = 1, for_s = 2}\n'
+        'output = {shape = "lognormal", median = 80, sigma = 0.6, most = 400}\n'
+        '[[deaths]]\nat_s = 3\nshare = 0.5\nkind = "process"\n'
+    )
+    scenario = read_scenario(text)
+    assert scenario.tenants[0].arrivals == Burst(burst_per_s=9, at_s=1, for_s=2)
+    assert scenario.tenants[0].output == Lognormal(median=80, sigma=0.6, most=400)
+    assert scenario.tenants[0].most_tokens == 400
+    assert scenario.deaths[0].kind is DeathKind.PROCESS
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.name)
+def test_scenarios_that_come_along_can_be_read(path: Path) -> None:
+    assert isinstance(read_scenario(path.read_text()), Scenario)
+
+
+def test_there_are_scenarios() -> None:
+    assert len(SCENARIOS) > 1
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("nmae = 3", "tenants[0].nmae; did you mean name?"),
+        ("policy = {wieght = 3}", "tenants[0].policy.wieght; did you mean weight?"),
+        ('arrivals = {shape = "constant", per_a = 3}', "tenants[0].arrivals.per_a; did you mean per_s?"),
+        ("[autoscaling]\nxyzzy = 1", "autoscaling.xyzzy; there are least, most"),
+        ("policy = {weight = 0}", "weight must be a number in"),
+        ("number = 0", "number must be a number from 1 on, got 0"),
+        ('band = "bacth"', "band must be one of interactive, standard, batch, got 'bacth'"),
+        ('prompt = {shape = "uniform", least = 9, most = 3}', "least must be at most 3"),
+        ('arrivals = {shape = "wave"}', "Invalid value 'wave'"),
+        ("[[deaths]]\nat_s = 1", "deaths need one of share and number"),
+        ("[autoscaling]\nleast = 3\nmost = 2\nwanted_wait_s = 1", "least must be from 1 to most"),
+        ('[[tenants]]\nname = "one"', "the names of tenants must differ"),
+        ("number = ", "the scenario is no TOML"),
+    ],
+)
+def test_a_mistake_is_named(more: str, told: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        read_scenario(LEAST + more)
+    assert told in str(caught.value)
+
+
+def test_there_must_be_engines() -> None:
+    with pytest.raises(ConfigurationError, match="engines"):
+        read_scenario('duration_s = 10\nengines = []\n[[tenants]]\nname = "one"\n')

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from penstock.ops.sim.shapes import Arrivals, Burst, Constant, Day, Fixed, Lognormal, Uniform, arrival_times
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "wanted"),
+    [
+        (Constant(per_s=50), 5000),
+        (Burst(per_s=10, burst_per_s=200, at_s=40, for_s=20), 800 + 4000),
+        (Day(low_per_s=10, high_per_s=90, period_s=50), 5000),
+    ],
+)
+def test_as_many_come_as_the_curve_has(arrivals: Arrivals, wanted: int) -> None:
+    times = list(arrival_times(arrivals, Random(0), 100.0))
+    assert times == sorted(times)
+    assert 0 < times[0] < times[-1] < 100
+    assert abs(len(times) - wanted) < 4 * wanted**0.5
+
+
+def test_a_burst_is_where_it_is_said_to_be() -> None:
+    times = list(arrival_times(Burst(burst_per_s=100, at_s=3, for_s=2), Random(0), 10.0))
+    assert times
+    assert all(3 <= at_s < 5 for at_s in times)
+
+
+def test_a_day_is_lowest_at_its_ends() -> None:
+    day = Day(low_per_s=1, high_per_s=9, period_s=100)
+    assert [round(day.rate(at_s), 6) for at_s in (0, 25, 50, 75, 100)] == [1, 5, 9, 5, 1]
+
+
+def test_nothing_comes_at_a_rate_of_nought() -> None:
+    assert list(arrival_times(Constant(per_s=0), Random(0), 100.0)) == []
+
+
+def test_lengths_keep_to_their_bounds() -> None:
+    random = Random(0)
+    assert Fixed(tokens=7).draw(random) == 7
+    uniform = [Uniform(least=3, most=5).draw(random) for _ in range(200)]
+    assert set(uniform) == {3, 4, 5}
+    lengths = sorted(Lognormal(median=100, sigma=0.5, most=250).draw(random) for _ in range(2001))
+    assert lengths[0] >= 1
+    assert lengths[-1] == 250
+    assert 90 < lengths[1000] < 110
