@@ -16,6 +16,10 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="instead of the scenario's")
 
 
+def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("scenario", type=Path, metavar="FILE", help="TOML, without deaths and autoscaling")
+
+
 def _add_fit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "recorded", type=Path, metavar="FILE", help="output of `python -m penstock.worker.engine.offline --steps`"
@@ -30,6 +34,15 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0 if run_scenario(text, seed=arguments.seed, folder=arguments.out) else EXIT_FAILED
 
 
+def _compare(arguments: argparse.Namespace) -> int:
+    _need_libraries()
+    text = _read(arguments.scenario).decode(errors="replace")
+    from ..sim.comparison import compare  # simpy
+
+    compare(text)
+    return 0
+
+
 def _fit(arguments: argparse.Namespace) -> int:
     _need_libraries()
     data = _read(arguments.recorded)
@@ -40,7 +53,7 @@ def _fit(arguments: argparse.Namespace) -> int:
     print(
         f"speed = {{fixed_ms = {speed.fixed_ms:g}, ms_per_seq = {speed.ms_per_seq:g}, "
         f"ms_per_prompt_token = {speed.ms_per_prompt_token:g}}}  "
-        f"# of {fit.num_steps} steps, mean error {100 * fit.error:.0f} %"
+        f"# of {fit.num_steps} steps, median error {100 * fit.error:.0f} %"
     )
     return 0
 
@@ -63,6 +76,12 @@ COMMAND = Command(
     "Simulate fleets of engines under virtual time, on the real scripts of the queue.",
     subcommands=(
         Command("run", "Simulate a scenario; status 1 if one of its checks fails.", _run, _add_run_arguments),
+        Command(
+            "compare",
+            "Run a scenario in virtual and in real time, and print both.",
+            _compare,
+            _add_compare_arguments,
+        ),
         Command("fit", "Fit the speed of an engine to its recorded steps.", _fit, _add_fit_arguments),
     ),
 )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from random import Random
 
-from ...shared.broker import Entry
+from ...shared.broker import Entry, Queue
 from ...shared.errors import PenstockError
 from ...shared.policy import QueuePolicy, TenantPolicy
 from .measures import Note
-from .scenario import Tenants
+from .scenario import Scenario, Tenants
 from .shapes import arrival_times
 from .world import Process, World
 
@@ -16,61 +18,77 @@ RESULT_TTL_MS = 1000
 ENTRIES_PER_CALL = 200
 
 
-class Clients:
-    """Sends the requests of all tenants. Each group draws by random numbers of its own."""
+def draw_requests(scenario: Scenario, group: Tenants) -> Iterator[Note]:
+    """What a group asks for, in order of arrival, by random numbers of its own: the same for the same seed."""
+    random, moments = Random(f"{scenario.seed} {group.name}"), Random(f"{scenario.seed} {group.name} arrivals")
+    number = 0
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._num_sent = 0
-
-    def begin(self) -> None:
-        """Configure the queue as the scenario has it, and start to send."""
-        world, scenario = self._world, self._world.scenario
-        if scenario.queue != QueuePolicy():
-            world.do(world.queue.configure(scenario.queue))
-        for group in scenario.tenants:
-            if group.policy != TenantPolicy():
-                for index in range(group.number):
-                    world.do(world.queue.configure_tenant(group.tenant(index), group.policy))
-            world.env.process(self._send(group))
-
-    def _send(self, group: Tenants) -> Process:
-        env, seed = self._world.env, self._world.scenario.seed
-        random, moments = Random(f"{seed} {group.name}"), Random(f"{seed} {group.name} arrivals")
-        for start in range(0, group.at_start, ENTRIES_PER_CALL):
-            number = min(ENTRIES_PER_CALL, group.at_start - start)
-            self._enqueue([self._request(group, random) for _ in range(number)])
-        for at_s in arrival_times(group.arrivals, moments, self._world.scenario.duration_s):
-            yield env.timeout(at_s - env.now)
-            self._enqueue([self._request(group, random)])
-
-    def _request(self, group: Tenants, random: Random) -> Note:
-        self._num_sent += 1
+    def request(at_s: float) -> Note:
+        nonlocal number
+        number += 1
         return Note(
-            request_id=f"r{self._num_sent}",
+            request_id=f"{group.name}-{number}",
             group=group,
             tenant=group.tenant(random.randrange(group.number)),
-            arrived_s=self._world.env.now,
+            arrived_s=at_s,
             num_prompt=group.prompt.draw(random),
             num_output=min(group.output.draw(random), group.most_tokens),
         )
 
-    def _enqueue(self, notes: list[Note]) -> None:
-        entries = [
-            Entry(
-                request_id=note.request_id,
-                payload=b"simulated",
-                result_ttl_ms=RESULT_TTL_MS,
-                tenant=note.tenant,
-                band=note.group.band,
-                num_prompt_tokens=note.num_prompt,
-                max_tokens=note.group.most_tokens,
-            )
-            for note in notes
-        ]
-        answers = self._world.do(self._world.broker.enqueue_many(entries))
+    for _ in range(group.at_start):
+        yield request(0.0)
+    for at_s in arrival_times(group.arrivals, moments, scenario.duration_s):
+        yield request(at_s)
+
+
+def draw_calls(scenario: Scenario, group: Tenants) -> Iterator[list[Note]]:
+    """The same, as lists that are sent in one call each: what comes in one moment."""
+    for _, notes in groupby(draw_requests(scenario, group), key=lambda note: note.arrived_s):
+        together = list(notes)
+        for start in range(0, len(together), ENTRIES_PER_CALL):
+            yield together[start : start + ENTRIES_PER_CALL]
+
+
+def make_entries(notes: Sequence[Note]) -> list[Entry]:
+    """What is sent of each. Nobody reads the payload."""
+    return [
+        Entry(
+            request_id=note.request_id,
+            payload=b"simulated",
+            result_ttl_ms=RESULT_TTL_MS,
+            tenant=note.tenant,
+            band=note.group.band,
+            num_prompt_tokens=note.num_prompt,
+            max_tokens=note.group.most_tokens,
+        )
+        for note in notes
+    ]
+
+
+async def configure(queue: Queue, scenario: Scenario) -> None:
+    """Give queue and tenants the policies of the scenario."""
+    if scenario.queue != QueuePolicy():
+        await queue.configure(scenario.queue)
+    for group in scenario.tenants:
+        if group.policy != TenantPolicy():
+            for index in range(group.number):
+                await queue.configure_tenant(group.tenant(index), group.policy)
+
+
+def begin_clients(world: World) -> None:
+    """Configure the queue, and let all tenants send."""
+    world.do(configure(world.queue, world.scenario))
+    for group in world.scenario.tenants:
+        world.env.process(_send(world, group))
+
+
+def _send(world: World, group: Tenants) -> Process:
+    for notes in draw_calls(world.scenario, group):
+        if notes[0].arrived_s > world.env.now:
+            yield world.env.timeout(notes[0].arrived_s - world.env.now)
+        answers = world.do(world.broker.enqueue_many(make_entries(notes)))
         for note, answer in zip(notes, answers, strict=True):
             if isinstance(answer, PenstockError):
-                self._world.measures.num_refused[note.group.name] += 1
+                world.measures.num_refused[note.group.name] += 1
             else:
-                self._world.measures.note_arrival(note)
+                world.measures.note_arrival(note)

@@ -64,14 +64,13 @@ class Engine:
         for process in (self._claim_forever(), self._compute_forever(), self._renew_forever()):
             self._env.process(process)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether it would take a request of average size."""
-        room = self._room()
-        free_seqs = room.max_num_seqs - room.num_seqs - room.num_kept_seqs
-        wanted = room.num_held_kv_tokens / max(1, room.num_seqs)
-        has_cache = not self.running or room.num_held_kv_tokens + 2 * wanted <= room.num_kv_tokens
-        return self.is_claiming and free_seqs > 0 and has_cache and not self._has_probationer()
+    def has_room_for(self, note: Note) -> bool:
+        """Whether it could take a request, whatever its tenant holds and however much of its output it makes."""
+        free_seqs = self.kind.max_num_seqs - self.kind.max_num_seqs // SEQS_PER_KEPT_ONE - len(self.running)
+        if not self.is_claiming or free_seqs < 1 or self._has_probationer():
+            return False
+        held_tokens = sum(one.num_kv_tokens for one in self.running.values())
+        return not self.running or held_tokens + note.num_prompt + note.group.most_tokens <= self.kind.kv_tokens
 
     def wake(self, cause: str = "wake") -> None:
         """Look again: something came, or there is more room."""

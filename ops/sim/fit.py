@@ -10,6 +10,8 @@ from ...shared.stats import StepStats
 from .scenario import Speed
 
 MIN_STEPS = 20
+NUM_ROUNDS = 30
+SMALLEST_ERROR_MS = 1e-4
 
 
 class _Phase(msgspec.Struct):
@@ -24,7 +26,7 @@ class _Recorded(msgspec.Struct):
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """A speed, and how well it tells the time of all steps: ``error`` is the mean error over the mean step."""
+    """A speed, and how well it tells the time of a step: ``error`` is the median error over the median step."""
 
     speed: Speed
     num_steps: int
@@ -32,9 +34,10 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit_speed(data: bytes) -> Fit:
-    """Fit a speed by least squares, with no part below 0.
+    """Fit a speed with no part below 0, by the least sum of errors.
 
-    A part that would be negative is left out, and the others are fitted anew.
+    Not of their squares: a step that the machine held up for something else must not count for more than it is. A part
+    that would be negative is left out, and the others are fitted anew.
 
     Raises:
         ConfigurationError: the bytes are no output of the offline engine, or hold too few steps.
@@ -53,7 +56,7 @@ def fit_speed(data: bytes) -> Fit:
     causes = numpy.array([[1.0, step.num_reqs - step.num_prefill_reqs, step.num_prefill_tokens] for step in steps])
     times_ms = numpy.array([1000 * step.step_time_s for step in steps])
     parts = _fit_from_zero(causes, times_ms)
-    error = float(numpy.abs(causes @ parts - times_ms).mean() / times_ms.mean())
+    error = float(numpy.median(numpy.abs(causes @ parts - times_ms)) / numpy.median(times_ms))
     fixed_ms, ms_per_seq, ms_per_prompt_token = (round(float(part), 5) for part in parts)
     speed = Speed(fixed_ms=fixed_ms, ms_per_seq=ms_per_seq, ms_per_prompt_token=ms_per_prompt_token)
     return Fit(speed=speed, num_steps=len(steps), error=error)
@@ -63,9 +66,19 @@ def _fit_from_zero(causes: numpy.ndarray, times_ms: numpy.ndarray) -> numpy.ndar
     used = [column for column in range(causes.shape[1]) if causes[:, column].any()]
     parts = numpy.zeros(causes.shape[1])
     while used:
-        found = numpy.linalg.lstsq(causes[:, used], times_ms, rcond=None)[0]
+        found = _least_errors(causes[:, used], times_ms)
         if (found >= 0).all():
             parts[used] = found
             return parts
         del used[int(found.argmin())]
+    return parts
+
+
+def _least_errors(causes: numpy.ndarray, times_ms: numpy.ndarray) -> numpy.ndarray:
+    """The parts with the least sum of absolute errors, by least squares whose weights are those errors' inverses."""
+    weights = numpy.ones(len(times_ms))
+    parts = numpy.zeros(causes.shape[1])
+    for _ in range(NUM_ROUNDS):
+        parts = numpy.linalg.lstsq(causes * weights[:, None], times_ms * weights, rcond=None)[0]
+        weights = numpy.maximum(numpy.abs(causes @ parts - times_ms), SMALLEST_ERROR_MS) ** -0.5
     return parts

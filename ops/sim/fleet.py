@@ -15,7 +15,7 @@ from .world import Process, World
 REAP_EVERY_S = 0.75
 # As by default of `worker start --max-deliveries`.
 MAX_DELIVERIES = 3
-_CAUSE = DeathCause(engine_id="", reason="the scenario let it die")
+CAUSE = DeathCause(engine_id="", reason="the scenario let it die")
 
 
 class Fleet:
@@ -77,11 +77,11 @@ class Fleet:
 
     def _reclaim(self, engine: Engine) -> None:
         broker = self._world.broker
-        self._world.do(broker.reclaim(engine.engine_id, _CAUSE, is_external=True, max_deliveries=MAX_DELIVERIES))
+        self._world.do(broker.reclaim(engine.engine_id, CAUSE, is_external=True, max_deliveries=MAX_DELIVERIES))
 
     def _reap_forever(self) -> Process:
         while True:
-            self._world.do(self._world.broker.reap(_CAUSE, max_deliveries=MAX_DELIVERIES))
+            self._world.do(self._world.broker.reap(CAUSE, max_deliveries=MAX_DELIVERIES))
             yield self._env.timeout(REAP_EVERY_S)
 
     def _let_die(self, deaths: Deaths) -> Process:

@@ -127,15 +127,19 @@ class Measures:
         self.jain.append((at_s, jain_index(shares), len(shares)))
         self._computed.clear()
 
+    @property
+    def oldest(self) -> Note | None:
+        """What waits longest, of tenants without a quota; None if nothing does."""
+        return next(iter(self.unbound.values()), None)
+
     def note_room(self, at_s: float, has_room: bool) -> None:
-        """Whether an engine has room for what waits longest; asked again and again."""
-        oldest = next(iter(self.unbound.values()), None)
-        if not has_room or oldest is None:
+        """Whether an engine has room for ``oldest``; to be told again and again."""
+        if not has_room or self.oldest is None:
             self._with_room_since = None
             return
         if self._with_room_since is None:
             self._with_room_since = at_s
-        since = max(self._with_room_since, oldest.arrived_s)
+        since = max(self._with_room_since, self.oldest.arrived_s)
         self.longest_with_room_s = max(self.longest_with_room_s, at_s - since)
 
     def _wait(self, note: Note, at_s: float) -> None:

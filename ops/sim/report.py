@@ -118,7 +118,7 @@ def make_report(simulated: Simulated) -> Report:
     figures = Figures(
         duration_s=scenario.duration_s,
         seed=scenario.seed,
-        groups=_group_figures(scenario.tenants, measures),
+        groups=group_figures(scenario.tenants, measures),
         jain=[
             JainFigure(at_s=at_s, index=None if math.isnan(index) else round(index, 4), num_tenants=number)
             for at_s, index, number in measures.jain
@@ -142,7 +142,8 @@ def make_report(simulated: Simulated) -> Report:
     return Report(figures=figures, wall_s=round(simulated.wall_s, 2))
 
 
-def _group_figures(groups: list[Tenants], measures: Measures) -> list[GroupFigures]:
+def group_figures(groups: list[Tenants], measures: Measures) -> list[GroupFigures]:
+    """The figures of each group, in order."""
     notes_of: dict[str, list[Note]] = {group.name: [] for group in groups}
     for note in measures.notes.values():
         notes_of[note.group.name].append(note)

@@ -27,12 +27,12 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Speed(_Table, frozen=True, kw_only=True):
     """How long a step takes: ``fixed_ms + ms_per_seq * decoding requests + ms_per_prompt_token * prompt tokens``.
 
-    The defaults are of the demo model on one thread of a CPU; ``penstock sim fit`` finds others.
+    The defaults were fitted to the demo model on one thread of a busy CPU; ``penstock sim fit`` finds others.
     """
 
-    fixed_ms: float = 1.0
-    ms_per_seq: float = 0.1
-    ms_per_prompt_token: float = 0.05
+    fixed_ms: float = 0.44
+    ms_per_seq: float = 0.36
+    ms_per_prompt_token: float = 0.13
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

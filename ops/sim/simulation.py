@@ -7,7 +7,7 @@ import time
 import msgspec
 
 from ...shared.queue_stats import QueueStats
-from .clients import Clients
+from .clients import begin_clients
 from .fleet import Fleet
 from .measures import WINDOW_S, Measures, Sample
 from .scenario import Scenario
@@ -33,7 +33,7 @@ def simulate(url: str, scenario: Scenario, namespace: str = "sim") -> Simulated:
     try:
         fleet = Fleet(world)
         fleet.begin()
-        Clients(world).begin()
+        begin_clients(world)
         world.env.process(_sample_forever(world, fleet))
         world.env.process(_weigh_forever(world))
         world.env.run(until=scenario.duration_s)
@@ -61,7 +61,8 @@ def _sample_forever(world: World, fleet: Fleet) -> Process:
                 num_wanted=fleet.num_wanted,
             )
         )
-        measures.note_room(world.env.now, any(engine.has_room for engine in engines))
+        oldest = measures.oldest
+        measures.note_room(world.env.now, oldest is not None and any(one.has_room_for(oldest) for one in engines))
         yield world.env.timeout(SAMPLE_EVERY_S)
 
 

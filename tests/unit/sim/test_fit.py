@@ -32,6 +32,13 @@ def test_a_speed_is_found_again(where: str) -> None:
     assert fit.error < 1e-4
 
 
+def test_a_step_that_was_held_up_does_not_count_for_more() -> None:
+    steps = recorded(200, 3.0, 0.25, 0.125)
+    held_up = [msgspec.structs.replace(step, schedule_time_s=0.2) for step in steps[::10]]
+    speed = fit_speed(msgspec.json.encode({"steps": steps + held_up})).speed
+    assert (speed.fixed_ms, speed.ms_per_seq, speed.ms_per_prompt_token) == pytest.approx((3.0, 0.25, 0.125), abs=1e-2)
+
+
 def test_no_part_is_below_nought() -> None:
     fit = fit_speed(msgspec.json.encode({"steps": recorded(200, 8.0, -0.1, 0.1)}))
     assert fit.speed.ms_per_seq == 0

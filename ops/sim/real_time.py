@@ -1,0 +1,197 @@
+"""A scenario in real time, to compare the simulator with: coroutines in place of SimPy's processes.
+
+They share the scenario, the requests that are drawn, and the speed of an engine with the simulator, and nothing else:
+the scripts are as they are, the clock is the server's, wakes come by subscription, and calls wait for their answers.
+Engines sleep for as long as a step takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from ...shared.broker import Broker, Claim, FinalRecord, Queue, Record, Room, Wave
+from ...shared.connection import CommandConnection, Subscriber
+from ...shared.errors import ConfigurationError, PenstockError
+from ...shared.keys import Keys
+from ...shared.messages import FinishReason, Usage
+from .clients import configure, draw_calls, make_entries
+from .engine import IDLE_POLL_S, RENEW_EVERY_S, SEQS_PER_KEPT_ONE, Running
+from .fleet import CAUSE, MAX_DELIVERIES, REAP_EVERY_S
+from .measures import Measures
+from .scenario import Engines, Scenario, Tenants
+from .world import MODEL
+
+# Engines begin before clients do; in the simulator within the first second, too.
+START_S = 1.0
+
+
+def run_in_real_time(url: str, scenario: Scenario) -> Measures:
+    """Run a scenario for as long as it says, on an empty Redis.
+
+    Raises:
+        ConfigurationError: it has deaths or autoscaling, which are not compared.
+    """
+    if scenario.deaths or scenario.autoscaling:
+        raise ConfigurationError("only a scenario without deaths and autoscaling can be compared; leave them out")
+    return asyncio.run(_run(url, scenario))
+
+
+class _Engine:
+    def __init__(self, engine_id: str, kind: Engines, broker: Broker, measures: Measures, started_s: float) -> None:
+        self.engine_id = engine_id
+        self.kind = kind
+        self.running: dict[str, Running] = {}
+        self._broker = broker
+        self._measures = measures
+        self._started_s = started_s
+        self._wake = asyncio.Event()
+        self._arrival = asyncio.Event()
+        self._appended_s = 0.0
+
+    def wake(self, _: object = None) -> None:
+        self._wake.set()
+
+    def now_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for part in (self._claim_forever(), self._compute_forever(), self._renew_forever()):
+                group.create_task(part)
+
+    async def _claim_forever(self) -> None:
+        while True:
+            self._wake.clear()
+            wave = await self._claim()
+            for claim in wave.claims:
+                self._admit(claim)
+            if wave.claims:
+                continue
+            wait_s = IDLE_POLL_S if wave.retry_ms < 0 else min(IDLE_POLL_S, wave.retry_ms / 1000)
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _claim(self) -> Wave:
+        if len(self.running) >= self.kind.max_num_seqs:
+            return Wave([])
+        room = Room(
+            max_num_seqs=self.kind.max_num_seqs,
+            num_seqs=len(self.running),
+            num_kv_tokens=self.kind.kv_tokens,
+            num_held_kv_tokens=sum(one.num_kv_tokens for one in self.running.values()),
+            num_kept_seqs=self.kind.max_num_seqs // SEQS_PER_KEPT_ONE,
+        )
+        wave = await self._broker.claim(self.engine_id, room)
+        self._measures.num_claims["real"] += 1
+        return wave
+
+    def _admit(self, claim: Claim) -> None:
+        note = self._measures.note_claim(claim.request_id, self.now_s())
+        self.running[claim.request_id] = Running(note, claim.epoch, note.num_prompt, 0, 0, claim.num_kv_tokens, -1)
+        self._arrival.set()
+
+    async def _compute_forever(self) -> None:
+        step_ends_s = self.now_s()
+        while True:
+            if not self.running:
+                self._arrival.clear()
+                await self._arrival.wait()
+                self._appended_s = step_ends_s = self.now_s()
+            budget = self.kind.max_step_tokens - sum(one.is_decoding for one in self.running.values())
+            decoding = [one for one in self.running.values() if one.is_decoding]
+            reading: list[tuple[Running, int]] = []
+            for one in self.running.values():
+                if one.num_left and budget > 0:
+                    reading.append((one, min(one.num_left, budget)))
+                    budget -= reading[-1][1]
+            # By the time at which the last step should have ended: a late wake-up of this process is no slow engine.
+            step_ends_s += self.kind.speed.step_s(len(decoding), sum(num for _, num in reading))
+            await asyncio.sleep(max(0.0, step_ends_s - self.now_s()))
+            await self._settle(decoding, reading)
+
+    async def _settle(self, decoding: list[Running], reading: list[tuple[Running, int]]) -> None:
+        for one, num_tokens in reading:
+            one.num_left -= num_tokens
+            if not one.num_left:
+                self._measures.note_output(one.note, self.now_s())
+        for one in [*decoding, *(one for one, _ in reading if not one.num_left)]:
+            one.num_made += 1
+        ended = [one for one in self.running.values() if one.num_made >= one.note.num_output]
+        finals: list[FinalRecord] = []
+        for one in ended:
+            last = one.unlogged()
+            last.finish_reason, last.usage = FinishReason.LENGTH, Usage(one.note.num_prompt, one.num_made)
+            finals.append(FinalRecord(one.note.request_id, one.epoch, last))
+            del self.running[one.note.request_id]
+        if finals:
+            self._measures.num_stale += len(await self._broker.finish(finals))
+            for one in ended:
+                one.note.ended_s = self.now_s()
+            self.wake()
+        if self.now_s() - self._appended_s >= self.kind.append_every_s:
+            await self._append()
+
+    async def _append(self) -> None:
+        self._appended_s = self.now_s()
+        behind = [one for one in self.running.values() if one.num_made > one.num_logged]
+        if behind:
+            records = [Record(one.note.request_id, one.epoch, one.unlogged()) for one in behind]
+            for one in behind:
+                one.num_logged = one.num_made
+            self._measures.num_stale += len(await self._broker.append(records))
+
+    async def _renew_forever(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_EVERY_S)
+            claims = [(one.note.request_id, one.epoch) for one in self.running.values()]
+            await self._broker.renew(self.engine_id, claims)
+
+
+async def _run(url: str, scenario: Scenario) -> Measures:
+    connection, subscriber = CommandConnection(url), Subscriber(url)
+    await subscriber.open()
+    keys = Keys("sim").model(MODEL)
+    broker, measures = Broker(connection, keys), Measures()
+    await configure(Queue(connection, keys), scenario)
+    started_s = time.monotonic() + START_S
+    kinds = [kind for kind in scenario.engines for _ in range(kind.number)]
+    engines = [_Engine(f"engine{number:05}", kind, broker, measures, started_s) for number, kind in enumerate(kinds)]
+    for engine in engines:
+        await subscriber.subscribe(keys.engine_wake(engine.engine_id), engine.wake)
+    tasks = [asyncio.create_task(engine.run()) for engine in engines]
+    tasks.append(asyncio.create_task(_reap_forever(broker)))
+    tasks += [asyncio.create_task(_send(broker, measures, scenario, group, started_s)) for group in scenario.tenants]
+    # None ends before it is told to, but of a mistake.
+    await asyncio.wait(
+        tasks[: len(engines) + 1], timeout=START_S + scenario.duration_s, return_when=asyncio.FIRST_EXCEPTION
+    )
+    for task in tasks:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    await subscriber.close()
+    await connection.close()
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return measures
+
+
+async def _reap_forever(broker: Broker) -> None:
+    while True:
+        await broker.reap(CAUSE, max_deliveries=MAX_DELIVERIES)
+        await asyncio.sleep(REAP_EVERY_S)
+
+
+async def _send(broker: Broker, measures: Measures, scenario: Scenario, group: Tenants, started_s: float) -> None:
+    for notes in draw_calls(scenario, group):
+        await asyncio.sleep(max(0.0, notes[0].arrived_s + started_s - time.monotonic()))
+        for note in notes:  # first: an engine may claim it before the answer is here
+            note.arrived_s = max(note.arrived_s, time.monotonic() - started_s)
+            measures.note_arrival(note)
+        for answer in await broker.enqueue_many(make_entries(notes)):
+            if isinstance(answer, PenstockError):
+                raise answer
