@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .scenario import Tenants
@@ -72,7 +73,7 @@ class Measures:
         self._empty_s: dict[str, float] = {}
         self._computed: defaultdict[str, float] = defaultdict(float)
         self._weights: dict[str, float] = {}
-        self._with_room_since: float | None = None
+        self._with_room: dict[str, float] = {}
 
     def note_arrival(self, note: Note) -> None:
         self.notes[note.request_id] = note
@@ -132,15 +133,15 @@ class Measures:
         """What waits longest, of tenants without a quota; None if nothing does."""
         return next(iter(self.unbound.values()), None)
 
-    def note_room(self, at_s: float, has_room: bool) -> None:
-        """Whether an engine has room for ``oldest``; to be told again and again."""
-        if not has_room or self.oldest is None:
-            self._with_room_since = None
-            return
-        if self._with_room_since is None:
-            self._with_room_since = at_s
-        since = max(self._with_room_since, self.oldest.arrived_s)
-        self.longest_with_room_s = max(self.longest_with_room_s, at_s - since)
+    def note_room(self, at_s: float, with_room: Iterable[str]) -> None:
+        """The engines that have room for ``oldest``; to be told again and again.
+
+        An engine counts from when it was first told of, without a gap: of many, one has just ended something always.
+        """
+        self._with_room = {engine_id: self._with_room.get(engine_id, at_s) for engine_id in with_room}
+        if self._with_room and self.oldest is not None:
+            since = max(min(self._with_room.values()), self.oldest.arrived_s)
+            self.longest_with_room_s = max(self.longest_with_room_s, at_s - since)
 
     def _wait(self, note: Note, at_s: float) -> None:
         self.waiting[note.request_id] = note

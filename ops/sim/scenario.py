@@ -169,7 +169,7 @@ class Autoscaling(_Table, frozen=True, kw_only=True):
 
 
 class Checks(_Table, frozen=True, kw_only=True):
-    """What must hold: no request without a quota waits longer than this while an engine has room for it."""
+    """What must hold: no request without a quota waits longer than this while one engine has room all the time."""
 
     max_wait_with_room_s: float = 2.0
 

@@ -61,8 +61,11 @@ def _sample_forever(world: World, fleet: Fleet) -> Process:
                 num_wanted=fleet.num_wanted,
             )
         )
-        oldest = measures.oldest
-        measures.note_room(world.env.now, oldest is not None and any(one.has_room_for(oldest) for one in engines))
+        if (oldest := measures.oldest) is None:
+            with_room = []
+        else:
+            with_room = [engine.engine_id for engine in engines if engine.has_room_for(oldest)]
+        measures.note_room(world.env.now, with_room)
         yield world.env.timeout(SAMPLE_EVERY_S)
 
 

@@ -167,3 +167,21 @@ def test_a_missing_library_is_told_with_the_remedy(
     monkeypatch.setattr("penstock.ops.cli.sim.find_spec", lambda name: None)
     assert main(["sim", "run", str(tmp_path / "none.toml")]) == 1
     assert "pip install 'penstock[sim]'" in capsys.readouterr().err
+
+
+def test_a_scenario_is_compared_with_real_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "scenario.toml"
+    file.write_text(
+        TEXT.partition("[[deaths]]")[0].replace("12", "4") + "at_start = 5\noutput = {tokens = 5, shape = 'fixed'}\n"
+    )
+    assert main(["sim", "compare", str(file)]) == 0
+    rows = {
+        line.split()[1]: line.split()[2:4] for line in capsys.readouterr().out.splitlines() if line.startswith("one")
+    }
+    num_really, num_simulated = map(int, rows["num_ended"])
+    assert num_really > 0
+    assert num_simulated >= 5
+    assert float(rows["total_p50_s"][0]) > 0
+    file.write_text(TEXT)
+    assert main(["sim", "compare", str(file)]) == 1
+    assert "without deaths and autoscaling" in capsys.readouterr().err

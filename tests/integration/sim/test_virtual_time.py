@@ -19,27 +19,25 @@ from penstock.shared.records import DeathCause
 
 SCRIPTS = Path(broker_module.__file__).parent / "scripts"
 # Commands of which the answer, or what becomes of it, depends on time or on who listens.
-TIMED = frozenset(
-    [
-        "TIME",
-        "XADD",
-        "PUBLISH",
-        "SPUBLISH",
-        "SET",
-        "SETEX",
-        "PSETEX",
-        "GETEX",
-        "EXPIRE",
-        "PEXPIRE",
-        "EXPIREAT",
-        "PEXPIREAT",
-        "EXPIRETIME",
-        "PEXPIRETIME",
-        "TTL",
-        "PTTL",
-        "PERSIST",
-    ]  # a list takes a line for each
-)
+TIMED = {
+    "TIME",
+    "XADD",
+    "PUBLISH",
+    "SPUBLISH",
+    "SET",
+    "SETEX",
+    "PSETEX",
+    "GETEX",
+    "EXPIRE",
+    "PEXPIRE",
+    "EXPIREAT",
+    "PEXPIREAT",
+    "EXPIRETIME",
+    "PEXPIRETIME",
+    "TTL",
+    "PTTL",
+    "PERSIST",
+}
 CAUSE = DeathCause(engine_id="e0", reason="it fell over")
 
 
