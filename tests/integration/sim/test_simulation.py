@@ -39,7 +39,7 @@ BUSY = Tenants(
 
 def scenario(**changes: object) -> Scenario:
     values = {"duration_s": 20.0, "engines": [ENGINES], "tenants": [BUSY], "seed": 3, **changes}
-    return Scenario(**values)  # type: ignore[arg-type]  # each test gives what its fields take
+    return Scenario(**values)
 
 
 def figures_of(simulated: Simulated) -> Figures:
