@@ -34,7 +34,7 @@ def virtual_script(script: Script) -> Script:
 
 
 class VirtualConnection(CommandConnection):
-    """Commands and scripts at ``now_us``, one after the other over one socket.
+    """Commands and scripts at ``now_us``, one after the other over one socket, which is never lost.
 
     ``published`` collects the channels that scripts have published to; whoever runs a script takes them. ``num_calls``
     counts scripts by name.
@@ -53,11 +53,11 @@ class VirtualConnection(CommandConnection):
         self.published: list[str] = []
         self.num_calls: dict[str, int] = {}
 
-    async def execute(self, *args: Any, retry: bool = True) -> Any:
+    async def execute(self, *args: Any, **how: bool) -> Any:
         """Run one command, by the server's own clock."""
         return self._exchange([args])
 
-    async def run_script(self, script: Any, keys: list[str], args: list[Any], *, retry: bool = True) -> Any:
+    async def run_script(self, script: Any, keys: list[str], args: list[Any], **how: bool) -> Any:
         """Run the script of that name under virtual time, and note what it has published."""
         self.num_calls[script.name] = self.num_calls.get(script.name, 0) + 1
         commands: list[tuple[Any, ...]] = []
