@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -52,7 +52,13 @@ def codec(demo_model: Path) -> TextCodec:
 
 @pytest.fixture
 def ready(demo_model: Path) -> Ready:
-    sizes = {"max_model_len": 100, "num_blocks": 100, "block_size": 16, "vocab_size": 100, "kv_cache_size_tokens": 1600}
+    sizes: dict[str, Any] = {
+        "max_model_len": 100,
+        "num_blocks": 100,
+        "block_size": 16,
+        "vocab_size": 100,
+        "kv_cache_size_tokens": 1600,
+    }
     return Ready(
         model_folder=str(demo_model), architecture="", dtype="", device="", eos_token_ids=[], max_num_seqs=8, **sizes
     )
