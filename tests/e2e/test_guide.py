@@ -40,7 +40,7 @@ def source_of(page: Path) -> str:
     return "async def page(client):\n" + "\n".join(f"    {line}" for line in lines)
 
 
-PROSE = ("README", "commands", "configuration", "failures", "figures", "logs", "models")
+PROSE = ("README", "commands", "configuration", "failures", "figures", "logs", "models", "simulator")
 WITHOUT_EXAMPLES = {GUIDE / f"{name}.md" for name in PROSE}
 PAGES = sorted({*GUIDE.glob("*.md")} - WITHOUT_EXAMPLES - {*BY_BLOCK})
 

