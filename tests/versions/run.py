@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = ("fast", "worker", "cli", "jobs", "gateway")
+EXTRAS = ("fast", "worker", "cli", "jobs", "gateway", "sim")
 # Gigabytes, or of no use without them.
 NEEDS_TORCH = {"torch", "transformers", "safetensors", "xgrammar"}
 TEST_TOOLS = (
     *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "blockbuster", "hypothesis", "openai"),
     "numpy",  # comes with torch elsewhere
-    "anyio",  # the oldest test client of starlette warns of the newest
+    "anyio",
 )
 # arq wants redis < 6: with it, the newest redis-py would not be the newest.
 ARQ, NEEDS_ARQ = "arq", ("tests/unit/jobs", "tests/integration/jobs", "tests/integration/batches/test_jobs.py")
