@@ -31,8 +31,6 @@ NUM_REQUESTS = 350
 WATCH_S = 5.0
 SERVICE_S = 0.2
 MAX_NUM_SEQS = 64
-# As workers do (IDLE_POLL_S of worker/serving/claiming.py).
-IDLE_POLL_S = 5.0
 LEASE_TTL_MS = 600_000
 CLAIMS_PER_DEAD_ENGINE = 16
 _CAUSE = DeathCause(engine_id="", reason="the benchmark let its lease end")
@@ -105,9 +103,8 @@ class _Engine:
                 self._ending.add(task)
                 task.add_done_callback(self._ending.discard)
             if not wave.claims:
-                wait_s = IDLE_POLL_S if wave.retry_ms < 0 else min(IDLE_POLL_S, wave.retry_ms / 1000)
                 try:
-                    async with asyncio.timeout(wait_s):
+                    async with asyncio.timeout(wave.wait_s):
                         await self._wake.wait()
                 except TimeoutError:
                     self.num_idle_looks += 1

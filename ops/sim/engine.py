@@ -9,18 +9,16 @@ Not simulated: preemption (a claim reckons the cache so that it is hardly ever o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from ...shared.broker import LEASE_TTL_MS, Claim, FinalRecord, Record, Room, Wave
+from ...shared.broker import LEASE_TTL_MS, SEQS_PER_KEPT_ONE, Claim, FinalRecord, Record, Room, Wave
 from ...shared.messages import Delta, FinishReason, Usage
 from .measures import Loss, Note
 from .scenario import Engines
 from .world import Process, World
 
-# As in worker/serving: IDLE_POLL_S, SEQS_PER_KEPT_ONE, LEASE_RENEWALS_PER_TTL.
-IDLE_POLL_S = 5.0
-SEQS_PER_KEPT_ONE = 16
+# As LEASE_RENEWALS_PER_TTL of worker/serving.
 RENEW_EVERY_S = LEASE_TTL_MS / 1000 / 3
 
 
@@ -44,6 +42,38 @@ class Running:
         """What was made since the last append."""
         return Delta(index=self.num_logged, token_ids=[0] * (self.num_made - self.num_logged))
 
+    def record(self) -> Record:
+        """What an append says of it."""
+        return Record(self.note.request_id, self.epoch, self.unlogged())
+
+    def final_record(self) -> FinalRecord:
+        """What its end says."""
+        last = self.unlogged()
+        last.finish_reason, last.usage = FinishReason.LENGTH, Usage(self.note.num_prompt, self.num_made)
+        return FinalRecord(self.note.request_id, self.epoch, last)
+
+
+def room_of(kind: Engines, running: Collection[Running]) -> Room:
+    """What an engine that holds these says in a claim."""
+    return Room(
+        max_num_seqs=kind.max_num_seqs,
+        num_seqs=len(running),
+        num_kv_tokens=kind.kv_tokens,
+        num_held_kv_tokens=sum(one.num_kv_tokens for one in running),
+        num_kept_seqs=kind.max_num_seqs // SEQS_PER_KEPT_ONE,
+    )
+
+
+def next_prompt_tokens(kind: Engines, running: Collection[Running]) -> list[tuple[Running, int]]:
+    """What the next step reads of prompts, the oldest first."""
+    budget = kind.max_step_tokens - sum(one.is_decoding for one in running)
+    reading: list[tuple[Running, int]] = []
+    for one in running:
+        if one.num_left and budget > 0:
+            reading.append((one, min(one.num_left, budget)))
+            budget -= reading[-1][1]
+    return reading
+
 
 class Engine:
     """Runs from its making until ``die``, or ``drain`` and the end of what it holds: then ``on_left`` is told."""
@@ -66,11 +96,12 @@ class Engine:
 
     def has_room_for(self, note: Note) -> bool:
         """Whether it could take a request, whatever its tenant holds and however much of its output it makes."""
-        free_seqs = self.kind.max_num_seqs - self.kind.max_num_seqs // SEQS_PER_KEPT_ONE - len(self.running)
+        room = room_of(self.kind, self.running.values())
+        free_seqs = room.max_num_seqs - room.num_kept_seqs - room.num_seqs
         if not self.is_claiming or free_seqs < 1 or self._has_probationer():
             return False
-        held_tokens = sum(one.num_kv_tokens for one in self.running.values())
-        return not self.running or held_tokens + note.num_prompt + note.group.most_tokens <= self.kind.kv_tokens
+        most_tokens = room.num_held_kv_tokens + note.num_prompt + note.group.most_tokens
+        return not self.running or most_tokens <= room.num_kv_tokens
 
     def wake(self, cause: str = "wake") -> None:
         """Look again: something came, or there is more room."""
@@ -97,15 +128,6 @@ class Engine:
             if not event.triggered:
                 event.succeed()
 
-    def _room(self) -> Room:
-        return Room(
-            max_num_seqs=self.kind.max_num_seqs,
-            num_seqs=len(self.running),
-            num_kv_tokens=self.kind.kv_tokens,
-            num_held_kv_tokens=sum(one.num_kv_tokens for one in self.running.values()),
-            num_kept_seqs=self.kind.max_num_seqs // SEQS_PER_KEPT_ONE,
-        )
-
     def _has_probationer(self) -> bool:
         return any(one.num_made < one.alone_until for one in self.running.values())
 
@@ -122,14 +144,13 @@ class Engine:
             if wave.claims:
                 cause = "more"
                 continue
-            wait_s = IDLE_POLL_S if wave.retry_ms < 0 else min(IDLE_POLL_S, wave.retry_ms / 1000)
-            yield self._wake | self._env.timeout(wait_s)
+            yield self._wake | self._env.timeout(wave.wait_s)
             cause = self._woken_by if self._wake.triggered or wave.retry_ms < 0 else "retry"
 
     def _claim(self, cause: str) -> Wave:
         if len(self.running) >= self.kind.max_num_seqs or self._has_probationer():
             return Wave([])
-        wave = self._world.do(self._world.broker.claim(self.engine_id, self._room()))
+        wave = self._world.do(self._world.broker.claim(self.engine_id, room_of(self.kind, self.running.values())))
         self._claimed_s = self._env.now
         measures = self._world.measures
         measures.num_claims[cause] += 1
@@ -153,7 +174,7 @@ class Engine:
                 self._appended_s = self._env.now
                 yield self._arrival
                 continue
-            reading = self._next_prompt_tokens()
+            reading = next_prompt_tokens(self.kind, self.running.values())
             decoding = [one for one in self.running.values() if one.is_decoding]
             step_s = self.kind.speed.step_s(len(decoding), sum(num for _, num in reading))
             num_steps = 1 if reading else self._span(decoding, step_s)
@@ -168,16 +189,6 @@ class Engine:
                 self._settle(reading, decoding, num_steps)
         if self.is_alive:
             self._on_left(self)
-
-    def _next_prompt_tokens(self) -> list[tuple[Running, int]]:
-        """What the next step reads of prompts, the oldest first."""
-        budget = self.kind.max_step_tokens - sum(one.is_decoding for one in self.running.values())
-        reading: list[tuple[Running, int]] = []
-        for one in self.running.values():
-            if one.num_left and budget > 0:
-                reading.append((one, min(one.num_left, budget)))
-                budget -= reading[-1][1]
-        return reading
 
     def _span(self, decoding: list[Running], step_s: float) -> int:
         """Steps until a request ends or its tokens are to be appended."""
@@ -209,12 +220,8 @@ class Engine:
     def _end(self, ended: list[Running]) -> None:
         if not ended:
             return
-        records: list[FinalRecord] = []
+        records = [one.final_record() for one in ended]
         for one in ended:
-            last = one.unlogged()
-            last.finish_reason = FinishReason.LENGTH
-            last.usage = Usage(one.note.num_prompt, one.num_made)
-            records.append(FinalRecord(one.note.request_id, one.epoch, last))
             one.note.ended_s = self._env.now
             del self.running[one.note.request_id]
         stale = self._world.do(self._world.broker.finish(records))
@@ -226,7 +233,7 @@ class Engine:
         behind = [one for one in self.running.values() if one.num_made > one.num_logged]
         if not behind:
             return
-        records = [Record(one.note.request_id, one.epoch, one.unlogged()) for one in behind]
+        records = [one.record() for one in behind]
         self._drop(self._world.do(self._world.broker.append(records)))
         for one in behind:
             one.num_logged = one.num_made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from random import Random
 
+from ...shared.broker import REAP_INTERVAL_S
 from ...shared.records import DeathCause
 from .autoscaling import wanted_engines
 from .engine import Engine
@@ -12,7 +13,6 @@ from .measures import Loss
 from .scenario import Autoscaling, DeathKind, Deaths, Engines
 from .world import Process, World
 
-REAP_EVERY_S = 0.75
 # As by default of `worker start --max-deliveries`.
 MAX_DELIVERIES = 3
 CAUSE = DeathCause(engine_id="", reason="the scenario let it die")
@@ -82,7 +82,7 @@ class Fleet:
     def _reap_forever(self) -> Process:
         while True:
             self._world.do(self._world.broker.reap(CAUSE, max_deliveries=MAX_DELIVERIES))
-            yield self._env.timeout(REAP_EVERY_S)
+            yield self._env.timeout(REAP_INTERVAL_S)
 
     def _let_die(self, deaths: Deaths) -> Process:
         yield self._env.timeout(deaths.at_s)

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 
-from ...shared.broker import Broker, Claim, FinalRecord, Queue, Record, Room, Wave
+from ...shared.broker import REAP_INTERVAL_S, Broker, Claim, Queue, Wave
 from ...shared.connection import CommandConnection, Subscriber
 from ...shared.errors import ConfigurationError, PenstockError
 from ...shared.keys import Keys
-from ...shared.messages import FinishReason, Usage
 from .clients import configure, draw_calls, make_entries
-from .engine import IDLE_POLL_S, RENEW_EVERY_S, SEQS_PER_KEPT_ONE, Running
-from .fleet import CAUSE, MAX_DELIVERIES, REAP_EVERY_S
+from .engine import RENEW_EVERY_S, Running, next_prompt_tokens, room_of
+from .fleet import CAUSE, MAX_DELIVERIES
 from .measures import Measures
 from .scenario import Engines, Scenario, Tenants
 from .world import MODEL
@@ -68,9 +67,8 @@ class _Engine:
                 self._admit(claim)
             if wave.claims:
                 continue
-            wait_s = IDLE_POLL_S if wave.retry_ms < 0 else min(IDLE_POLL_S, wave.retry_ms / 1000)
             try:
-                async with asyncio.timeout(wait_s):
+                async with asyncio.timeout(wave.wait_s):
                     await self._wake.wait()
             except TimeoutError:
                 continue
@@ -78,14 +76,7 @@ class _Engine:
     async def _claim(self) -> Wave:
         if len(self.running) >= self.kind.max_num_seqs:
             return Wave([])
-        room = Room(
-            max_num_seqs=self.kind.max_num_seqs,
-            num_seqs=len(self.running),
-            num_kv_tokens=self.kind.kv_tokens,
-            num_held_kv_tokens=sum(one.num_kv_tokens for one in self.running.values()),
-            num_kept_seqs=self.kind.max_num_seqs // SEQS_PER_KEPT_ONE,
-        )
-        wave = await self._broker.claim(self.engine_id, room)
+        wave = await self._broker.claim(self.engine_id, room_of(self.kind, self.running.values()))
         self._measures.num_claims["real"] += 1
         return wave
 
@@ -101,13 +92,8 @@ class _Engine:
                 self._arrival.clear()
                 await self._arrival.wait()
                 self._appended_s = step_ends_s = self.now_s()
-            budget = self.kind.max_step_tokens - sum(one.is_decoding for one in self.running.values())
             decoding = [one for one in self.running.values() if one.is_decoding]
-            reading: list[tuple[Running, int]] = []
-            for one in self.running.values():
-                if one.num_left and budget > 0:
-                    reading.append((one, min(one.num_left, budget)))
-                    budget -= reading[-1][1]
+            reading = next_prompt_tokens(self.kind, self.running.values())
             # By the time at which the last step should have ended: a late wake-up of this process is no slow engine.
             step_ends_s += self.kind.speed.step_s(len(decoding), sum(num for _, num in reading))
             await asyncio.sleep(max(0.0, step_ends_s - self.now_s()))
@@ -121,11 +107,8 @@ class _Engine:
         for one in [*decoding, *(one for one, _ in reading if not one.num_left)]:
             one.num_made += 1
         ended = [one for one in self.running.values() if one.num_made >= one.note.num_output]
-        finals: list[FinalRecord] = []
+        finals = [one.final_record() for one in ended]
         for one in ended:
-            last = one.unlogged()
-            last.finish_reason, last.usage = FinishReason.LENGTH, Usage(one.note.num_prompt, one.num_made)
-            finals.append(FinalRecord(one.note.request_id, one.epoch, last))
             del self.running[one.note.request_id]
         if finals:
             self._measures.num_stale += len(await self._broker.finish(finals))
@@ -139,7 +122,7 @@ class _Engine:
         self._appended_s = self.now_s()
         behind = [one for one in self.running.values() if one.num_made > one.num_logged]
         if behind:
-            records = [Record(one.note.request_id, one.epoch, one.unlogged()) for one in behind]
+            records = [one.record() for one in behind]
             for one in behind:
                 one.num_logged = one.num_made
             self._measures.num_stale += len(await self._broker.append(records))
@@ -183,7 +166,7 @@ async def _run(url: str, scenario: Scenario) -> Measures:
 async def _reap_forever(broker: Broker) -> None:
     while True:
         await broker.reap(CAUSE, max_deliveries=MAX_DELIVERIES)
-        await asyncio.sleep(REAP_EVERY_S)
+        await asyncio.sleep(REAP_INTERVAL_S)
 
 
 async def _send(broker: Broker, measures: Measures, scenario: Scenario, group: Tenants, started_s: float) -> None:

@@ -6,7 +6,17 @@ first and wrote after would be wrong by construction.
 """
 
 from .admission import NEW, UNSERVED, Entry
-from .broker import LEASE_TTL_MS, Broker, Claim, Reaped, Room, Wave
+from .broker import (
+    IDLE_POLL_S,
+    LEASE_TTL_MS,
+    REAP_INTERVAL_S,
+    SEQS_PER_KEPT_ONE,
+    Broker,
+    Claim,
+    Reaped,
+    Room,
+    Wave,
+)
 from .dead_letter import DeadLetter
 from .engine_calls import EngineCalls
 from .input import MAX_CHUNKS, MAX_INPUT_BYTES, RequestInput
@@ -15,11 +25,14 @@ from .script import SCRIPTS, Script
 from .writes import FinalRecord, Record, SegmentRecord
 
 __all__ = [
+    "IDLE_POLL_S",
     "LEASE_TTL_MS",
     "MAX_CHUNKS",
     "MAX_INPUT_BYTES",
     "NEW",
+    "REAP_INTERVAL_S",
     "SCRIPTS",
+    "SEQS_PER_KEPT_ONE",
     "UNSERVED",
     "Broker",
     "Claim",

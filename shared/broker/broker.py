@@ -19,16 +19,21 @@ from .admission import Entry, enqueue_args, read_answer
 from .damage import refusing_damage
 from .input import RequestInput
 from .repair import repairing, run_script
-from .writes import FinalRecord, Record, SegmentRecord, final_args, refused_ids, segment_args
+from .writes import FinalRecord, Record, SegmentRecord, append_args, final_args, refused_ids, segment_args
 
 _encoder = msgspec.msgpack.Encoder()
 _delta_decoder = msgspec.msgpack.Decoder(Delta)
 
 LEASE_TTL_MS = 3000
 UNLIMITED_KV_TOKENS = 2**40
+# What wakes engines is in rooms.lua; one that hears of nothing looks by itself after so long.
+IDLE_POLL_S = 5.0
+# Of 64 sequences 4 are kept for tenants that have less than an equal part, where tenants share the model.
+SEQS_PER_KEPT_ONE = 16
+REAP_INTERVAL_S = 0.75
 # Engines end what they run at its deadline by themselves; whoever else does leaves them so long.
 EXPIRY_GRACE_MS = 1000
-# Reapers look every 0.75 s; a much longer gap means that this server or all of them stood still.
+# A gap between two looks that is much longer than their interval means that this server or all of them stood still.
 MAX_REAP_GAP_MS = 2000
 
 
@@ -69,6 +74,11 @@ class Wave(msgspec.Struct, frozen=True):
 
     claims: list[Claim]
     retry_ms: int = -1
+
+    @property
+    def wait_s(self) -> float:
+        """How long an engine that got nothing waits for a wake before it looks by itself."""
+        return IDLE_POLL_S if self.retry_ms < 0 else min(IDLE_POLL_S, self.retry_ms / 1000)
 
 
 class Reaped(msgspec.Struct, frozen=True):
@@ -200,19 +210,11 @@ class Broker:
 
     async def append(self, records: list[Record]) -> list[str]:
         """Log and publish one delta for each of many requests; returns the ids whose claim is stale."""
-        encode, refused = _encoder.encode, []
-        for part in in_parts(records, 5):
-            args: list[Any] = []
-            for record in part:
-                delta = record.delta
-                args += (record.request_id, record.epoch, delta.index, delta.next_index, encode(delta))
-            refused += refused_ids(part, await self._run("append", [self.keys.leases], args))
-        return refused
+        return await self._write("append", records, [append_args(record) for record in records])
 
     async def finish(self, records: list[FinalRecord]) -> list[str]:
         """Append the last delta of each of many requests and end them; returns the ids whose claim is stale."""
-        rows = [final_args(record) for record in records]
-        return await self._write("finish", records, rows)
+        return await self._write("finish", records, [final_args(record) for record in records])
 
     async def end_segments(self, records: list[SegmentRecord]) -> list[str]:
         """Append the last delta of a segment of each of many resumable requests, and let go of their claims.
@@ -220,8 +222,7 @@ class Broker:
         Each goes on with its next chunk, if it has one; ends, if its input is closed; and awaits input otherwise.
         Returns the ids whose claim is stale.
         """
-        rows = [segment_args(record) for record in records]
-        return await self._write("end_segment", records, rows)
+        return await self._write("end_segment", records, [segment_args(record) for record in records])
 
     async def cancel(self, request_id: str) -> RequestState | None:
         """End a request; returns its state, or None if it is unknown. Cancelling twice does nothing."""
@@ -277,7 +278,7 @@ class Broker:
         args = [claim.request_id, claim.epoch, _encoder.encode(cause), code, message]
         return bool(await self._run("park", [self.keys.leases], args))
 
-    async def _write(self, name: str, records: Sequence[Record], rows: list[list[Any]]) -> list[str]:
+    async def _write(self, name: str, records: Sequence[Record], rows: Sequence[Sequence[Any]]) -> list[str]:
         """Run a script for records, whose arguments are the rows; returns the ids whose claim is stale."""
         verdicts: list[int] = []
         for part in in_parts(rows, len(rows[0]) if rows else 1):

@@ -40,6 +40,11 @@ class SegmentRecord(Record, gc=False):
     """The last delta of a resumable request's segment; it carries the segment's end and ``usage``."""
 
 
+def append_args(record: Record) -> tuple[str, int, int, int, bytes]:
+    delta = record.delta
+    return record.request_id, record.epoch, delta.index, delta.next_index, _encoder.encode(delta)
+
+
 def record_args(record: Record) -> tuple[str, int, int, int, bytes]:
     delta = record.delta
     return record.request_id, record.epoch, delta.index, len(delta.token_ids), _encoder.encode(delta)

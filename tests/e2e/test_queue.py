@@ -20,7 +20,9 @@ pytestmark = pytest.mark.xdist_group("deployment")
 PROMPT = "count from four to nine:"
 NUM_TOKENS = 300
 LONG = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-MAX_IDLE_CALLS_PER_S = 5
+# A worker alone makes a little over four (looks for dead engines, heartbeats, leases, a look at Redis's own time), the
+# clients that other tests have left open one or two; a worker that polls would make twenty and more.
+MAX_IDLE_CALLS_PER_S = 10
 
 
 async def test_an_answer_that_is_not_wanted_any_more_is_stopped_with_its_tokens(client: Client, gate: Gate) -> None:

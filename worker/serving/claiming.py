@@ -8,7 +8,7 @@ import time
 import msgspec
 import structlog
 
-from ...shared.broker import Broker, Claim, Room, Wave
+from ...shared.broker import SEQS_PER_KEPT_ONE, Broker, Claim, Room, Wave
 from ...shared.errors import PenstockError, RedisUnavailableError
 from ...shared.messages import Delta, FinishReason, Ready, RequestError
 from ...shared.records import DeathCause
@@ -21,12 +21,8 @@ from .request_log import RequestLog
 from .running_generations import RunningGenerations
 from .segments import Segment
 
-# Wakes are the way, a new connection looks by itself, and reapers wake for what was left: this is for what is unknown.
-IDLE_POLL_S = 5.0
 REDIS_PAUSE_S = 0.2
 LEAVE_TIMEOUT_S = 1.0
-# Of 64 sequences 4 are kept for tenants that have less than an equal part, where tenants share the model.
-SEQS_PER_KEPT_ONE = 16
 # A claim that a stopped Redis still had in its socket may be carried out after we have looked.
 LOOK_FOR_UNSEEN_EVERY_S = 10.0
 
@@ -112,9 +108,8 @@ class ClaimLoop:
                 for claim in wave.claims:
                     await self._admit(claim, intake)
             if not wave.claims and not self._is_stopping:
-                wait_s = IDLE_POLL_S if wave.retry_ms < 0 else min(IDLE_POLL_S, wave.retry_ms / 1000)
                 try:
-                    async with asyncio.timeout(wait_s):
+                    async with asyncio.timeout(wave.wait_s):
                         await self._wake.wait()
                 except TimeoutError:
                     continue

@@ -12,7 +12,7 @@ import itertools
 import structlog
 from redis.exceptions import RedisError
 
-from ...shared.broker import Broker, Reaped
+from ...shared.broker import REAP_INTERVAL_S, Broker, Reaped
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
@@ -20,8 +20,6 @@ from ...shared.records import DeathCause
 from ..worker_config import WorkerConfig
 from .restart import Death
 
-# The broker takes a longer gap between two looks for a server that stood still, and grants everybody a new lease.
-REAP_INTERVAL_S = 0.75
 # A model that is new has engines whose parents reap them, so the list may be a little old.
 LOOKS_PER_LIST = 10
 # For a Redis that answers, but with errors: then requests stay where they are, and the engine is started all the same.
