@@ -230,9 +230,14 @@ class SingleRequests:
             enqueuer = self._enqueuers[model] = Enqueuer(self.broker(model))
         return enqueuer
 
-    async def _enqueue(self, outgoing: Outgoing) -> bool:
-        """Enqueue an interactive request; returns whether it is new, or its id was known."""
+    async def _enqueue(self, outgoing: Outgoing, *, timeout_ms: int | None = None) -> bool:
+        """Enqueue an interactive request; returns whether it is new, or its id was known.
+
+        ``timeout_ms`` is what is left of its timeout, where that has begun already.
+        """
         entry = self._entry(outgoing, client_id=self._lease.client_id, client_ttl_ms=self._lease.ttl_ms)
+        if timeout_ms is not None:
+            entry = msgspec.structs.replace(entry, timeout_ms=timeout_ms)
         model = outgoing.request.model
         return await self._answered(model, await self._enqueuer(model).enqueue(entry))
 
@@ -241,12 +246,12 @@ class SingleRequests:
 
         What its reader has is held against what comes again.
         """
-        request, due_in_s = outgoing.request, outgoing.due_in_s
+        request, left_ms = outgoing.request, None
         log.warning("request_sent_again", request_id=request.request_id, model=request.model)
-        entry = self._entry(outgoing, client_id=self._lease.client_id, client_ttl_ms=self._lease.ttl_ms)
-        if due_in_s is not None:  # a timeout went on while Redis forgot it
-            entry = msgspec.structs.replace(entry, timeout_ms=max(1, math.ceil(1000 * due_in_s)))
-        await self._answered(request.model, await self._enqueuer(request.model).enqueue(entry))
+        # A timeout went on while Redis forgot it. A deadline is Redis's time, which is not to be reckoned by ours.
+        if outgoing.options.get("timeout_s") is not None and outgoing.due_in_s is not None:
+            left_ms = max(1, math.ceil(1000 * outgoing.due_in_s))
+        await self._enqueue(outgoing, timeout_ms=left_ms)
 
     async def _answered(self, model: str, answer: str) -> bool:
         if answer == UNSERVED:

@@ -10,78 +10,40 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pytest
-import redis
 
 from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
 from penstock.shared.connection import CommandConnection
-from penstock.shared.embedded import find_redis_server
 from penstock.shared.keys import Keys
 from penstock.shared.messages import Delta, FinishReason
 
-DEADLINE_S = 60.0
+from ..redis_server import RedisServer
 
 
-class Redis:
-    """A redis-server of one test, on a socket in a folder of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
-        self.folder = folder
-        self.url = f"unix://{folder / 'redis.sock'}"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self, *options: str) -> None:
-        """Start the server with what its folder holds, and wait until it answers."""
-        command = [str(find_redis_server()), "--unixsocket", str(self.folder / "redis.sock"), "--port", "0"]
-        command += ["--dir", str(self.folder), "--save", "", *options]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + DEADLINE_S
-        with redis.Redis.from_url(self.url) as client:
-            while True:
-                try:
-                    client.ping()
-                    return
-                except redis.ConnectionError:  # or it loads its data
-                    assert time.monotonic() < deadline, "redis-server does not answer"
-                    time.sleep(0.01)
-
-    def kill(self) -> None:
-        """Kill it as a lost machine would be: nothing is written any more."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def execute(self, *command: str | int) -> Any:
-        with redis.Redis.from_url(self.url) as client:
-            return client.execute_command(*command)
-
-    @asynccontextmanager
-    async def broker(self) -> AsyncIterator[Broker]:
-        connection = CommandConnection(self.url)
-        try:
-            yield Broker(connection, Keys().model("m"))
-        finally:
-            await connection.close()
+@asynccontextmanager
+async def broker_of(server: RedisServer) -> AsyncIterator[Broker]:
+    connection = CommandConnection(server.url)
+    try:
+        yield Broker(connection, Keys().model("m"))
+    finally:
+        await connection.close()
 
 
 class Loss(Protocol):
     """A way in which Redis loses what was written since ``begin``; ``take_over`` returns who serves afterwards."""
 
-    redis: Redis
+    redis: RedisServer
 
     def start(self) -> None: ...
 
     def begin(self) -> None: ...
 
-    def take_over(self) -> Redis: ...
+    def take_over(self) -> RedisServer: ...
 
     def kill(self) -> None: ...
 
@@ -90,18 +52,20 @@ class Failover:
     """A replica that is cut off from its primary is promoted."""
 
     def __init__(self, folder: Path) -> None:
-        self.redis, self._replica = Redis(folder / "primary"), Redis(folder / "replica")
+        self.redis, self._replica = RedisServer(folder / "primary"), RedisServer(folder / "replica")
 
     def start(self) -> None:
         port = free_port()
-        self.redis.start("--port", str(port))
-        self._replica.start("--replicaof", "127.0.0.1", str(port))
+        self.redis.start("--appendonly", "no", "--port", str(port))
+        self._replica.start("--appendonly", "no", "--replicaof", "127.0.0.1", str(port))
+        self.redis.wait_until_ready()
+        self._replica.wait_until_ready()
 
     def begin(self) -> None:
         assert self.redis.execute("WAIT", 1, 0) == 1  # it has what was written so far
         self._replica.execute("REPLICAOF", "127.0.0.1", 1)  # and hears of nothing more: nobody is there
 
-    def take_over(self) -> Redis:
+    def take_over(self) -> RedisServer:
         self.redis.kill()
         self._replica.execute("REPLICAOF", "NO", "ONE")
         return self._replica
@@ -115,18 +79,17 @@ class LostEnd:
     """The server dies before the end of its append-only file has reached the disk."""
 
     def __init__(self, folder: Path) -> None:
-        self.redis = Redis(folder)
+        self.redis = RedisServer(folder)
 
     def start(self) -> None:
-        self.redis.start("--appendonly", "yes", "--appendfsync", "always")
+        self.redis.start()
+        self.redis.wait_until_ready()
 
     def begin(self) -> None:
-        # Redis 7 has a folder of such files.
-        folder = self.redis.folder
-        self._file = next(folder.glob("appendonlydir/*.incr.aof"), folder / "appendonly.aof")
+        self._file = self.redis.append_only_file
         self._size = self._file.stat().st_size
 
-    def take_over(self) -> Redis:
+    def take_over(self) -> RedisServer:
         self.redis.kill()
         os.truncate(self._file, self._size)
         self.start()
@@ -140,17 +103,18 @@ class Backup:
     """A backup is restored; how old it is makes no difference."""
 
     def __init__(self, folder: Path) -> None:
-        self.redis = Redis(folder)
+        self.redis = RedisServer(folder)
 
     def start(self) -> None:
-        self.redis.start()
+        self.redis.start("--appendonly", "no")
+        self.redis.wait_until_ready()
 
     def begin(self) -> None:
         self.redis.execute("SAVE")
 
-    def take_over(self) -> Redis:
+    def take_over(self) -> RedisServer:
         self.redis.kill()
-        self.redis.start()
+        self.start()
         return self.redis
 
     def kill(self) -> None:
@@ -180,13 +144,13 @@ def loss(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Loss]:
 
 async def test_an_owner_that_redis_has_forgotten_is_refused(loss: Loss) -> None:
     await asyncio.to_thread(loss.start)
-    async with loss.redis.broker() as broker:
+    async with broker_of(loss.redis) as broker:
         await broker.enqueue("r", b"p", result_ttl_ms=60_000)
         await asyncio.to_thread(loss.begin)
         forgotten = await claim(broker, "a")
         assert await broker.append([record(forgotten, 0, 1, 2, 3)]) == []
     successor = await asyncio.to_thread(loss.take_over)
-    async with successor.broker() as broker:
+    async with broker_of(successor) as broker:
         assert await broker.state("r") == "queued"
         owner = await claim(broker, "b")
         assert await broker.append([record(owner, 0, 11, 12), record(owner, 2, 13)]) == []

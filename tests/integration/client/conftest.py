@@ -12,7 +12,7 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.records import ModelCard
 
-from .harness import RedisServer
+from ...redis_server import RedisServer
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import RedisUnavailableError
 
-from .harness import RedisServer, claim_one, collect, token_indexes, until, write
+from ...redis_server import RedisServer
+from .harness import claim_one, collect, token_indexes, until, write
 
 NUM_STREAMS = 60
 NUM_STEPS = 120

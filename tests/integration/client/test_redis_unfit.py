@@ -19,7 +19,8 @@ from penstock.shared.errors import (
     RequestNotFoundError,
 )
 
-from .harness import RedisServer, claim_one, collect, token_indexes, until, write
+from ...redis_server import RedisServer
+from .harness import claim_one, collect, token_indexes, until, write
 
 
 async def test_a_full_server_is_waited_for(server: RedisServer, engine: Broker) -> None:
