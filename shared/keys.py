@@ -56,6 +56,8 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:{MODEL}:dead                        zset      ids of parked requests by time; until replayed or purged
     NS:{MODEL}:parked:ID                   hash      a parked request: payload, cause, counts; as "dead"
     NS:{MODEL}:vacant                      zset      engines to wake for what comes, by how full they are; as rooms
+    NS:{MODEL}:warm:DIGEST                 string    engine that was last given what began so; warm_ttl_s of the policy
+    NS:{MODEL}:warm_for:ENGINE             zset      what waits in lanes and is to come to that engine, by arrival
     NS:{MODEL}:wake                        channel   "look again", to all engines: the queue goes on, policies changed
     NS:{MODEL}:engine:ENGINE:wake          channel   "something came for you", to one engine with room
     NS:{MODEL}:request:ID                  hash      state of a request; result_ttl_ms after its end

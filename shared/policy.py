@@ -17,6 +17,7 @@ from .shown import shown
 
 MAX_BANDS = 8
 MAX_QUEUE_DEPTH = 100_000
+MAX_AFFINITY_MS = 10_000
 P = TypeVar("P", "QueuePolicy", "TenantPolicy")
 _BAND_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
@@ -86,6 +87,10 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         max_queue_depth: most requests that wait; more are refused with ``QueueFullError``.
         max_queue_tokens: most tokens that wait, prompt and ``max_tokens``.
         tenant: of every tenant that has no policy of its own.
+        warm_ttl_s: for how long it is known which engine has served a conversation, positive. None: not at all, and
+            conversations go to any engine.
+        affinity_ms: how long other engines leave a request to the one that has its conversation in its cache, while that
+            has room for it, in [0, 10000]. With 0 that engine is woken for it, and nobody waits.
 
     Raises:
         ValidationError: a value is out of range; the message names the field.
@@ -99,6 +104,8 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_queue_depth: int | None = MAX_QUEUE_DEPTH
     max_queue_tokens: int | None = None
     tenant: TenantPolicy = msgspec.field(default_factory=TenantPolicy)
+    warm_ttl_s: float | None = 600.0
+    affinity_ms: int = 100
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.bands) <= MAX_BANDS or len(set(self.bands)) != len(self.bands):
@@ -118,6 +125,9 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.order not in tuple(Order):
             raise ValidationError(f"order must be 'fcfs' or 'edf', got {shown(self.order)}")
         _check_depths(self)
+        if self.warm_ttl_s is not None:
+            _check_number("warm_ttl_s", self.warm_ttl_s, 0.001, 1e9)
+        _check_number("affinity_ms", self.affinity_ms, 0, MAX_AFFINITY_MS)
 
     def encode(self) -> bytes:
         """JSON bytes, every field in them."""

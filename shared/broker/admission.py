@@ -37,6 +37,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         is_resumable: its input may be extended until it is closed.
         webhook: encoded target that is told of the end; None if nobody is.
         webhook_of: the request whose answer it is, where that has several, ``webhook_n``; they are told of together.
+        digests: of what its conversation was when it was answered before, the longest first; by these it comes to the
+            engine that has that in its cache.
+        own_digests: those by which later requests find the engine that it came to.
     """
 
     request_id: str
@@ -56,6 +59,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     webhook: str | None = None
     webhook_of: str | None = None
     webhook_n: int | None = None
+    digests: tuple[str, ...] = ()
+    own_digests: tuple[str, ...] = ()
 
 
 def enqueue_args(entries: Sequence[Entry]) -> list[bytes]:
@@ -81,6 +86,8 @@ def enqueue_args(entries: Sequence[Entry]) -> list[bytes]:
             entry.webhook,
             entry.webhook_of,
             entry.webhook_n,
+            entry.digests or None,
+            " ".join(entry.own_digests),
         )
         for entry in entries
     ]

@@ -34,6 +34,8 @@ class _RawStats(msgspec.Struct, array_like=True):
     default_band: str
     bands: list[tuple[str, int, int, int, float]]
     num_awaiting: int
+    num_warm: int
+    num_warm_kept: int
 
     @property
     def tokens_per_s(self) -> float:
@@ -99,6 +101,8 @@ class Queue:
             bands=bands,
             tenants=found,
             num_awaiting_input=raw.num_awaiting,
+            num_warm=raw.num_warm,
+            num_warm_kept=raw.num_warm_kept,
         )
 
     async def status(self, request_id: str) -> RequestStatus | None:

@@ -16,8 +16,8 @@ _SHARED = ("lib", "rooms", "tenants", "lanes", "damage", "life")
 _PLAIN = ("append", "renew", "renew_client", "leave", "withdraw", "shorten")
 # Each script's own parts, in order.
 _PARTS = {
-    "enqueue": ("enqueue",),
-    "claim": ("turns", "claim"),
+    "enqueue": ("warmth", "enqueue"),
+    "claim": ("turns", "warmth", "claim", "advance"),
     "append": ("append",),
     "finish": ("finish",),
     "end_segment": ("input", "end_segment"),

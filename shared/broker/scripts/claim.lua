@@ -16,6 +16,7 @@ local WARD_AFTER_MS, WARD_TTL_MS = 2000, 10000
 -- How long an engine leaves a request to others that have more room, and the cache kept for one that does not fit yet.
 local PATIENCE_MS, RESERVED_TTL_MS = 100, 10000
 local MAX_SKIPPED_LANES, MAX_LOOKS = 8, 200
+local CROWDED_MS = 10
 local SHARED_FOR_MS = 60000
 -- Expected of a model that has not ended a request yet.
 local OUTPUT_TOKENS = 256
@@ -57,12 +58,13 @@ end
 -- charged is what its tenant is charged for it, at its first claim; nil at later ones.
 local function take(id, payload, request, wanted, charged, is_suspect)
   local key, count = prefix .. 'request:' .. id, tonumber(request.count)
+  if request.digests then note_cached(prefix, engine, request.digests) end
   local epoch = next_epoch(tonumber(request.epoch))
   local attempts = redis.call('HINCRBY', key, 'attempts', 1)
   if charged then
     move(key, request.state, 'claimed', 'epoch', epoch, 'engine', engine, 'claimed_count', count, 'charged', charged,
       'charged_at', now, 'arrived_at', request.arrived_at)
-    redis.call('HDEL', key, 'entry')
+    redis.call('HDEL', key, 'entry', 'warm')
   else
     move(key, request.state, 'claimed', 'epoch', epoch, 'engine', engine, 'claimed_count', count)
     redis.call('HDEL', key, 'suspected_at', 'line')
@@ -77,7 +79,7 @@ end
 
 local function read_request(id)
   local request = fields_of(prefix .. 'request:' .. id, 'state', 'count', 'prompt', 'max', 'deadline', 'acquittals',
-    'entry', 'arrived_at', 'epoch', 'attempts', 'tenant', 'band', 'line')
+    'entry', 'arrived_at', 'epoch', 'attempts', 'tenant', 'band', 'line', 'digests', 'warm')
   local prompt, most = whole(request.prompt), whole(request.max)
   request.is_sound = prompt and most and whole(request.count) and whole(request.epoch)
     and (not request.attempts or whole(request.attempts)) and (not request.deadline or whole(request.deadline))
@@ -161,117 +163,3 @@ for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'blocked', '-inf',
   unblock(prefix, tenant)
 end
 
-local skipped = {num = 0}
-
--- Set an entry aside that a stranger wrote into a lane.
-local function set_entry_aside(lane, entry, content)
-  local id = 'entry-' .. entry .. '-' .. redis.sha1hex(lane):sub(1, 8)
-  redis.call('HSET', prefix .. 'parked:' .. id, 'fields', cmsgpack.pack(content), 'parked_at_ms', now)
-  redis.call('ZADD', prefix .. 'dead', now, id)
-end
-
--- The request at the head of a lane, as id, payload and hash; nil if there was none to run: it is out of the way then.
-local heads = {} -- what tidy_lane found, so that no payload is read twice
-local function head_request(band, tenant)
-  local lane = lane_key(prefix, band, tenant)
-  local head = heads[lane] or first_entry(prefix, band, tenant)
-  if not head then return tidy_lane(prefix, band, tenant) end
-  local entry, content = unpack(head)
-  local readable = content[1] == 'id' and content[3] == 'request'
-  local id, payload = content[2], content[4]
-  local request = readable and read_request(id)
-  local is_sound = request and request.is_sound and request.entry == entry and request.tenant == tenant
-    and request.band == band
-  if not is_sound then
-    if not readable then
-      set_entry_aside(lane, entry, content)
-    elseif standing_of(prefix, id, entry, request.state, request.entry) ~= 'stray' then
-      set_aside(prefix, id, {tenant = tenant, band = band, entry = entry, payload = payload})
-    end
-    heads[lane] = drop_entry(prefix, entry, tenant, band)
-    return nil
-  end
-  if end_if_due(id, request) then
-    heads[lane] = nil
-    return nil
-  end
-  return id, payload, request
-end
-
--- Take the head of a lane, which has its turn, and charge its tenant what is to be expected.
-local function take_from_lane(turn, band, id, payload, request, wanted)
-  local tenant, tokens = turn.tenant, request.prompt + math.min(request.most, mean_output)
-  local of, ready = tenant_policy(prefix, tenant), prefix .. 'ready:' .. band
-  -- First, so that it is found among the claims of this engine should the sums below be damaged, and stop the script.
-  redis.call('SET', prefix .. 'payload:' .. id, payload)
-  take(id, payload, request, wanted, tokens)
-  local own = tonumber(redis.call('ZSCORE', ready, tenant))
-  local after = own + tokens / of.weight
-  local clock = amount(redis.call('HGET', queue, 'clock:' .. band))
-  -- Not beyond the tenant's own time: estimates that are too high, and are taken back at the end, must not add up.
-  local weights = math.max(amount(redis.call('HGET', queue, 'weight:' .. band)), of.weight)
-  clock = math.max(own, clock, math.min(after, clock + tokens / weights))
-  redis.call('HSET', queue, 'clock:' .. band, clock)
-  redis.call('ZADD', ready, after, tenant)
-  if has_rate_quota(of) then use(prefix, tenant, 1, tokens, now) end
-  redis.call('HINCRBY', prefix .. 'tenant:' .. tenant, 'num_started', 1)
-  if redis.call('HINCRBY', queue, 'num_started', 1) == 1 then redis.call('HSET', queue, 'rate_at', now) end
-  leave_lane(prefix, request.entry, tenant, band, request.prompt + request.most, request.deadline)
-  heads[lane_key(prefix, band, tenant)] = tidy_lane(prefix, band, tenant)
-  settle_turn(prefix, turn, tokens)
-end
-
-local all = all_rooms(prefix, engine, room())
-local num_before, tokens_before = num_taken, taken_tokens
-
--- Leave a lane alone for the rest of this wave; false if that is enough of it.
-local function pass_by(band, tenant)
-  if skipped.num == MAX_SKIPPED_LANES then return false end
-  skipped[lane_key(prefix, band, tenant)], skipped.num = true, skipped.num + 1
-  return true
-end
-
-local function has_equal_part(tenant)
-  local num_sharing = redis.call('SCARD', prefix .. 'active') + 1 -- with one who comes in a moment
-  return num_started(prefix, tenant) * num_sharing >= limit + held
-end
-
--- One step through the lanes; returns false when there is nothing more to take.
-local function advance()
-  local turn = next_turn(prefix, skipped)
-  if not turn then return false end
-  local band, tenant = queue_policy(prefix).bands[turn.level], turn.tenant
-  local may_at = may_start_at(prefix, tenant)
-  if may_at > 0 then
-    block(prefix, tenant, may_at)
-    return true
-  end
-  if num_taken >= most_for_all and has_equal_part(tenant) then return pass_by(band, tenant) end
-  local id, payload, request = head_request(band, tenant)
-  if not id then return true end
-  local wanted = reckoned_kv_tokens(request.prompt, request.most, 0)
-  -- What waits is taken to be like what this wave has seen of it: what clients ask for says little of what comes.
-  local mean_wanted = (taken_tokens - tokens_before + wanted) / (num_taken - num_before + 1)
-  local age = now - request.arrived_at
-  if age < PATIENCE_MS and has_its_part(all, room(), mean_wanted) then
-    retry_in(PATIENCE_MS - age)
-    return false
-  end
-  if fits(wanted) then
-    take_from_lane(turn, band, id, payload, request, wanted)
-    return true
-  end
-  return not reserve() and pass_by(band, tenant)
-end
-
-for _ = 1, limit + MAX_LOOKS do
-  if num_taken >= limit or not advance() then break end
-end
-
-for _, band in ipairs(queue_policy(prefix).bands) do
-  local clock = redis.call('HGET', queue, 'clock:' .. band)
-  if clock then redis.call('ZREMRANGEBYSCORE', prefix .. 'idle:' .. band, '-inf', '(' .. clock) end
-end
-local first_blocked = redis.call('ZRANGE', prefix .. 'blocked', 0, 0, 'WITHSCORES')[2]
-if first_blocked and first_blocked ~= 'inf' then retry_in(math.max(1, tonumber(first_blocked) - now)) end
-return reply(true)

@@ -1,9 +1,10 @@
 -- Accept requests, each once. KEYS: leases. ARGV: prefix, a msgpack array of requests, then the payload of each.
 -- A request is an array: id, ttl_ms, client, client_ttl_ms, fail_fast, call, tenant, band, prompt, max, deadline_ms,
--- timeout_ms, is_resumable, webhook, webhook_of, webhook_n. An empty client means detached, an empty band the policy's
+-- timeout_ms, is_resumable, webhook, webhook_of, webhook_n, digests, own_digests. An empty client means detached, an empty band the policy's
 -- default. A deadline is by this server's clock; a timeout counts from now, and the earlier of the two holds; either may
--- be nil. prompt and max are numbers of tokens. What is resumable has one chunk of input so far. The last three are nil
--- without a webhook, the last two where a request has one answer.
+-- be nil. prompt and max are numbers of tokens. What is resumable has one chunk of input so far. Those of the webhook are
+-- nil without one, its last two where a request has one answer. digests are as in warmth.lua, a list or nil; own_digests
+-- are words, those by which others find the engine that it came to.
 -- Returns one answer each: 'new', 'unserved' if it was not to wait and no engine lives, or the state of the request that
 -- already has this id: the caller attaches to it. A call that is sent again is 'new' again. What is refused gets a list:
 -- {'unknown_band', names}, {'queue_full', scope, unit, limit, retry_after_ms} or {'over_quota', quota, limit,
@@ -76,9 +77,21 @@ local function append_all(list, ...)
   for _, value in ipairs({...}) do list[#list + 1] = value end
 end
 
+-- Mark a request for the engine that has the beginning of its conversation, if one has.
+local preferred = {} -- engine -> how many of this call's requests
+local function warm_up(id, digests, own_digests, record)
+  append_all(record, 'digests', own_digests)
+  local engine = warm_engine(prefix, digests)
+  if not engine then return end
+  append_all(record, 'warm', engine)
+  redis.call('ZADD', prefix .. 'warm_for:' .. engine, now_ms(), id)
+  redis.call('PEXPIRE', prefix .. 'warm_for:' .. engine, warm_ttl_ms(prefix))
+  preferred[engine] = (preferred[engine] or 0) + 1
+end
+
 local function accept(request, payload)
   local id, ttl_ms, client, client_ttl_ms, fail_fast, call, tenant, band, prompt, most, deadline_ms, timeout_ms,
-    is_resumable, webhook, webhook_of, webhook_n = unpack(request, 1, 16)
+    is_resumable, webhook, webhook_of, webhook_n, digests, own_digests = unpack(request, 1, 18)
   local key = prefix .. 'request:' .. id
   local known_state, known_call = values_of(key, 'state', 'call')
   if known_state then return call ~= '' and known_call == call and 'new' or known_state end
@@ -113,6 +126,7 @@ local function accept(request, payload)
   if webhook_of then append_all(record, 'webhook_of', webhook_of, 'webhook_n', webhook_n) end
   -- The first answer comes first: what is there is of an earlier request of this id, not all of which was accepted.
   if webhook_of == id then redis.call('DEL', prefix .. 'ends:' .. id) end
+  if digests and warm_ttl_ms(prefix) then warm_up(id, digests, own_digests, record) end
   enter_lane(prefix, id, payload, tenant, band, tokens, due, record)
   note_backlog(queue, tokens)
   note_backlog(prefix .. 'tenant:' .. tenant, tokens)
@@ -120,5 +134,5 @@ local function accept(request, payload)
 end
 
 for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do answers[i] = accept(request, ARGV[i + 2]) end
-note_entered(prefix)
+note_entered(prefix, preferred)
 return answers

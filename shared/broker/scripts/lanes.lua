@@ -84,8 +84,8 @@ local function enter_lane(prefix, id, payload, tenant, band, tokens, deadline, r
     'tenant', tenant, 'band', band, unpack(record))
 end
 
--- Count what has entered lanes; once for each lane, however many requests.
-local function note_entered(prefix)
+-- Count what has entered lanes; once for each lane, however many requests. preferred is as of wake_engines.
+local function note_entered(prefix, preferred)
   local num_entered = 0
   for _, of in pairs(entered) do
     num_entered = num_entered + of.depth
@@ -103,7 +103,7 @@ local function note_entered(prefix)
       end
     end
   end
-  wake_engines(prefix, num_entered)
+  wake_engines(prefix, num_entered, preferred)
 end
 
 -- Set what is counted of a lane; the sums of all follow.

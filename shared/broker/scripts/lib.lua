@@ -26,6 +26,8 @@
 --   input_bytes      size of all but the first
 --   closed           set when no more will come
 --   ending           while it awaits input: the record that ends it, should there come none
+--   digests          its own, by which others find the engine that it came to; absent if it has none
+--   warm             engine that has the beginning of its conversation, while it stands in its lane; absent without one
 --   webhook          who is to be told of its end: an encoded WebhookTarget; absent if nobody is
 --   webhook_of, webhook_n    the request whose answer it is, and how many that has: they are told of together
 -- Its log and its channel get the same records, in one script. Its encoded bytes are in the lane while it waits there,

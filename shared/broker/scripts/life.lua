@@ -110,7 +110,7 @@ end
 local function close_request(prefix, key, id, state)
   local function read()
     local now = fields(key, 'state', 'ttl', 'engine', 'client', 'fail_fast', 'entry', 'line', 'deadline', 'charged',
-      'tenant', 'band', 'prompt', 'max', 'count', 'charged_at', 'chunks', 'ending', 'webhook', 'webhook_of', 'webhook_n')
+      'tenant', 'band', 'prompt', 'max', 'count', 'charged_at', 'chunks', 'ending', 'webhook', 'webhook_of', 'webhook_n', 'warm')
     local is_placed = now.entry and is_entry(now.entry) or not now.entry and whole(now.charged) and whole(now.charged_at)
     local is_sound = is_placed and is_live(now.state) and (not now.line or LINES[now.line]) and whole(now.ttl)
       and whole(now.prompt) and whole(now.max) and whole(now.count) and now.tenant and now.band
@@ -123,7 +123,8 @@ local function close_request(prefix, key, id, state)
     now = read()
   end
   move(key, now.state, state)
-  redis.call('HDEL', key, 'entry', 'line')
+  redis.call('HDEL', key, 'entry', 'line', 'warm')
+  if now.warm then attempt('ZREM', prefix .. 'warm_for:' .. now.warm, id) end
   if now.webhook then note_end(prefix, id, state, now.webhook, now.webhook_of, now.webhook_n) end
   redis.call('PEXPIRE', key, now.ttl)
   redis.call('PEXPIRE', prefix .. 'log:' .. id, now.ttl)

@@ -49,6 +49,7 @@ local function is_policy(of)
   local strictness = of.strictness or 1
   return has_default and type(strictness) == 'number' and strictness > 0 and strictness <= 1
     and (of.ageing_s == nil or of.ageing_s == cjson.null or type(of.ageing_s) == 'number')
+    and is_limit(of.warm_ttl_s) and (of.affinity_ms == nil or type(of.affinity_ms) == 'number')
     and is_limit(of.max_queue_depth) and is_limit(of.max_queue_tokens) and (of.tenant == nil or is_tenant_policy(of.tenant))
 end
 
@@ -87,6 +88,7 @@ local function repair_engines()
     redis.call('ZADD', prefix .. 'leases', 'NX', now_ms() + LOST_LEASE_MS, engine)
     local name = 'claims:' .. engine
     keep_type(name, 'hash')
+    keep_type('warm_for:' .. engine, 'zset')
     local claims = redis.call('HGETALL', prefix .. name)
     for i = 1, #claims, 2 do
       if not whole(claims[i + 1]) then

@@ -1,0 +1,177 @@
+-- A claim's way through the lanes; put behind claim.lua, whose names it uses.
+local skipped = {num = 0}
+
+-- Set an entry aside that a stranger wrote into a lane.
+local function set_entry_aside(lane, entry, content)
+  local id = 'entry-' .. entry .. '-' .. redis.sha1hex(lane):sub(1, 8)
+  redis.call('HSET', prefix .. 'parked:' .. id, 'fields', cmsgpack.pack(content), 'parked_at_ms', now)
+  redis.call('ZADD', prefix .. 'dead', now, id)
+end
+
+-- A lane's entry as id, payload and hash of its request, and whether all of them are as they should be.
+local function read_entry(band, tenant, entry, content)
+  local id, payload = content[2], content[4]
+  local request = content[1] == 'id' and content[3] == 'request' and read_request(id)
+  local is_sound = request and request.is_sound and request.entry == entry and request.tenant == tenant
+    and request.band == band
+  return id, payload, request, is_sound
+end
+
+-- The request at the head of a lane, as id, payload and hash; nil if there was none to run: it is out of the way then.
+local heads = {} -- what tidy_lane found, so that no payload is read twice
+local function head_request(band, tenant)
+  local lane = lane_key(prefix, band, tenant)
+  local head = heads[lane] or first_entry(prefix, band, tenant)
+  if not head then return tidy_lane(prefix, band, tenant) end
+  local entry, content = unpack(head)
+  local id, payload, request, is_sound = read_entry(band, tenant, entry, content)
+  if not is_sound then
+    if not request then
+      set_entry_aside(lane, entry, content)
+    elseif standing_of(prefix, id, entry, request.state, request.entry) ~= 'stray' then
+      set_aside(prefix, id, {tenant = tenant, band = band, entry = entry, payload = payload})
+    end
+    heads[lane] = drop_entry(prefix, entry, tenant, band)
+    return nil
+  end
+  if end_if_due(id, request) then
+    heads[lane] = nil
+    return nil
+  end
+  return id, payload, request
+end
+
+-- The request of a lane that is this engine's, to go in front of its head, as head_request; nil if there is none.
+local own_warm = own_requests(prefix, engine)
+local function own_request(band, tenant, head_id)
+  local lane = lane_key(prefix, band, tenant)
+  local one = next_own(prefix, own_warm, lane, head_id)
+  local found = one and redis.call('XRANGE', lane, one.entry, one.entry)[1]
+  if not found then return nil end
+  local id, payload, request, is_sound = read_entry(band, tenant, unpack(found))
+  if not is_sound or end_if_due(id, request) then return nil end
+  if fits(reckoned_kv_tokens(request.prompt, request.most, 0)) then return id, payload, request end
+end
+
+-- A request that was warm for an engine has come to this one.
+local function note_warm(id, warm)
+  attempt('ZREM', prefix .. 'warm_for:' .. warm, id)
+  redis.call('HINCRBY', queue, 'warm', 1)
+  if warm ~= engine then return end
+  redis.call('HINCRBY', queue, 'warm_kept', 1)
+  own_warm.num = own_warm.num - 1
+end
+
+-- Take a request of a lane, which has its turn, and charge its tenant what is to be expected.
+local function take_from_lane(turn, band, id, payload, request, wanted)
+  local tenant, tokens = turn.tenant, request.prompt + math.min(request.most, mean_output)
+  local of, ready = tenant_policy(prefix, tenant), prefix .. 'ready:' .. band
+  -- First, so that it is found among the claims of this engine should the sums below be damaged, and stop the script.
+  redis.call('SET', prefix .. 'payload:' .. id, payload)
+  take(id, payload, request, wanted, tokens)
+  local own = tonumber(redis.call('ZSCORE', ready, tenant))
+  local after = own + tokens / of.weight
+  local clock = amount(redis.call('HGET', queue, 'clock:' .. band))
+  -- Not beyond the tenant's own time: estimates that are too high, and are taken back at the end, must not add up.
+  local weights = math.max(amount(redis.call('HGET', queue, 'weight:' .. band)), of.weight)
+  clock = math.max(own, clock, math.min(after, clock + tokens / weights))
+  redis.call('HSET', queue, 'clock:' .. band, clock)
+  redis.call('ZADD', ready, after, tenant)
+  if has_rate_quota(of) then use(prefix, tenant, 1, tokens, now) end
+  redis.call('HINCRBY', prefix .. 'tenant:' .. tenant, 'num_started', 1)
+  if redis.call('HINCRBY', queue, 'num_started', 1) == 1 then redis.call('HSET', queue, 'rate_at', now) end
+  leave_lane(prefix, request.entry, tenant, band, request.prompt + request.most, request.deadline)
+  if request.warm then note_warm(id, request.warm) end
+  heads[lane_key(prefix, band, tenant)] = tidy_lane(prefix, band, tenant)
+  settle_turn(prefix, turn, tokens)
+end
+
+local all = all_rooms(prefix, engine, room())
+local num_before, tokens_before = num_taken, taken_tokens
+
+-- Leave a lane alone for the rest of this wave; false if that is enough of it.
+local function pass_by(band, tenant)
+  if skipped.num == MAX_SKIPPED_LANES then return false end
+  skipped[lane_key(prefix, band, tenant)], skipped.num = true, skipped.num + 1
+  return true
+end
+
+local function has_equal_part(tenant)
+  local num_sharing = redis.call('SCARD', prefix .. 'active') + 1 -- with one who comes in a moment
+  return num_started(prefix, tenant) * num_sharing >= limit + held
+end
+
+-- Whether the engine takes only what is warm for it any more, the rest being left to others for a moment.
+local takes_own_only = false
+
+-- Leave what this engine has its part of to others: all of it, or what is in front of what is warm for this one.
+local function leave_to_others(band, tenant, age)
+  retry_in(math.max(1, PATIENCE_MS - age))
+  takes_own_only = true
+  return own_warm.num > 0 and pass_by(band, tenant)
+end
+
+-- Leave a lane to the engine that its head is warm for. Who finds no end of such lanes comes back soon: they are there
+-- for the moment only that a wake takes.
+local function leave_to_warm(band, tenant, age)
+  retry_in(math.max(1, queue_policy(prefix).affinity_ms - age))
+  if pass_by(band, tenant) then return true end
+  retry_in(CROWDED_MS)
+  return false
+end
+
+-- The request of a lane that this engine is to take next, as head_request, and whether it is warm for it, and better
+-- taken by it than by an emptier one.
+local function next_request(band, tenant)
+  local id, payload, request = head_request(band, tenant)
+  if not id then return nil end
+  local is_own = request.warm == engine
+  if not is_own and own_warm.num == 0 or is_too_full(all, room()) then return id, payload, request, false end
+  if not is_own then
+    local own_id, own_payload, own_found = own_request(band, tenant, id)
+    if own_id then return own_id, own_payload, own_found, true end
+  end
+  return id, payload, request, is_own
+end
+
+-- One step through the lanes; returns false when there is nothing more to take.
+local function advance()
+  local turn = next_turn(prefix, skipped)
+  if not turn then return false end
+  local band, tenant = queue_policy(prefix).bands[turn.level], turn.tenant
+  local may_at = may_start_at(prefix, tenant)
+  if may_at > 0 then
+    block(prefix, tenant, may_at)
+    return true
+  end
+  if num_taken >= most_for_all and has_equal_part(tenant) then return pass_by(band, tenant) end
+  local id, payload, request, is_own = next_request(band, tenant)
+  if not id then return true end
+  local wanted = reckoned_kv_tokens(request.prompt, request.most, 0)
+  local age = now - request.arrived_at
+  if request.warm and request.warm ~= engine and is_left_to(prefix, request.warm, age, wanted, all) then
+    return leave_to_warm(band, tenant, age)
+  end
+  -- What waits is taken to be like what this wave has seen of it: what clients ask for says little of what comes.
+  local mean_wanted = (taken_tokens - tokens_before + wanted) / (num_taken - num_before + 1)
+  if not is_own and (takes_own_only or age < PATIENCE_MS and has_its_part(all, room(), mean_wanted)) then
+    return leave_to_others(band, tenant, age)
+  end
+  if fits(wanted) then
+    take_from_lane(turn, band, id, payload, request, wanted)
+    return true
+  end
+  return not reserve() and pass_by(band, tenant)
+end
+
+for _ = 1, limit + MAX_LOOKS do
+  if num_taken >= limit or not advance() then break end
+end
+
+for _, band in ipairs(queue_policy(prefix).bands) do
+  local clock = redis.call('HGET', queue, 'clock:' .. band)
+  if clock then redis.call('ZREMRANGEBYSCORE', prefix .. 'idle:' .. band, '-inf', '(' .. clock) end
+end
+local first_blocked = redis.call('ZRANGE', prefix .. 'blocked', 0, 0, 'WITHSCORES')[2]
+if first_blocked and first_blocked ~= 'inf' then retry_in(math.max(1, tonumber(first_blocked) - now)) end
+return reply(true)
