@@ -17,7 +17,7 @@ from .shown import shown
 
 MAX_BANDS = 8
 MAX_QUEUE_DEPTH = 100_000
-MAX_AFFINITY_MS = 10_000
+MAX_AFFINITY_MS = 60_000
 P = TypeVar("P", "QueuePolicy", "TenantPolicy")
 _BAND_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
@@ -90,7 +90,7 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         warm_ttl_s: for how long it is known which engine has served a conversation, positive. None: not at all, and
             conversations go to any engine.
         affinity_ms: how long other engines leave a request to the one that has its conversation in its cache, while that
-            has room for it, in [0, 10000]. With 0 that engine is woken for it, and nobody waits.
+            has room for it, in [0, 60000]. With 0 that engine is woken for it, and nobody waits.
 
     Raises:
         ValidationError: a value is out of range; the message names the field.

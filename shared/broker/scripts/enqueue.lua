@@ -78,13 +78,14 @@ local function append_all(list, ...)
 end
 
 -- Mark a request for the engine that has the beginning of its conversation, if one has.
-local preferred = {} -- engine -> how many of this call's requests
+local preferred, num_warm = {}, 0 -- engine -> how many of this call's requests
 local function warm_up(id, digests, own_digests, record)
   append_all(record, 'digests', own_digests)
   local engine = warm_engine(prefix, digests)
   if not engine then return end
   append_all(record, 'warm', engine)
-  redis.call('ZADD', prefix .. 'warm_for:' .. engine, now_ms(), id)
+  num_warm = num_warm + 1
+  redis.call('ZADD', prefix .. 'warm_for:' .. engine, string.format('%.0f', now_us() + num_warm), id)
   redis.call('PEXPIRE', prefix .. 'warm_for:' .. engine, warm_ttl_ms(prefix))
   preferred[engine] = (preferred[engine] or 0) + 1
 end
