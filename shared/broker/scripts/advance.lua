@@ -101,13 +101,13 @@ local function has_equal_part(tenant)
   return num_started(prefix, tenant) * num_sharing >= limit + held
 end
 
--- Whether the engine takes only what is warm for it any more, the rest being left to others for a moment.
-local takes_own_only = false
+-- The band of which the engine takes only what is warm for it any more, the rest being left to others for a moment.
+local own_only
 
--- Leave what this engine has its part of to others: all of it, or what is in front of what is warm for this one.
+-- Leave what this engine has its part of to others: all of it, or what is in front of its own in that band.
 local function leave_to_others(band, tenant, age)
   retry_in(math.max(1, PATIENCE_MS - age))
-  takes_own_only = true
+  own_only = band
   return own_warm.num > 0 and pass_by(band, tenant)
 end
 
@@ -144,6 +144,7 @@ local function advance()
     block(prefix, tenant, may_at)
     return true
   end
+  if own_only and own_only ~= band then return false end
   if num_taken >= most_for_all and has_equal_part(tenant) then return pass_by(band, tenant) end
   local id, payload, request, is_own = next_request(band, tenant)
   if not id then return true end
@@ -154,7 +155,7 @@ local function advance()
   end
   -- What waits is taken to be like what this wave has seen of it: what clients ask for says little of what comes.
   local mean_wanted = (taken_tokens - tokens_before + wanted) / (num_taken - num_before + 1)
-  if not is_own and (takes_own_only or age < PATIENCE_MS and has_its_part(all, room(), mean_wanted)) then
+  if not is_own and (own_only or age < PATIENCE_MS and has_its_part(all, room(), mean_wanted)) then
     return leave_to_others(band, tenant, age)
   end
   if fits(wanted) then

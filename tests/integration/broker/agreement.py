@@ -27,6 +27,7 @@ def check_all(found: Snapshot, expected: ExpectedQueue) -> None:
     check_claims(found, expected)
     check_registers(found, expected)
     check_rooms(found, expected)
+    check_warmth(found, expected)
 
 
 def check_requests(found: Snapshot, expected: ExpectedQueue) -> None:
@@ -116,9 +117,19 @@ def check_rooms(found: Snapshot, expected: ExpectedQueue) -> None:
     rooms = [[int(number) for number in text.split()] for text in found.one("rooms").values()]
     queue = found.one("queue")
     assert int(queue.get("rooms", 0)) == len(rooms)
+    assert found.one("rooms").keys() == expected.rooms.keys()
     for i, name in enumerate(("room_seqs", "room_held_seqs", "room_tokens", "room_held_tokens")):
         assert int(queue.get(name, 0)) == sum(room[i] for room in rooms)
     assert found.one("vacant").keys() <= expected.vacant & found.one("rooms").keys()
+
+
+def check_warmth(found: Snapshot, expected: ExpectedQueue) -> None:
+    """Who was given what began so last; what waits with a mark, and nothing else, stands with its engine."""
+    assert found.of("warm") == {digest: engine.encode() for digest, engine in expected.warm.items()}
+    assert {engine: set(ids) for engine, ids in found.of("warm_for").items()} == expected.warm_for()
+    for request_id, request in expected.requests.items():
+        marked = found.of("request")[request_id].get("warm", "")
+        assert marked == (request.warm if request.is_fresh else "")
 
 
 def check_registers(found: Snapshot, expected: ExpectedQueue) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.shared.request_state import MOVES, RequestState
@@ -11,6 +12,9 @@ BANDS = ("interactive", "standard", "batch")
 # The last one may have so many requests under way; the others any number.
 TENANTS = ("t0", "t1", "narrow")
 MAX_CONCURRENT = 1
+# An engine takes its own in front of a head among so many of a lane, its head included.
+LOOK_AHEAD = 16
+MAX_LANES_LEFT = 8
 
 
 @dataclass
@@ -32,6 +36,9 @@ class ExpectedRequest:
     num_chunks: int = 0
     num_segments: int = 0
     is_closed: bool = False
+    # What it makes known of the engine that it comes to, and the engine that it was marked for as it came.
+    own_digests: tuple[str, ...] = ()
+    warm: str = ""
 
     @property
     def alive(self) -> bool:
@@ -86,11 +93,26 @@ class ExpectedRequest:
         self.end(state)
 
 
-class ExpectedQueue:
-    """Requests by id in order of their last arrival, engines that hold a lease, and whether the queue is paused."""
+@dataclass(frozen=True)
+class ExpectedRoom:
+    """Sequences of an engine as its last claim left them."""
 
-    def __init__(self, order: str) -> None:
+    seqs: int
+    held: int
+
+
+class ExpectedQueue:
+    """Requests by id in order of their last arrival, engines that hold a lease, and whether the queue is paused.
+
+    ``is_patient``: others leave what is warm for an engine to it, for longer than a history lasts; else not at all.
+    """
+
+    def __init__(self, order: str, *, is_patient: bool = False) -> None:
         self.order = order
+        self.is_patient = is_patient
+        # Of each digest, the engine that was given such a request last.
+        self.warm: dict[str, str] = {}
+        self.rooms: dict[str, ExpectedRoom] = {}
         self.requests: dict[str, ExpectedRequest] = {}
         self.leases: set[str] = set()
         # Engines whose last claim left room. They may have been woken since; their next claim tells.
@@ -132,10 +154,50 @@ class ExpectedQueue:
         deadline = self.requests[request_id].deadline
         return math.inf if deadline is None else deadline
 
-    def claimable(self) -> bool:
+    def claimable(self, engine: str, limit: int, ward: str) -> bool:
         """Whether there is anything to hand to an engine that holds nothing."""
-        waiting = [r for r in self.requests.values() if r.state is RequestState.QUEUED]
-        return not self.is_paused and any(r.is_returned or self.may_start(r.tenant) for r in waiting)
+        if self.is_paused:
+            return False
+        lanes = [lane for lane in self.lanes().values() if self.may_start(self.requests[lane[0]].tenant)]
+        is_left = self.left_to_others(engine, ExpectedRoom(limit, 0), ward)
+        free = [lane for lane in lanes if not is_left(self.first_in(lane)) or self.own_in(lane, engine)]
+        if len(lanes) - len(free) >= MAX_LANES_LEFT:
+            free = []  # it need not look further
+        return bool(free) or any(request.is_returned for request in self.requests.values())
+
+    def own_in(self, lane: list[str], engine: str) -> list[str]:
+        """What an engine may take in front of a lane's head."""
+        return [one for one in lane[:LOOK_AHEAD] if self.requests[one].warm == engine and self.order == "fcfs"]
+
+    def left_to_others(self, engine: str, room: ExpectedRoom, ward: str) -> Callable[[str], bool]:
+        """Return what says whether an engine with this room, which claims now, has to leave a request to the one that
+        is warm for it: that lives and claims, has room, and does not hold much more than its part.
+        """
+        rooms = {**self.rooms, engine: room}
+        num_waiting = sum(request.is_fresh for request in self.requests.values())
+        part = (sum(one.held for one in rooms.values()) + num_waiting) / sum(one.seqs for one in rooms.values())
+
+        def is_left(request_id: str) -> bool:
+            warm = self.requests[request_id].warm
+            if not self.is_patient or warm in ("", engine, ward) or not {warm} <= self.rooms.keys() & self.leases:
+                return False
+            held, seqs = self.rooms[warm].held, self.rooms[warm].seqs
+            return held < seqs and held <= 1.5 * part * seqs + seqs / 8
+
+        return is_left
+
+    def mark(self, digests: Sequence[str]) -> str:
+        """The engine that a request with these is marked for: the first that is known of them and claims."""
+        known = (self.warm.get(digest, "") for digest in digests)
+        return next((engine for engine in known if engine in self.rooms and engine in self.leases), "")
+
+    def warm_for(self) -> dict[str, set[str]]:
+        """What waits in lanes with a mark, by engine."""
+        marked: dict[str, set[str]] = {}
+        for request_id, request in self.requests.items():
+            if request.is_fresh and request.warm:
+                marked.setdefault(request.warm, set()).add(request_id)
+        return marked
 
     def expire(self, *, running_too: bool) -> int:
         """End what is past its deadline, which is then 0; returns how many."""

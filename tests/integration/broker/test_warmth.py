@@ -240,6 +240,16 @@ async def test_an_engine_that_has_its_part_takes_its_own_and_leaves_the_rest(bro
     assert await ids(broker, "e0") == ["cold"]
 
 
+@pytest.mark.parametrize("leave_for_ms", [60_000], indirect=True)
+@pytest.mark.usefixtures("patient")
+async def test_what_is_left_to_others_is_passed_by_for_nothing_of_a_lower_band(broker: Broker) -> None:
+    await converse(broker, "e1")
+    await look(broker, "e1", held=1)
+    await enqueue(broker, "cold", tenant="other", band="interactive")
+    await enqueue(broker, "second", **turn(2))
+    assert await ids(broker, "e1", 9, num_held=1) == []
+
+
 @pytest.mark.usefixtures("patient")
 async def test_who_is_warm_is_woken_in_place_of_the_emptiest(broker: Broker, woken: Woken) -> None:
     await converse(broker, "e1")
