@@ -13,6 +13,7 @@ from ..shared.shown import shown
 
 MAX_CACHE_SALT_CHARS = 512
 MAX_EXTERNAL_REQ_ID_CHARS = 256
+MAX_SESSION_ID_CHARS = 512
 MAX_LINGER_S = 86_400.0
 MAX_TRACE_HEADERS_CHARS = 8192
 READ_TTL_S = 60.0
@@ -44,6 +45,9 @@ class SharedOptions(TypedDict, total=False):
     ``trace_headers``: of the trace that it belongs to (W3C: "traceparent", "tracestate"); worker processes log its id.
     ``external_req_id``: what whoever asks calls it, such as the ``x-request-id`` of a web app's own request; worker
     processes log it as ``x_request_id``. It need not be unique.
+    ``session_id``: what it goes on with, such as the conversation or document that its prompt begins with. Requests of a
+    tenant with the same one go to the engine that had the last of them, if that has room, since its KV cache may hold the
+    beginning. Conversations in messages are known by themselves; text and token ids need it.
     """
 
     model: str | None
@@ -62,6 +66,7 @@ class SharedOptions(TypedDict, total=False):
     webhook_events: str | None
     trace_headers: Mapping[str, str] | None
     external_req_id: str | None
+    session_id: str | None
 
 
 class RequestOptions(SharedOptions, total=False):
@@ -78,6 +83,17 @@ def cache_salt_of(options: RequestOptions) -> str | None:
             f"cache_salt must be a string of 1 to {MAX_CACHE_SALT_CHARS} characters, got {shown(salt)}"
         )
     return None if salt is None else check_text("cache_salt", salt)
+
+
+def session_id_of(options: RequestOptions) -> str | None:
+    """Return the ``session_id``. Raises ``ValidationError`` if it is no string, empty or too long."""
+    session_id: Any = options.get("session_id")
+    is_id = isinstance(session_id, str) and 1 <= len(session_id) <= MAX_SESSION_ID_CHARS
+    if session_id is not None and not is_id:
+        raise ValidationError(
+            f"session_id must be a string of 1 to {MAX_SESSION_ID_CHARS} characters, got {shown(session_id)}"
+        )
+    return None if session_id is None else check_text("session_id", session_id)
 
 
 def lora_request_of(options: RequestOptions) -> LoRARequest | None:

@@ -28,6 +28,7 @@ from .options import (
     external_req_id_of,
     lora_request_of,
     read_ttl_of,
+    session_id_of,
     template_kwargs_of,
     trace_headers_of,
     wanted_until,
@@ -89,6 +90,7 @@ def build_request(
         lora_request=lora_request_of(options),
         trace_headers=trace_headers_of(options),
         external_req_id=external_req_id_of(options),
+        session_id=session_id_of(options),
         deadline=wanted_until(options) if options else None,
         band="" if band is None else check_name("band", band),
     )

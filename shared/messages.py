@@ -67,6 +67,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, kw_
     """A generation to run. The client fills the prompt in one of four forms; the worker turns text into token ids.
 
     ``epoch``, ``attempt`` and ``output_token_ids`` are the broker's: set at claim, never by a client.
+    ``session_id`` is the caller's name for what the request goes on with; its engine has no use for it.
     The prompt of a ``resumable`` request is its first chunk; more follow as ``InputChunk`` until its input is closed.
     """
 

@@ -19,7 +19,7 @@ from ...shared.params import (
     StructuredOutputsParams,
 )
 from ...shared.structured_checks import GrammarFields
-from ..options import RequestOptions
+from ..options import MAX_SESSION_ID_CHARS, RequestOptions
 from .errors import bad_field, cancelled, expired
 
 # Which build answered; OpenAI's callers compare it to see whether answers to the same seed may differ.
@@ -51,8 +51,8 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields that mean the same in a chat completion and in a completion; null is the default of each.
 
     From OpenAI: those up to ``user``, of which those after ``stream_options`` say nothing to a server of one's own and
-    are passed over. From vLLM: the next, with the meaning that ``SamplingParams`` gives. ``band`` and ``timeout_s`` are
-    Penstock's.
+    are passed over, but ``prompt_cache_key``, which is a ``session_id``. From vLLM: the next, with the meaning that
+    ``SamplingParams`` gives. ``band``, ``timeout_s`` and ``session_id`` are Penstock's.
     """
 
     model: str | None = None
@@ -99,6 +99,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     band: str | None = None
     timeout_s: float | None = None
+    session_id: str | None = None
 
     @property
     def includes_usage(self) -> bool:
@@ -152,6 +153,10 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             options["priority"] = self.priority
         if self.cache_salt is not None:
             options["cache_salt"] = self.cache_salt
+        if self.session_id is not None:
+            options["session_id"] = self.session_id
+        elif self.prompt_cache_key:
+            options["session_id"] = self.prompt_cache_key[:MAX_SESSION_ID_CHARS]
         return options
 
     def grammar(self) -> StructuredOutputsParams | None:

@@ -18,6 +18,7 @@ from ..options import RequestOptions
 from ..prompt import encode_request
 from ..webhooks.event_records import WebhookTarget
 from ..webhooks.targets import encode_target
+from .digests import conversation_digests
 
 # Text of a prompt, in UTF-8, for each of its tokens: a guess, corrected by the engine's count when the request ends.
 BYTES_PER_TOKEN = 4
@@ -60,6 +61,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
         room = max(0, self.max_model_len - num_prompt_tokens) if self.max_model_len else 0
         params = request.sampling_params
         max_tokens = None if params is None else params.max_tokens
+        digests = conversation_digests(request)
         deadline, timeout_s = self.options.get("deadline"), self.options.get("timeout_s")
         return Entry(
             request_id=request.request_id,
@@ -77,6 +79,8 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
             webhook=None if self.target is None else encode_target(self.target),
             webhook_of=self.answer_of if is_one_of_several else None,
             webhook_n=self.num_answers if is_one_of_several else None,
+            digests=digests.wanted,
+            own_digests=digests.own,
             **lease,
         )
 

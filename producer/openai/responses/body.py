@@ -107,7 +107,6 @@ _KEPT = {
     "metadata",
     "store",
     "safety_identifier",
-    "prompt_cache_key",
     "prompt_cache_retention",
 }
 _SAME = ("chat_template_kwargs", *(name for name in GenerationBody.__struct_fields__ if name not in _KEPT))

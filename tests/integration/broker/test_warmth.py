@@ -105,6 +105,22 @@ async def test_of_several_beginnings_the_longest_that_is_known_counts(broker: Br
 
 
 @pytest.mark.usefixtures("patient")
+async def test_whose_engine_is_gone_goes_to_the_one_that_had_the_turn_before(broker: Broker, woken: Woken) -> None:
+    await converse(broker, "e1")
+    await enqueue(broker, "second", **turn(2))
+    await broker.withdraw("e1")
+    await answer(broker, "e2", "second")
+    await look(broker, "e1")
+    await look(broker, "e2")
+    await die(broker, "e2", external=True)
+    await woken()
+    await enqueue(broker, "third", **turn(3))
+    assert await woken() == ["e1"]
+    assert await ids(broker, "e0") == []
+    assert await ids(broker, "e1") == ["third"]
+
+
+@pytest.mark.usefixtures("patient")
 async def test_a_retry_is_anybodys(broker: Broker) -> None:
     await converse(broker, "e1")
     await enqueue(broker, "second", **turn(2))
@@ -114,7 +130,7 @@ async def test_a_retry_is_anybodys(broker: Broker) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("how", ["dies", "lease", "withdraws", "full", "no cache left", "is paused"])
+@pytest.mark.parametrize("how", ["dies", "lease", "withdraws", "full", "no cache left", "is a ward", "policy"])
 async def test_nobody_waits_for_an_engine_that_takes_nothing(
     broker: Broker, queue: Queue, commands: CommandConnection, how: str
 ) -> None:
@@ -126,11 +142,14 @@ async def test_nobody_waits_for_an_engine_that_takes_nothing(
         await commands.execute("ZADD", broker.keys.leases, 0, "e1")
     elif how == "withdraws":
         await broker.withdraw("e1")
-    elif how == "is paused":
+    elif how == "policy":
         await queue.configure(QueuePolicy(affinity_ms=0))
+    elif how == "is a ward":  # it empties itself for a suspect
+        await commands.execute("SET", broker.keys.prefix + "ward", "e1")
     else:
-        room = "10 10 1000 100" if how == "full" else "10 5 1000 970"
+        room = "10 10 1000 100" if how == "full" else "10 9 1000 970"
         await commands.execute("HSET", broker.keys.prefix + "rooms", "e1", room)
+        await commands.execute("HSET", broker.keys.prefix + "queue", "room_held_seqs", 25)  # as the others hold
     assert await ids(broker, "e0") == ["second"]
 
 
@@ -291,6 +310,11 @@ async def test_a_policy_without_it_stores_and_holds_nothing(
     await enqueue(broker, "second", **turn(2))
     assert not (await read_snapshot(commands, broker.keys)).kinds & {"warm", "warm_for"}
     assert await ids(broker, "e0") == ["second"]
+    await queue.configure(PATIENT)
+    await enqueue(broker, "third", **turn(3))
+    await queue.configure(QueuePolicy(warm_ttl_s=None))
+    assert await ids(broker, "e0") == ["third"]
+    assert "warm" not in (await read_snapshot(commands, broker.keys)).kinds
 
 
 async def test_what_is_known_is_forgotten_after_a_while(

@@ -47,6 +47,23 @@ def test_a_chat_becomes_messages_params_and_options() -> None:
     assert (prepared.model, prepared.stream) == ("m", True)
 
 
+@pytest.mark.parametrize(
+    ("fields", "session_id"),
+    [
+        ({"prompt_cache_key": "key"}, "key"),
+        ({"prompt_cache_key": "key", "session_id": "own"}, "own"),
+        ({"prompt_cache_key": "k" * 1000}, "k" * 512),
+        ({"prompt_cache_key": ""}, None),
+        ({"session_id": ""}, ""),  # refused when it is sent
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_a_cache_key_is_a_session(fields: dict[str, Any], session_id: str | None) -> None:
+    assert prepare(CHAT, chat(**fields)).options.get("session_id") == session_id
+    assert prepare(COMPLETIONS, {"prompt": "x", **fields}).options.get("session_id") == session_id
+
+
 def test_a_chat_without_a_limit_goes_to_the_models_length_and_a_completion_to_16_tokens() -> None:
     assert prepare(CHAT, chat()).params.max_tokens is None
     assert prepare(COMPLETIONS, {"prompt": "x"}).params.max_tokens == 16

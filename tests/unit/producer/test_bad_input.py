@@ -56,6 +56,7 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
     "tenant": lambda value: send(tenant=value),
     "band": lambda value: send(band=value),
     "cache_salt": lambda value: send(cache_salt=value),
+    "session_id": lambda value: send(session_id=value),
     "trace_headers": lambda value: send(trace_headers={"traceparent": value}),
     "a name of trace_headers": lambda value: send(trace_headers={value: "a"}),
     "webhook_url": lambda value: send(webhook_url=value),

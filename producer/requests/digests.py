@@ -1,0 +1,70 @@
+"""By what a request finds the engine that has the beginning of its conversation in its cache, and is found itself.
+
+Nothing has tokens here yet, so words are compared: the messages up to where an assistant's message follows are what the
+model was given when it wrote that one. A request looks for the last few such ends, its own included, and is known by its
+own: so it does not matter in which form an answer comes back, without its reasoning or with its tool calls as objects.
+What else changes keys and values of a prompt, or who may share them, goes in first (``prefix_cache.py``).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+
+import msgspec
+
+from ...shared.messages import EngineCoreRequest
+
+# Ends of earlier turns that are looked for, its own included.
+MAX_ENDS = 4
+# A shorter beginning is computed again in less time than an engine is waited for.
+MIN_BYTES = 512
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Digests(msgspec.Struct, frozen=True, gc=False):
+    """``wanted`` are what to look for, the longest first; ``own`` are those by which later requests find this one."""
+
+    wanted: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+
+
+def conversation_digests(request: EngineCoreRequest) -> Digests:
+    """Return the digests of a request: of its messages, if it has many enough, and of its ``session_id``.
+
+    Cost: 60 us for 15 messages of 1,000 characters on a busy machine. SHA-1 takes 0.6 of SHA-256's time and a third of
+    BLAKE2b's; two conversations of one tenant that somebody makes to have one digest go to one engine, no more.
+    """
+    ends = [] if request.messages is None else _ends(request, request.messages)
+    own = ends[-1:]
+    if request.session_id is not None:
+        session = _text(_root(request, "session", request.session_id))
+        ends.insert(0, session)
+        own.append(session)
+    return Digests(tuple(reversed(ends)), tuple(own))
+
+
+def _ends(request: EngineCoreRequest, messages: list[dict[str, object]]) -> list[str]:
+    """Digests of the messages up to each of the last ends that are long enough."""
+    followed = [message.get("role") == "assistant" for message in messages[1:]]
+    wanted = {index for index, is_end in enumerate([*followed, True]) if is_end}
+    wanted = set(sorted(wanted)[-MAX_ENDS:])
+    hashed, num_bytes, found = _root(request, "messages", request.chat_template_kwargs), 0, []
+    for index, message in enumerate(messages):
+        data = _encoder.encode(message)
+        hashed.update(data)
+        num_bytes += len(data)
+        if index in wanted and num_bytes >= MIN_BYTES:
+            found.append(_text(hashed))
+    return found
+
+
+def _root(request: EngineCoreRequest, kind: str, of: object) -> hashlib._Hash:
+    lora = None if request.lora_request is None else request.lora_request.lora_name
+    begun = _encoder.encode((kind, request.tenant, request.cache_salt, lora, of))
+    return hashlib.sha1(begun, usedforsecurity=False)
+
+
+def _text(hashed: hashlib._Hash) -> str:
+    return base64.urlsafe_b64encode(hashed.digest()).decode().rstrip("=")
