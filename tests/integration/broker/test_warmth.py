@@ -89,6 +89,20 @@ async def test_who_was_given_a_turn_last_is_who_gets_the_next(broker: Broker) ->
 
 
 @pytest.mark.usefixtures("patient")
+async def test_who_went_on_with_a_turn_gets_the_next(broker: Broker) -> None:
+    await enqueue(broker, "first", **turn(1))
+    assert await ids(broker, "e0") == ["first"]
+    await broker.release([held("first")])
+    (claim,) = await take(broker, "e2", 1)
+    await Engine(broker, "e2", held=[claim]).end("first")
+    for name in ("e0", "e2"):
+        await look(broker, name)
+    await enqueue(broker, "second", **turn(2))
+    assert await ids(broker, "e0") == []
+    assert await ids(broker, "e2") == ["second"]
+
+
+@pytest.mark.usefixtures("patient")
 async def test_of_several_beginnings_the_longest_that_is_known_counts(broker: Broker) -> None:
     await converse(broker, "e1")
     await enqueue(broker, "second", **turn(2))
@@ -229,6 +243,25 @@ async def test_no_request_is_passed_by_more_than_15_of_its_lane(broker: Broker) 
 
 
 @pytest.mark.usefixtures("patient")
+async def test_what_does_not_fit_goes_in_front_of_nothing(broker: Broker) -> None:
+    await converse(broker, "e1")
+    await enqueue(broker, "cold", num_prompt_tokens=10, max_tokens=1)
+    await enqueue(broker, "large", num_prompt_tokens=500, max_tokens=1, **turn(2))
+    wave = await broker.claim("e1", Room(max_num_seqs=10, num_seqs=1, num_kv_tokens=600, num_held_kv_tokens=400))
+    assert [claim.request_id for claim in wave.claims] == ["cold"]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_what_is_damaged_goes_in_front_of_nothing(broker: Broker, commands: CommandConnection) -> None:
+    await converse(broker, "e1")
+    await enqueue(broker, "cold")
+    await enqueue(broker, "second", **turn(2))
+    await commands.execute("HSET", broker.keys.request("second"), "prompt", "much")
+    assert await ids(broker, "e1") == ["cold"]
+    assert await broker.state("second") == "parked"
+
+
+@pytest.mark.usefixtures("patient")
 async def test_with_deadlines_in_order_nothing_goes_in_front(broker: Broker, queue: Queue) -> None:
     await converse(broker, "e1")
     await queue.configure(QueuePolicy(order=Order.EDF, affinity_ms=60_000))
@@ -269,6 +302,24 @@ async def test_what_is_left_to_others_is_passed_by_for_nothing_of_a_lower_band(b
     assert await ids(broker, "e1", 9, num_held=1) == []
 
 
+@pytest.mark.parametrize("leave_for_ms", [60_000], indirect=True)
+async def test_an_engine_that_holds_much_more_than_its_part_leaves_its_own_as_well(broker: Broker) -> None:
+    await converse(broker, "e1")
+    await look(broker, "e1", held=9)
+    await enqueue(broker, "second", **turn(2))
+    assert await ids(broker, "e1", 1, num_held=9) == []
+    assert await ids(broker, "e0") == ["second"]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_who_finds_a_crowd_of_what_is_left_to_others_comes_back_soon(broker: Broker) -> None:
+    await converse(broker, "e1")
+    for number in range(9):
+        await enqueue(broker, f"warm-{number}", tenant=f"tenant-{number}", **turn(2))
+    wave = await broker.claim("e0", Room(max_num_seqs=10))
+    assert (wave.claims, wave.retry_ms) == ([], 10)
+
+
 @pytest.mark.usefixtures("patient")
 async def test_who_is_warm_is_woken_in_place_of_the_emptiest(broker: Broker, woken: Woken) -> None:
     await converse(broker, "e1")
@@ -286,7 +337,8 @@ async def test_a_call_wakes_one_engine_for_all_that_is_warm_for_it(broker: Broke
     await woken()
     warm = [Entry(request_id=f"w{i}", payload=b"p", result_ttl_ms=TTL_MS, **turn(2)) for i in range(3)]
     await broker.enqueue_many([*warm, Entry(request_id="cold", payload=b"p", result_ttl_ms=TTL_MS)])
-    assert [(await woken())[0], len(await ids(broker, "e1"))] == ["e1", 4]
+    first, *others = await woken()
+    assert (first, len(others)) == ("e1", 1)
 
 
 @pytest.mark.usefixtures("patient")
@@ -317,6 +369,14 @@ async def test_a_policy_without_it_stores_and_holds_nothing(
     assert "warm" not in (await read_snapshot(commands, broker.keys)).kinds
 
 
+async def test_what_was_known_counts_for_nothing_once_the_policy_says_so(broker: Broker, queue: Queue) -> None:
+    await queue.configure(PATIENT)
+    await converse(broker, "e1")
+    await queue.configure(QueuePolicy(affinity_ms=60_000, warm_ttl_s=None))
+    await enqueue(broker, "second", **turn(2))
+    assert await ids(broker, "e0") == ["second"]
+
+
 async def test_what_is_known_is_forgotten_after_a_while(
     broker: Broker, queue: Queue, commands: CommandConnection
 ) -> None:
@@ -336,6 +396,7 @@ async def test_nothing_is_left_of_a_request_that_has_left_its_lane(
     await enqueue(broker, "second", **turn(2))
     found = await read_snapshot(commands, broker.keys)
     assert found.of("warm_for")["e1"].keys() == {"second"}
+    assert found.ttl_ms("warm_for", "e1") > 0
     if how == "claim":
         await ids(broker, "e1")
     elif how == "cancel":

@@ -45,6 +45,10 @@ def messages(**fields: Any) -> list[Any]:
     return list(prompt)
 
 
+def test_a_cache_key_is_the_session_of_the_chat() -> None:
+    assert prepare(prompt_cache_key="key").chat.options.get("session_id") == "key"
+
+
 def test_text_is_a_message_of_the_user_behind_the_instructions() -> None:
     assert messages(instructions="be brief") == [
         {"role": "system", "content": "be brief"},
