@@ -14,6 +14,7 @@ from .gateway_row import GatewayRow
 from .goals import Goal, State
 from .growth import GrowthRow
 from .roofline import Bandwidth
+from .sessions import SessionsRow
 from .sides import ALONE, VLLM_HTTP
 from .tables import figure_table
 
@@ -126,6 +127,28 @@ def growth_table(row: GrowthRow) -> Table:
     table.caption = (
         f"memory: {row.kib_per_queued:.1f} KiB for a request that waits in the engine, {row.kib_per_running:.0f} for "
         f"one that runs, with keys and values of {row.tokens_per_running} tokens"
+    )
+    return table
+
+
+def sessions_table(row: SessionsRow) -> Table:
+    """Conversations that return to their engine, beside those that go to any."""
+    title = f"{row.model}: sessions of {row.num_turns} turns on {row.num_engines} engines of {row.max_num_seqs} sequences"
+    table = figure_table(
+        title, "sessions", "tokens found, any engine", "its own", "TTFT, p50 / p99, any, ms", "its own", "ratio", "Jain"
+    )
+    for load in row.loads:
+        table.add_row(
+            f"{load.num_sessions}",
+            *(f"{side.hit_share:.3f}" for side in (load.plain, load.warm)),
+            *(f"{side.ttft_p50_ms:,.0f} / {side.ttft_p99_ms:,.0f}" for side in (load.plain, load.warm)),
+            f"{load.ttft_p50_ratio:.2f} / {load.ttft_p99_ratio:.2f}",
+            f"{load.plain.jain:.3f} / {load.warm.jain:.3f}",
+        )
+    kept = ", ".join(f"{load.kept_share:.1%} of {load.num_sessions} sessions" for load in row.loads)
+    table.caption = (
+        f"of the tokens computed for the turn before, those found; turns whose engine was known and got them: {kept}; "
+        f"medians of {row.rounds} rounds"
     )
     return table
 

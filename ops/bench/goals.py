@@ -13,6 +13,7 @@ from .gateway_row import GatewayRow
 from .growth import GrowthRow
 from .queue_enqueue import EnqueueRow
 from .queue_fleet import FleetRow
+from .sessions import SessionsRow
 from .sides import ALONE, ALONE_INT8, LLAMA, SERVED, VLLM_ASYNC, VLLM_HTTP, VLLM_OFFLINE
 
 MIN_THROUGHPUT_OVER_VLLM = {"tiny": 2.0, "smol135": 1.2, "qwen06": 1.2}
@@ -28,6 +29,9 @@ MAX_RSS_OVER_VLLM = 0.4
 # The most engines over one.
 MAX_FLEET_P50_RATIO = 1.5
 MAX_FLEET_REDIS_RATIO = 3.0
+# Of what was computed for the turn before, where there is room; and how fair it stays where there is none.
+MIN_SESSION_HITS = 0.9
+MIN_SESSION_JAIN_RATIO = 0.97
 # By the rows of queue_enqueue, in order: one at a time, many tasks, in bulk.
 MIN_ENQUEUE_OVER_RIVAL = (None, 2.0, 0.5)
 MIN_FOLLOWED_DELTAS_PER_S = 50_000
@@ -135,6 +139,18 @@ def follow_goals(row: FollowRow) -> Iterator[Goal]:
         value=row.deltas_per_s,
         at_least=MIN_FOLLOWED_DELTAS_PER_S,
     )
+
+
+def sessions_goals(row: SessionsRow) -> Iterator[Goal]:
+    """Whether conversations find what was computed for them, at no other tenant's expense."""
+    for load in row.loads:
+        if load.name == "room":
+            what = f"tokens found of the turn before, {load.num_sessions} sessions"
+            yield Goal(model=row.model, what=what, value=load.warm.hit_share, at_least=MIN_SESSION_HITS)
+        else:  # where nobody has to wait, it says who thought for how long
+            what = f"Jain's index of tenants, warm over plain, {load.num_sessions} sessions"
+            ratio = load.warm.jain / load.plain.jain
+            yield Goal(model=row.model, what=what, value=ratio, at_least=MIN_SESSION_JAIN_RATIO)
 
 
 def fleet_goals(row: FleetRow) -> Iterator[Goal]:

@@ -22,16 +22,26 @@ from rich.table import Table
 from ...shared.errors import PenstockError
 from ..latency import percentile
 from .durability import DurabilityCost
-from .engine_report import engine_tables, follow_table, gateway_table, goals_table, growth_table
+from .engine_report import engine_tables, follow_table, gateway_table, goals_table, growth_table, sessions_table
 from .engine_row import EngineRow
 from .follow import FollowRow
 from .gateway_row import GatewayRow
-from .goals import Goal, engine_goals, enqueue_goals, fleet_goals, follow_goals, gateway_goals, growth_goals
+from .goals import (
+    Goal,
+    engine_goals,
+    enqueue_goals,
+    fleet_goals,
+    follow_goals,
+    gateway_goals,
+    growth_goals,
+    sessions_goals,
+)
 from .growth import GrowthRow
 from .other_load import OtherLoad
 from .queue_report import QueueRows, measured_rows, queue_table
 from .recovery import Recovery
 from .roofline import Bandwidth
+from .sessions import SessionsRow
 from .sides import SERVED
 from .tables import add_caption
 
@@ -56,6 +66,7 @@ class BenchReport(msgspec.Struct, kw_only=True):
     failures: dict[str, str] = {}
     gateway: GatewayRow | None = None
     growth: GrowthRow | None = None
+    sessions: SessionsRow | None = None
     follow: FollowRow | None = None
     durability: DurabilityCost | None = None
     recoveries: list[Recovery] = []
@@ -149,6 +160,8 @@ def _sections(report: BenchReport) -> Iterator[tuple[str, Callable[[], Iterable[
         yield "gateway", partial(_one, gateway_table, report.gateway)
     if report.growth is not None:
         yield "growth", partial(_one, growth_table, report.growth)
+    if report.sessions is not None:
+        yield "sessions", partial(_one, sessions_table, report.sessions)
     if report.follow is not None:
         yield "follow", partial(_one, follow_table, report.follow)
     if report.durability is not None:
@@ -166,6 +179,8 @@ def _goals_by_row(report: BenchReport) -> Iterator[tuple[str, Callable[[], Itera
         yield "gateway", partial(gateway_goals, report.gateway)
     if report.growth is not None:
         yield "growth", partial(growth_goals, report.growth)
+    if report.sessions is not None:
+        yield "sessions", partial(sessions_goals, report.sessions)
     if report.follow is not None:
         yield "follow", partial(follow_goals, report.follow)
     if report.queue.enqueue is not None:

@@ -39,9 +39,12 @@ from .queue_scale import measure_scale
 from .recovery import measure_recovery
 from .report import BANDWIDTH, BenchReport, all_goals, engine_label, machine, print_report, versions, write_report
 from .roofline import measure_bandwidth
+from .sessions import measure_sessions
 from .sides import choose_sides
 
 GROWTH_MODEL = "tiny"
+# What is found in a cache has to be worth something.
+SESSIONS_MODEL = "smol135"
 # A round of it takes seconds.
 GATEWAY_ROUNDS = 3
 WIDTH = 160
@@ -153,6 +156,10 @@ def _other_rows(
         model = model_folder(GROWTH_MODEL, scratch)
         report.growth = measure_growth(GROWTH_MODEL, model, options.options_of_engines(), scratch, options.seed)
 
+    def sessions() -> None:
+        model = model_folder(SESSIONS_MODEL, scratch)
+        report.sessions = measure_sessions(SESSIONS_MODEL, model, scratch, options.rounds, options.seed)
+
     def durability() -> None:
         with private_redis(append_only=True) as url:
             report.durability = asyncio.run(durability_cost(url, options.num_requests or BATCH_SIZE))
@@ -181,6 +188,7 @@ def _other_rows(
     return [
         ("gateway", "starting a gateway …", gateway),
         ("growth", "running ever larger batches …", growth),
+        ("sessions", "holding conversations …", sessions),
         ("durability", "appending …", durability),
         ("recovery", "killing engine cores …", recovery),
         ("enqueue", "putting requests in line …", enqueue),
