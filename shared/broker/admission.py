@@ -86,8 +86,7 @@ def enqueue_args(entries: Sequence[Entry]) -> list[bytes]:
             entry.webhook,
             entry.webhook_of,
             entry.webhook_n,
-            entry.digests or None,
-            " ".join(entry.own_digests),
+            *((entry.digests, " ".join(entry.own_digests)) if entry.digests else ()),
         )
         for entry in entries
     ]

@@ -16,7 +16,7 @@ _SHARED = ("lib", "rooms", "tenants", "lanes", "damage", "life")
 _PLAIN = ("append", "renew", "renew_client", "leave", "withdraw", "shorten")
 # Each script's own parts, in order.
 _PARTS = {
-    "enqueue": ("warmth", "enqueue"),
+    "enqueue": ("enqueue",),
     "claim": ("turns", "warmth", "claim", "advance"),
     "append": ("append",),
     "finish": ("finish",),

@@ -42,24 +42,22 @@ local function head_request(band, tenant)
 end
 
 -- The request of a lane that is this engine's, to go in front of its head, as head_request; nil if there is none.
-local own_warm = own_requests(prefix, engine)
+local own_warm = totals.warm and own_requests(prefix, engine) or {num = 0}
 local function own_request(band, tenant, head_id)
   local lane = lane_key(prefix, band, tenant)
-  local one = next_own(prefix, own_warm, lane, head_id)
-  local found = one and redis.call('XRANGE', lane, one.entry, one.entry)[1]
-  if not found then return nil end
-  local id, payload, request, is_sound = read_entry(band, tenant, unpack(found))
-  if not is_sound or end_if_due(id, request) then return nil end
-  if fits(reckoned_kv_tokens(request.prompt, request.most, 0)) then return id, payload, request end
-end
-
--- A request that was warm for an engine has come to this one.
-local function note_warm(id, warm)
-  attempt('ZREM', prefix .. 'warm_for:' .. warm, id)
-  redis.call('HINCRBY', queue, 'warm', 1)
-  if warm ~= engine then return end
-  redis.call('HINCRBY', queue, 'warm_kept', 1)
-  own_warm.num = own_warm.num - 1
+  if queue_policy(prefix).order ~= 'fcfs' or not own_warm[lane] then return nil end
+  local head = whole(fields_of(prefix .. 'request:' .. head_id, 'number').number)
+  for i, one in ipairs(own_warm[lane]) do
+    if head and one.number > head and one.number - head < LOOK_AHEAD then
+      table.remove(own_warm[lane], i)
+      local found = redis.call('XRANGE', lane, one.entry, one.entry)[1]
+      if not found then return nil end
+      local id, payload, request, is_sound = read_entry(band, tenant, unpack(found))
+      if not is_sound or end_if_due(id, request) then return nil end
+      if fits(reckoned_kv_tokens(request.prompt, request.most, 0)) then return id, payload, request end
+      return nil
+    end
+  end
 end
 
 -- Take a request of a lane, which has its turn, and charge its tenant what is to be expected.
@@ -81,7 +79,11 @@ local function take_from_lane(turn, band, id, payload, request, wanted)
   redis.call('HINCRBY', prefix .. 'tenant:' .. tenant, 'num_started', 1)
   if redis.call('HINCRBY', queue, 'num_started', 1) == 1 then redis.call('HSET', queue, 'rate_at', now) end
   leave_lane(prefix, request.entry, tenant, band, request.prompt + request.most, request.deadline)
-  if request.warm then note_warm(id, request.warm) end
+  if request.warm then attempt('ZREM', prefix .. 'warm_for:' .. request.warm, id) end
+  if request.warm == engine then
+    redis.call('HINCRBY', queue, 'warm_kept', 1)
+    own_warm.num = own_warm.num - 1
+  end
   heads[lane_key(prefix, band, tenant)] = tidy_lane(prefix, band, tenant)
   settle_turn(prefix, turn, tokens)
 end
@@ -169,9 +171,11 @@ for _ = 1, limit + MAX_LOOKS do
   if num_taken >= limit or not advance() then break end
 end
 
-for _, band in ipairs(queue_policy(prefix).bands) do
-  local clock = redis.call('HGET', queue, 'clock:' .. band)
-  if clock then redis.call('ZREMRANGEBYSCORE', prefix .. 'idle:' .. band, '-inf', '(' .. clock) end
+local clocks = {}
+for i, band in ipairs(queue_policy(prefix).bands) do clocks[i] = 'clock:' .. band end
+clocks = redis.call('HMGET', queue, unpack(clocks))
+for i, band in ipairs(queue_policy(prefix).bands) do
+  if clocks[i] then redis.call('ZREMRANGEBYSCORE', prefix .. 'idle:' .. band, '-inf', '(' .. clocks[i]) end
 end
 local first_blocked = redis.call('ZRANGE', prefix .. 'blocked', 0, 0, 'WITHSCORES')[2]
 if first_blocked and first_blocked ~= 'inf' then retry_in(math.max(1, tonumber(first_blocked) - now)) end

@@ -22,7 +22,7 @@ local SHARED_FOR_MS = 60000
 local OUTPUT_TOKENS = 256
 redis.call('ZADD', prefix .. 'leases', now + tonumber(ARGV[3]), engine)
 
-local totals = fields(queue, 'paused', 'mean_output', 'shared_at')
+local totals = fields(queue, 'paused', 'mean_output', 'shared_at', 'warm')
 if totals.paused then return {wave, retry_ms} end
 local mean_output = math.ceil(amount(totals.mean_output or OUTPUT_TOKENS))
 
@@ -58,7 +58,12 @@ end
 -- charged is what its tenant is charged for it, at its first claim; nil at later ones.
 local function take(id, payload, request, wanted, charged, is_suspect)
   local key, count = prefix .. 'request:' .. id, tonumber(request.count)
-  if request.digests then note_cached(prefix, engine, request.digests) end
+  local warm_ttl_s = request.digests and queue_policy(prefix).warm_ttl_s or cjson.null
+  if warm_ttl_s ~= cjson.null then -- what goes on from here is to come to this engine
+    for digest in string.gmatch(request.digests, '%S+') do
+      redis.call('SET', prefix .. 'warm:' .. digest, engine, 'PX', math.ceil(warm_ttl_s * 1000))
+    end
+  end
   local epoch = next_epoch(tonumber(request.epoch))
   local attempts = redis.call('HINCRBY', key, 'attempts', 1)
   if charged then

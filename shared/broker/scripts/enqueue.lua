@@ -10,6 +10,8 @@
 -- {'unknown_band', names}, {'queue_full', scope, unit, limit, retry_after_ms} or {'over_quota', quota, limit,
 -- retry_after_ms}.
 local prefix, queue, answers = ARGV[1], ARGV[1] .. 'queue', {}
+-- What is left to an engine by mistake, a damaged record's, is forgotten after so long.
+local WARM_FOR_TTL_MS = 600000
 local UNKNOWN_RATE_MS, MIN_RETRY_MS, MAX_RETRY_MS = 1000, 100, 3600000
 -- A caller that was refused is told to come back when so much of the limit is free, not one place.
 local ROOM_SHARE = 0.05
@@ -77,16 +79,29 @@ local function append_all(list, ...)
   for _, value in ipairs({...}) do list[#list + 1] = value end
 end
 
--- Mark a request for the engine that has the beginning of its conversation, if one has.
+-- The engine that has the longest of these beginnings in its cache, of those that live and claim; nil if none has.
+local function warm_engine(digests)
+  local keys = {}
+  for i, digest in ipairs(digests) do keys[i] = prefix .. 'warm:' .. digest end
+  for _, engine in ipairs(redis.call('MGET', unpack(keys))) do
+    local lease = engine and redis.call('ZSCORE', prefix .. 'leases', engine)
+    if lease and tonumber(lease) > now_ms() and redis.call('HEXISTS', prefix .. 'rooms', engine) == 1 then
+      return engine
+    end
+  end
+end
+
+-- Mark a request for that engine.
 local preferred, num_warm = {}, 0 -- engine -> how many of this call's requests
-local function warm_up(id, digests, own_digests, record)
+local function mark_warm(id, digests, own_digests, record)
   append_all(record, 'digests', own_digests)
-  local engine = warm_engine(prefix, digests)
+  local engine = warm_engine(digests)
   if not engine then return end
   append_all(record, 'warm', engine)
   num_warm = num_warm + 1
   redis.call('ZADD', prefix .. 'warm_for:' .. engine, string.format('%.0f', now_us() + num_warm), id)
-  redis.call('PEXPIRE', prefix .. 'warm_for:' .. engine, warm_ttl_ms(prefix))
+  redis.call('PEXPIRE', prefix .. 'warm_for:' .. engine, WARM_FOR_TTL_MS)
+  redis.call('HINCRBY', queue, 'warm', 1)
   preferred[engine] = (preferred[engine] or 0) + 1
 end
 
@@ -127,7 +142,7 @@ local function accept(request, payload)
   if webhook_of then append_all(record, 'webhook_of', webhook_of, 'webhook_n', webhook_n) end
   -- The first answer comes first: what is there is of an earlier request of this id, not all of which was accepted.
   if webhook_of == id then redis.call('DEL', prefix .. 'ends:' .. id) end
-  if digests and warm_ttl_ms(prefix) then warm_up(id, digests, own_digests, record) end
+  if digests and queue_policy(prefix).warm_ttl_s ~= cjson.null then mark_warm(id, digests, own_digests, record) end
   enter_lane(prefix, id, payload, tenant, band, tokens, due, record)
   note_backlog(queue, tokens)
   note_backlog(prefix .. 'tenant:' .. tenant, tokens)

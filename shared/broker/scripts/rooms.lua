@@ -22,41 +22,32 @@ local function write_room(room)
   return string.format('%.0f %.0f %.0f %.0f', room.seqs, room.held_seqs, room.tokens, room.held_tokens)
 end
 
--- Tell an engine that something came for it; returns whether it lives.
-local function wake_engine(prefix, engine)
-  local lease = redis.call('ZSCORE', prefix .. 'leases', engine)
-  if not lease or tonumber(lease) <= now_ms() then return false end
-  redis.call('PUBLISH', prefix .. 'engine:' .. engine .. ':wake', '')
-  return true
-end
-
 -- Tell as many engines with room as there are requests. While the model is paused there is nothing to claim. preferred
 -- has the engines that are told first, where they have room, and for how many of the requests.
 local function wake_engines(prefix, num_requests, preferred)
   if num_requests < 1 or redis.call('HEXISTS', prefix .. 'queue', 'paused') == 1 then return end
-  for engine, num_wanted in pairs(preferred or {}) do
-    if redis.call('ZREM', prefix .. 'vacant', engine) == 1 and wake_engine(prefix, engine) then
-      num_requests = num_requests - num_wanted
-    end
-  end
-  while num_requests > 0 do
-    local engine = redis.call('ZPOPMIN', prefix .. 'vacant')[1]
+  local vacant, first, num_wanted = prefix .. 'vacant', next(preferred or {})
+  while first or num_requests > 0 do
+    local engine = first or redis.call('ZPOPMIN', vacant)[1]
     if not engine then return end
-    if wake_engine(prefix, engine) then num_requests = num_requests - 1 end
+    local has_room = not first or redis.call('ZREM', vacant, first) == 1
+    local lease = has_room and redis.call('ZSCORE', prefix .. 'leases', engine)
+    if lease and tonumber(lease) > now_ms() then
+      redis.call('PUBLISH', prefix .. 'engine:' .. engine .. ':wake', '')
+      num_requests = num_requests - (num_wanted or 1)
+    end
+    if first then first, num_wanted = next(preferred, first) end
   end
 end
 
--- An engine claims no more: it is woken no more, and others are for what is warm for it.
-local function retire(prefix, engine)
-  redis.call('ZREM', prefix .. 'vacant', engine)
-  wake_engines(prefix, attempt('ZCARD', prefix .. 'warm_for:' .. engine) or 0)
-end
-
--- Note an engine's room; nil takes it away.
+-- Note an engine's room. nil takes it away: it claims no more, is woken no more, and others are for what is warm for it.
 local function set_room(prefix, engine, room)
   local rooms, queue = prefix .. 'rooms', prefix .. 'queue'
   local text, before = room and write_room(room) or false, redis.call('HGET', rooms, engine)
-  if not room then retire(prefix, engine) end
+  if not room then
+    redis.call('ZREM', prefix .. 'vacant', engine)
+    wake_engines(prefix, attempt('ZCARD', prefix .. 'warm_for:' .. engine) or 0)
+  end
   if before == text then return end
   local was = read_room(before)
   if room then redis.call('HSET', rooms, engine, text) else redis.call('HDEL', rooms, engine) end

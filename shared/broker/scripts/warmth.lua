@@ -1,4 +1,4 @@
--- Conversations return to the engine whose cache holds them. Put in front of enqueue.lua and claim.lua.
+-- Conversations return to the engine whose cache holds them. Put in front of claim.lua; enqueue.lua sets the marks.
 --
 -- warm:DIGEST names the engine that last claimed a request with this beginning. A request brings the digests of what its
 -- conversation was when it was answered before, the longest first, and its own. At its enqueue it is marked "warm"
@@ -10,33 +10,6 @@
 local LOOK_AHEAD, MAX_OWN = 16, 16
 -- An engine is too full for what is warm for it once it holds half more than its part, and so much of its sequences.
 local TOO_FULL, TOO_FULL_SEQS = 1.5, 1 / 8
-
--- ms for which it is known what an engine has served; nil: not at all.
-local function warm_ttl_ms(prefix)
-  local ttl_s = queue_policy(prefix).warm_ttl_s
-  return type(ttl_s) == 'number' and math.max(1, math.floor(ttl_s * 1000)) or nil
-end
-
--- The engine that has the longest of these beginnings in its cache, of those that live and claim; nil if none has.
-local function warm_engine(prefix, digests)
-  local keys = {}
-  for i, digest in ipairs(digests) do keys[i] = prefix .. 'warm:' .. digest end
-  for _, engine in ipairs(redis.call('MGET', unpack(keys))) do
-    local lease = engine and redis.call('ZSCORE', prefix .. 'leases', engine)
-    if lease and tonumber(lease) > now_ms() and redis.call('HEXISTS', prefix .. 'rooms', engine) == 1 then
-      return engine
-    end
-  end
-end
-
--- An engine is given a request: what goes on from there is to come to it.
-local function note_cached(prefix, engine, digests)
-  local ttl_ms = warm_ttl_ms(prefix)
-  if not ttl_ms then return end
-  for digest in string.gmatch(digests, '%S+') do
-    redis.call('SET', prefix .. 'warm:' .. digest, engine, 'PX', ttl_ms)
-  end
-end
 
 -- Whether an engine with this room holds so much more than its part that others had better take what is warm for it.
 local function is_too_full(all, room)
@@ -57,7 +30,7 @@ local function is_left_to(prefix, engine, age, kv_tokens, all)
   return room.held_seqs < room.seqs and fits and not is_too_full(all, room)
 end
 
--- What waits in lanes and is warm for an engine, the first of it: lane -> list of {id, entry, number}, and how many.
+-- What waits in lanes and is warm for an engine, the first of it: lane -> list of {entry, number}, and how many.
 local function own_requests(prefix, engine)
   local lanes, key = {num = 0}, prefix .. 'warm_for:' .. engine
   for _, id in ipairs(attempt('ZRANGE', key, 0, MAX_OWN - 1) or {}) do
@@ -65,20 +38,11 @@ local function own_requests(prefix, engine)
     if now.warm == engine and now.entry and whole(now.number) and now.band and now.tenant then
       local lane = lane_key(prefix, now.band, now.tenant)
       lanes[lane] = lanes[lane] or {}
-      table.insert(lanes[lane], {id = id, entry = now.entry, number = tonumber(now.number)})
+      table.insert(lanes[lane], {entry = now.entry, number = tonumber(now.number)})
       lanes.num = lanes.num + 1
     else
       redis.call('ZREM', key, id) -- a damaged record has left it there
     end
   end
   return lanes
-end
-
--- Take the first of a lane's own requests that may go in front of its head out of them; nil if there is none.
-local function next_own(prefix, own, lane, head_id)
-  if queue_policy(prefix).order ~= 'fcfs' or not (own[lane] and own[lane][1]) then return nil end
-  local first = whole(fields_of(prefix .. 'request:' .. head_id, 'number').number)
-  for i, one in ipairs(own[lane]) do
-    if first and one.number > first and one.number - first < LOOK_AHEAD then return table.remove(own[lane], i) end
-  end
 end
