@@ -45,9 +45,9 @@ class SharedOptions(TypedDict, total=False):
     ``trace_headers``: of the trace that it belongs to (W3C: "traceparent", "tracestate"); worker processes log its id.
     ``external_req_id``: what whoever asks calls it, such as the ``x-request-id`` of a web app's own request; worker
     processes log it as ``x_request_id``. It need not be unique.
-    ``session_id``: what it goes on with, such as the conversation or document that its prompt begins with. Requests of a
-    tenant with the same one go to the engine that had the last of them, if that has room, since its KV cache may hold the
-    beginning. Conversations in messages are known by themselves; text and token ids need it.
+    ``session_id``: what it goes on with, such as the conversation or document that its prompt begins with. Requests of
+    a tenant with the same one go to the engine that had the last of them, if that has room, since its KV cache may hold
+    the beginning. Conversations in messages are known by themselves; text and token ids need it.
     """
 
     model: str | None

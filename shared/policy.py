@@ -89,8 +89,8 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         tenant: of every tenant that has no policy of its own.
         warm_ttl_s: for how long it is known which engine has served a conversation, positive. None: not at all, and
             conversations go to any engine.
-        affinity_ms: how long other engines leave a request to the one that has its conversation in its cache, while that
-            has room for it, in [0, 60000]. With 0 that engine is woken for it, and nobody waits.
+        affinity_ms: how long other engines leave a request to the one that has its conversation in its cache, while
+            that has room for it, in [0, 60000]. With 0 that engine is woken for it, and nobody waits.
 
     Raises:
         ValidationError: a value is out of range; the message names the field.

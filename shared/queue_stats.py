@@ -59,8 +59,8 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
         requests_per_s: measured while requests were under way, as is ``tokens_per_s`` (prompts and ``max_tokens``).
         tenants: empty unless asked for.
         num_awaiting_input: resumable requests that neither wait nor run: they have answered all the input they have.
-        num_warm: requests so far whose conversation an engine had in its cache when they came; ``num_warm_kept`` of them
-            went to that engine.
+        num_warm: requests so far whose conversation an engine had in its cache when they came; ``num_warm_kept`` of
+            them went to that engine.
     """
 
     model: str

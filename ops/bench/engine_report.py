@@ -133,7 +133,9 @@ def growth_table(row: GrowthRow) -> Table:
 
 def sessions_table(row: SessionsRow) -> Table:
     """Conversations that return to their engine, beside those that go to any."""
-    title = f"{row.model}: sessions of {row.num_turns} turns on {row.num_engines} engines of {row.max_num_seqs} sequences"
+    title = (
+        f"{row.model}: sessions of {row.num_turns} turns on {row.num_engines} engines of {row.max_num_seqs} sequences"
+    )
     table = figure_table(
         title, "sessions", "tokens found, any engine", "its own", "TTFT, p50 / p99, any, ms", "its own", "ratio", "Jain"
     )

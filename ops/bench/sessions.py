@@ -155,9 +155,7 @@ async def _run(client: Client, num_sessions: int, token_ids: list[int], random: 
     return turns, time.perf_counter() - started
 
 
-async def _session(
-    client: Client, tenant: str, params: SamplingParams, random: Random, started: float
-) -> list[_Turn]:
+async def _session(client: Client, tenant: str, params: SamplingParams, random: Random, started: float) -> list[_Turn]:
     messages: list[dict[str, Any]] = [{"role": "system", "content": uuid.UUID(int=random.getrandbits(128)).hex}]
     turns: list[_Turn] = []
     num_findable = 0

@@ -43,10 +43,18 @@ def describe_policy(policy: QueuePolicy) -> str:
         "ageing": ageing,
         "strictness": f"{policy.strictness:g} of the tokens stay with a band while work below it has aged",
         "order": str(policy.order),
+        "sessions": _sessions(policy),
         "limits": f"{_or_any(depth)} requests and {_or_any(tokens)} tokens wait",
         "tenants": f"{describe_tenant_policy(policy.tenant)}, unless a tenant has a policy of its own",
     }
     return format_sheet(lines)
+
+
+def _sessions(policy: QueuePolicy) -> str:
+    if policy.warm_ttl_s is None:
+        return "go to any engine"
+    known = f"for {format_duration(policy.warm_ttl_s)} it is known which engine had them"
+    return f"{known}, and others leave them to it for {policy.affinity_ms} ms" if policy.affinity_ms else known
 
 
 def describe_tenant_policy(policy: TenantPolicy) -> str:
@@ -86,6 +94,12 @@ def _seconds(text: str) -> float | None:
         raise argparse.ArgumentTypeError(f"must be a number of seconds, or none for never, got {text!r}") from None
 
 
+def _milliseconds(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a number of milliseconds, got {text!r}")
+    return int(text)
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 
@@ -109,6 +123,8 @@ _QUEUE_OPTIONS = (
     _Option("ageing", "ageing_s", "S|none", _seconds, "a request that has waited so long counts as of the next band"),
     _Option("strictness", "strictness", "X", float, "share of the tokens that a band keeps from aged work, up to 1"),
     _Option("order", "order", "fcfs|edf", _member(Order), "first come, first served, or earliest deadline first"),
+    _Option("warm-ttl", "warm_ttl_s", "S|none", _seconds, "how long it is known which engine had a conversation"),
+    _Option("affinity", "affinity_ms", "MS", _milliseconds, "how long others leave a conversation to that engine"),
     *_DEPTHS,
 )
 _TENANT_OPTIONS = (

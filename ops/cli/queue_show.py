@@ -143,9 +143,17 @@ def _totals(stats: QueueStats, default_band: str) -> str:
         "oldest": _age(stats),
         "running": str(stats.num_running),
         "est wait": "-" if wait == "-" or stats.is_paused else f"at most {wait} in band {default_band}",
+        "warm": _warm(stats),
         "served": f"{rates}, {stats.mean_output_tokens:.0f} tokens of output each" if stats.requests_per_s else "-",
     }
     return format_sheet(lines)
+
+
+def _warm(stats: QueueStats) -> str:
+    if not stats.num_warm:
+        return "-"
+    share = stats.num_warm_kept / stats.num_warm
+    return f"{share:.0%} of {stats.num_warm} requests went to the engine that had their conversation"
 
 
 def _request_sheet(status: RequestStatus) -> str:

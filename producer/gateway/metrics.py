@@ -84,13 +84,19 @@ def _queue_metrics(figures: Mapping[str, ModelFigures]) -> list[Metric]:
     tokens = GaugeMetricFamily("penstock_queue_waiting_tokens", "Tokens that wait", labels=["model"])
     oldest = GaugeMetricFamily("penstock_queue_oldest_age_seconds", "Age of the oldest that waits", labels=["model"])
     paused = GaugeMetricFamily("penstock_queue_paused", "1 while nothing is handed out", labels=["model"])
+    warm = CounterMetricFamily(
+        "penstock_queue_warm_requests", "Those whose conversation an engine had", labels=["model"]
+    )
+    kept = CounterMetricFamily("penstock_queue_warm_kept_requests", "Those that went to that engine", labels=["model"])
     for model, figure in figures.items():
         for band in figure.queue.bands:
             waiting.add_metric([model, band.band], band.depth)
         tokens.add_metric([model], figure.queue.num_tokens)
         oldest.add_metric([model], figure.queue.oldest_age_s)
         paused.add_metric([model], float(figure.queue.paused_at is not None))
-    return [waiting, tokens, oldest, paused]
+        warm.add_metric([model], figure.queue.num_warm)
+        kept.add_metric([model], figure.queue.num_warm_kept)
+    return [waiting, tokens, oldest, paused, warm, kept]
 
 
 def _engine_metrics(figures: Mapping[str, ModelFigures]) -> list[Metric]:

@@ -1,8 +1,9 @@
 """By what a request finds the engine that has the beginning of its conversation in its cache, and is found itself.
 
-Nothing has tokens here yet, so words are compared: the messages up to where an assistant's message follows are what the
-model was given when it wrote that one. A request looks for the last few such ends, its own included, and is known by its
-own: so it does not matter in which form an answer comes back, without its reasoning or with its tool calls as objects.
+Nothing has tokens here yet, so words are compared: the messages up to where an assistant's message follows are what
+the model was given when it wrote that one. A request looks for the last few such ends, its own included, and is known
+by its own: so it does not matter in which form an answer comes back, without its reasoning or with its tool calls as
+objects.
 What else changes keys and values of a prompt, or who may share them, goes in first (``prefix_cache.py``).
 """
 

@@ -171,6 +171,7 @@ def test_state_for_operators(http: httpx.Client) -> None:
     assert re.search(rf"penstock_http_time_to_first_chunk_seconds_count\{{{route}\}} [1-9]", text)
     assert 'penstock_engine_up{engine="' in text
     assert 'penstock_queue_waiting_requests{band="interactive",model="demo"} 0.0' in text
+    assert 'penstock_queue_warm_kept_requests_total{model="demo"}' in text
     assert "xxx" not in text
 
 

@@ -401,6 +401,7 @@ def test_configure_changes_what_is_given(queue: Run, model: Model) -> None:
     status, out, _ = queue(
         *("configure", "m", "--strictness", "0.5", "--max-queue-depth", "9", "--max-queue-tokens", "99"),
         *("--tenant-requests-per-minute", "60", "--tenant-tokens-per-minute", "5000", "--tenant-max-concurrent", "4"),
+        *("--affinity", "250", "--warm-ttl", "60"),
         *("--tenant-over-quota", "refuse", "--tenant-max-queue-depth", "3", "--tenant-max-queue-tokens", "50"),
     )
     fields = lines_of(out)
@@ -408,6 +409,8 @@ def test_configure_changes_what_is_given(queue: Run, model: Model) -> None:
     assert fields["bands"] == "fast, slow (default)"
     assert fields["ageing"] == "none: a low band may starve"
     assert fields["strictness"].startswith("0.5 of")
+    known = "for 60 s it is known which engine had them"
+    assert fields["sessions"] == f"{known}, and others leave them to it for 250 ms"
     assert fields["limits"] == "at most 9 requests and at most 99 tokens wait"
     assert fields["tenants"].startswith(
         "weight 1, 60 req/min, 5000 tok/min, 4 running or refused, 3 waiting, 50 tokens waiting, unless"
@@ -417,6 +420,7 @@ def test_configure_changes_what_is_given(queue: Run, model: Model) -> None:
     assert (kept.strictness, kept.max_queue_tokens, kept.tenant.max_concurrent_requests) == (0.5, 99, 4)
     assert lines_of(queue("configure", "m", "--tenant-max-queue-depth", "none")[1])["order"] == "edf"
     assert lines_of(queue("configure", "m", "--reset", "--ageing", "90")[1])["ageing"].startswith("90 s")
+    assert lines_of(queue("configure", "m", "--warm-ttl", "none")[1])["sessions"] == "go to any engine"
     assert queue("configure", "m", "--reset") == plain
 
 
@@ -426,6 +430,9 @@ def test_configure_changes_what_is_given(queue: Run, model: Model) -> None:
         (("--max-queue-depth", "0"), EXIT_USAGE, "--max-queue-depth: must be a positive integer, or none"),
         (("--tenant-max-concurrent", "few"), EXIT_USAGE, "--tenant-max-concurrent: must be a positive integer"),
         (("--ageing", "long"), EXIT_USAGE, "--ageing: must be a number of seconds, or none"),
+        (("--affinity", "-1"), EXIT_USAGE, "--affinity: must be a number of milliseconds, got '-1'"),
+        (("--affinity", "70000"), EXIT_FAILED, "affinity_ms must be a number in [0, 60000]"),
+        (("--warm-ttl", "0"), EXIT_FAILED, "warm_ttl_s must be a number in [0.001"),
         (("--order", "lifo"), EXIT_USAGE, "--order: must be fcfs or edf, got 'lifo'"),
         (("--tenant-over-quota", "drop"), EXIT_USAGE, "--tenant-over-quota: must be wait or refuse"),
         (("--strictness", "2"), EXIT_FAILED, "strictness must be a number in [0.01, 1]"),

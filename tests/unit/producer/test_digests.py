@@ -57,7 +57,8 @@ def test_in_which_form_an_answer_comes_back_says_nothing_of_the_turns_before() -
 def test_results_of_tools_are_passed_over_to_find_what_was_asked() -> None:
     (asked,) = digests(conversation(1)).own
     tools = [message("tool", f"{number}", tool_call_id="c") for number in range(10)]
-    assert digests([*conversation(1), message("assistant", None, tool_calls=[CALL] * 10), *tools]).wanted[1:] == (asked,)
+    messages = [*conversation(1), message("assistant", None, tool_calls=[CALL] * 10), *tools]
+    assert digests(messages).wanted[1:] == (asked,)
 
 
 @pytest.mark.parametrize(
