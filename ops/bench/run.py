@@ -43,8 +43,6 @@ from .sessions import measure_sessions
 from .sides import choose_sides
 
 GROWTH_MODEL = "tiny"
-# What is found in a cache has to be worth something.
-SESSIONS_MODEL = "smol135"
 # A round of it takes seconds.
 GATEWAY_ROUNDS = 3
 WIDTH = 160
@@ -157,8 +155,8 @@ def _other_rows(
         report.growth = measure_growth(GROWTH_MODEL, model, options.options_of_engines(), scratch, options.seed)
 
     def sessions() -> None:
-        model = model_folder(SESSIONS_MODEL, scratch)
-        report.sessions = measure_sessions(SESSIONS_MODEL, model, scratch, options.rounds, options.seed)
+        model = model_folder(GROWTH_MODEL, scratch)
+        report.sessions = measure_sessions(GROWTH_MODEL, model, scratch, options.rounds, options.seed)
 
     def durability() -> None:
         with private_redis(append_only=True) as url:

@@ -34,7 +34,7 @@ NUM_TENANTS = 2
 MAX_NUM_SEQS = 4
 # Of all tenants together: half of what the engines take, and twice as many.
 NUM_SESSIONS = {"room": 4, "full": 16}
-WORDS_CHARS = 100
+WORDS_CHARS = 200
 ANSWER_TOKENS = 16
 THINK_S = 0.2
 # The byte tokenizer of a random model gives each letter a token, so that an answer that comes back is what it was.

@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import uuid
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, rule
@@ -23,6 +24,7 @@ from .conftest import CAUSE, TTL_MS, take
 from .expected import BANDS, MAX_CONCURRENT, TENANTS, ExpectedQueue, ExpectedRequest, ExpectedRoom
 from .snapshot import forget
 
+T = TypeVar("T")
 LEASE_MS = 600_000
 MAX_DELIVERIES = 2
 ENGINES = ("e0", "e1", "e2")
@@ -69,7 +71,7 @@ class EngineMachine(RuleBasedStateMachine):
         # Of each request, whatever Redis has forgotten since: no two owners may have one.
         self.epochs: dict[str, set[int]] = defaultdict(set)
 
-    def do(self, work):
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(work)
 
     @initialize(order=st.sampled_from(Order), is_patient=st.booleans())
