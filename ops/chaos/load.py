@@ -145,7 +145,9 @@ async def _try_one(url: str, client: Client, sighting: Sighting, clock: Recovery
     if request.is_detached:
         deltas = _read_in_pieces(url, client, sighting)
     else:
-        deltas = client.stream(request.prompt, request.params, request_id=sighting.request_id)
+        deltas = client.stream(
+            request.prompt, request.params, request_id=sighting.request_id, session_id=request.session_id
+        )
     async with aclosing(deltas):
         async for delta in deltas:
             clock.saw(sighting.request_id)
@@ -155,7 +157,10 @@ async def _try_one(url: str, client: Client, sighting: Sighting, clock: Recovery
 async def _read_in_pieces(url: str, client: Client, sighting: Sighting) -> AsyncGenerator[Delta]:
     """Follow a detached request with readers that leave, and others, on new connections, that go on where they left."""
     random = Random(sighting.request_id)
-    handle = await client.submit(sighting.request.prompt, sighting.request.params, request_id=sighting.request_id)
+    request = sighting.request
+    handle = await client.submit(
+        request.prompt, request.params, request_id=sighting.request_id, session_id=request.session_id
+    )
     after = -1
     while True:
         pieces = random.randint(1, 20)

@@ -12,13 +12,20 @@ import msgspec
 from ...producer import SamplingParams
 from ..demo.task import demo_questions
 
+# Half of the requests are of one of these.
+SESSIONS = ("a", None, "b", None, "c", None)
+
 
 class ChaosRequest(msgspec.Struct, frozen=True):
-    """What is asked. ``is_detached``: submitted, and read in pieces by readers that come and go."""
+    """What is asked. ``is_detached``: submitted, and read in pieces by readers that come and go.
+
+    ``session_id``: of some, so that they are left to an engine, which may be the next to die.
+    """
 
     prompt: str
     params: SamplingParams
     is_detached: bool
+    session_id: str | None = None
 
 
 def make_requests(count: int, seed: int) -> list[ChaosRequest]:
@@ -34,6 +41,6 @@ def make_requests(count: int, seed: int) -> list[ChaosRequest]:
         ),
     ]
     return [
-        ChaosRequest(question.prompt, random.choice(kinds)(), random.random() < 0.3)
-        for question in demo_questions(count, seed)
+        ChaosRequest(question.prompt, random.choice(kinds)(), random.random() < 0.3, SESSIONS[number % len(SESSIONS)])
+        for number, question in enumerate(demo_questions(count, seed))
     ]

@@ -39,11 +39,16 @@ def conversation_digests(request: EngineCoreRequest) -> Digests:
     """
     ends = [] if request.messages is None else _ends(request, request.messages)
     own = ends[-1:]
-    if request.session_id is not None:
-        session = _text(_root(request, "session", request.session_id))
-        ends.insert(0, session)
-        own.append(session)
+    for name in _names(request):
+        ends.insert(0, name)
+        own.append(name)
     return Digests(tuple(reversed(ends)), tuple(own))
+
+
+def _names(request: EngineCoreRequest) -> list[str]:
+    """Digests of what a request goes on with whatever it says. A resumable one does so with itself, and that is last."""
+    session = [] if request.session_id is None else [_text(_root(request, "session", request.session_id))]
+    return [*session, _text(_root(request, "request", request.request_id))] if request.resumable else session
 
 
 def _ends(request: EngineCoreRequest, messages: list[dict[str, object]]) -> list[str]:

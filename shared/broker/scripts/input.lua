@@ -12,10 +12,12 @@ local function end_input(prefix, key, id, ending, count)
   return true
 end
 
--- Put a request that awaits its next chunk in line: there is one now.
+-- Put a request that awaits its next chunk in line: there is one now. The engine that had the last segment is woken.
 local function resume(prefix, key, id)
   leave_awaiting(prefix, key)
   move(key, 'awaiting_input', 'queued', 'line', 'returned', 'arrived_at', now_ms())
   redis.call('RPUSH', prefix .. 'returned', id)
-  wake_engines(prefix, 1)
+  local digests = redis.call('HGET', key, 'digests')
+  local engine = digests and attempt('GET', prefix .. 'warm:' .. string.match(digests, '%S*$'))
+  wake_engines(prefix, 1, engine and {[engine] = 1})
 end

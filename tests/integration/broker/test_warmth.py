@@ -10,11 +10,13 @@ import pytest
 
 from penstock.shared.broker import SCRIPTS, Broker, Entry, Queue, Room
 from penstock.shared.connection import CommandConnection
+from penstock.shared.messages import InputChunk
 from penstock.shared.policy import Order, QueuePolicy, TenantPolicy
 
 from .conftest import TTL_MS, die, enqueue, held, take
 from .engine import Engine
 from .snapshot import read_snapshot
+from .test_states import end_segment
 from .test_wakes import Woken, look, woken
 
 __all__ = ["woken"]
@@ -419,3 +421,17 @@ async def test_what_a_stranger_did_to_a_mark_costs_the_mark_alone(broker: Broker
     assert await ids(broker, "e1") == []
     found = await read_snapshot(commands, broker.keys)
     assert found.of("warm_for").keys() == {"nobody"}
+
+
+async def test_more_input_wakes_the_engine_that_answered_what_came_before(broker: Broker, woken: Woken) -> None:
+    await broker.renew("e0", [])
+    await enqueue(broker, "a", is_resumable=True, digests=("itself",), own_digests=("a session", "itself"))
+    await enqueue(broker, "other", digests=("other",), own_digests=("a session",))
+    assert await ids(broker, "e2", 1) == ["a"]
+    assert await ids(broker, "e0", 1) == ["other"]
+    await end_segment(broker)
+    for engine, number in (("e0", 1), ("e1", 2), ("e2", 5)):
+        await look(broker, engine, held=number)
+    await woken()
+    await broker.input.extend("a", 1, InputChunk(prompt_token_ids=[1]), num_prompt_tokens=1, max_tokens=1)
+    assert await woken() == ["e2"]

@@ -98,6 +98,16 @@ def test_plain_prompts_are_known_by_their_session_alone(prompt: Any) -> None:
     assert one != digests(prompt, session_id="t")
 
 
+def test_a_resumable_request_is_known_by_itself_last() -> None:
+    request = build_request("x", None, card=CARD, options=RequestOptions(session_id="s"))
+    (session,) = conversation_digests(request).own
+    request.resumable = True
+    first, last = conversation_digests(request).own
+    assert first == session != last
+    request.request_id = "other"
+    assert conversation_digests(request).own[-1] != last
+
+
 def test_a_session_of_messages_is_looked_for_last() -> None:
     alone, of_session = digests(conversation(3)), digests(conversation(3), session_id="s")
     session = digests("x", session_id="s").own[0]
