@@ -17,7 +17,7 @@ _PLAIN = ("append", "renew", "renew_client", "leave", "withdraw", "shorten")
 # Each script's own parts, in order.
 _PARTS = {
     "enqueue": ("enqueue",),
-    "claim": ("turns", "warmth", "claim", "advance"),
+    "claim": ("turns", "claim", "warmth", "advance"),
     "append": ("append",),
     "finish": ("finish",),
     "end_segment": ("input", "end_segment"),

@@ -8,15 +8,6 @@ local function set_entry_aside(lane, entry, content)
   redis.call('ZADD', prefix .. 'dead', now, id)
 end
 
--- A lane's entry as id, payload and hash of its request, and whether all of them are as they should be.
-local function read_entry(band, tenant, entry, content)
-  local id, payload = content[2], content[4]
-  local request = content[1] == 'id' and content[3] == 'request' and read_request(id)
-  local is_sound = request and request.is_sound and request.entry == entry and request.tenant == tenant
-    and request.band == band
-  return id, payload, request, is_sound
-end
-
 -- The request at the head of a lane, as id, payload and hash; nil if there was none to run: it is out of the way then.
 local heads = {} -- what tidy_lane found, so that no payload is read twice
 local function head_request(band, tenant)
@@ -41,25 +32,6 @@ local function head_request(band, tenant)
   return id, payload, request
 end
 
--- The request of a lane that is this engine's, to go in front of its head, as head_request; nil if there is none.
-local own_warm = totals.warm and own_requests(prefix, engine) or {num = 0}
-local function own_request(band, tenant, head_id)
-  local lane = lane_key(prefix, band, tenant)
-  if queue_policy(prefix).order ~= 'fcfs' or not own_warm[lane] then return nil end
-  local head = whole(fields_of(prefix .. 'request:' .. head_id, 'number').number)
-  for i, one in ipairs(own_warm[lane]) do
-    if head and one.number > head and one.number - head < LOOK_AHEAD then
-      table.remove(own_warm[lane], i)
-      local found = redis.call('XRANGE', lane, one.entry, one.entry)[1]
-      if not found then return nil end
-      local id, payload, request, is_sound = read_entry(band, tenant, unpack(found))
-      if not is_sound or end_if_due(id, request) then return nil end
-      if fits(reckoned_kv_tokens(request.prompt, request.most, 0)) then return id, payload, request end
-      return nil
-    end
-  end
-end
-
 -- Take a request of a lane, which has its turn, and charge its tenant what is to be expected.
 local function take_from_lane(turn, band, id, payload, request, wanted)
   local tenant, tokens = turn.tenant, request.prompt + math.min(request.most, mean_output)
@@ -79,11 +51,7 @@ local function take_from_lane(turn, band, id, payload, request, wanted)
   redis.call('HINCRBY', prefix .. 'tenant:' .. tenant, 'num_started', 1)
   if redis.call('HINCRBY', queue, 'num_started', 1) == 1 then redis.call('HSET', queue, 'rate_at', now) end
   leave_lane(prefix, request.entry, tenant, band, request.prompt + request.most, request.deadline)
-  if request.warm then attempt('ZREM', prefix .. 'warm_for:' .. request.warm, id) end
-  if request.warm == engine then
-    redis.call('HINCRBY', queue, 'warm_kept', 1)
-    own_warm.num = own_warm.num - 1
-  end
+  if request.warm and warmth then warmth.note_taken(id, request) end
   heads[lane_key(prefix, band, tenant)] = tidy_lane(prefix, band, tenant)
   settle_turn(prefix, turn, tokens)
 end
@@ -106,36 +74,6 @@ end
 -- The band of which the engine takes only what is warm for it any more, the rest being left to others for a moment.
 local own_only
 
--- Leave what this engine has its part of to others: all of it, or what is in front of its own in that band.
-local function leave_to_others(band, tenant, age)
-  retry_in(math.max(1, PATIENCE_MS - age))
-  own_only = band
-  return own_warm.num > 0 and pass_by(band, tenant)
-end
-
--- Leave a lane to the engine that its head is warm for. Who finds no end of such lanes comes back soon: they are there
--- for the moment only that a wake takes.
-local function leave_to_warm(band, tenant, age)
-  retry_in(math.max(1, queue_policy(prefix).affinity_ms - age))
-  if pass_by(band, tenant) then return true end
-  retry_in(CROWDED_MS)
-  return false
-end
-
--- The request of a lane that this engine is to take next, as head_request, and whether it is warm for it, and better
--- taken by it than by an emptier one.
-local function next_request(band, tenant)
-  local id, payload, request = head_request(band, tenant)
-  if not id then return nil end
-  local is_own = request.warm == engine
-  if not is_own and own_warm.num == 0 or is_too_full(all, room()) then return id, payload, request, false end
-  if not is_own then
-    local own_id, own_payload, own_found = own_request(band, tenant, id)
-    if own_id then return own_id, own_payload, own_found, true end
-  end
-  return id, payload, request, is_own
-end
-
 -- One step through the lanes; returns false when there is nothing more to take.
 local function advance()
   local turn = next_turn(prefix, skipped)
@@ -144,21 +82,31 @@ local function advance()
   local may_at = may_start_at(prefix, tenant)
   if may_at > 0 then
     block(prefix, tenant, may_at)
+    has_blocked = true
     return true
   end
   if own_only and own_only ~= band then return false end
   if num_taken >= most_for_all and has_equal_part(tenant) then return pass_by(band, tenant) end
-  local id, payload, request, is_own = next_request(band, tenant)
+  local id, payload, request, is_own = head_request(band, tenant)
   if not id then return true end
+  if warmth then
+    id, payload, request, is_own = warmth.next_request(band, tenant, id, payload, request, all)
+  end
   local wanted = reckoned_kv_tokens(request.prompt, request.most, 0)
-  local age = now - request.arrived_at
-  if request.warm and request.warm ~= engine and is_left_to(prefix, request.warm, age, wanted, all) then
-    return leave_to_warm(band, tenant, age)
+  local left_ms = warmth and warmth.left_for_ms(request, wanted, all)
+  if left_ms then
+    retry_in(left_ms)
+    if pass_by(band, tenant) then return true end
+    retry_in(CROWDED_MS)
+    return false
   end
   -- What waits is taken to be like what this wave has seen of it: what clients ask for says little of what comes.
   local mean_wanted = (taken_tokens - tokens_before + wanted) / (num_taken - num_before + 1)
+  local age = now - request.arrived_at
   if not is_own and (own_only or age < PATIENCE_MS and has_its_part(all, room(), mean_wanted)) then
-    return leave_to_others(band, tenant, age)
+    retry_in(math.max(1, PATIENCE_MS - age))
+    own_only = band
+    return warmth ~= nil and warmth.num_own > 0 and pass_by(band, tenant)
   end
   if fits(wanted) then
     take_from_lane(turn, band, id, payload, request, wanted)
@@ -177,6 +125,6 @@ clocks = redis.call('HMGET', queue, unpack(clocks))
 for i, band in ipairs(queue_policy(prefix).bands) do
   if clocks[i] then redis.call('ZREMRANGEBYSCORE', prefix .. 'idle:' .. band, '-inf', '(' .. clocks[i]) end
 end
-local first_blocked = redis.call('ZRANGE', prefix .. 'blocked', 0, 0, 'WITHSCORES')[2]
+local first_blocked = has_blocked and redis.call('ZRANGE', prefix .. 'blocked', 0, 0, 'WITHSCORES')[2]
 if first_blocked and first_blocked ~= 'inf' then retry_in(math.max(1, tonumber(first_blocked) - now)) end
 return reply(true)

@@ -16,6 +16,7 @@ local WARD_AFTER_MS, WARD_TTL_MS = 2000, 10000
 -- How long an engine leaves a request to others that have more room, and the cache kept for one that does not fit yet.
 local PATIENCE_MS, RESERVED_TTL_MS = 100, 10000
 local MAX_SKIPPED_LANES, MAX_LOOKS = 8, 200
+-- Who finds no end of lanes that are left to others comes back soon: they are for the moment only that a wake takes.
 local CROWDED_MS = 10
 local SHARED_FOR_MS = 60000
 -- Expected of a model that has not ended a request yet.
@@ -69,7 +70,7 @@ local function take(id, payload, request, wanted, charged, is_suspect)
   if charged then
     move(key, request.state, 'claimed', 'epoch', epoch, 'engine', engine, 'claimed_count', count, 'charged', charged,
       'charged_at', now, 'arrived_at', request.arrived_at)
-    redis.call('HDEL', key, 'entry', 'warm')
+    redis.call('HDEL', key, 'entry')
   else
     move(key, request.state, 'claimed', 'epoch', epoch, 'engine', engine, 'claimed_count', count)
     redis.call('HDEL', key, 'suspected_at', 'line')
@@ -164,7 +165,18 @@ end
 
 if take_from('returned', limit) then return reply(true) end
 
-for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'blocked', '-inf', now, 'LIMIT', 0, 100)) do
-  unblock(prefix, tenant)
+local has_blocked = redis.call('ZRANGE', prefix .. 'blocked', 0, 0, 'WITHSCORES')[2]
+if has_blocked and tonumber(has_blocked) <= now then
+  for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'blocked', '-inf', now, 'LIMIT', 0, 100)) do
+    unblock(prefix, tenant)
+  end
 end
 
+-- A lane's entry as id, payload and hash of its request, and whether all of them are as they should be.
+local function read_entry(band, tenant, entry, content)
+  local id, payload = content[2], content[4]
+  local request = content[1] == 'id' and content[3] == 'request' and read_request(id)
+  local is_sound = request and request.is_sound and request.entry == entry and request.tenant == tenant
+    and request.band == band
+  return id, payload, request, is_sound
+end

@@ -79,30 +79,29 @@ local function append_all(list, ...)
   for _, value in ipairs({...}) do list[#list + 1] = value end
 end
 
--- The engine that has the longest of these beginnings in its cache, of those that live and claim; nil if none has.
-local function warm_engine(digests)
-  local keys = {}
-  for i, digest in ipairs(digests) do keys[i] = prefix .. 'warm:' .. digest end
-  for _, engine in ipairs(redis.call('MGET', unpack(keys))) do
-    local lease = engine and redis.call('ZSCORE', prefix .. 'leases', engine)
-    if lease and tonumber(lease) > now_ms() and redis.call('HEXISTS', prefix .. 'rooms', engine) == 1 then
-      return engine
+local requests, preferred, num_warm = cmsgpack.unpack(ARGV[2]), {}, 0 -- preferred: engine -> how many of these
+local mark_warm
+for _, request in ipairs(requests) do mark_warm = mark_warm or request[17] and true end
+if mark_warm then -- else nobody pays for the function
+  -- Mark a request for the engine that has the longest beginning of its conversation, of those that live and claim.
+  mark_warm = function(id, digests, own_digests, record)
+    local keys = {}
+    for i, digest in ipairs(digests) do keys[i] = prefix .. 'warm:' .. digest end
+    append_all(record, 'digests', own_digests)
+    for _, engine in ipairs(redis.call('MGET', unpack(keys))) do
+      local lease = engine and redis.call('ZSCORE', prefix .. 'leases', engine)
+      if lease and tonumber(lease) > now_ms() and redis.call('HEXISTS', prefix .. 'rooms', engine) == 1 then
+        local marked = prefix .. 'warm_for:' .. engine
+        num_warm = num_warm + 1
+        preferred[engine] = (preferred[engine] or 0) + 1
+        append_all(record, 'warm', engine)
+        redis.call('ZADD', marked, string.format('%.0f', now_us() + num_warm), id)
+        redis.call('PEXPIRE', marked, WARM_FOR_TTL_MS)
+        redis.call('HINCRBY', queue, 'warm', 1)
+        return
+      end
     end
   end
-end
-
--- Mark a request for that engine.
-local preferred, num_warm = {}, 0 -- engine -> how many of this call's requests
-local function mark_warm(id, digests, own_digests, record)
-  append_all(record, 'digests', own_digests)
-  local engine = warm_engine(digests)
-  if not engine then return end
-  append_all(record, 'warm', engine)
-  num_warm = num_warm + 1
-  redis.call('ZADD', prefix .. 'warm_for:' .. engine, string.format('%.0f', now_us() + num_warm), id)
-  redis.call('PEXPIRE', prefix .. 'warm_for:' .. engine, WARM_FOR_TTL_MS)
-  redis.call('HINCRBY', queue, 'warm', 1)
-  preferred[engine] = (preferred[engine] or 0) + 1
 end
 
 local function accept(request, payload)
@@ -149,6 +148,6 @@ local function accept(request, payload)
   return 'new'
 end
 
-for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do answers[i] = accept(request, ARGV[i + 2]) end
+for i, request in ipairs(requests) do answers[i] = accept(request, ARGV[i + 2]) end
 note_entered(prefix, preferred)
 return answers

@@ -123,8 +123,11 @@ local function close_request(prefix, key, id, state)
     now = read()
   end
   move(key, now.state, state)
-  redis.call('HDEL', key, 'entry', 'line', 'warm')
-  if now.warm then attempt('ZREM', prefix .. 'warm_for:' .. now.warm, id) end
+  redis.call('HDEL', key, 'entry', 'line')
+  if now.warm then
+    redis.call('HDEL', key, 'warm')
+    attempt('ZREM', prefix .. 'warm_for:' .. now.warm, id)
+  end
   if now.webhook then note_end(prefix, id, state, now.webhook, now.webhook_of, now.webhook_n) end
   redis.call('PEXPIRE', key, now.ttl)
   redis.call('PEXPIRE', prefix .. 'log:' .. id, now.ttl)

@@ -1,4 +1,4 @@
--- Conversations return to the engine whose cache holds them. Put in front of claim.lua; enqueue.lua sets the marks.
+-- Conversations return to the engine whose cache holds them. Between claim.lua, whose names it uses, and advance.lua.
 --
 -- warm:DIGEST names the engine that last claimed a request with this beginning. A request brings the digests of what its
 -- conversation was when it was answered before, the longest first, and its own. At its enqueue it is marked "warm"
@@ -7,42 +7,77 @@
 -- Whose turn it is among tenants and bands does not change, nor what they are charged. Inside a lane an engine may take
 -- its own in front of those that came up to LOOK_AHEAD - 1 numbers before: so at most so many pass a request by.
 
-local LOOK_AHEAD, MAX_OWN = 16, 16
--- An engine is too full for what is warm for it once it holds half more than its part, and so much of its sequences.
-local TOO_FULL, TOO_FULL_SEQS = 1.5, 1 / 8
+-- Nil where no request was ever marked: a call makes its functions anew, and those who use none of this pay for none.
+local warmth
+if totals.warm then
+  local LOOK_AHEAD, MAX_OWN = 16, 16
+  -- An engine is too full for what is warm for it once it holds half more than its part, and so much of its sequences.
+  local TOO_FULL, TOO_FULL_SEQS = 1.5, 1 / 8
+  local own = {} -- lane -> {entry, number} of what is warm for this engine, the first of it
+  warmth = {num_own = 0}
 
--- Whether an engine with this room holds so much more than its part that others had better take what is warm for it.
-local function is_too_full(all, room)
-  if not all then return false end
-  local part = (all.held_seqs + all.num_waiting) * room.seqs / math.max(1, all.seqs)
-  return room.held_seqs > TOO_FULL * part + TOO_FULL_SEQS * room.seqs
-end
-
--- Whether a request of that age, which takes kv_tokens, is left to the engine that it is warm for.
-local function is_left_to(prefix, engine, age, kv_tokens, all)
-  if age >= queue_policy(prefix).affinity_ms then return false end
-  local lease = redis.call('ZSCORE', prefix .. 'leases', engine)
-  local room = read_room(redis.call('HGET', prefix .. 'rooms', engine))
-  if not (lease and tonumber(lease) > now_ms() and room) or redis.call('GET', prefix .. 'ward') == engine then
-    return false
-  end
-  local fits = room.held_seqs == 0 or room.held_tokens + kv_tokens <= room.tokens
-  return room.held_seqs < room.seqs and fits and not is_too_full(all, room)
-end
-
--- What waits in lanes and is warm for an engine, the first of it: lane -> list of {entry, number}, and how many.
-local function own_requests(prefix, engine)
-  local lanes, key = {num = 0}, prefix .. 'warm_for:' .. engine
-  for _, id in ipairs(attempt('ZRANGE', key, 0, MAX_OWN - 1) or {}) do
-    local now = fields_of(prefix .. 'request:' .. id, 'warm', 'entry', 'number', 'band', 'tenant')
-    if now.warm == engine and now.entry and whole(now.number) and now.band and now.tenant then
-      local lane = lane_key(prefix, now.band, now.tenant)
-      lanes[lane] = lanes[lane] or {}
-      table.insert(lanes[lane], {entry = now.entry, number = tonumber(now.number)})
-      lanes.num = lanes.num + 1
+  for _, id in ipairs(attempt('ZRANGE', prefix .. 'warm_for:' .. engine, 0, MAX_OWN - 1) or {}) do
+    local found = fields_of(prefix .. 'request:' .. id, 'warm', 'entry', 'number', 'band', 'tenant')
+    if found.warm == engine and found.entry and whole(found.number) and found.band and found.tenant then
+      local lane = lane_key(prefix, found.band, found.tenant)
+      own[lane] = own[lane] or {}
+      table.insert(own[lane], {entry = found.entry, number = tonumber(found.number)})
+      warmth.num_own = warmth.num_own + 1
     else
-      redis.call('ZREM', key, id) -- a damaged record has left it there
+      redis.call('ZREM', prefix .. 'warm_for:' .. engine, id) -- a damaged record has left it there
     end
   end
-  return lanes
+
+  -- Whether an engine with this room holds so much more than its part that others had better take what is warm for it.
+  local function is_too_full(all, of)
+    if not all then return false end
+    local part = (all.held_seqs + all.num_waiting) * of.seqs / math.max(1, all.seqs)
+    return of.held_seqs > TOO_FULL * part + TOO_FULL_SEQS * of.seqs
+  end
+
+  -- ms for which a request is left to the engine that it is warm for, which takes kv_tokens there; nil if it is not.
+  function warmth.left_for_ms(request, kv_tokens, all)
+    local warm, ms = request.warm, queue_policy(prefix).affinity_ms - (now - request.arrived_at)
+    if not warm or warm == engine or ms <= 0 then return nil end
+    local lease = redis.call('ZSCORE', prefix .. 'leases', warm)
+    local its = read_room(redis.call('HGET', prefix .. 'rooms', warm))
+    if not (lease and tonumber(lease) > now and its) or redis.call('GET', prefix .. 'ward') == warm then return nil end
+    local has_cache = its.held_seqs == 0 or its.held_tokens + kv_tokens <= its.tokens
+    return its.held_seqs < its.seqs and has_cache and not is_too_full(all, its) and ms or nil
+  end
+
+  -- The first of a lane's that is this engine's and may go in front of its head, as {entry, number}; each is given once.
+  local function next_own(lane, head_id)
+    if queue_policy(prefix).order ~= 'fcfs' or not own[lane] then return nil end
+    local head = whole(fields_of(prefix .. 'request:' .. head_id, 'number').number)
+    for i, one in ipairs(own[lane]) do
+      if head and one.number > head and one.number - head < LOOK_AHEAD then return table.remove(own[lane], i) end
+    end
+  end
+
+  -- What to take of a lane with this head: id, payload and hash, and whether it is warm for this engine and better taken
+  -- by it than by an emptier one.
+  function warmth.next_request(band, tenant, id, payload, request, all)
+    local is_own = request.warm == engine
+    if not is_own and warmth.num_own == 0 or is_too_full(all, room()) then return id, payload, request, false end
+    if is_own then return id, payload, request, true end
+    local lane = lane_key(prefix, band, tenant)
+    local one = next_own(lane, id)
+    local found = one and redis.call('XRANGE', lane, one.entry, one.entry)[1]
+    if not found then return id, payload, request, false end
+    local own_id, own_payload, own_request, is_sound = read_entry(band, tenant, unpack(found))
+    local is_fit = is_sound and not end_if_due(own_id, own_request)
+      and fits(reckoned_kv_tokens(own_request.prompt, own_request.most, 0))
+    if not is_fit then return id, payload, request, false end
+    return own_id, own_payload, own_request, true
+  end
+
+  -- A request has left its lane with this engine.
+  function warmth.note_taken(id, request)
+    attempt('ZREM', prefix .. 'warm_for:' .. request.warm, id)
+    redis.call('HDEL', prefix .. 'request:' .. id, 'warm')
+    if request.warm ~= engine then return end
+    redis.call('HINCRBY', queue, 'warm_kept', 1)
+    warmth.num_own = warmth.num_own - 1
+  end
 end
