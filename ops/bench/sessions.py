@@ -32,11 +32,11 @@ NUM_ENGINES = 2
 NUM_TURNS = 8
 NUM_TENANTS = 2
 MAX_NUM_SEQS = 4
-# Of all tenants together: half of what the engines take, and twice as many.
-NUM_SESSIONS = {"room": 4, "full": 16}
-WORDS_CHARS = 200
-# Of an engine, enough for all sessions: else what is found says how many were forgotten before their next turn.
-KV_CACHE = "256MiB"
+# Of all tenants together: half of what the engines take, and half as many again.
+NUM_SESSIONS = {"room": 4, "full": 12}
+# A session ends with some 1,000 tokens. A cache has room for eight of 1,024 (``size_kv_cache``): for an engine's own, not
+# for all.
+WORDS_CHARS = 100
 ANSWER_TOKENS = 16
 THINK_S = 0.2
 # The byte tokenizer of a random model gives each letter a token, so that an answer that comes back is what it was.
@@ -105,7 +105,7 @@ def measure_sessions(
     shutil.copytree(model, folder, copy_function=_link, dirs_exist_ok=True)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     options = ["--device", "cpu", "--threads", "1", "--served-model-name", name, "--log-level", "error"]
-    options += ["--max-num-seqs", str(MAX_NUM_SEQS), "--engines", str(NUM_ENGINES), "--kv-cache-memory", KV_CACHE]
+    options += ["--max-num-seqs", str(MAX_NUM_SEQS), "--engines", str(NUM_ENGINES)]
     with LocalStack(folder, options) as stack:
         sizes = num_sessions or NUM_SESSIONS
         loads = [asyncio.run(_measure(stack.url, load, sizes[load], rounds, Random(seed))) for load in sizes]
