@@ -14,7 +14,6 @@ import shutil
 import statistics
 import string
 import time
-import uuid
 from collections import defaultdict
 from pathlib import Path
 from random import Random
@@ -31,11 +30,12 @@ from ..local_stack import LocalStack
 NUM_ENGINES = 2
 NUM_TURNS = 8
 NUM_TENANTS = 2
-MAX_NUM_SEQS = 4
-# Of all tenants together: half of what the engines take, and half as many again.
-NUM_SESSIONS = {"room": 4, "full": 12}
-# A session ends with some 1,000 tokens. A cache has room for eight of 1,024 (``size_kv_cache``): for an engine's own, not
-# for all.
+MAX_NUM_SEQS = 8
+# Of all tenants together: less than half of what the engines take, and half as many again.
+NUM_SESSIONS = {"room": 6, "full": 24}
+# A session ends with some 1,500 tokens. A cache holds eight of 2,048 (``size_kv_cache``): most of an engine's half of
+# all sessions. The first turn is long enough to be known (``digests.MIN_BYTES``).
+SYSTEM_CHARS = 480
 WORDS_CHARS = 100
 ANSWER_TOKENS = 16
 THINK_S = 0.2
@@ -158,7 +158,7 @@ async def _run(client: Client, num_sessions: int, token_ids: list[int], random: 
 
 
 async def _session(client: Client, tenant: str, params: SamplingParams, random: Random, started: float) -> list[_Turn]:
-    messages: list[dict[str, Any]] = [{"role": "system", "content": uuid.UUID(int=random.getrandbits(128)).hex}]
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "".join(random.choices(LETTERS, k=SYSTEM_CHARS))}]
     turns: list[_Turn] = []
     num_findable = 0
     for number in range(NUM_TURNS):
