@@ -46,7 +46,7 @@ def conversation_digests(request: EngineCoreRequest) -> Digests:
 
 
 def _names(request: EngineCoreRequest) -> list[str]:
-    """Digests of what a request goes on with whatever it says. A resumable one does so with itself, and that is last."""
+    """Digests of what a request goes on with whatever it says. A resumable one does so with itself; that is last."""
     session = [] if request.session_id is None else [_text(_root(request, "session", request.session_id))]
     return [*session, _text(_root(request, "request", request.request_id))] if request.resumable else session
 
