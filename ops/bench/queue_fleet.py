@@ -102,12 +102,11 @@ class _Engine:
                 task = asyncio.create_task(self._serve(claim))
                 self._ending.add(task)
                 task.add_done_callback(self._ending.discard)
-            if not wave.claims:
-                try:
-                    async with asyncio.timeout(wave.wait_s):
-                        await self._wake.wait()
-                except TimeoutError:
-                    self.num_idle_looks += 1
+            try:
+                async with asyncio.timeout(wave.wait_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                self.num_idle_looks += 1
 
     def wake(self, _: object = None) -> None:
         self._wake.set()

@@ -134,18 +134,15 @@ class Engine:
     def _claim_forever(self) -> Process:
         cause = "start"
         while self.is_claiming:
-            self._wake, self._woken_by = self._env.event(), "idle"
+            self._wake = self._env.event()
             yield self._env.timeout(self._world.round_trip_s)
             if not self.is_claiming:
                 return
             wave = self._claim(cause)
             for claim in wave.claims:
                 self._admit(claim)
-            if wave.claims:
-                cause = "more"
-                continue
             yield self._wake | self._env.timeout(wave.wait_s)
-            cause = self._woken_by if self._wake.triggered or wave.retry_ms < 0 else "retry"
+            cause = self._woken_by if self._wake.triggered else "idle" if wave.retry_ms < 0 else "retry"
 
     def _claim(self, cause: str) -> Wave:
         if len(self.running) >= self.kind.max_num_seqs or self._has_probationer():

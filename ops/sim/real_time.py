@@ -65,8 +65,6 @@ class _Engine:
             wave = await self._claim()
             for claim in wave.claims:
                 self._admit(claim)
-            if wave.claims:
-                continue
             try:
                 async with asyncio.timeout(wave.wait_s):
                     await self._wake.wait()

@@ -45,7 +45,7 @@ class JainFigure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Claims by cause: "start", "wake", "end" (of a request), "more" (a claim that got some), "retry", "idle"."""
+    """Claims by cause: "start", "wake", "end" (of a request), "retry", "idle"."""
 
     num_claims: dict[str, int]
     num_wasted: dict[str, int]

@@ -4,6 +4,7 @@
 -- those spoken for. "queue" has their number and sums, changed by differences, so that no claim reads the rooms of all.
 -- vacant has the engines whose last claim left room, by how full they are. What comes wakes as many of them as it brings
 -- requests, the emptiest first, and takes them out; their next claim puts them in again (join-idle-queue, Lu et al. 2011).
+-- Those of which only sequences for tenants that have few are free come last, by so much, and are woken for these alone.
 -- A wake may be lost with an engine of whose death nobody knows yet: the next look of a reaper wakes another one.
 
 local ROOM_FIELDS = {'seqs', 'held_seqs', 'tokens', 'held_tokens'}
@@ -38,9 +39,12 @@ local function set_room(prefix, engine, room)
   end
 end
 
--- Note that an engine has room, and how full it is.
-local function set_vacant(prefix, engine, room)
+local ONLY_KEPT = 1000
+
+-- Note that an engine has room, and how full it is. num_kept of its sequences are for tenants that have few.
+local function set_vacant(prefix, engine, room, num_kept)
   local fullness = math.max(room.held_seqs / room.seqs, room.held_tokens / math.max(1, room.tokens))
+  if room.seqs - room.held_seqs <= num_kept then fullness = fullness + ONLY_KEPT end
   redis.call('ZADD', prefix .. 'vacant', fullness, engine)
 end
 
@@ -81,18 +85,33 @@ local function recount_rooms(prefix)
 end
 
 -- Tell as many engines with room as there are requests. While the model is paused there is nothing to claim.
-local function wake_engines(prefix, num_requests)
+-- num_for_kept says how many of the requests may have a sequence that an engine of so many keeps; all, if it is absent.
+local MAX_PASSED_BY = 8 -- engines are mostly alike: what these do not want, hardly another one does
+local function wake_engines(prefix, num_requests, num_for_kept)
   if num_requests < 1 or redis.call('HEXISTS', prefix .. 'queue', 'paused') == 1 then return end
-  local num_woken = 0
-  while num_woken < num_requests do
-    local engine = redis.call('ZPOPMIN', prefix .. 'vacant')[1]
-    if not engine then return end
+  local num_woken, num_kept_woken, passed_by = 0, 0, {}
+  local function is_wanted(engine, fullness)
+    if not num_for_kept or fullness < ONLY_KEPT then return true end
+    local room = read_room(redis.call('HGET', prefix .. 'rooms', engine))
+    if room and num_kept_woken >= num_for_kept(room.seqs) then return false end
+    num_kept_woken = num_kept_woken + 1
+    return true
+  end
+  while num_woken < num_requests and #passed_by < 2 * MAX_PASSED_BY do
+    local engine, fullness = unpack(redis.call('ZPOPMIN', prefix .. 'vacant'))
+    if not engine then break end
     local lease = redis.call('ZSCORE', prefix .. 'leases', engine)
     if lease and tonumber(lease) > now_ms() then
-      redis.call('PUBLISH', prefix .. 'engine:' .. engine .. ':wake', '')
-      num_woken = num_woken + 1
+      if is_wanted(engine, tonumber(fullness)) then
+        redis.call('PUBLISH', prefix .. 'engine:' .. engine .. ':wake', '')
+        num_woken = num_woken + 1
+      else
+        passed_by[#passed_by + 1] = fullness
+        passed_by[#passed_by + 1] = engine
+      end
     end
   end
+  if #passed_by > 0 then redis.call('ZADD', prefix .. 'vacant', unpack(passed_by)) end
 end
 
 -- Tell all engines: what they may claim has changed, whatever they said last.
