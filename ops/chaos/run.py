@@ -30,7 +30,8 @@ from .workload import ChaosRequest, make_requests
 
 MODEL_NAME = "demo"
 MAX_DELIVERIES = 10
-STALL_TIMEOUT_S = 3.0
+# Longer than a lease: who stood still for less goes on while others have its requests, and writes, and is refused.
+STALL_TIMEOUT_S = 6.0
 # A request that takes this much longer than everything else is lost.
 PATIENCE_S = 120.0
 
