@@ -11,7 +11,7 @@ import pytest
 
 from .test_imports import PARTS, ROOT, sources
 
-GUIDE = sorted(ROOT.glob("ops/guide/*.md"))
+GUIDE = sorted(ROOT.glob("ops/guide/**/*.md"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *GUIDE])
 WRAPPED = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md", *GUIDE]
 MAX_COLUMNS = 120
