@@ -102,12 +102,11 @@ class _Engine:
                 task = asyncio.create_task(self._serve(claim))
                 self._ending.add(task)
                 task.add_done_callback(self._ending.discard)
-            if not wave.claims:
-                try:
-                    async with asyncio.timeout(wave.wait_s):
-                        await self._wake.wait()
-                except TimeoutError:
-                    self.num_idle_looks += 1
+            try:
+                async with asyncio.timeout(wave.wait_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                self.num_idle_looks += 1
 
     def wake(self, _: object = None) -> None:
         self._wake.set()
@@ -125,17 +124,17 @@ async def _measure(url: str, num_engines: int, random: Random) -> FleetSize:
     broker = Broker(connection, Keys().model("bench-fleet"))
     claimed_at: dict[str, float] = {}
     async with _fleet(url, connection, broker, num_engines, claimed_at) as engines:
-        started, cpu_started = time.perf_counter(), await _cpu_s(connection)
+        started, cpu_started = time.perf_counter(), await redis_cpu_s(connection)
         await asyncio.sleep(WATCH_S)
-        idle_share = (await _cpu_s(connection) - cpu_started) / (time.perf_counter() - started)
+        idle_share = (await redis_cpu_s(connection) - cpu_started) / (time.perf_counter() - started)
         idle_looks = sum(engine.num_idle_looks for engine in engines)
         await connection.execute("CONFIG", "RESETSTAT")
-        started, cpu_started = time.perf_counter(), await _cpu_s(connection)
+        started, cpu_started = time.perf_counter(), await redis_cpu_s(connection)
         enqueued_at = await _send_one_by_one(broker, random)
         while len(claimed_at) < NUM_REQUESTS:  # noqa: ASYNC110  # engines say it here
             await asyncio.sleep(0.01)
         await asyncio.sleep(2 * SERVICE_S)
-        wall_s, cpu_s = time.perf_counter() - started, await _cpu_s(connection) - cpu_started
+        wall_s, cpu_s = time.perf_counter() - started, await redis_cpu_s(connection) - cpu_started
         idle_looks = sum(engine.num_idle_looks for engine in engines) - idle_looks
         num_scripts = await _num_scripts(connection)
     storm_s, longest_ms = await _storm(connection, broker, num_engines)
@@ -204,7 +203,8 @@ async def _storm(connection: CommandConnection, broker: Broker, num_engines: int
     return took_s, max(micros for _, _, micros, command, *_ in slow if command[0].upper() == b"EVALSHA") / 1000
 
 
-async def _cpu_s(connection: CommandConnection) -> float:
+async def redis_cpu_s(connection: CommandConnection) -> float:
+    """CPU seconds that a server has used since it began."""
     found = (await connection.execute("INFO", "cpu")).decode()
     return sum(float(value) for value in re.findall(r"used_cpu_(?:sys|user):([\d.]+)", found))
 

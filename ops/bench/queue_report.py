@@ -8,6 +8,7 @@ import msgspec
 from rich.table import Table
 
 from .goals import MAX_FLEET_P50_RATIO, MAX_FLEET_REDIS_RATIO, MIN_ENQUEUE_OVER_RIVAL
+from .queue_costs import CostsRow
 from .queue_enqueue import EnqueueRow
 from .queue_fairness import FairnessRow, Feel
 from .queue_fleet import FleetRow
@@ -29,6 +30,7 @@ class QueueRows(msgspec.Struct, kw_only=True):
     fairness: FairnessRow | None = None
     idle: IdleRow | None = None
     fleet: FleetRow | None = None
+    costs: CostsRow | None = None
 
 
 def measured_rows(rows: QueueRows) -> list[str]:
@@ -151,10 +153,22 @@ def _fleet(row: FleetRow) -> Table:
     return table
 
 
+def _costs(row: CostsRow) -> Table:
+    table = figure_table("what Redis spends", "of", "CPU, µs", "memory, bytes")
+    table.add_row("a request: enqueued, claimed, ended", f"{row.us_per_request:.0f}", "")
+    for num_tokens, us in row.us_per_delta.items():
+        table.add_row(f"a delta of {num_tokens} tokens", f"{us:.1f}", "")
+    for what, size in (("waits", row.bytes_waiting), ("runs", row.bytes_running), ("has ended", row.bytes_ended)):
+        table.add_row(f"a request that {what}", "", f"{size:,.0f}")
+    table.caption = "calls of 64 each, a prompt of 300 bytes, 200 tokens of output in 50 deltas, one client listens"
+    return table
+
+
 _TABLES: dict[str, Callable[..., Table]] = {
     "enqueue": _rates,
     "scale": _scale,
     "fairness": _fairness,
     "idle": _idle,
     "fleet": _fleet,
+    "costs": _costs,
 }

@@ -31,6 +31,7 @@ from .gateway_row import measure_gateway
 from .growth import measure_growth
 from .other_load import LoadWatch
 from .private_redis import private_redis
+from .queue_costs import measure_costs
 from .queue_enqueue import measure_enqueue
 from .queue_fairness import measure_fairness
 from .queue_fleet import measure_fleet
@@ -177,6 +178,9 @@ def _other_rows(
     def idle() -> None:
         report.queue.idle = measure_idle()
 
+    def costs() -> None:
+        report.queue.costs = measure_costs()
+
     def fleet() -> None:
         report.queue.fleet = measure_fleet(seed=options.seed)
 
@@ -194,6 +198,7 @@ def _other_rows(
         ("fairness", "flooding …", fairness),
         ("idle", "watching an idle worker …", idle),
         ("fleet", "waking engines, one to 1,000 …", fleet),
+        ("costs", "what Redis spends on a request and a delta …", costs),
         ("follow", "following streams …", follow),
     ]
 

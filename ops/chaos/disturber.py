@@ -66,6 +66,7 @@ class Disturber:
             "stop core": (1, lambda: self._pause("core_pid")),
             "stop worker": (2, lambda: self._pause("worker_pid")),
             "stop supervisor": (1, lambda: self._pause("supervisor_pid")),
+            "stop host": (2, self._pause_host),
             "drain": (1, self._drain),
             **self._redis.actions,
         }
@@ -76,6 +77,11 @@ class Disturber:
         return sum(
             count for name, count in self.events.items() if name in self._redis.kills or name.startswith("kill ")
         )
+
+    @property
+    def missing(self) -> list[str]:
+        """Those actions, of the ones that were asked for by name, that have not happened."""
+        return sorted(name for name in self._redis.asked_for if not self.events[name])
 
     async def run(self) -> None:
         """Disturb until cancelled."""
@@ -132,7 +138,23 @@ class Disturber:
             process = psutil.Process(getattr(victim, role))
         except psutil.NoSuchProcess:
             return False
-        self._spawn(self._stop_for(process, self._random.uniform(*STOP_S)))
+        self._spawn(_stop_for([process], self._random.uniform(*STOP_S)))
+        return True
+
+    async def _pause_host(self) -> bool:
+        """All processes of a `worker start` stand still, as on a host that is paused, and none of them can notice.
+
+        If that lasts, their requests go to others, and when they go on they write as if nothing had been.
+        """
+        victim = await self._victim()
+        if victim is None:
+            return False
+        try:
+            supervisor = psutil.Process(victim.supervisor_pid)
+            processes = [supervisor, *supervisor.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return False
+        self._spawn(_stop_for(processes, self._random.uniform(*STOP_S)))
         return True
 
     async def _drain(self) -> bool:
@@ -142,14 +164,6 @@ class Disturber:
         os.kill(worker.pid, signal.SIGTERM)
         self._revive_later(worker)
         return True
-
-    async def _stop_for(self, process: psutil.Process, seconds: float) -> None:
-        with suppress(psutil.NoSuchProcess):
-            process.suspend()
-            try:
-                await asyncio.sleep(seconds)
-            finally:
-                process.resume()
 
     def _revive_later(self, worker: LocalWorker) -> None:
         """Start a worker again once its supervisor has ended; once, however often it is killed meanwhile."""
@@ -182,3 +196,15 @@ class Disturber:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+async def _stop_for(processes: list[psutil.Process], seconds: float) -> None:
+    try:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+        await asyncio.sleep(seconds)
+    finally:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from random import Random
+from typing import Any
 
 import psutil
 import redis.asyncio
@@ -41,6 +42,8 @@ class RedisTrouble:
         self._random = random
         self._trio = trio
         self._failing_over: asyncio.Task[None] | None = None
+        # What a run has to show, since it was started for that.
+        self.asked_for: list[str] = []
         self.actions: dict[str, tuple[int, Action]] = {
             "cut connections": (2, self._cut_connections),
             "fill redis": (1, self._fill),
@@ -49,8 +52,10 @@ class RedisTrouble:
             self.actions |= {"restart redis": (1, self._restart), "stop redis": (1, self._stop)}
         else:
             self.actions["kill primary"] = (3, self._kill_primary)
+            self.asked_for.append("kill primary")
         if loses_data:
             self.actions["lose data"] = (2, self._lose_data)
+            self.asked_for.append("lose data")
 
     async def settle(self) -> None:
         """Wait until the servers are as they were."""
@@ -82,16 +87,19 @@ class RedisTrouble:
     async def _cut_connections(self) -> bool:
         """Every client, worker and supervisor must connect anew."""
         kinds = ("normal", "pubsub")
-        return await self._tell(*[("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes") for kind in kinds])
+        replies = await self._tell(*[("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes") for kind in kinds])
+        return any(replies)
 
     async def _fill(self) -> bool:
+        """Whether anybody was refused a write; else it was as if nothing had been."""
         if not await self._tell(("CONFIG", "SET", "maxmemory", 1)):
             return False
+        num_before = await self._num_errors()
         try:
             await asyncio.sleep(self._random.uniform(*FULL_S))
+            return await self._num_errors() > num_before
         finally:
             await self._empty()
-        return True
 
     async def _empty(self) -> None:
         for pause_s in itertools.repeat(AWAY_S[0]):
@@ -100,21 +108,27 @@ class RedisTrouble:
             await asyncio.sleep(pause_s)
 
     async def _lose_data(self) -> bool:
-        return await self._tell(("FLUSHALL",))
+        """Whether there was anything to lose."""
+        replies = await self._tell(("DBSIZE",), ("FLUSHALL",))
+        return bool(replies) and replies[0] > 0
 
-    async def _tell(self, *commands: tuple[str | int, ...]) -> bool:
-        """Run commands on the server that is there now; False if there is none."""
+    async def _num_errors(self) -> int:
+        """Replies of the server that were errors, since it was started; 0 if there is none."""
+        replies = await self._tell(("INFO", "stats"))
+        return int(replies[0]["total_error_replies"]) if replies else 0
+
+    async def _tell(self, *commands: tuple[str | int, ...]) -> list[Any]:
+        """Run commands on the server that is there now, and return its replies; none if it is away."""
         client = redis.asyncio.Redis(connection_pool=parse_pool(self._stack.url))
         try:
-            for command in commands:
-                await client.execute_command(*command)
+            replies = [await client.execute_command(*command) for command in commands]
         except (RedisError, OSError) as error:
             log.info("redis_not_disturbed", error=str(error))
-            return False
+            return []
         finally:
             with suppress(RedisError, OSError):
                 await client.aclose(close_connection_pool=True)
-        return True
+        return replies
 
 
 def _fail_over(trio: SentinelTrio) -> None:

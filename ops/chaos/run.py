@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from ...shared.connection import CommandConnection
+from ...shared.keys import Keys
 from ..bench.report import machine, versions
 from ..demo.run import MODEL
 from ..latency import percentile
@@ -21,11 +23,15 @@ from ..recovery_clock import RecoveryClock
 from ..sentinel_trio import SentinelTrio
 from .disturber import Disturber
 from .load import LoadResult, run_load
+from .owner_watch import OwnerWatch
+from .owners import Owners
 from .verdict import Verdict, judge
 from .workload import ChaosRequest, make_requests
 
+MODEL_NAME = "demo"
 MAX_DELIVERIES = 10
-STALL_TIMEOUT_S = 3.0
+# Longer than a lease: who stood still for less goes on while others have its requests, and writes, and is refused.
+STALL_TIMEOUT_S = 6.0
 # A request that takes this much longer than everything else is lost.
 PATIENCE_S = 120.0
 
@@ -63,7 +69,7 @@ def run_chaos(options: ChaosOptions) -> int:
     """Run both, print the table, and return 1 if any request was harmed, or nothing was killed."""
     console = Console()
     console.print(f"seed {options.seed}; starting Redis and {options.num_engines} engines …")
-    worker_options = ["--device", "cpu", "--served-model-name", "demo", "--threads", "1", "--max-num-seqs", "32"]
+    worker_options = ["--device", "cpu", "--served-model-name", MODEL_NAME, "--threads", "1", "--max-num-seqs", "32"]
     worker_options += ["--deterministic", "--drain-timeout", "1", "--stall-timeout", str(STALL_TIMEOUT_S)]
     # Kills at random, every other second, are no request's fault: three in a row before its first token can happen.
     worker_options += ["--max-deliveries", str(MAX_DELIVERIES)]
@@ -101,8 +107,33 @@ async def _run(stack: LocalStack, options: ChaosOptions, console: Console, trio:
     console.print(f"{len(requests)} requests undisturbed …")
     undisturbed = await _load(stack, requests, options, "calm", RecoveryClock(), lambda n: n < len(requests))
     console.print(f"… {undisturbed.tokens_per_s:,.0f} tokens/s; the same under fire …")
-    clock = RecoveryClock()
+    clock, owners = RecoveryClock(), Owners()
     disturber = Disturber(stack, options.seed, options.interval_s, clock, trio, loses_data=options.loses_data)
+    async with _watching(stack.url, owners):
+        disturbed = await _under_fire(stack, requests, options, disturber, clock)
+    return ChaosReport(
+        machine=machine(),
+        versions=versions(),
+        options=options,
+        verdict=judge(
+            undisturbed.sightings,
+            disturbed.sightings,
+            owners,
+            num_kills=disturber.num_kills,
+            missing=disturber.missing,
+            loses_data=options.loses_data,
+        ),
+        events=dict(disturber.events),
+        undisturbed_tokens_per_s=undisturbed.tokens_per_s,
+        disturbed_tokens_per_s=disturbed.tokens_per_s,
+        recoveries_s=clock.recoveries_s,
+    )
+
+
+async def _under_fire(
+    stack: LocalStack, requests: list[ChaosRequest], options: ChaosOptions, disturber: Disturber, clock: RecoveryClock
+) -> LoadResult:
+    """Run the load while the disturber does what it does; all serves again when this returns."""
     disturbing = asyncio.create_task(disturber.run())
     until = time.monotonic() + options.min_seconds
 
@@ -113,27 +144,28 @@ async def _run(stack: LocalStack, options: ChaosOptions, console: Console, trio:
         return num_started < len(requests) or is_short
 
     try:
-        disturbed = await _load(stack, requests, options, "chaos", clock, go_on)
+        return await _load(stack, requests, options, "chaos", clock, go_on)
     finally:
         disturbing.cancel()
         with suppress(asyncio.CancelledError):
             await disturbing
         await disturber.settle()
-    return ChaosReport(
-        machine=machine(),
-        versions=versions(),
-        options=options,
-        verdict=judge(
-            undisturbed.sightings,
-            disturbed.sightings,
-            num_kills=disturber.num_kills,
-            loses_data=options.loses_data,
-        ),
-        events=dict(disturber.events),
-        undisturbed_tokens_per_s=undisturbed.tokens_per_s,
-        disturbed_tokens_per_s=disturbed.tokens_per_s,
-        recoveries_s=clock.recoveries_s,
-    )
+
+
+@asynccontextmanager
+async def _watching(url: str, owners: Owners) -> AsyncIterator[None]:
+    """See who writes what, from before the load begins until all is there that was done under it."""
+    watch, commands = OwnerWatch(url, Keys().model(MODEL_NAME), owners), CommandConnection(url)
+    watching = asyncio.create_task(watch.run())
+    try:
+        await watch.catch_up(commands)
+        yield
+        await watch.catch_up(commands)
+    finally:
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+        await commands.close()
 
 
 async def _load(
@@ -159,13 +191,24 @@ def _print(console: Console, report: ChaosReport) -> None:
     verdict = report.verdict
     console.print(", ".join(f"{count} x {name}" for name, count in sorted(report.events.items())) or "nothing happened")
     table = Table(title=f"{verdict.num_requests} requests under fire, seed {report.options.seed}")
-    for column in ("lost", "duplicated", "reordered", "different", "ends ≠ 1", "failed"):
+    harms = {
+        "lost": verdict.lost,
+        "duplicated": verdict.duplicated,
+        "reordered": verdict.reordered,
+        "different": verdict.different,
+        "ends ≠ 1": verdict.wrong_ends,
+        "failed": verdict.failed,
+        "two owners": verdict.two_owners,
+    }
+    for column in harms:
         table.add_column(column, justify="right")
-    harms = (verdict.lost, verdict.duplicated, verdict.reordered, verdict.different, verdict.wrong_ends, verdict.failed)
-    table.add_row(*map(str, harms))
+    table.add_row(*map(str, harms.values()))
     console.print(table)
-    if verdict.num_kills == 0:
-        console.print("nothing was killed, so this shows nothing: go on for longer (--seconds, --events)", style="red")
+    console.print(f"{verdict.num_records} records were seen being written; {verdict.num_moved} requests changed owner")
+    if verdict.shows_nothing:
+        console.print(
+            f"{verdict.shows_nothing}, so this shows nothing: go on for longer (--seconds, --events)", style="red"
+        )
     if verdict.num_gone:
         console.print(f"{verdict.num_gone} requests ended with the error that says that Redis has lost them")
     if verdict.num_sent_again:

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from .load import Sighting
+from .owners import Owners
+
+MAX_EXAMPLES = 10
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """How many requests were harmed, and how; all below ``num_gone`` must be 0.
+    """How many requests were harmed, and how; ``lost`` and all below must be 0.
 
-    ``num_kills`` processes were killed: where none was, nothing was put to the test. ``num_gone`` requests ended with
-    the error that Redis has lost them, where it did lose its data. ``num_sent_again`` times that error came before any
-    token: a primary had accepted a request that no replica had yet, and was killed.
+    ``num_kills`` processes were killed: where none was, nothing was put to the test. ``missing`` are the actions that
+    were asked for and never happened. ``num_gone`` requests ended with the error that Redis has lost them, where it did
+    lose its data. ``num_sent_again`` times that error came before any token: a primary had accepted a request that no
+    replica had yet, and was killed.
+
+    ``num_records`` were seen going into logs, whose writers are known; ``num_moved`` requests went on under another
+    owner. ``two_owners``: writes of an owner that was none any more.
     """
 
     num_requests: int = 0
     num_kills: int = 0
+    missing: list[str] = []
+    num_records: int = 0
+    num_moved: int = 0
     num_gone: int = 0
     num_sent_again: int = 0
     lost: int = 0
@@ -25,24 +37,55 @@ class Verdict(msgspec.Struct, kw_only=True):
     different: int = 0
     wrong_ends: int = 0
     failed: int = 0
+    two_owners: int = 0
     examples: list[str] = []
 
     @property
     def num_harms(self) -> int:
-        return self.lost + self.duplicated + self.reordered + self.different + self.wrong_ends + self.failed
+        seen = self.lost + self.duplicated + self.reordered + self.different + self.wrong_ends + self.failed
+        return seen + self.two_owners
+
+    @property
+    def shows_nothing(self) -> str:
+        """Why nothing follows from this run; empty if something does."""
+        if self.num_kills == 0:
+            return "nothing was killed"
+        if self.missing:
+            return f"this never happened: {', '.join(self.missing)}"
+        if self.num_requests <= self.num_gone:
+            return "every request was lost with the data"
+        return "" if self.num_records else "no record was seen going into a log"
 
     @property
     def is_clean(self) -> bool:
-        return self.num_harms == 0 and self.num_kills > 0 and self.num_requests > self.num_gone
+        return self.num_harms == 0 and not self.shows_nothing
 
 
-def judge(expected: list[Sighting], seen: list[Sighting], *, num_kills: int, loses_data: bool = False) -> Verdict:
+def judge(
+    expected: list[Sighting],
+    seen: list[Sighting],
+    owners: Owners,
+    *,
+    num_kills: int,
+    missing: Sequence[str] = (),
+    loses_data: bool = False,
+) -> Verdict:
     """Compare each of ``seen`` with the undisturbed run of the same request (they repeat in order).
 
     Args:
+        owners: what was seen of who wrote to which log.
+        missing: actions that were asked for and did not happen.
         loses_data: Redis was made to lose its data, so requests may have ended with the error that says so.
     """
-    verdict = Verdict(num_requests=len(seen), num_kills=num_kills)
+    verdict = Verdict(
+        num_requests=len(seen),
+        num_kills=num_kills,
+        missing=list(missing),
+        num_records=owners.num_records,
+        num_moved=owners.num_moved,
+        two_owners=owners.num_harms,
+        examples=owners.harms[:MAX_EXAMPLES],
+    )
     for number, sighting in enumerate(seen):
         is_excused = loses_data and sighting.is_gone
         verdict.num_gone += is_excused
@@ -51,7 +94,7 @@ def judge(expected: list[Sighting], seen: list[Sighting], *, num_kills: int, los
         harms = _harms(whole, sighting, is_excused=is_excused)
         for harm in harms:
             setattr(verdict, harm, getattr(verdict, harm) + 1)
-        if harms and len(verdict.examples) < 10:
+        if harms and len(verdict.examples) < 2 * MAX_EXAMPLES:
             told = f"{', '.join(harms)} {sighting.error}".strip()
             verdict.examples.append(f"{sighting.request_id}: {told}{_difference(whole, sighting)}")
     return verdict

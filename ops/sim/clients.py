@@ -86,6 +86,7 @@ def _send(world: World, group: Tenants) -> Process:
     for notes in draw_calls(world.scenario, group):
         if notes[0].arrived_s > world.env.now:
             yield world.env.timeout(notes[0].arrived_s - world.env.now)
+        yield from world.redis()
         answers = world.do(world.broker.enqueue_many(make_entries(notes)))
         for note, answer in zip(notes, answers, strict=True):
             if isinstance(answer, PenstockError):

@@ -84,6 +84,7 @@ class Engine:
         self.is_alive = True
         self.is_claiming = True
         self.running: dict[str, Running] = {}
+        self._unsent: list[Running] = []
         self._world = world
         self._on_left = on_left
         self._env = world.env
@@ -112,9 +113,9 @@ class Engine:
     def die(self, loss: Loss) -> None:
         """Be gone at once; what was not logged is lost. What it held is known to Redis alone."""
         self.is_alive = self.is_claiming = False
-        for running in self.running.values():
+        for running in (*self.running.values(), *self._unsent):
             self._world.measures.note_put_back(running.note, self._env.now, loss)
-        self.running = {}
+        self.running, self._unsent = {}, []
         self._stop_waiting()
 
     def drain(self) -> None:
@@ -134,18 +135,16 @@ class Engine:
     def _claim_forever(self) -> Process:
         cause = "start"
         while self.is_claiming:
-            self._wake, self._woken_by = self._env.event(), "idle"
+            self._wake = self._env.event()
             yield self._env.timeout(self._world.round_trip_s)
+            yield from self._world.redis()
             if not self.is_claiming:
                 return
             wave = self._claim(cause)
             for claim in wave.claims:
                 self._admit(claim)
-            if wave.claims:
-                cause = "more"
-                continue
             yield self._wake | self._env.timeout(wave.wait_s)
-            cause = self._woken_by if self._wake.triggered or wave.retry_ms < 0 else "retry"
+            cause = self._woken_by if self._wake.triggered else "idle" if wave.retry_ms < 0 else "retry"
 
     def _claim(self, cause: str) -> Wave:
         if len(self.running) >= self.kind.max_num_seqs or self._has_probationer():
@@ -187,6 +186,7 @@ class Engine:
                 yield self._env.timeout(max(0.0, started_s + num_steps * step_s - self._env.now))
             if self.is_alive:
                 self._settle(reading, decoding, num_steps)
+        yield from self._world.redis()
         if self.is_alive:
             self._on_left(self)
 
@@ -220,16 +220,31 @@ class Engine:
     def _end(self, ended: list[Running]) -> None:
         if not ended:
             return
-        records = [one.final_record() for one in ended]
+        for one in ended:
+            del self.running[one.note.request_id]
+        self._unsent += ended
+        if not self._world.is_away:
+            self._send_ends()
+        elif len(self._unsent) == len(ended):
+            self._env.process(self._send_ends_later())
+
+    def _send_ends(self) -> None:
+        ended, self._unsent = self._unsent, []
         for one in ended:
             one.note.ended_s = self._env.now
-            del self.running[one.note.request_id]
-        stale = self._world.do(self._world.broker.finish(records))
+        stale = self._world.do(self._world.broker.finish([one.final_record() for one in ended]))
         self._world.measures.num_stale += len(stale)
         self.wake("end")
 
+    def _send_ends_later(self) -> Process:
+        yield from self._world.redis()
+        if self.is_alive:
+            self._send_ends()
+
     def _append(self) -> None:
         self._appended_s = self._env.now
+        if self._world.is_away:
+            return  # the next one has it
         behind = [one for one in self.running.values() if one.num_made > one.num_logged]
         if not behind:
             return
@@ -241,6 +256,7 @@ class Engine:
     def _renew_forever(self) -> Process:
         while True:
             yield self._env.timeout(RENEW_EVERY_S)
+            yield from self._world.redis()
             if not (self.is_alive and (self.is_claiming or self.running)):
                 return
             if self.running or self._env.now - self._claimed_s > 2 * RENEW_EVERY_S:

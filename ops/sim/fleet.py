@@ -57,6 +57,7 @@ class Fleet:
         engine_id = f"engine{self._num_made:05}"
         self._num_made += 1
         # Its worker holds the lease before it claims.
+        yield from self._world.redis()
         self._world.do(self._world.broker.renew(engine_id, []))
         engine = Engine(self._world, engine_id, kind, self._note_left)
         self.engines[engine_id] = engine
@@ -79,8 +80,13 @@ class Fleet:
         broker = self._world.broker
         self._world.do(broker.reclaim(engine.engine_id, CAUSE, is_external=True, max_deliveries=MAX_DELIVERIES))
 
+    def _reclaim_soon(self, engine: Engine) -> Process:
+        yield from self._world.redis()
+        self._reclaim(engine)
+
     def _reap_forever(self) -> Process:
         while True:
+            yield from self._world.redis()
             self._world.do(self._world.broker.reap(CAUSE, max_deliveries=MAX_DELIVERIES))
             yield self._env.timeout(REAP_INTERVAL_S)
 
@@ -95,7 +101,7 @@ class Fleet:
             engine.die(loss)
             self._forget(engine)
             if deaths.kind is DeathKind.PROCESS:
-                self._reclaim(engine)
+                self._env.process(self._reclaim_soon(engine))
             if deaths.back_after_s is not None:
                 self._env.process(self._start(engine.kind, deaths.back_after_s + self._spread_s()))
 
@@ -103,6 +109,7 @@ class Fleet:
         kind, enough_since = self._world.scenario.engines[0], math.inf
         while True:
             yield self._env.timeout(rule.look_every_s)
+            yield from self._world.redis()
             stats = self._world.do(self._world.queue.stats())
             serving = self.serving
             num_seqs = sum(engine.kind.max_num_seqs for engine in serving)

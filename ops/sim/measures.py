@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .scenario import Tenants
@@ -50,6 +50,17 @@ class Sample:
     num_engines: int
     num_wanted: int
 
+    @classmethod
+    def total(cls, samples: Sequence[Sample]) -> Sample:
+        """Of several models at one moment."""
+        return cls(
+            samples[0].at_s,
+            num_waiting=sum(sample.num_waiting for sample in samples),
+            num_running=sum(sample.num_running for sample in samples),
+            num_engines=sum(sample.num_engines for sample in samples),
+            num_wanted=sum(sample.num_wanted for sample in samples),
+        )
+
 
 class Measures:
     """Collects; ``report.py`` makes figures of it."""
@@ -74,6 +85,26 @@ class Measures:
         self._computed: defaultdict[str, float] = defaultdict(float)
         self._weights: dict[str, float] = {}
         self._with_room: dict[str, float] = {}
+
+    @classmethod
+    def of_all(cls, parts: Sequence[Measures]) -> Measures:
+        """What was noted of several models. Samples are of the same moments, and are added up."""
+        if len(parts) == 1:
+            return parts[0]
+        whole = cls()
+        for part in parts:
+            whole.notes |= part.notes
+            whole.num_refused += part.num_refused
+            whole.num_claims += part.num_claims
+            whole.num_wasted += part.num_wasted
+            whole.num_stale += part.num_stale
+            whole.jain += part.jain
+            whole.losses += part.losses
+            whole.longest_with_room_s = max(whole.longest_with_room_s, part.longest_with_room_s)
+        whole.jain.sort()
+        whole.losses.sort(key=lambda loss: loss.at_s)
+        whole.samples = [Sample.total(samples) for samples in zip(*(part.samples for part in parts), strict=True)]
+        return whole
 
     def note_arrival(self, note: Note) -> None:
         self.notes[note.request_id] = note

@@ -39,13 +39,15 @@ def draw(figures: Figures, folder: Path) -> list[Path]:
 def _mark_deaths(axes: Axes, figures: Figures) -> None:
     for loss in figures.recoveries:
         axes.axvline(loss.at_s, color="tab:red", linestyle=":", linewidth=1)
+    for outage in figures.outages:
+        axes.axvspan(outage.at_s, outage.at_s + outage.for_s, color="tab:red", alpha=0.15, linewidth=0)
 
 
 def _draw_queue(axes: Axes, figures: Figures) -> None:
     series = figures.series
     axes.plot(series.at_s, series.num_waiting, label="wait", linewidth=1)
     axes.plot(series.at_s, series.num_running, label="run", linewidth=1)
-    axes.set(title="Requests (dotted: engines die)", xlabel="s", ylim=(0, None))
+    axes.set(title="Requests (dotted: engines die; red: a shard is away)", xlabel="s", ylim=(0, None))
     axes.legend(loc="upper left")
     _mark_deaths(axes, figures)
 

@@ -18,8 +18,7 @@ from .clients import configure, draw_calls, make_entries
 from .engine import RENEW_EVERY_S, Running, next_prompt_tokens, room_of
 from .fleet import CAUSE, MAX_DELIVERIES
 from .measures import Measures
-from .scenario import Engines, Scenario, Tenants
-from .world import MODEL
+from .scenario import MODEL, Engines, Scenario, Tenants
 
 # Engines begin before clients do; in the simulator within the first second, too.
 START_S = 1.0
@@ -29,10 +28,12 @@ def run_in_real_time(url: str, scenario: Scenario) -> Measures:
     """Run a scenario for as long as it says, on an empty Redis.
 
     Raises:
-        ConfigurationError: it has deaths or autoscaling, which are not compared.
+        ConfigurationError: it has deaths, autoscaling, shards or several models, which are not compared.
     """
-    if scenario.deaths or scenario.autoscaling:
-        raise ConfigurationError("only a scenario without deaths and autoscaling can be compared; leave them out")
+    if scenario.deaths or scenario.autoscaling or scenario.shards or scenario.models != [MODEL]:
+        raise ConfigurationError(
+            "only a scenario of one model, without deaths, autoscaling and shards, can be compared; leave them out"
+        )
     return asyncio.run(_run(url, scenario))
 
 
@@ -65,8 +66,6 @@ class _Engine:
             wave = await self._claim()
             for claim in wave.claims:
                 self._admit(claim)
-            if wave.claims:
-                continue
             try:
                 async with asyncio.timeout(wave.wait_s):
                     await self._wake.wait()

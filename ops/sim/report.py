@@ -10,7 +10,7 @@ import msgspec
 from ...shared.command_line import format_table
 from ..latency import percentile
 from .measures import Loss, Measures, Note
-from .scenario import Scenario, Tenants
+from .scenario import Scenario, Shard, Tenants
 from .simulation import Simulated
 
 # Of the series that go into the report; more would be no more than a line in a plot can show.
@@ -45,7 +45,7 @@ class JainFigure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Claims by cause: "start", "wake", "end" (of a request), "more" (a claim that got some), "retry", "idle"."""
+    """Claims by cause: "start", "wake", "end" (of a request), "retry", "idle"."""
 
     num_claims: dict[str, int]
     num_wasted: dict[str, int]
@@ -63,6 +63,21 @@ class RecoveryFigures(msgspec.Struct, frozen=True, kw_only=True):
     claimed_max_s: float | None
     next_token_p50_s: float | None
     next_token_max_s: float | None
+
+
+class OutageFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard was away. Its share is of all requests that came meanwhile; times are from its return to their claim and
+    first token."""
+
+    models: list[str]
+    at_s: float
+    for_s: float
+    num_requests: int
+    share: float
+    claimed_p50_s: float | None
+    claimed_max_s: float | None
+    first_token_p50_s: float | None
+    first_token_max_s: float | None
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +107,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     jain: list[JainFigure]
     claims: ClaimFigures
     recoveries: list[RecoveryFigures]
+    outages: list[OutageFigures]
     checks: list[Check]
     script_calls: dict[str, int]
     series: Series
@@ -129,6 +145,11 @@ def make_report(simulated: Simulated) -> Report:
             claims_per_request=round(measures.num_claims.total() / max(1, num_first_claims), 3),
         ),
         recoveries=[_recovery_figures(loss) for loss in measures.losses],
+        outages=[
+            _outage_figures(shard, shard.away_at_s, measures)
+            for shard in scenario.shards
+            if shard.away_at_s is not None
+        ],
         checks=_checks(scenario, simulated),
         script_calls=simulated.num_calls,
         series=Series(
@@ -182,10 +203,28 @@ def _recovery_figures(loss: Loss) -> RecoveryFigures:
     )
 
 
+def _outage_figures(shard: Shard, at_s: float, measures: Measures) -> OutageFigures:
+    back_s = at_s + shard.away_for_s
+    came = [note for note in measures.notes.values() if at_s <= note.arrived_s < back_s]
+    own = [note for note in came if note.group.model in shard.models]
+    claimed = [note.claimed_s - back_s for note in own if note.claimed_s is not None]
+    first_tokens = [note.first_token_s - back_s for note in own if note.first_token_s is not None]
+    return OutageFigures(
+        models=shard.models,
+        at_s=at_s,
+        for_s=shard.away_for_s,
+        num_requests=len(own),
+        share=round(len(own) / max(1, len(came)), 4),
+        claimed_p50_s=_percentile(claimed, 0.5),
+        claimed_max_s=_percentile(claimed, 1.0),
+        first_token_p50_s=_percentile(first_tokens, 0.5),
+        first_token_max_s=_percentile(first_tokens, 1.0),
+    )
+
+
 def _checks(scenario: Scenario, simulated: Simulated) -> list[Check]:
-    measures, queue = simulated.measures, simulated.queue
+    measures, num_known = simulated.measures, simulated.num_known
     num_open = sum(note.ended_s is None for note in measures.notes.values())
-    num_known = queue.depth + queue.num_running
     limit_s = scenario.checks.max_wait_with_room_s
     return [
         Check(
@@ -223,6 +262,8 @@ def format_report(report: Report) -> str:
         )
     if figures.recoveries:
         parts.append(_recovery_table(figures.recoveries))
+    if figures.outages:
+        parts.append(_outage_table(figures.outages))
     rows = [["holds" if check.holds else "FAILS", check.name, check.seen] for check in figures.checks]
     parts.append(format_table(("check", "", "seen"), rows))
     num_calls = sum(figures.script_calls.values())
@@ -278,6 +319,30 @@ def _recovery_table(recoveries: list[RecoveryFigures]) -> str:
             *map(_seconds, (one.claimed_p50_s, one.claimed_max_s, one.next_token_p50_s, one.next_token_max_s)),
         ]
         for one in recoveries
+    ]
+    return format_table(header, rows)
+
+
+def _outage_table(outages: list[OutageFigures]) -> str:
+    header = (
+        "shard away at",
+        "for",
+        "came meanwhile",
+        "of all",
+        "claimed after it p50",
+        "last",
+        "first token p50",
+        "last",
+    )
+    rows = [
+        [
+            f"{one.at_s:g} s",
+            f"{one.for_s:g} s",
+            str(one.num_requests),
+            f"{100 * one.share:.1f} %",
+            *map(_seconds, (one.claimed_p50_s, one.claimed_max_s, one.first_token_p50_s, one.first_token_max_s)),
+        ]
+        for one in outages
     ]
     return format_table(header, rows)
 

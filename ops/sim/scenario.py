@@ -18,6 +18,8 @@ from .shapes import Arrivals, Constant, Fixed, Lengths, check_at_least
 
 # Up to so many Redis keeps a hash in the order in which it was written, on which the order of what returns depends.
 MAX_SEQS = 512
+# Of engines and tenants that name none.
+MODEL = "simulated"
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +52,7 @@ class Engines(_Table, frozen=True, kw_only=True):
 
     Args:
         number: how many there are at the start.
+        model: which they serve.
         speed: of each of their steps.
         max_num_seqs: requests at once.
         kv_tokens: tokens of the KV cache.
@@ -58,6 +61,7 @@ class Engines(_Table, frozen=True, kw_only=True):
     """
 
     number: int
+    model: str = MODEL
     speed: Speed = Speed()
     max_num_seqs: int = 64
     kv_tokens: int = 200_000
@@ -79,6 +83,7 @@ class Tenants(_Table, frozen=True, kw_only=True):
 
     Args:
         name: of the group; a tenant is called ``NAME-i``, or ``NAME`` where there is one.
+        model: which they ask.
         band: of all their requests; empty for the queue's default.
         policy: weight and quotas of each.
         arrivals: of all of them together.
@@ -89,6 +94,7 @@ class Tenants(_Table, frozen=True, kw_only=True):
 
     name: str
     number: int = 1
+    model: str = MODEL
     band: str = ""
     policy: TenantPolicy = TenantPolicy()
     arrivals: Arrivals = Constant(per_s=0.0)
@@ -168,6 +174,26 @@ class Autoscaling(_Table, frozen=True, kw_only=True):
             check_at_least(name, getattr(self, name), 0.001)
 
 
+class Shard(_Table, frozen=True, kw_only=True):
+    """A Redis of its own with the queues of some models, which may die and come back with its data.
+
+    Args:
+        models: whose queues it holds.
+        away_at_s: when its primary dies; None if it does not.
+        away_for_s: until its replica has taken over.
+    """
+
+    models: list[str]
+    away_at_s: float | None = None
+    away_for_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise ValidationError("models of a shard must not be empty")
+        check_at_least("away_at_s", self.away_at_s or 0, 0)
+        check_at_least("away_for_s", self.away_for_s, 0.001)
+
+
 class Checks(_Table, frozen=True, kw_only=True):
     """What must hold: no request without a quota waits longer than this while one engine has room all the time."""
 
@@ -175,7 +201,10 @@ class Checks(_Table, frozen=True, kw_only=True):
 
 
 class Scenario(_Table, frozen=True, kw_only=True):
-    """All of it. ``round_trip_ms`` is between a wake, or the end of a request, and the claim that follows."""
+    """All of it. ``round_trip_ms`` is between a wake, or the end of a request, and the claim that follows.
+
+    Deaths by ``share`` befall the engines of each model, autoscaling the model of the first engines.
+    """
 
     duration_s: float
     engines: list[Engines]
@@ -185,20 +214,50 @@ class Scenario(_Table, frozen=True, kw_only=True):
     queue: QueuePolicy = QueuePolicy()
     deaths: list[Deaths] = []
     autoscaling: Autoscaling | None = None
+    shards: list[Shard] = []
     checks: Checks = Checks()
 
     def __post_init__(self) -> None:
         check_at_least("duration_s", self.duration_s, 0.001)
         check_at_least("round_trip_ms", self.round_trip_ms, 0.001)
-        for name in ("engines", "tenants"):
-            if not getattr(self, name):
-                raise ValidationError(f"a scenario needs a table [[{name}]]")
+        if not self.engines:
+            raise ValidationError("a scenario needs a table [[engines]]")
         names = [group.name for group in self.tenants]
         if len(set(names)) < len(names):
             raise ValidationError(f"the names of tenants must differ, got {', '.join(names)}")
+        self._check_models()
         for group in self.tenants:
             if group.band and group.band not in self.queue.bands:
                 raise ValidationError(f"band must be one of {', '.join(self.queue.bands)}, got {shown(group.band)}")
+
+    def _check_models(self) -> None:
+        for group in self.tenants:
+            if group.model not in self.models:
+                raise ValidationError(
+                    f"model must be one that engines serve ({', '.join(self.models)}), got {shown(group.model)}"
+                )
+        sharded = [model for shard in self.shards for model in shard.models]
+        if len(set(sharded)) < len(sharded):
+            raise ValidationError(f"each model is on one shard, got {', '.join(sharded)}")
+        if unknown := set(sharded) - set(self.models):
+            raise ValidationError(f"models of a shard must be served by engines, got {shown(min(unknown))}")
+        if len(self.models) > 1 and any(deaths.number for deaths in self.deaths):
+            raise ValidationError("deaths need a share, not a number, where there are several models")
+
+    @property
+    def models(self) -> list[str]:
+        """Those that engines serve, in order."""
+        return list(dict.fromkeys(kind.model for kind in self.engines))
+
+    def part(self, model: str) -> Scenario:
+        """What there is of one model."""
+        return msgspec.structs.replace(
+            self,
+            engines=[kind for kind in self.engines if kind.model == model],
+            tenants=[group for group in self.tenants if group.model == model],
+            autoscaling=self.autoscaling if model == self.engines[0].model else None,
+            shards=[msgspec.structs.replace(shard, models=[model]) for shard in self.shards if model in shard.models],
+        )
 
 
 def read_scenario(text: str) -> Scenario:
@@ -213,7 +272,10 @@ def read_scenario(text: str) -> Scenario:
         raise ConfigurationError(f"the scenario is no TOML: {error}") from error
     _check_keys(inspect.type_info(Scenario), tables, "")
     try:
-        return msgspec.convert(tables, Scenario)
+        scenario = msgspec.convert(tables, Scenario)
+        if not scenario.tenants:
+            raise ValidationError("a scenario needs a table [[tenants]]")
+        return scenario
     except (msgspec.ValidationError, ValidationError) as error:
         raise ConfigurationError(f"the scenario: {error}") from error
 

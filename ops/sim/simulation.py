@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import msgspec
+import simpy
 
-from ...shared.queue_stats import QueueStats
 from .clients import begin_clients
 from .fleet import Fleet
 from .measures import WINDOW_S, Measures, Sample
@@ -17,35 +18,50 @@ SAMPLE_EVERY_S = 0.25
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
-    """What a simulation has seen. ``queue`` is Redis's word at its end; ``wall_s`` is real time, all else virtual."""
+    """What a simulation has seen. ``num_known`` requests wait or run by Redis's word at its end; ``wall_s`` is real
+    time, all else virtual."""
 
     scenario: Scenario
     measures: Measures
-    queue: QueueStats
+    num_known: int
     num_calls: dict[str, int]
     wall_s: float
 
 
 def simulate(url: str, scenario: Scenario, namespace: str = "sim") -> Simulated:
-    """Simulate a scenario in an empty namespace of a Redis. The same scenario gives the same, but for ``wall_s``."""
+    """Simulate a scenario in an empty namespace of a Redis. The same scenario gives the same, but for ``wall_s``.
+
+    Models share a clock and nothing else, on whichever shards they are: one server holds them all here, since each of
+    its scripts takes no virtual time.
+    """
     started = time.perf_counter()
-    world = World(url, scenario, namespace)
+    env = simpy.Environment()
+    worlds: list[World] = []
     try:
-        fleet = Fleet(world)
-        fleet.begin()
-        begin_clients(world)
-        world.env.process(_sample_forever(world, fleet))
-        world.env.process(_weigh_forever(world))
-        world.env.run(until=scenario.duration_s)
+        for model in scenario.models:
+            worlds.append(World(url, scenario.part(model), namespace, env))
+            _begin(worlds[-1])
+        env.run(until=scenario.duration_s)
+        queues = [world.stats() for world in worlds]
+        calls = sum((Counter(world.connection.num_calls) for world in worlds), Counter())
         return Simulated(
             scenario=scenario,
-            measures=world.measures,
-            queue=world.do(world.queue.stats()),
-            num_calls=dict(sorted(world.connection.num_calls.items())),
+            measures=Measures.of_all([world.measures for world in worlds]),
+            num_known=sum(queue.depth + queue.num_running for queue in queues),
+            num_calls=dict(sorted(calls.items())),
             wall_s=time.perf_counter() - started,
         )
     finally:
-        world.close()
+        for world in worlds:
+            world.close()
+
+
+def _begin(world: World) -> None:
+    fleet = Fleet(world)
+    fleet.begin()
+    begin_clients(world)
+    world.env.process(_sample_forever(world, fleet))
+    world.env.process(_weigh_forever(world))
 
 
 def _sample_forever(world: World, fleet: Fleet) -> Process:
@@ -61,7 +77,7 @@ def _sample_forever(world: World, fleet: Fleet) -> Process:
                 num_wanted=fleet.num_wanted,
             )
         )
-        if (oldest := measures.oldest) is None:
+        if world.is_away or (oldest := measures.oldest) is None:
             with_room = []
         else:
             with_room = [engine.engine_id for engine in engines if engine.has_room_for(oldest)]

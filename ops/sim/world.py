@@ -8,31 +8,51 @@ from typing import Any, TypeVar
 import simpy
 
 from ...shared.broker import Broker, Queue
+from ...shared.errors import BrokerError
 from ...shared.keys import Keys
+from ...shared.queue_stats import QueueStats
 from .measures import Measures
 from .scenario import Scenario
 from .virtual_redis import EPOCH_US, VirtualConnection, run_now
 
 T = TypeVar("T")
 Process = Generator[simpy.Event, Any, None]
-MODEL = "simulated"
 EXPIRE_EVERY_S = 0.1
 
 
 class World:
-    """A Redis of its own, seen by a virtual clock. ``do`` is how anybody in it talks to Redis."""
+    """One model and its queue in a Redis, seen by a virtual clock. ``do`` is how anybody in it talks to Redis.
 
-    def __init__(self, url: str, scenario: Scenario, namespace: str) -> None:
+    Args:
+        scenario: the part of this model.
+        env: whose clock it is.
+    """
+
+    def __init__(self, url: str, scenario: Scenario, namespace: str, env: simpy.Environment) -> None:
         self.scenario = scenario
         self.round_trip_s = scenario.round_trip_ms / 1000
-        self.env = simpy.Environment()
-        self.keys = Keys(namespace).model(MODEL)
+        self.env = env
+        self.keys = Keys(namespace).model(scenario.engines[0].model)
         self.connection = VirtualConnection(url, self.keys)
         self.broker = Broker(self.connection, self.keys)
         self.queue = Queue(self.connection, self.keys)
         self.measures = Measures()
         self._listeners: dict[str, Callable[[], None]] = {}
+        self._back: simpy.Event | None = None
         self.env.process(self._expire_forever())
+        for shard in scenario.shards:
+            if shard.away_at_s is not None:
+                self.env.process(self._go_away(shard.away_at_s, shard.away_for_s))
+
+    @property
+    def is_away(self) -> bool:
+        """Whether its Redis answers nobody."""
+        return self._back is not None
+
+    def redis(self) -> Process:
+        """Return when Redis answers: at once, mostly."""
+        while self._back is not None:
+            yield self._back
 
     def listen(self, channel: str, callback: Callable[[], None] | None) -> None:
         """Call ``callback`` whenever something is published to ``channel``; None: nobody listens any more."""
@@ -42,7 +62,14 @@ class World:
             self._listeners[channel] = callback
 
     def do(self, call: Coroutine[Any, Any, T]) -> T:
-        """Carry out a call of ``broker`` or ``queue`` now, and tell who listens to what it has published."""
+        """Carry out a call of ``broker`` or ``queue`` now, and tell who listens to what it has published.
+
+        Raises:
+            BrokerError: Redis is away; wait for ``redis`` first.
+        """
+        if self.is_away:
+            call.close()
+            raise BrokerError("a part of the simulator called a Redis that is away")
         self._set_clock()
         reply = run_now(call)
         channels, self.connection.published = self.connection.published, []
@@ -51,11 +78,23 @@ class World:
                 callback()
         return reply
 
+    def stats(self) -> QueueStats:
+        """What Redis says at the end, be it away or not."""
+        self._back = None
+        return self.do(self.queue.stats())
+
     def close(self) -> None:
         run_now(self.connection.close())
 
     def _set_clock(self) -> None:
         self.connection.now_us = EPOCH_US + round(self.env.now * 1e6)
+
+    def _go_away(self, at_s: float, for_s: float) -> Process:
+        yield self.env.timeout(at_s)
+        back = self._back = self.env.event()
+        yield self.env.timeout(for_s)
+        self._back = None
+        back.succeed()
 
     def _expire_forever(self) -> Process:
         while True:

@@ -70,14 +70,17 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wave(msgspec.Struct, frozen=True):
-    """What one claim got. After ``retry_ms`` there may be more without a wake; -1 if nothing is known of."""
+    """What one claim got. After ``retry_ms`` there may be more without a wake; -1 if nothing is known of.
+
+    It took all there was or all that there was room for. What comes after it wakes an engine with room.
+    """
 
     claims: list[Claim]
     retry_ms: int = -1
 
     @property
     def wait_s(self) -> float:
-        """How long an engine that got nothing waits for a wake before it looks by itself."""
+        """How long the engine waits for a wake, or an end of its own, before it looks by itself."""
         return IDLE_POLL_S if self.retry_ms < 0 else min(IDLE_POLL_S, self.retry_ms / 1000)
 
 

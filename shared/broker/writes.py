@@ -14,6 +14,9 @@ from ..request_state import RequestState
 # Verdicts of append and finish.
 REFUSED, WRITTEN, REPEATED = 0, 1, 2
 
+# How many arguments each record of a call has; the first three are request, epoch and the index of its first token.
+NUM_WRITE_ARGS = {"append": 5, "finish": 7, "end_segment": 8}
+
 _STATE_OF = {
     FinishReason.ERROR: RequestState.FAILED,
     FinishReason.CANCELLED: RequestState.CANCELLED,

@@ -40,9 +40,19 @@ def source_of(page: Path) -> str:
     return "async def page(client):\n" + "\n".join(f"    {line}" for line in lines)
 
 
-PROSE = ("README", "commands", "configuration", "failures", "figures", "logs", "models", "simulator")
+PROSE = (
+    "README",
+    "commands",
+    "configuration",
+    "failures",
+    "figures",
+    "logs",
+    "models",
+    "operating/scale",
+    "simulator",
+)
 WITHOUT_EXAMPLES = {GUIDE / f"{name}.md" for name in PROSE}
-PAGES = sorted({*GUIDE.glob("*.md")} - WITHOUT_EXAMPLES - {*BY_BLOCK})
+PAGES = sorted({*GUIDE.rglob("*.md")} - WITHOUT_EXAMPLES - {*BY_BLOCK})
 
 
 @pytest.fixture(scope="module")

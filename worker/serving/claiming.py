@@ -105,9 +105,9 @@ class ClaimLoop:
             self._wake.clear()
             async with self._claiming:
                 wave = await self._claim(ready)
-                for claim in wave.claims:
-                    await self._admit(claim, intake)
-            if not wave.claims and not self._is_stopping:
+                num_admitted = sum([await self._admit(claim, intake) for claim in wave.claims])
+            # One that was refused has left room of which Redis knows nothing.
+            if num_admitted == len(wave.claims) and not self._is_stopping:
                 try:
                     async with asyncio.timeout(wave.wait_s):
                         await self._wake.wait()
@@ -149,8 +149,8 @@ class ClaimLoop:
         if num_released:
             log.warning("unknown_requests_handed_back", num_requests=num_released)
 
-    async def _admit(self, claim: Claim, intake: Intake) -> None:
-        """Hand a claimed request to the core, or its error to its caller."""
+    async def _admit(self, claim: Claim, intake: Intake) -> bool:
+        """Hand a claimed request to the core, or its error to its caller; returns whether the core has it."""
         try:
             segment = await self._segment(claim, intake)
             kind = SegmentGeneration if segment.request.resumable else Generation
@@ -159,11 +159,11 @@ class ClaimLoop:
             log.warning("request_undecodable", **ids_of(claim), error=str(error))
             cause = DeathCause(engine_id=self._engine_id, reason=str(error))
             await self._broker.park(claim, cause, error.code, str(error))
-            return
+            return False
         except PenstockError as error:
             log.warning("request_refused", **ids_of(claim), code=error.code, error=str(error))
             self._refuse(claim, RequestError(error.code, str(error), error.retryable))
-            return
+            return False
         log.debug("request_claimed", **generation.ids, num_deliveries=claim.attempt)
         older = self._live.add(generation)
         if older is not None:
@@ -179,6 +179,7 @@ class ClaimLoop:
                 output_token_ids=segment.output_token_ids or None,
             )
         )
+        return True
 
     async def _segment(self, claim: Claim, intake: Intake) -> Segment:
         """Return what is to be generated under a claim; a request that is not resumable has one segment."""

@@ -66,11 +66,6 @@ local function pass_by(band, tenant)
   return true
 end
 
-local function has_equal_part(tenant)
-  local num_sharing = redis.call('SCARD', prefix .. 'active') + 1 -- with one who comes in a moment
-  return num_started(prefix, tenant) * num_sharing >= limit + held
-end
-
 -- The band of which the engine takes only what is warm for it any more, the rest being left to others for a moment.
 local own_only
 
@@ -86,7 +81,7 @@ local function advance()
     return true
   end
   if own_only and own_only ~= band then return false end
-  if num_taken >= most_for_all and has_equal_part(tenant) then return pass_by(band, tenant) end
+  if num_taken >= most_for_all and has_equal_part(prefix, tenant, limit + held) then return pass_by(band, tenant) end
   local id, payload, request, is_own = head_request(band, tenant)
   if not id then return true end
   if warmth then
@@ -115,8 +110,13 @@ local function advance()
   return not reserve() and pass_by(band, tenant)
 end
 
-for _ = 1, limit + MAX_LOOKS do
-  if num_taken >= limit or not advance() then break end
+local num_looks = 0
+while num_taken < limit and advance() do
+  num_looks = num_looks + 1
+  if num_looks == limit + MAX_LOOKS then
+    retry_in(0)
+    break
+  end
 end
 
 local clocks = {}

@@ -7,7 +7,7 @@
 -- expires_in_ms, waited_ms}. alone_until is -1, or the number of output tokens before which the engine is to take no
 -- other request: this one may have killed its last engine. kv_tokens is what it is reckoned to take of the cache;
 -- expires_in_ms is -1 without a deadline; waited_ms is the time since it entered its lane. retry_ms says when more may
--- be had without a wake; -1 if nothing is known of.
+-- be had without a wake, 0 if this claim has only looked at a part of what waits; -1 if nothing is known of.
 local prefix, engine, limit, held = ARGV[1], ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5])
 local kv_tokens, held_kv_tokens = tonumber(ARGV[6]), tonumber(ARGV[7])
 local now, queue = now_ms(), prefix .. 'queue'
@@ -18,7 +18,6 @@ local PATIENCE_MS, RESERVED_TTL_MS = 100, 10000
 local MAX_SKIPPED_LANES, MAX_LOOKS = 8, 200
 -- Who finds no end of lanes that are left to others comes back soon: they are for the moment only that a wake takes.
 local CROWDED_MS = 10
-local SHARED_FOR_MS = 60000
 -- Expected of a model that has not ended a request yet.
 local OUTPUT_TOKENS = 256
 redis.call('ZADD', prefix .. 'leases', now + tonumber(ARGV[3]), engine)
@@ -27,10 +26,8 @@ local totals = fields(queue, 'paused', 'mean_output', 'shared_at', 'warm')
 if totals.paused then return {wave, retry_ms} end
 local mean_output = math.ceil(amount(totals.mean_output or OUTPUT_TOKENS))
 
--- While tenants share the model, or did so lately, the last sequences are kept for those that have less than an equal
--- part of the engine: a full one would make them wait for the end of somebody else's request first.
-local is_shared = totals.shared_at and now - tonumber(totals.shared_at) < SHARED_FOR_MS
-local most_for_all = limit - (is_shared and tonumber(ARGV[8]) or 0)
+local num_kept = tonumber(ARGV[8])
+local most_for_all = limit - (is_shared(totals.shared_at) and num_kept or 0)
 
 local function retry_in(ms)
   if retry_ms < 0 or ms < retry_ms then retry_ms = ms end
@@ -138,7 +135,7 @@ end
 -- takes_more: whether it is to be told of what comes. One that runs a suspect, or empties itself for one, is not.
 local function reply(takes_more)
   set_room(prefix, engine, room())
-  if takes_more and num_taken < limit then set_vacant(prefix, engine, room()) end
+  if takes_more and num_taken < limit then set_vacant(prefix, engine, room(), num_kept) end
   return {wave, retry_ms}
 end
 

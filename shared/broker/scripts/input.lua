@@ -19,5 +19,5 @@ local function resume(prefix, key, id)
   redis.call('RPUSH', prefix .. 'returned', id)
   local digests = redis.call('HGET', key, 'digests')
   local engine = digests and attempt('GET', prefix .. 'warm:' .. string.match(digests, '%S*$'))
-  wake_engines(prefix, 1, engine and {[engine] = 1})
+  wake_engines(prefix, 1, nil, engine and {[engine] = 1})
 end

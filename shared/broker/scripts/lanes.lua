@@ -84,6 +84,16 @@ local function enter_lane(prefix, id, payload, tenant, band, tokens, deadline, r
     'tenant', tenant, 'band', band, unpack(record))
 end
 
+-- Of what has entered, how many may have a sequence that an engine of so many keeps for tenants with few.
+local function num_entered_for_kept(prefix, num_seqs)
+  if not is_shared(redis.call('HGET', prefix .. 'queue', 'shared_at')) then return math.huge end
+  local number = 0
+  for _, of in pairs(entered) do
+    if not has_equal_part(prefix, of.tenant, num_seqs) then number = number + of.depth end
+  end
+  return number
+end
+
 -- Count what has entered lanes; once for each lane, however many requests. preferred is as of wake_engines.
 local function note_entered(prefix, preferred)
   local num_entered = 0
@@ -103,7 +113,8 @@ local function note_entered(prefix, preferred)
       end
     end
   end
-  wake_engines(prefix, num_entered, preferred)
+  local function num_for_kept(num_seqs) return num_entered_for_kept(prefix, num_seqs) end
+  wake_engines(prefix, num_entered, num_for_kept, preferred)
 end
 
 -- Set what is counted of a lane; the sums of all follow.

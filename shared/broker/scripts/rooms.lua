@@ -4,6 +4,7 @@
 -- those spoken for. "queue" has their number and sums, changed by differences, so that no claim reads the rooms of all.
 -- vacant has the engines whose last claim left room, by how full they are. What comes wakes as many of them as it brings
 -- requests, the emptiest first, and takes them out; their next claim puts them in again (join-idle-queue, Lu et al. 2011).
+-- Those of which only sequences for tenants that have few are free come last, by so much, and are woken for these alone.
 -- A wake may be lost with an engine of whose death nobody knows yet: the next look of a reaper wakes another one.
 
 local ROOM_FIELDS = {'seqs', 'held_seqs', 'tokens', 'held_tokens'}
@@ -22,22 +23,48 @@ local function write_room(room)
   return string.format('%.0f %.0f %.0f %.0f', room.seqs, room.held_seqs, room.tokens, room.held_tokens)
 end
 
--- Tell as many engines with room as there are requests. While the model is paused there is nothing to claim. preferred
--- has the engines that are told first, where they have room, and for how many of the requests.
-local function wake_engines(prefix, num_requests, preferred)
+local ONLY_KEPT = 1000
+
+-- Tell as many engines with room as there are requests. While the model is paused there is nothing to claim.
+-- num_for_kept says how many of the requests may have a sequence that an engine of so many keeps; all, if it is absent.
+-- preferred has the engines that are told first, where they have room, and for how many of the requests.
+local MAX_PASSED_BY = 8 -- engines are mostly alike: what these do not want, hardly another one does
+local function wake_engines(prefix, num_requests, num_for_kept, preferred)
   if num_requests < 1 or redis.call('HEXISTS', prefix .. 'queue', 'paused') == 1 then return end
-  local vacant, first, num_wanted = prefix .. 'vacant', next(preferred or {})
-  while first or num_requests > 0 do
-    local engine = first or redis.call('ZPOPMIN', vacant)[1]
-    if not engine then return end
-    local has_room = not first or redis.call('ZREM', vacant, first) == 1
-    local lease = has_room and redis.call('ZSCORE', prefix .. 'leases', engine)
-    if lease and tonumber(lease) > now_ms() then
-      redis.call('PUBLISH', prefix .. 'engine:' .. engine .. ':wake', '')
-      num_requests = num_requests - (num_wanted or 1)
-    end
-    if first then first, num_wanted = next(preferred, first) end
+  local vacant, num_woken, num_kept_woken, passed_by = prefix .. 'vacant', 0, 0, {}
+  local function is_wanted(engine, fullness)
+    if not num_for_kept or fullness < ONLY_KEPT then return true end
+    local room = read_room(redis.call('HGET', prefix .. 'rooms', engine))
+    if room and num_kept_woken >= num_for_kept(room.seqs) then return false end
+    num_kept_woken = num_kept_woken + 1
+    return true
   end
+  local function lives(engine)
+    local lease = redis.call('ZSCORE', prefix .. 'leases', engine)
+    return lease and tonumber(lease) > now_ms()
+  end
+  for engine, num_wanted in pairs(preferred or {}) do
+    local fullness = lives(engine) and redis.call('ZSCORE', vacant, engine)
+    if fullness and is_wanted(engine, tonumber(fullness)) then
+      redis.call('ZREM', vacant, engine)
+      redis.call('PUBLISH', prefix .. 'engine:' .. engine .. ':wake', '')
+      num_woken = num_woken + num_wanted
+    end
+  end
+  while num_woken < num_requests and #passed_by < 2 * MAX_PASSED_BY do
+    local engine, fullness = unpack(redis.call('ZPOPMIN', vacant))
+    if not engine then break end
+    if lives(engine) then
+      if is_wanted(engine, tonumber(fullness)) then
+        redis.call('PUBLISH', prefix .. 'engine:' .. engine .. ':wake', '')
+        num_woken = num_woken + 1
+      else
+        passed_by[#passed_by + 1] = fullness
+        passed_by[#passed_by + 1] = engine
+      end
+    end
+  end
+  if #passed_by > 0 then redis.call('ZADD', vacant, unpack(passed_by)) end
 end
 
 -- Note an engine's room. nil takes it away: it claims no more, is woken no more, and others are for what is warm for it.
@@ -59,9 +86,10 @@ local function set_room(prefix, engine, room)
   end
 end
 
--- Note that an engine has room, and how full it is.
-local function set_vacant(prefix, engine, room)
+-- Note that an engine has room, and how full it is. num_kept of its sequences are for tenants that have few.
+local function set_vacant(prefix, engine, room, num_kept)
   local fullness = math.max(room.held_seqs / room.seqs, room.held_tokens / math.max(1, room.tokens))
+  if room.seqs - room.held_seqs <= num_kept then fullness = fullness + ONLY_KEPT end
   redis.call('ZADD', prefix .. 'vacant', fullness, engine)
 end
 

@@ -120,6 +120,17 @@ local function num_started(prefix, tenant)
   return count_of(redis.call('HGET', prefix .. 'tenant:' .. tenant, 'num_started'))
 end
 
+-- Tenants share the model while several have requests, and for a moment after: the last sequences of engines are kept then
+-- for those that have less than an equal part of an engine. A full one would make them wait for somebody else's end first.
+local SHARED_FOR_MS = 60000
+local function is_shared(shared_at) return shared_at and now_ms() - tonumber(shared_at) < SHARED_FOR_MS end
+
+-- Whether a tenant has an equal part of an engine with so many sequences.
+local function has_equal_part(prefix, tenant, num_seqs)
+  local num_sharing = redis.call('SCARD', prefix .. 'active') + 1 -- with one who comes in a moment
+  return num_started(prefix, tenant) * num_sharing >= num_seqs
+end
+
 -- The ms from which on a tenant may start a request; 0 if it may now, infinity if one of its own has to end first.
 local function may_start_at(prefix, tenant)
   local of = tenant_policy(prefix, tenant)

@@ -42,8 +42,11 @@ if totals.warm then
     local lease = redis.call('ZSCORE', prefix .. 'leases', warm)
     local its = read_room(redis.call('HGET', prefix .. 'rooms', warm))
     if not (lease and tonumber(lease) > now and its) or redis.call('GET', prefix .. 'ward') == warm then return nil end
+    local num_free = its.seqs - its.held_seqs
+    local is_for_few = num_free <= num_kept and is_shared(totals.shared_at)
+    if num_free <= 0 or is_for_few and has_equal_part(prefix, request.tenant, its.seqs) then return nil end
     local has_cache = its.held_seqs == 0 or its.held_tokens + kv_tokens <= its.tokens
-    return its.held_seqs < its.seqs and has_cache and not is_too_full(all, its) and ms or nil
+    return has_cache and not is_too_full(all, its) and ms or nil
   end
 
   -- The first of a lane's that is this engine's and may go in front of its head, as {entry, number}; each is given once.

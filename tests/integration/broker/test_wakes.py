@@ -100,6 +100,41 @@ async def test_a_wake_goes_by_engines_whose_lease_has_ended(
     assert await woken() == ["e1"]
 
 
+async def fill_up_to_what_is_kept(broker: Broker) -> None:
+    """Two of e0's eight sequences are free: for "small", which has less than an equal part, not for "flood"."""
+    await enqueue(broker, "s0", tenant="small", num_prompt_tokens=1)
+    await enqueue(broker, *(f"f{number}" for number in range(5)), tenant="flood", num_prompt_tokens=1)
+    wave = await broker.claim("e0", Room(max_num_seqs=8, num_kept_seqs=2))
+    assert len(wave.claims) == 6
+
+
+async def test_for_kept_sequences_only_those_are_woken_for_that_have_few(broker: Broker, woken: Woken) -> None:
+    await fill_up_to_what_is_kept(broker)
+    await enqueue(broker, "f6", tenant="flood")
+    assert await woken() == []
+    await enqueue(broker, "s1", tenant="small")
+    assert await woken() == ["e0"]
+
+
+async def test_who_has_room_for_all_is_woken_before_who_has_kept_sequences(broker: Broker, woken: Woken) -> None:
+    await fill_up_to_what_is_kept(broker)
+    await look(broker, "e1", held=9)
+    await enqueue(broker, "s1", "s2", tenant="small")
+    assert await woken() == ["e1", "e0"]
+
+
+async def test_when_nothing_is_kept_any_more_all_are_woken_for(
+    broker: Broker, woken: Woken, commands: CommandConnection
+) -> None:
+    await fill_up_to_what_is_kept(broker)
+    queue = broker.keys.prefix + "queue"
+    shared_at = int(await commands.execute("HGET", queue, "shared_at"))
+    await broker.cancel("s0")
+    await commands.execute("HSET", queue, "shared_at", shared_at - 60_000)
+    await enqueue(broker, "f6", tenant="flood")
+    assert await woken() == ["e0"]
+
+
 async def test_while_the_model_is_paused_nobody_is_woken_and_then_all_are(
     broker: Broker, queue: Queue, subscriber: Subscriber, woken: Woken
 ) -> None:

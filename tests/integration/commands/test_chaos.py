@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from penstock.ops.chaos.load import run_load
+from penstock.ops.chaos.owners import Owners
 from penstock.ops.chaos.verdict import judge
 from penstock.ops.chaos.workload import make_requests
 from penstock.ops.recovery_clock import RecoveryClock
@@ -43,6 +44,6 @@ async def test_a_run_in_which_all_hang_has_an_end(url: str) -> None:
             go_on=lambda number: True,
             patience_s=1.0,
         )
-    verdict = judge(result.sightings, result.sightings, num_kills=1)
+    verdict = judge(result.sightings, result.sightings, Owners(num_records=1), num_kills=1)
     assert verdict.lost == verdict.num_requests == 2
     assert not verdict.is_clean

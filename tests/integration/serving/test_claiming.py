@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from penstock.shared.broker import Broker, Room
+from penstock.shared.broker import Broker, Room, Wave
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.messages import EngineCoreRequest, Ready
@@ -28,6 +28,17 @@ from penstock.worker.text.tokenizer import TextCodec
 from penstock.worker.worker_config import WorkerConfig
 
 CONFIG = WorkerConfig(worker_id="e", engine_id="e0", redis_url="", engine=EngineConfig(model="m"), lease_ttl_s=600)
+
+
+class CountingBroker(Broker):
+    """Counts the claims that it was asked for."""
+
+    num_claims = 0
+
+    async def claim(self, *args: Any, **options: Any) -> Wave:
+        """As it always does."""
+        self.num_claims += 1
+        return await super().claim(*args, **options)
 
 
 class Core:
@@ -113,3 +124,29 @@ async def test_a_claim_whose_reply_was_lost_is_handed_back(broker: Broker, codec
     # What it knew of all the time stayed where it was.
     held = {RunningGenerations.core_id(*claim) for claim in await broker.claims("e0")}
     assert held == {first, second}
+
+
+async def test_a_wave_that_is_not_full_is_all_there_is(
+    commands: CommandConnection, namespace: str, codec: TextCodec, ready: Ready
+) -> None:
+    broker = CountingBroker(commands, Keys(namespace).model("m"))
+    await enqueue(broker, "a")
+    async with claiming(broker, codec, ready) as (loop, core), asyncio.timeout(60):
+        await core.request_ids.get()
+        await broker.claims("e0")  # what was sent before is answered
+        await enqueue(broker, "b")
+        loop.wake()
+        await core.request_ids.get()
+    assert broker.num_claims == 2
+
+
+async def test_after_requests_that_are_wrong_it_looks_again(
+    broker: Broker, codec: TextCodec, ready: Ready, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis counts the wrong ones as held, and would wake nobody for what follows them."""
+    monkeypatch.setattr("penstock.shared.broker.broker.IDLE_POLL_S", 600.0)
+    for number in range(8):
+        await broker.enqueue(f"wrong{number}", b"no request", result_ttl_ms=60_000)
+    await enqueue(broker, "a")
+    async with claiming(broker, codec, ready) as (_, core), asyncio.timeout(60):
+        assert (await core.request_ids.get()).startswith("a#")

@@ -17,6 +17,7 @@ from penstock.ops.sim.scenario import (
     Deaths,
     Engines,
     Scenario,
+    Shard,
     Speed,
     Tenants,
 )
@@ -184,4 +185,38 @@ def test_a_scenario_is_compared_with_real_time(tmp_path: Path, capsys: pytest.Ca
     assert float(rows["total_p50_s"][0]) > 0
     file.write_text(TEXT)
     assert main(["sim", "compare", str(file)]) == 1
-    assert "without deaths and autoscaling" in capsys.readouterr().err
+    assert "without deaths, autoscaling and shards" in capsys.readouterr().err
+
+
+def test_while_a_shard_is_away_its_models_wait_and_no_others(redis_url: str, namespace: str) -> None:
+    """What comes meanwhile is claimed once it is back; what runs goes on, and its end is told then."""
+    engines = [msgspec.structs.replace(ENGINES, model=model) for model in ("here", "there")]
+    calm = msgspec.structs.replace(BUSY, arrivals=Constant(per_s=5))
+    tenants = [msgspec.structs.replace(calm, name=model, model=model) for model in ("here", "there")]
+    shards = [Shard(models=["here"], away_at_s=8, away_for_s=4), Shard(models=["there"])]
+    simulated = simulate(redis_url, scenario(engines=engines, tenants=tenants, shards=shards), namespace)
+    figures = figures_of(simulated)
+    notes = {
+        model: [note for note in simulated.measures.notes.values() if note.group.model == model]
+        for model in ("here", "there")
+    }
+    assert not [note for note in notes["here"] if 8 < (note.claimed_s or 0) < 12 or 8 < (note.ended_s or 0) < 12]
+    assert [note for note in notes["there"] if 8 < (note.claimed_s or 0) < 12]
+    assert [note for note in notes["here"] if note.claimed_s is not None and note.claimed_s < 8 and note.ended_s == 12]
+    (outage,) = figures.outages
+    assert outage.num_requests == sum(8 <= note.arrived_s < 12 for note in notes["here"]) > 0
+    assert 0.3 < outage.share < 0.7
+    assert (outage.claimed_p50_s or 0) < 2
+    here, there = figures.groups
+    assert (here.wait_p99_s or 0) > 3 > 1 > (there.wait_p99_s or 0)
+
+
+def test_engines_that_die_while_their_shard_is_away_are_found_after_it(redis_url: str, namespace: str) -> None:
+    of = scenario(
+        duration_s=40.0,
+        shards=[Shard(models=["simulated"], away_at_s=10, away_for_s=4)],
+        deaths=[Deaths(at_s=12, share=0.34, kind=DeathKind.PROCESS), Deaths(at_s=12, share=0.34)],
+    )
+    figures = figures_of(simulate(redis_url, of, namespace))
+    assert [loss.num_gone_on for loss in figures.recoveries] == [loss.num_requests for loss in figures.recoveries]
+    assert all((loss.claimed_p50_s or 0) >= 2 for loss in figures.recoveries)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.ops.chaos.load import Sighting
+from penstock.ops.chaos.owners import Owners
 from penstock.ops.chaos.verdict import judge
 from penstock.ops.chaos.workload import ChaosRequest
 from penstock.producer import SamplingParams
@@ -17,25 +18,44 @@ def sighting(tokens: list[int], *ends: str, is_gone: bool = False, error: str = 
     return Sighting(REQUEST, "r", indexes, tokens, "".join(map(chr, tokens)), list(ends), error, is_gone)
 
 
+OWNERS = Owners(num_records=1)
 WHOLE = sighting([65, 66, 67], "length")
 CUT = sighting([65, 66])
 
 
 def test_a_run_in_which_nothing_was_killed_is_not_clean() -> None:
-    assert judge([WHOLE], [WHOLE], num_kills=1).is_clean
-    assert not judge([WHOLE], [WHOLE], num_kills=0).is_clean
+    assert judge([WHOLE], [WHOLE], OWNERS, num_kills=1).is_clean
+    nothing = judge([WHOLE], [WHOLE], OWNERS, num_kills=0)
+    assert (nothing.is_clean, nothing.shows_nothing) == (False, "nothing was killed")
+
+
+def test_nor_is_one_in_which_what_was_asked_for_did_not_happen() -> None:
+    verdict = judge([WHOLE], [WHOLE], OWNERS, num_kills=3, missing=["kill primary"])
+    assert (verdict.is_clean, verdict.shows_nothing) == (False, "this never happened: kill primary")
+
+
+def test_nor_is_one_that_nobody_watched() -> None:
+    assert not judge([WHOLE], [WHOLE], Owners(), num_kills=3).is_clean
+
+
+def test_two_owners_are_harm_though_all_that_was_seen_is_right() -> None:
+    owners = Owners()
+    owners.claimed("r", 2, "B")
+    owners.wrote("r", 1, 0, 1)
+    verdict = judge([WHOLE], [WHOLE], owners, num_kills=1)
+    assert (verdict.is_clean, verdict.two_owners, verdict.examples) == (False, 1, owners.harms)
 
 
 def test_what_redis_lost_is_harm_unless_it_was_made_to_lose_it() -> None:
     gone = sighting([65, 66], is_gone=True)
-    assert judge([WHOLE], [gone], num_kills=1).lost == 1
-    excused = judge([WHOLE], [WHOLE, gone], num_kills=1, loses_data=True)
+    assert judge([WHOLE], [gone], OWNERS, num_kills=1).lost == 1
+    excused = judge([WHOLE], [WHOLE, gone], OWNERS, num_kills=1, loses_data=True)
     assert (excused.is_clean, excused.num_gone) == (True, 1)
     # What it saw must be right all the same, and a stream without an end is never excused.
-    assert judge([WHOLE], [sighting([65, 67], is_gone=True)], num_kills=1, loses_data=True).different == 1
-    assert judge([WHOLE], [CUT], num_kills=1, loses_data=True).lost == 1
+    assert judge([WHOLE], [sighting([65, 67], is_gone=True)], OWNERS, num_kills=1, loses_data=True).different == 1
+    assert judge([WHOLE], [CUT], OWNERS, num_kills=1, loses_data=True).lost == 1
     # If all is gone, nothing was shown.
-    assert not judge([WHOLE], [gone], num_kills=1, loses_data=True).is_clean
+    assert not judge([WHOLE], [gone], OWNERS, num_kills=1, loses_data=True).is_clean
 
 
 @pytest.mark.parametrize(
@@ -48,6 +68,6 @@ def test_what_redis_lost_is_harm_unless_it_was_made_to_lose_it() -> None:
     ],
 )
 def test_harms(seen: Sighting, harm: str) -> None:
-    verdict = judge([WHOLE], [seen], num_kills=1)
+    verdict = judge([WHOLE], [seen], OWNERS, num_kills=1)
     assert getattr(verdict, harm) == 1
     assert not verdict.is_clean

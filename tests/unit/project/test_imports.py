@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
@@ -11,6 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+# One process reads every file once.
+pytestmark = pytest.mark.xdist_group("sources")
 
 ROOT = Path(__file__).parents[3]
 PARTS = ("producer", "worker", "kernels", "shared", "ops")
@@ -31,6 +35,12 @@ def sources(part: str) -> list[Path]:
     return sorted((ROOT / part).rglob("*.py"))
 
 
+@functools.cache
+def import_statements(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
+
+
 def imported(path: Path, *, with_names: bool = False) -> set[str]:
     """Names of the modules a file imports, relative ones spelled out from the root folder.
 
@@ -39,10 +49,10 @@ def imported(path: Path, *, with_names: bool = False) -> set[str]:
     """
     here = path.relative_to(ROOT).parent.parts
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = [*here[: len(here) - node.level + 1]] if node.level else []
             module = [*base, *([node.module] if node.module else [])]
             names |= {".".join([*module, alias.name] if with_names else module) for alias in node.names}

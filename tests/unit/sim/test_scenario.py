@@ -60,6 +60,13 @@ def test_there_are_scenarios() -> None:
         ('band = "bacth"', "band must be one of interactive, standard, batch, got 'bacth'"),
         ('prompt = {shape = "uniform", least = 9, most = 3}', "least must be at most 3"),
         ('arrivals = {shape = "wave"}', "Invalid value 'wave'"),
+        ('model = "other"', "model must be one that engines serve (simulated), got 'other'"),
+        ('[[shards]]\nmodels = ["other"]', "models of a shard must be served by engines, got 'other'"),
+        ('[[shards]]\nmodels = ["simulated", "simulated"]', "each model is on one shard"),
+        (
+            '[[engines]]\nmodel = "b"\nnumber = 1\n[[deaths]]\nat_s = 1\nnumber = 1',
+            "not a number, where there are several",
+        ),
         ("[[deaths]]\nat_s = 1", "deaths need one of share and number"),
         ("[autoscaling]\nleast = 3\nmost = 2\nwanted_wait_s = 1", "least must be from 1 to most"),
         ('[[tenants]]\nname = "one"', "the names of tenants must differ"),
