@@ -101,6 +101,7 @@ local function advance()
   if not is_own and (own_only or age < PATIENCE_MS and has_its_part(all, room(), mean_wanted)) then
     retry_in(math.max(1, PATIENCE_MS - age))
     own_only = band
+    if request.warm == engine then wake_engines(prefix, 1) end -- this one was woken for it, being too full as it is
     return warmth ~= nil and warmth.num_own > 0 and pass_by(band, tenant)
   end
   if fits(wanted) then

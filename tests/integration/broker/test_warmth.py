@@ -305,11 +305,16 @@ async def test_what_is_left_to_others_is_passed_by_for_nothing_of_a_lower_band(b
 
 
 @pytest.mark.parametrize("leave_for_ms", [60_000], indirect=True)
-async def test_an_engine_that_holds_much_more_than_its_part_leaves_its_own_as_well(broker: Broker) -> None:
+async def test_an_engine_that_holds_much_more_than_its_part_leaves_its_own_as_well(
+    broker: Broker, woken: Woken
+) -> None:
     await converse(broker, "e1")
     await look(broker, "e1", held=9)
+    await woken()
     await enqueue(broker, "second", **turn(2))
+    assert await woken() == ["e1"]
     assert await ids(broker, "e1", 1, num_held=9) == []
+    assert await woken() in (["e0"], ["e2"])
     assert await ids(broker, "e0") == ["second"]
 
 
