@@ -17,7 +17,7 @@ except ImportError:
     hiredis_pack = None
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import OutOfMemoryError, ReadOnlyError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .errors import RedisFullError, RedisUnavailableError
@@ -30,6 +30,9 @@ FULL_PAUSE_S = 0.25
 # For who is told that Redis is full.
 FULL_RETRY_AFTER_S = 1.0
 WARN_EVERY_S = 5.0
+
+# Begins the mark of a shard to which a model's keys are on their way.
+MOVING = "*"
 
 LOST = (RedisConnectionError, RedisTimeoutError, OSError, asyncio.IncompleteReadError)
 
@@ -65,6 +68,15 @@ def is_read_only(error: Exception) -> bool:
 def tells_of_fullness(error: Exception) -> bool:
     """Whether a reply says that the server has no memory for a write. A script is refused at its first write."""
     return isinstance(error, OutOfMemoryError) or _FULL.search(str(error)) is not None
+
+
+def told_place(error: Exception) -> str | None:
+    """What a script says of where the keys of its model are, if they are not on the server that was asked.
+
+    The name of a shard; or ``MOVING`` and a token, while they are on their way to this one.
+    """
+    code, _, place = str(error).partition(" ")
+    return place if code == "ELSEWHERE" and isinstance(error, ResponseError) else None
 
 
 def full_error(url: str, error: Exception) -> RedisFullError:

@@ -57,6 +57,7 @@ class Subscriber:
         self._outage = Outage(url, "subscriptions")
         self._connection: AbstractConnection | None = None
         self._subscriptions: dict[bytes, list[Subscription]] = {}
+        self._confirmed: set[bytes] = set()
         self._outbox: list[bytes] = []
         self._has_output = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -75,23 +76,31 @@ class Subscriber:
             raise RedisUnavailableError(f"Redis at {mask_url(self._url)} does not answer ({error})") from error
         self._task = asyncio.create_task(self._run())
 
+    def start(self) -> None:
+        """Connect in the background, as often as it takes; doing it twice does nothing."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+
     async def subscribe(
         self, channel: str, on_message: Callable[[bytes], None], on_restored: Callable[[], None] | None = None
     ) -> Subscription:
         """Call ``on_message`` with every message of ``channel``; returns when Redis has confirmed it."""
         subscription = Subscription(channel.encode(), on_message, on_restored)
-        others = self._subscriptions.setdefault(subscription.channel, [])
-        others.append(subscription)
-        if len(others) > 1 and others[0].confirmed.done():
-            subscription.confirmed.set_result(None)
-        else:
-            self._send("SUBSCRIBE", subscription.channel)
+        self.follow(subscription)
         try:
             await asyncio.shield(subscription.confirmed)
         except asyncio.CancelledError:
             self.unsubscribe(subscription)
             raise
         return subscription
+
+    def follow(self, subscription: Subscription) -> None:
+        """Begin to follow the channel of a subscription; one that was confirmed elsewhere is restored here."""
+        self._subscriptions.setdefault(subscription.channel, []).append(subscription)
+        if subscription.channel in self._confirmed:
+            _settle(subscription)
+        else:
+            self._send("SUBSCRIBE", subscription.channel)
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Stop the callbacks at once; doing it twice does nothing."""
@@ -101,6 +110,7 @@ class Subscriber:
         others.remove(subscription)
         if not others:
             del self._subscriptions[subscription.channel]
+            self._confirmed.discard(subscription.channel)
             self._send("UNSUBSCRIBE", subscription.channel)
 
     def reconnect(self) -> None:
@@ -211,8 +221,16 @@ class Subscriber:
             log.exception("message_not_handled", channel=subscription.channel.decode(errors="replace"))
 
     def _confirm(self, channel: bytes) -> None:
-        for subscription in self._subscriptions.get(channel, ()):
-            if not subscription.confirmed.done():
-                subscription.confirmed.set_result(None)
-            elif subscription.on_restored is not None:
-                subscription.on_restored()
+        if channel not in self._subscriptions:
+            return
+        self._confirmed.add(channel)
+        for subscription in self._subscriptions[channel]:
+            _settle(subscription)
+
+
+def _settle(subscription: Subscription) -> None:
+    """Its channel is confirmed, for the first time or again."""
+    if not subscription.confirmed.done():
+        subscription.confirmed.set_result(None)
+    elif subscription.on_restored is not None:
+        subscription.on_restored()

@@ -58,6 +58,7 @@ def build_app(settings: GatewaySettings) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         options = {"namespace": settings.namespace, "model": settings.model, "lease_ttl_s": settings.lease_ttl_s}
+        options["shards"] = settings.shards
         store = BatchStore(settings.redis_url, settings.files_dir, namespace=settings.namespace)
         result_ttl_s = settings.result_ttl_s
         async with Client.connect(settings.redis_url, result_ttl_s=result_ttl_s, **options) as client, store:

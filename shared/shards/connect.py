@@ -1,0 +1,48 @@
+"""Connections of a deployment: plain ones to one Redis, or those that know its shards."""
+
+from __future__ import annotations
+
+from ..connection import RETRY_FOR_S, CommandConnection
+from ..keys import Keys
+from ..subscriber import Subscriber
+from .addresses import ShardsArgument, parse_shards
+from .sharded import ShardedCommands, ShardedSubscriber
+
+
+def make_connections(
+    url: str, shards: ShardsArgument, keys: Keys, *, retry_for_s: float = RETRY_FOR_S
+) -> tuple[CommandConnection, Subscriber]:
+    """Return the two connections that all tasks of a process share; nothing is connected yet.
+
+    Args:
+        url: of the home Redis.
+        shards: as ``parse_shards`` takes them.
+
+    Raises:
+        ConfigurationError: a URL cannot be read.
+    """
+    pairs = {name: _pair(shard_url, retry_for_s) for name, shard_url in parse_shards(shards).items()}
+    if not pairs:
+        return _pair(url, retry_for_s)
+    own: list[ShardedSubscriber] = []
+    commands = ShardedCommands(
+        url,
+        {name: pair[0] for name, pair in pairs.items()},
+        keys,
+        retry_for_s=retry_for_s,
+        on_moved=lambda: own[0].reconnect(),
+    )
+    own.append(ShardedSubscriber(url, {name: pair[1] for name, pair in pairs.items()}, keys, commands.placements))
+    return commands, own[0]
+
+
+def make_commands(
+    url: str, shards: ShardsArgument, keys: Keys, *, retry_for_s: float = RETRY_FOR_S
+) -> CommandConnection:
+    """Return the connection for commands alone; as ``make_connections``."""
+    return make_connections(url, shards, keys, retry_for_s=retry_for_s)[0]
+
+
+def _pair(url: str, retry_for_s: float) -> tuple[CommandConnection, Subscriber]:
+    subscriber = Subscriber(url)
+    return CommandConnection(url, retry_for_s=retry_for_s, on_moved=subscriber.reconnect), subscriber
