@@ -7,15 +7,25 @@ import asyncio
 import pytest
 
 from penstock.producer import Client, SamplingParams
+from penstock.producer.agenda import Agenda
+from penstock.producer.webhooks import outbox as outbox_module
+from penstock.producer.webhooks.event_store import EventStore
+from penstock.producer.webhooks.outbox import Outbox
 from penstock.shared.broker import NEW, Broker, Queue, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.keys import Keys
 from penstock.shared.messages import FinishReason
+from penstock.shared.request_state import RequestState
 from penstock.shared.shards.placements import choose_shard
+from penstock.worker.config import EngineConfig
+from penstock.worker.supervisor.reaper import Reaper
+from penstock.worker.worker_config import WorkerConfig
 
-from ..client.harness import claim_one, token_indexes, until_followed, write
+from ..client.harness import claim_one, token_indexes, until, until_followed, write
 from .conftest import Connect, Deployment, keys_at, place, serve
+
+LEASE_TTL_MS = 300
 
 Plain = dict[str, CommandConnection]
 
@@ -85,7 +95,7 @@ async def test_who_knows_no_shards_is_refused_where_a_model_is_not(connect: Conn
     await place(plain["home"], "m", "a")
     await Broker(connect(), Keys().model("m")).enqueue("r", b"payload", result_ttl_ms=1000)
     mistaken = Broker(plain["home"], Keys().model("m"))
-    with pytest.raises(ConfigurationError, match="model 'm' lives on shard 'a'.*set PENSTOCK_SHARDS"):
+    with pytest.raises(ConfigurationError, match=r"model 'm' lives on shard 'a'.*set PENSTOCK_SHARDS"):
         await mistaken.enqueue("r2", b"payload", result_ttl_ms=1000)
     with pytest.raises(ConfigurationError, match="lives on shard 'a'"):
         await mistaken.claim("e", Room(max_num_seqs=1))
@@ -153,3 +163,55 @@ async def test_queues_and_control_of_models_on_shards(connect: Connect, plain: P
     assert (await broker.claim("e", Room(max_num_seqs=1))).claims == []
     await queue.resume()
     assert (await claim_one(broker)).request_id == "r"
+
+
+async def test_dead_engines_of_a_living_shard_are_found_while_another_is_away(
+    connect: Connect, deployment: Deployment, plain: Plain
+) -> None:
+    commands = connect(retry_for_s=float("inf"))
+    for model, name in (("ma", "a"), ("mb", "b")):
+        await place(plain["home"], model, name)
+        await serve(commands, model)
+    of_b = Broker(commands, Keys().model("mb"))
+    await of_b.enqueue("r", b"payload", result_ttl_ms=1000)
+    config = WorkerConfig(
+        worker_id="w", engine_id="w-0", redis_url="", engine=EngineConfig(model="x"), lease_ttl_s=LEASE_TTL_MS / 1000
+    )
+    deployment.servers["a"].kill()
+    reaping = asyncio.create_task(Reaper(commands, config).run())
+
+    async def is_queued() -> bool:
+        return await of_b.state("r") is RequestState.QUEUED
+
+    try:
+        for owner in range(2):
+            claims = (await of_b.claim(f"e{owner}", Room(max_num_seqs=1), lease_ttl_ms=LEASE_TTL_MS)).claims
+            assert [claim.request_id for claim in claims] == ["r"]
+            await until(is_queued)
+    finally:
+        reaping.cancel()
+        await asyncio.gather(reaping, return_exceptions=True)
+
+
+async def test_ends_of_a_living_shard_are_told_while_another_is_away(
+    connect: Connect, deployment: Deployment, plain: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "PATIENCE_S", 0.1)
+    commands = connect(retry_for_s=float("inf"))
+    for model, name in (("ma", "a"), ("mb", "b")):
+        await place(plain["home"], model, name)
+        await commands.execute("SADD", Keys().webhook_models(), model)
+    of_b = Keys().model("mb").outbox
+    deployment.servers["a"].kill()
+    outbox = Outbox(commands, Keys(), EventStore(commands, Keys(), Agenda(commands, Keys())))
+
+    async def is_empty() -> bool:
+        await outbox.collect()
+        return await commands.execute("XLEN", of_b) == 0
+
+    try:
+        for _ in range(2):
+            await commands.execute("XADD", of_b, "*", "no", "event")
+            await until(is_empty)
+    finally:
+        await outbox.close()
