@@ -72,6 +72,7 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:{MODEL}:call:CALL:reply:ENGINE      string    the same reply, should it be missed; REPLY_TTL_MS
     NS:{MODEL}:absent                      none      as NS:absent
     NS:{MODEL}:place                       string    which shard has the model, at a Redis that has not; for ever
+    NS:{MODEL}:moved_by                    string    number of the last move that this Redis took part in; for ever
     NS:{MODEL}:virtual                     hash      clock of a simulation, and its last entry; never in a deployment
     NS:{MODEL}:expiries                    zset      what expires by that clock -> ms at which it does; as it
 """
@@ -206,6 +207,7 @@ class ModelKeys:
         self.name = check_name("model", model)
         self.prefix = f"{check_name('namespace', namespace)}:{{{model}}}:"
         self.place = self.prefix + "place"
+        self.moved_by = self.prefix + "moved_by"
         self.absent = self.prefix + "absent"
         self.queue = self.prefix + "queue"
         self.policy = self.prefix + "policy"

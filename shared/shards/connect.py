@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..connection import RETRY_FOR_S, CommandConnection
 from ..keys import Keys
 from ..subscriber import Subscriber
-from .addresses import ShardsArgument, parse_shards
+from .addresses import HOME, ShardsArgument, parse_shards
 from .sharded import ShardedCommands, ShardedSubscriber
 
 
@@ -41,6 +41,11 @@ def make_commands(
 ) -> CommandConnection:
     """Return the connection for commands alone; as ``make_connections``."""
     return make_connections(url, shards, keys, retry_for_s=retry_for_s)[0]
+
+
+def make_servers(url: str, shards: ShardsArgument) -> dict[str, CommandConnection]:
+    """Return a plain connection to home and to each shard, by name; as ``make_connections``."""
+    return {name: _pair(at, RETRY_FOR_S)[0] for name, at in {HOME: url, **parse_shards(shards)}.items()}
 
 
 def _pair(url: str, retry_for_s: float) -> tuple[CommandConnection, Subscriber]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 from ..connection import CommandConnection
 from ..errors import ConfigurationError
-from ..keys import Keys
+from ..keys import Keys, ModelKeys
 from ..shown import shown
 from .addresses import HOME, SHARDS_VARIABLE
 from .script_texts import SCRIPTS
@@ -50,10 +50,9 @@ class Placements:
             ConfigurationError: this process does not know that shard.
         """
         keys = self._keys.model(model)
-        lives_here = [keys.queue, keys.policy, keys.tenant_policies, keys.leases, keys.dead]
         place = await self._home.run_script(
             SCRIPTS["place"],
-            [self._keys.placements(), keys.place, *lives_here],
+            [self._keys.placements(), keys.place, *lives_here(keys)],
             [keys.prefix, model, choose_shard(model, self._names)],
         )
         return self.note(model, place.decode())
@@ -81,6 +80,11 @@ class Placements:
         """Return the shard of each model that has one, by the word of home."""
         flat = await self._home.execute("HGETALL", self._keys.placements())
         return {name.decode(): place.decode() for name, place in zip(flat[::2], flat[1::2], strict=True)}
+
+
+def lives_here(keys: ModelKeys) -> list[str]:
+    """Return keys of which a model has one on the Redis where it was used."""
+    return [keys.queue, keys.policy, keys.tenant_policies, keys.leases, keys.dead]
 
 
 def choose_shard(model: str, names: Iterable[str]) -> str:

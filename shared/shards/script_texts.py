@@ -7,7 +7,7 @@ from importlib import resources
 
 import msgspec
 
-_NAMES = ("place",)
+_NAMES = ("place", "open_move", "depart", "arrive", "write_keys", "settle", "switch", "close_move")
 
 
 class ShardScript(msgspec.Struct, frozen=True):

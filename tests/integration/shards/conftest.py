@@ -97,6 +97,6 @@ async def serve(commands: CommandConnection, model: str) -> Broker:
 
 
 async def keys_at(connection: CommandConnection, model: str) -> set[str]:
-    """The keys of a model that a server has, but the mark that it has none."""
+    """The keys of a model that a server has, but what the server itself has to remember."""
     keys = Keys().model(model)
-    return {key.decode() for key in await connection.execute("KEYS", keys.pattern)} - {keys.place}
+    return {key.decode() for key in await connection.execute("KEYS", keys.pattern)} - {keys.place, keys.moved_by}
