@@ -228,9 +228,10 @@ class _Move:
             yield "restore", name, max(0, ttl_ms), dump
 
     async def _write(self, server: CommandConnection, mark: str, rows: list[Row]) -> None:
-        keys = [self._keys.place, self._keys.moved_by]
         try:
-            is_ours = await self._run(server, "write_keys", keys, mark, *(part for row in rows for part in row))
+            is_ours = await self._run(
+                server, "write_keys", [self._keys.place], mark, *(part for row in rows for part in row)
+            )
         except ResponseError as error:
             raise ConfigurationError(
                 f"shard {shown(self._target_name)} does not take the keys of model {shown(self._keys.name)} ({error}); "

@@ -1,9 +1,7 @@
--- Write and delete keys of a model where it does not live: at the target before, at the source after. KEYS: place,
--- moved_by. ARGV: prefix, number of the move, mark that must be here, then for each key what to do: 'delete', key;
--- 'restore', key, time to live (ms, 0 for ever), DUMP; 'add', key, id, number of fields and values, those of a stream's
+-- Write and delete keys of a model where it does not live: at the target before, at the source after. KEYS: place.
+-- ARGV: prefix, number of the move, mark that must be here, then for each key what to do: 'delete', key; 'restore', key, time to live (ms, 0 for ever), DUMP; 'add', key, id, number of fields and values, those of a stream's
 -- entry; 'last', key, id of the last entry that a stream ever had. Returns 1; 0 if this is not the move's to write.
 if redis.call('GET', KEYS[1]) ~= ARGV[3] then return 0 end
-if tonumber(ARGV[2]) < tonumber(redis.call('GET', KEYS[2])) then return 0 end
 local i = 4
 while i <= #ARGV do
   local what, key = ARGV[i], ARGV[i + 1]

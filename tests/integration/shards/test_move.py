@@ -68,7 +68,9 @@ async def test_streams_go_on_where_the_model_is(
     await place(plain["home"], "m", "a")
     broker = await serve(connect(), "m")
     of_others = Broker(connect(), M)
-    await of_others.state("nothing")  # it knows where the model is, as it believes
+    of_a_reader = Broker(connect(), M)
+    for believer in (of_others, of_a_reader):
+        await believer.state("nothing")  # it knows where the model is, as it believes
 
     async def read() -> list[int]:
         deltas = client.stream("hi", SamplingParams(), model="m")
@@ -79,6 +81,7 @@ async def test_streams_go_on_where_the_model_is(
     await until_followed(plain["a"], broker, claim)
     await write(broker, claim, 0, 1, 2)
     await mover.move("m", "b")
+    assert [record.token_ids for record in await of_a_reader.read_log(claim.request_id)] == [[1, 2]]
     # The engine that had it is refused at the new place as well.
     late = Record(claim.request_id, claim.epoch, Delta(index=2, token_ids=[9], text="x"))
     assert await broker.append([late]) == [claim.request_id]
@@ -184,6 +187,32 @@ async def test_a_mover_that_slept_while_another_moved_is_refused(
         assert (await broker.claim("e", Room(max_num_seqs=9))).claims[0].request_id == "r"
         for server in servers.values():
             await server.close()
+
+
+async def test_a_mover_that_slept_does_not_end_the_next_move(
+    deployment: Deployment, plain: Plain, mover: ShardMover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await place(plain["home"], "m", "a")
+    servers = make_servers(deployment.url, deployment.shards)
+    other = ShardMover(servers, Keys())
+
+    async def die() -> None:
+        raise Killed
+
+    async def meanwhile() -> None:
+        await other.move("m", "b")
+        with monkeypatch.context() as patch:
+            before_step(patch, "depart", die)
+            with pytest.raises(Killed):
+                await other.move("m", "a")
+
+    before_step(monkeypatch, "switch", meanwhile)
+    with pytest.raises(BrokerError, match="somebody else moves"):
+        await mover.move("m", "b")
+    assert await mover.under_way() == {"m": "a"}
+    await other.move("m", "a")
+    for server in servers.values():
+        await server.close()
 
 
 async def test_models_from_before_there_were_shards_leave_home_and_come_back(

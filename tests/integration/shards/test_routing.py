@@ -91,9 +91,10 @@ async def test_what_waits_at_home_is_not_lost_when_shards_are_added(connect: Con
     assert await at_home.state("r") is not None
 
 
-async def test_who_knows_no_shards_is_refused_where_a_model_is_not(connect: Connect, plain: Plain) -> None:
-    await place(plain["home"], "m", "a")
-    await Broker(connect(), Keys().model("m")).enqueue("r", b"payload", result_ttl_ms=1000)
+async def test_who_knows_no_shards_is_refused_where_a_model_is_not(
+    connect: Connect, deployment: Deployment, plain: Plain
+) -> None:
+    await Broker(connect({"a": deployment.shards["a"]}), Keys().model("m")).enqueue("r", b"payload", result_ttl_ms=1000)
     mistaken = Broker(plain["home"], Keys().model("m"))
     with pytest.raises(ConfigurationError, match=r"model 'm' lives on shard 'a'.*set PENSTOCK_SHARDS"):
         await mistaken.enqueue("r2", b"payload", result_ttl_ms=1000)
