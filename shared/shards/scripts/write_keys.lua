@@ -1,5 +1,6 @@
 -- Write and delete keys of a model where it does not live: at the target before, at the source after. KEYS: place.
--- ARGV: prefix, number of the move, mark that must be here, then for each key what to do: 'delete', key; 'restore', key, time to live (ms, 0 for ever), DUMP; 'add', key, id, number of fields and values, those of a stream's
+-- ARGV: prefix, number of the move, mark that must be here, then for each key what to do: 'delete', key;
+-- 'restore', key, time to live (ms, 0 for ever), DUMP; 'add', key, id, number of fields and values, those of a stream's
 -- entry; 'last', key, id of the last entry that a stream ever had. Returns 1; 0 if this is not the move's to write.
 if redis.call('GET', KEYS[1]) ~= ARGV[3] then return 0 end
 local i = 4

@@ -184,9 +184,30 @@ async def test_a_mover_that_slept_while_another_moved_is_refused(
             with pytest.raises(BrokerError, match="somebody else moves"):
                 await mover.move(model, "b")
         assert await serves(Broker(plain["a"], keys))
+        with pytest.raises(ConfigurationError, match="lives on shard 'a'"):
+            await Broker(plain["b"], keys).enqueue("r2", b"payload", result_ttl_ms=60_000)
         assert (await broker.claim("e", Room(max_num_seqs=9))).claims[0].request_id == "r"
         for server in servers.values():
             await server.close()
+
+
+async def test_a_mover_that_slept_deletes_nothing_where_the_model_is_by_now(
+    connect: Connect, deployment: Deployment, plain: Plain, mover: ShardMover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await place(plain["home"], "m", "a")
+    broker = Broker(connect(), M)
+    await broker.enqueue("r", b"payload", result_ttl_ms=60_000)
+    servers = make_servers(deployment.url, deployment.shards)
+
+    async def meanwhile() -> None:
+        await ShardMover(servers, Keys()).move("m", "b")
+
+    before_step(monkeypatch, "write_keys", meanwhile)
+    with pytest.raises(BrokerError, match="somebody else moves"):
+        await mover.move("m", "b")
+    assert [claim.request_id for claim in (await broker.claim("e", Room(max_num_seqs=9))).claims] == ["r"]
+    for server in servers.values():
+        await server.close()
 
 
 async def test_a_mover_that_slept_does_not_end_the_next_move(
