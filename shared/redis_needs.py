@@ -79,6 +79,8 @@ NEEDED_FOR_JOBS: dict[str, tuple[Any, ...]] = {
     "PSETEX": (_KEY, 1, ""),
 }
 ARQ_KEYS = "arq:"
+# Of an operator who moves a model to another shard; it is told by the command itself.
+NEEDED_FOR_MOVES = ("DUMP", "RESTORE", "SCAN", "XINFO", "XSETID")
 
 
 def probes(namespace: str, *, for_jobs: bool = False) -> list[tuple[Any, ...]]:

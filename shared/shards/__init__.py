@@ -9,7 +9,7 @@ from .addresses import HOME, SHARDS_VARIABLE, ShardsArgument, parse_shards, shar
 from .check import check_servers
 from .connect import make_commands, make_connections, make_servers
 from .move import MoveReport, ShardMover
-from .placements import Placements
+from .placements import Placements, recorded_places
 from .sharded import ShardedCommands, ShardedSubscriber
 
 __all__ = [
@@ -26,5 +26,6 @@ __all__ = [
     "make_connections",
     "make_servers",
     "parse_shards",
+    "recorded_places",
     "shards_text",
 ]

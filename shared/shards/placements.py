@@ -76,10 +76,11 @@ class Placements:
                 tell(model)
         return place
 
-    async def recorded(self) -> dict[str, str]:
-        """Return the shard of each model that has one, by the word of home."""
-        flat = await self._home.execute("HGETALL", self._keys.placements())
-        return {name.decode(): place.decode() for name, place in zip(flat[::2], flat[1::2], strict=True)}
+
+async def recorded_places(home: CommandConnection, keys: Keys) -> dict[str, str]:
+    """Return the shard of each model that has one, by the word of home."""
+    flat = await home.execute("HGETALL", keys.placements())
+    return {name.decode(): place.decode() for name, place in zip(flat[::2], flat[1::2], strict=True)}
 
 
 def lives_here(keys: ModelKeys) -> list[str]:

@@ -17,7 +17,7 @@ from penstock.shared.errors import ConfigurationError
 from penstock.shared.keys import Keys
 from penstock.shared.messages import FinishReason
 from penstock.shared.request_state import RequestState
-from penstock.shared.shards.placements import choose_shard
+from penstock.shared.shards.placements import choose_shard, recorded_places
 from penstock.worker.config import EngineConfig
 from penstock.worker.supervisor.reaper import Reaper
 from penstock.worker.worker_config import WorkerConfig
@@ -62,7 +62,7 @@ async def test_a_new_model_gets_a_shard_and_keeps_it(connect: Connect, deploymen
     for model in models:
         assert await Broker(all_of_them, Keys().model(model)).enqueue("r2", b"payload", result_ttl_ms=1000) == NEW
     # A shard that came later has part of what came later still, and nothing has moved.
-    found = await all_of_them.placements.recorded()
+    found = await recorded_places(plain["home"], Keys())
     assert [found[model] for model in models[:10]] == ["a"] * 10
     assert {found[model] for model in models[10:]} == {"a", "b"}
     for model in models[:10]:
