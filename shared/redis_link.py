@@ -16,8 +16,8 @@ try:
 except ImportError:
     hiredis_pack = None
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
+from redis.exceptions import AskError, ClusterDownError, OutOfMemoryError, ReadOnlyError, ResponseError, TryAgainError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .errors import RedisFullError, RedisUnavailableError
@@ -57,7 +57,9 @@ def refuses_for_now(error: Exception) -> bool:
     So speaks a server that fails over, has lost its disk or replicas, is held up by a script, or full. (LOADING is a
     lost connection in redis-py's eyes.)
     """
-    return is_read_only(error) or tells_of_fullness(error) or _NOT_NOW.search(str(error)) is not None
+    # redis-py 8 takes the code out of what nodes of a cluster say, and has classes for it.
+    is_of_cluster = isinstance(error, ClusterDownError | TryAgainError)
+    return is_read_only(error) or tells_of_fullness(error) or is_of_cluster or _NOT_NOW.search(str(error)) is not None
 
 
 def is_read_only(error: Exception) -> bool:
@@ -68,6 +70,11 @@ def is_read_only(error: Exception) -> bool:
 def tells_of_fullness(error: Exception) -> bool:
     """Whether a reply says that the server has no memory for a write. A script is refused at its first write."""
     return isinstance(error, OutOfMemoryError) or _FULL.search(str(error)) is not None
+
+
+def sends_away(error: Exception) -> bool:
+    """Whether a node of a cluster says that another serves the key, or will in a moment."""
+    return isinstance(error, AskError) or str(error).startswith(("MOVED ", "ASK "))
 
 
 def told_place(error: Exception) -> str | None:

@@ -10,7 +10,7 @@ import structlog
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from .command_parts import in_parts
+from .command_parts import MAX_ARGUMENTS
 from .errors import BrokerError, RedisUnavailableError
 from .redis_link import (
     LOST,
@@ -50,6 +50,9 @@ class Subscriber:
     Messages sent while it was away are missing, so each subscription's ``on_restored`` is called after the
     channel is confirmed again: the reader then looks at its log.
     """
+
+    SUBSCRIBE, UNSUBSCRIBE, MESSAGE, CHANNELS_AT_ONCE = "SUBSCRIBE", "UNSUBSCRIBE", b"message", MAX_ARGUMENTS
+    SUBSCRIBED, UNSUBSCRIBED = b"subscribe", b"unsubscribe"
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -100,7 +103,7 @@ class Subscriber:
         if subscription.channel in self._confirmed:
             _settle(subscription)
         else:
-            self._send("SUBSCRIBE", subscription.channel)
+            self._send(self.SUBSCRIBE, subscription.channel)
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Stop the callbacks at once; doing it twice does nothing."""
@@ -111,7 +114,7 @@ class Subscriber:
         if not others:
             del self._subscriptions[subscription.channel]
             self._confirmed.discard(subscription.channel)
-            self._send("UNSUBSCRIBE", subscription.channel)
+            self._send(self.UNSUBSCRIBE, subscription.channel)
 
     def reconnect(self) -> None:
         """Connect anew: the server that answers may no longer be the one to which others publish."""
@@ -151,8 +154,9 @@ class Subscriber:
                 await asyncio.sleep(RETRY_PAUSE_S)
                 continue
             self._connection, self._outbox = connection, []
-            for part in in_parts([*self._subscriptions]):
-                self._send("SUBSCRIBE", *part)
+            channels = [*self._subscriptions]
+            for start in range(0, len(channels), self.CHANNELS_AT_ONCE):
+                self._send(self.SUBSCRIBE, *channels[start : start + self.CHANNELS_AT_ONCE])
 
     async def _serve(self, connection: AbstractConnection) -> BaseException:
         """Run the loops until one of them loses the connection; returns how."""
@@ -203,14 +207,14 @@ class Subscriber:
         if not isinstance(reply, list) or len(reply) != 3:
             return  # PONG
         kind, channel, data = reply
-        if kind == b"message":
+        if kind == self.MESSAGE:
             subscriptions = self._subscriptions.get(channel, ())
             # A callback may end its own subscription, or begin others.
             for subscription in subscriptions if len(subscriptions) == 1 else tuple(subscriptions):
                 self._deliver(subscription, data)
-        elif kind == b"subscribe":
+        elif kind == self.SUBSCRIBED:
             self._confirm(channel)
-        elif kind != b"unsubscribe":
+        elif kind != self.UNSUBSCRIBED:
             raise BrokerError(f"unexpected message in a subscription: {shown(kind)}")
 
     def _deliver(self, subscription: Subscription, data: bytes) -> None:

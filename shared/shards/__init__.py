@@ -2,12 +2,12 @@
 
 ``addresses.py`` reads which there are, ``placements.py`` knows which holds a model, ``sharded.py`` has connections that
 send each command there, and ``move.py`` takes a model from one to another. With no shards configured none of that runs:
-``connect.py`` makes the plain connections.
+``connect.py`` makes the plain connections. ``cluster.py`` has connections to a Redis cluster, which is a shard as well.
 """
 
 from .addresses import HOME, SHARDS_VARIABLE, ShardsArgument, parse_shards, shards_text
 from .check import check_servers
-from .connect import make_commands, make_connections, make_servers
+from .connect import make_commands, make_connections, make_pair, make_servers
 from .move import MoveReport, ShardMover
 from .placements import Placements, recorded_places
 from .sharded import ShardedCommands, ShardedSubscriber
@@ -24,6 +24,7 @@ __all__ = [
     "check_servers",
     "make_commands",
     "make_connections",
+    "make_pair",
     "make_servers",
     "parse_shards",
     "recorded_places",

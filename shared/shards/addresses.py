@@ -13,8 +13,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ..errors import ConfigurationError
-from ..redis_url import SCHEMES, mask_url, parse_pool
+from ..redis_url import CLUSTER_SCHEMES, SCHEMES, mask_url, parse_pool
 from ..shown import shown
+from .cluster_topology import Topology, is_cluster_url
 
 SHARDS_VARIABLE = "PENSTOCK_SHARDS"
 # The Redis at the usual URL: models that were there before there were shards stay.
@@ -22,7 +23,7 @@ HOME = "home"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}")
 # Addresses of Sentinels and nodes are separated by commas, too: a shard begins at a comma with a scheme behind it.
-_NEXT = re.compile(r",(?=\s*(?:[A-Za-z0-9_.:/-]+=)?(?:" + "|".join(map(re.escape, SCHEMES)) + "))")
+_NEXT = re.compile(r",(?=\s*(?:[A-Za-z0-9_.:/-]+=)?(?:" + "|".join(map(re.escape, (*SCHEMES, *CLUSTER_SCHEMES))) + "))")
 
 ShardsArgument = str | Sequence[str] | Mapping[str, str] | None
 
@@ -45,7 +46,10 @@ def parse_shards(given: ShardsArgument) -> dict[str, str]:
     shards: dict[str, str] = {}
     for part in filter(None, map(str.strip, parts)):
         name, url = _read(part)
-        parse_pool(url)
+        if is_cluster_url(url):
+            Topology(url)
+        else:
+            parse_pool(url)
         if name == HOME or not _NAME.fullmatch(name):
             raise ConfigurationError(
                 f"shards: {shown(name)} cannot be a shard's name: up to 64 letters, digits and _.:/-, and not {HOME!r}"

@@ -6,6 +6,8 @@ from ..connection import RETRY_FOR_S, CommandConnection
 from ..keys import Keys
 from ..subscriber import Subscriber
 from .addresses import HOME, ShardsArgument, parse_shards
+from .cluster import ClusterCommands, ClusterSubscriber
+from .cluster_topology import Topology, is_cluster_url
 from .sharded import ShardedCommands, ShardedSubscriber
 
 
@@ -21,9 +23,9 @@ def make_connections(
     Raises:
         ConfigurationError: a URL cannot be read.
     """
-    pairs = {name: _pair(shard_url, retry_for_s) for name, shard_url in parse_shards(shards).items()}
+    pairs = {name: make_pair(shard_url, retry_for_s) for name, shard_url in parse_shards(shards).items()}
     if not pairs:
-        return _pair(url, retry_for_s)
+        return make_pair(url, retry_for_s)
     own: list[ShardedSubscriber] = []
     commands = ShardedCommands(
         url,
@@ -45,9 +47,13 @@ def make_commands(
 
 def make_servers(url: str, shards: ShardsArgument) -> dict[str, CommandConnection]:
     """Return a plain connection to home and to each shard, by name; as ``make_connections``."""
-    return {name: _pair(at, RETRY_FOR_S)[0] for name, at in {HOME: url, **parse_shards(shards)}.items()}
+    return {name: make_pair(at, RETRY_FOR_S)[0] for name, at in {HOME: url, **parse_shards(shards)}.items()}
 
 
-def _pair(url: str, retry_for_s: float) -> tuple[CommandConnection, Subscriber]:
+def make_pair(url: str, retry_for_s: float = RETRY_FOR_S) -> tuple[CommandConnection, Subscriber]:
+    """Return the two connections to one server or cluster."""
+    if is_cluster_url(url):
+        topology = Topology(url)
+        return ClusterCommands(topology, retry_for_s=retry_for_s), ClusterSubscriber(topology)
     subscriber = Subscriber(url)
     return CommandConnection(url, retry_for_s=retry_for_s, on_moved=subscriber.reconnect), subscriber

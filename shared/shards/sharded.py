@@ -21,6 +21,7 @@ from ..shown import shown
 from ..subscriber import Subscriber, Subscription
 from .addresses import HOME
 from .placements import Placements
+from .routing import routing_key
 
 # How often a model on its way is looked for.
 LOOK_AGAIN_S = 0.1
@@ -173,10 +174,3 @@ class ShardedSubscriber(Subscriber):
         for subscription in [*self._followed.get(model, ())]:
             self.unsubscribe(subscription)
             self.follow(subscription)
-
-
-def routing_key(args: tuple[Any, ...]) -> Any:
-    """Return the key or channel that says which model a command is of; None if it names none."""
-    # EVALSHA sha numkeys key…: without keys the first argument, which is a prefix. PUBSUB NUMSUB channel.
-    place = {"EVAL": 3, "EVALSHA": 3, "PUBSUB": 2}.get(args[0], 1)
-    return args[place] if len(args) > place else None

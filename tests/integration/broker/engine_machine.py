@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, rule
 
 from penstock.shared.broker import NEW, UNSERVED, Broker, Claim, DeadLetter, FinalRecord, Queue, Record
-from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.messages import Delta, FinishReason
 from penstock.shared.policy import Order, QueuePolicy, TenantPolicy
 from penstock.shared.request_state import RequestState
+from penstock.shared.shards import make_pair
 
 from .conftest import CAUSE, TTL_MS, take
 from .expected import BANDS, MAX_CONCURRENT, TENANTS, ExpectedQueue, ExpectedRequest
@@ -51,7 +51,7 @@ class EngineMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.connection = CommandConnection(self.url)
+        self.connection, _ = make_pair(self.url)
         self.broker = Broker(self.connection, Keys(f"test-{uuid.uuid4().hex}").model("m"))
         self.queue = Queue(self.connection, self.broker.keys)
         self.dead_letter = DeadLetter(self.connection, self.broker.keys)
