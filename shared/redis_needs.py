@@ -83,6 +83,13 @@ ARQ_KEYS = "arq:"
 NEEDED_FOR_MOVES = ("DUMP", "RESTORE", "SCAN", "XINFO", "XSETID")
 
 
+def cluster_probes(namespace: str) -> list[tuple[Any, ...]]:
+    """Return the same calls on keys and channels of one model, which the node tries that serves it."""
+    keys = Keys(namespace).model("probe")
+    calls = [_call(name, args, keys.absent, keys.wake) for name, args in NEEDED.items()]
+    return [*calls, ("EXISTS", keys.leases)]
+
+
 def probes(namespace: str, *, for_jobs: bool = False) -> list[tuple[Any, ...]]:
     """Return one call of each needed command, on keys and channels that nothing is ever written to."""
     keys = Keys(namespace)

@@ -73,13 +73,13 @@ class ClusterCommands(CommandConnection):
     async def close(self) -> None:
         await asyncio.gather(super().close(), *(node.close() for node in self._nodes.values()))
 
-    async def _at_owner(self, key: Any, run: Callable[[CommandConnection], Awaitable[T]], *, retry: bool) -> T:
+    async def _at_owner(self, key: str | None, run: Callable[[CommandConnection], Awaitable[T]], *, retry: bool) -> T:
         give_up_at = asyncio.get_running_loop().time() + self._retry_for_s
         is_lost = False
         while True:
             has_asked = False
             try:
-                url = self._topology.node_of(key if isinstance(key, str) else None)
+                url = self._topology.node_of(key)
                 if url is None or is_lost:
                     await self._topology.ask()
                     url = self._topology.node_of(key)

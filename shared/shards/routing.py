@@ -8,7 +8,8 @@ from typing import Any
 _PLACES = {"EVAL": 3, "EVALSHA": 3, "PUBSUB": 2}
 
 
-def routing_key(args: tuple[Any, ...]) -> Any:
+def routing_key(args: tuple[Any, ...]) -> str | None:
     """Return the key or channel that says which model a command is of; None if it names none."""
     place = _PLACES.get(args[0], 1)
-    return args[place] if len(args) > place else None
+    key = args[place] if len(args) > place else None
+    return key.decode(errors="replace") if isinstance(key, bytes) else key if isinstance(key, str) else None
