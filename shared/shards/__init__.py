@@ -9,7 +9,7 @@ from .addresses import HOME, SHARDS_VARIABLE, ShardsArgument, parse_shards, shar
 from .check import check_servers
 from .connect import make_commands, make_connections, make_pair, make_servers
 from .move import MoveReport, ShardMover
-from .placements import Placements, recorded_places
+from .placements import Placements, choose_shard, recorded_places
 from .sharded import ShardedCommands, ShardedSubscriber
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "ShardedSubscriber",
     "ShardsArgument",
     "check_servers",
+    "choose_shard",
     "make_commands",
     "make_connections",
     "make_pair",

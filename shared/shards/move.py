@@ -55,7 +55,7 @@ class ShardMover:
     """
 
     def __init__(self, servers: Mapping[str, CommandConnection], keys: Keys) -> None:
-        self._servers = servers
+        self.servers = servers
         self._home = servers[HOME]
         self._keys = keys
 
@@ -74,8 +74,8 @@ class ShardMover:
             ConfigurationError: a server does not let us, or cannot read what another wrote.
             BrokerError: somebody else moves the model.
         """
-        if target not in self._servers:
-            names = ", ".join(self._servers)
+        if target not in self.servers:
+            names = ", ".join(self.servers)
             raise ValidationError(f"to must be one of the shards {names}, got {shown(target)}")
         await self._record(model)
         place = await self._home.execute("HGET", self._keys.placements(), model)
@@ -87,7 +87,7 @@ class ShardMover:
         if answer[0] != b"begun":
             raise _refusal(model, target, answer)
         number, source_name, was_paused, is_there, first = (*map(_text, answer[1:3]), answer[3] == b"1", *answer[4:])
-        step = _Move(self._keys, model, number, self._server(source_name), self._servers[target], target)
+        step = _Move(self._keys, model, number, self._server(source_name), self.servers[target], target)
         if not is_there:
             await step.depart()
             if await step.arrive(first):
@@ -95,7 +95,7 @@ class ShardMover:
                 await step.settle()
             await self._switch(model, target, number)
         if not was_paused:
-            await Queue(self._servers[target], self._keys.model(model)).resume()
+            await Queue(self.servers[target], self._keys.model(model)).resume()
         await step.clear()
         await self._run(self._home, "close_move", [self._keys.placements(), self._keys.moves()], model, number)
         return MoveReport(model, source_name, target, step.num_keys, was_paused)
@@ -103,7 +103,7 @@ class ShardMover:
     async def _record(self, model: str) -> None:
         """Give a model its record that was at home before there were shards."""
         if await self._home.execute("EXISTS", *lives_here(self._keys.model(model))):
-            await Placements(self._home, self._keys, [name for name in self._servers if name != HOME]).find(model)
+            await Placements(self._home, self._keys, [name for name in self.servers if name != HOME]).find(model)
 
     async def _switch(self, model: str, target: str, number: str) -> None:
         keys = [self._keys.placements(), self._keys.moves(), self._keys.model(model).place]
@@ -116,12 +116,12 @@ class ShardMover:
         return await source.execute("GET", keys.place) is None and await Queue(source, keys).is_paused()
 
     def _server(self, name: str) -> CommandConnection:
-        if name not in self._servers:
+        if name not in self.servers:
             raise ConfigurationError(
-                f"the model lives on shard {shown(name)}, which is not among {', '.join(self._servers)}; name it in "
+                f"the model lives on shard {shown(name)}, which is not among {', '.join(self.servers)}; name it in "
                 "PENSTOCK_SHARDS"
             )
-        return self._servers[name]
+        return self.servers[name]
 
     async def _run(self, server: CommandConnection, name: str, keys: list[str], model: str, *args: Any) -> Any:
         return await server.run_script(SCRIPTS[name], keys, [self._keys.model(model).prefix, model, *args])
