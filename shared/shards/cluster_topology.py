@@ -137,6 +137,7 @@ async def _ask_node(url: str) -> list[Any]:
     connection: AbstractConnection = await open_connection(make_pool(url))
     try:
         await connection.send_command("CLUSTER", "SLOTS")
-        return await connection.read_response()
+        rows: Any = await connection.read_response()
+        return rows
     finally:
         await close_connection(connection)

@@ -86,7 +86,8 @@ class ShardMover:
         )
         if answer[0] != b"begun":
             raise _refusal(model, target, answer)
-        number, source_name, was_paused, is_there, first = (*map(_text, answer[1:3]), answer[3] == b"1", *answer[4:])
+        number, source_name = answer[1].decode(), answer[2].decode()
+        was_paused, is_there, first = answer[3] == b"1", answer[4], answer[5]
         step = _Move(self._keys, model, number, self._server(source_name), self.servers[target], target)
         if not is_there:
             await step.depart()
@@ -242,10 +243,6 @@ class _Move:
 
     async def _run(self, server: CommandConnection, name: str, keys: list[str], *args: Any) -> Any:
         return await server.run_script(SCRIPTS[name], keys, [self._keys.prefix, self._number, *args])
-
-
-def _text(value: bytes) -> str:
-    return value.decode()
 
 
 def _refusal(model: str, target: str, answer: list[Any]) -> Exception:

@@ -30,7 +30,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Each test that talks to Redis is told where: "server" or "cluster"."""
     if "broker_on" in metafunc.fixturenames:
         places = [metafunc.config.getoption("--broker-on")]
-        if metafunc.module.__name__.rpartition(".")[2] in ON_BOTH and places == ["server"]:
+        if metafunc.definition.path.stem in ON_BOTH and places == ["server"]:
             places.append("cluster")
         metafunc.parametrize("broker_on", places, indirect=True, ids=[f"on_{place}" for place in places])
 

@@ -16,7 +16,7 @@ from penstock.shared.keys import Keys
 from penstock.shared.records import ModelCard
 from penstock.shared.shards import ShardedCommands, make_commands
 
-from ..client.harness import RedisServer
+from ...redis_server import RedisServer
 
 NAMES = ("home", "a", "b")
 Connect = Callable[..., ShardedCommands]
