@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.ops.cli import main
+from penstock.ops.cli import main, queue_show
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ConfigurationError
@@ -73,6 +73,25 @@ def test_a_shard_that_is_away_is_told(run: Run, served: None, deployment: Deploy
     status, out, _ = run("shard", "list")
     assert status == 0
     assert "away" in out.splitlines()[-1]
+
+
+def test_queues_of_living_shards_are_listed(
+    run: Run, served: None, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_show, "PATIENCE_S", 0.5)
+
+    async def add(servers: dict[str, CommandConnection]) -> None:
+        await place(servers["home"], "n", "b")
+        await serve(servers["home"], "n")
+        for server in servers.values():
+            await server.close()
+
+    asyncio.run(_with(deployment, add))
+    deployment.servers["a"].kill()
+    status, out, errors = run("queue", "list")
+    assert status == 1
+    assert [line.split()[0] for line in out.splitlines()] == ["MODEL", "n"]
+    assert "the Redis that holds m does not answer" in errors
 
 
 def test_a_shard_that_is_not_named_is_told(run: Run, served: None, deployment: Deployment) -> None:
