@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
+from ...shared.shards import make_commands
 from .. import Client
 from ..batches import BatchStore
 from ..openai.parsers import ModelParsers
@@ -50,8 +50,8 @@ def build_app(settings: GatewaySettings) -> Starlette:
     Raises, at that beginning:
         ConfigurationError: the URL cannot be read, Redis is not there or too old, or the folder cannot be used.
     """
-    connection = CommandConnection(settings.redis_url)
     keys = Keys(settings.namespace)
+    connection = make_commands(settings.redis_url, settings.shards, keys)
     authenticator = Authenticator(ApiKeys(connection, keys) if settings.api_keys else None, tenant=settings.tenant)
     metrics = Metrics()
 
