@@ -11,7 +11,13 @@ import pytest
 from penstock.producer import Client, SamplingParams
 from penstock.shared.broker import NEW, Broker, Queue, Record, Room
 from penstock.shared.connection import CommandConnection
-from penstock.shared.errors import BrokerError, ConfigurationError, UnknownModelError, ValidationError
+from penstock.shared.errors import (
+    BrokerError,
+    ConfigurationError,
+    RedisUnavailableError,
+    UnknownModelError,
+    ValidationError,
+)
 from penstock.shared.keys import Keys
 from penstock.shared.messages import Delta, FinishReason
 from penstock.shared.request_state import RequestState
@@ -117,6 +123,27 @@ async def test_an_enqueue_in_the_middle_waits_and_is_there_once(
     assert answers[2] is RequestState.QUEUED
     claims = (await two.claim("e", Room(max_num_seqs=9))).claims
     assert [claim.request_id for claim in claims] == ["before", "middle"]
+
+
+async def test_a_model_that_stays_on_its_way_is_told(
+    connect: Connect, plain: Plain, mover: ShardMover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await place(plain["home"], "m", "a")
+    broker = Broker(connect(retry_for_s=0.5), M)
+    await broker.enqueue("r", b"payload", result_ttl_ms=60_000)
+
+    async def die() -> None:
+        raise Killed
+
+    before_step(monkeypatch, "settle", die)
+    with pytest.raises(Killed):
+        await mover.move("m", "b")
+    with pytest.raises(RedisUnavailableError, match=r"model 'm' is on its way to another shard.*penstock shard move"):
+        await broker.enqueue("r2", b"payload", result_ttl_ms=60_000)
+    with pytest.raises(RedisUnavailableError, match="on its way"):
+        await broker.state("r")
+    await mover.move("m", "b")
+    assert await broker.enqueue("r2", b"payload", result_ttl_ms=60_000) == NEW
 
 
 STEPS = ("depart", "arrive", "write_keys", "settle", "switch", "close_move")
