@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 import socket
 import subprocess
@@ -21,9 +22,12 @@ NUM_NODES = 3
 NUM_SLOTS = 16384
 NODE_TIMEOUT_MS = 2000
 START_TIMEOUT_S = 60.0
+START_TRIES = 5
 POLL_INTERVAL_S = 0.02
 # Nodes talk to each other at a port that is so much higher.
 BUS_OFFSET = 10_000
+# Below those that the system gives to connections.
+PORTS = range(10_000, 22_000)
 
 
 class ClusterTrio:
@@ -40,7 +44,7 @@ class ClusterTrio:
         self._password = password
         self._is_kept = is_kept
         self._program = str(find_redis_server())
-        self.ports = [_free_port() for _ in range(NUM_NODES)]
+        self.ports: list[int] = []
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     @property
@@ -54,9 +58,20 @@ class ClusterTrio:
         Raises:
             ConfigurationError: one does not start, or they do not find each other.
         """
+        for tries_left in reversed(range(START_TRIES)):
+            self.ports = [_free_port() for _ in range(NUM_NODES)]
+            try:
+                self._begin()
+                return
+            except (ConfigurationError, RedisError):  # somebody was quicker to take a port
+                self.stop()
+                if not tries_left:
+                    raise
+
+    def _begin(self) -> None:
         for port in self.ports:
             self._spawn(port)
-        self._wait(lambda: all(map(self._answers, self.ports)), "a node does not answer")
+        self._wait(lambda: all(map(self._is_ours, self.ports)), "a node does not answer")
         for number, port in enumerate(self.ports):
             first, after = (place * NUM_SLOTS // NUM_NODES for place in (number, number + 1))
             self.do(port, "CLUSTER SET-CONFIG-EPOCH", number + 1)
@@ -70,6 +85,7 @@ class ClusterTrio:
         for process in self._processes.values():
             process.kill()
             process.wait()
+        self._processes.clear()
 
     def do(self, port: int, *command: object) -> object:
         """Run one command at a node."""
@@ -109,9 +125,10 @@ class ClusterTrio:
             return "cluster_state:ok" in _text(self.do(port, "CLUSTER INFO"))
         return False
 
-    def _answers(self, port: int) -> bool:
+    def _is_ours(self, port: int) -> bool:
+        """Whether it is our own process that answers at a port."""
         with suppress(RedisError):
-            return bool(self.do(port, "PING"))
+            return f"process_id:{self._processes[port].pid}" in _text(self.do(port, "INFO", "server")).split()
         return False
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
@@ -146,9 +163,8 @@ def _text(reply: object) -> str:
 def _free_port() -> int:
     """A port that is free, as is the one at which its node talks to others."""
     while True:
-        with socket.socket() as probe, socket.socket() as bus:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-            with suppress(OSError, OverflowError):
-                bus.bind(("127.0.0.1", port + BUS_OFFSET))
-                return port
+        port = secrets.choice(PORTS)
+        with socket.socket() as probe, socket.socket() as bus, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            bus.bind(("127.0.0.1", port + BUS_OFFSET))
+            return port
