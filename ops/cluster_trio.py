@@ -111,9 +111,12 @@ class ClusterTrio:
         self.wait_until_whole()
 
     def hand_over(self, slot: int, to_port: int) -> None:
-        """Let another node serve a slot, with whatever keys it has: all say so at once, and nothing is copied."""
-        node_id = self.do(to_port, "CLUSTER MYID")
-        for port in self.ports:
+        """Let another node serve a slot, with whatever keys it has: all are told, and nothing is copied."""
+        node_id = _text(self.do(to_port, "CLUSTER MYID"))
+        others = [port for port in self.ports if port != to_port]
+        # So its word counts for more than what others may have heard before.
+        self.do(to_port, "CLUSTER SETSLOT", slot, "IMPORTING", _text(self.do(others[0], "CLUSTER MYID")))
+        for port in (to_port, *others):
             self.do(port, "CLUSTER SETSLOT", slot, "NODE", node_id)
 
     def wait_until_whole(self) -> None:

@@ -16,7 +16,15 @@ try:
 except ImportError:
     hiredis_pack = None
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
-from redis.exceptions import AskError, ClusterDownError, OutOfMemoryError, ReadOnlyError, ResponseError, TryAgainError
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MovedError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -75,6 +83,11 @@ def tells_of_fullness(error: Exception) -> bool:
 def sends_away(error: Exception) -> bool:
     """Whether a node of a cluster says that another serves the key, or will in a moment."""
     return isinstance(error, AskError) or str(error).startswith(("MOVED ", "ASK "))
+
+
+def tells_of_move(error: Exception) -> bool:
+    """Whether it says that another node serves the key from now on."""
+    return isinstance(error, MovedError) or str(error).startswith("MOVED ")
 
 
 def told_place(error: Exception) -> str | None:

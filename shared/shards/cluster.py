@@ -18,10 +18,12 @@ from redis.exceptions import ResponseError
 
 from ..connection import RETRY_FOR_S, CommandConnection
 from ..errors import RedisUnavailableError
-from ..redis_link import LOST, Outage, sends_away, unavailable_error
+from ..redis_link import LOST, Outage, sends_away, tells_of_move, unavailable_error
 from ..subscriber import Subscriber, Subscription
 from .cluster_topology import Topology
 from .routing import routing_key
+
+MAX_REDIRECTIONS = 3
 
 T = TypeVar("T")
 
@@ -75,9 +77,9 @@ class ClusterCommands(CommandConnection):
 
     async def _at_owner(self, key: str | None, run: Callable[[CommandConnection], Awaitable[T]], *, retry: bool) -> T:
         give_up_at = asyncio.get_running_loop().time() + self._retry_for_s
-        is_lost = False
+        is_lost, num_heard = False, 0
         while True:
-            has_asked = False
+            has_asked = has_heard = False
             try:
                 url = self._topology.node_of(key)
                 if url is None or is_lost:
@@ -92,6 +94,7 @@ class ClusterCommands(CommandConnection):
                 if not sends_away(error):
                     raise
                 problem: Exception = error
+                has_heard = tells_of_move(error) and self._topology.note_moved(error)
             except (RedisUnavailableError, *LOST) as error:
                 if self._closed or (has_asked and not retry):
                     raise
@@ -103,7 +106,9 @@ class ClusterCommands(CommandConnection):
                 raise unavailable_error(self._topology.seed, problem) from problem
             if not isinstance(problem, ResponseError):
                 self._away.note(problem)
-            is_lost = True
+            # Two nodes that send us to each other are asked, which takes its time.
+            num_heard = num_heard + 1 if has_heard else 0
+            is_lost = not 0 < num_heard <= MAX_REDIRECTIONS
 
     def _node(self, url: str) -> CommandConnection:
         node = self._nodes.get(url)
@@ -174,6 +179,10 @@ class ClusterSubscriber(Subscriber):
                 self.unsubscribe(subscription)
                 self.follow(subscription)
 
+    def _on_sent_away(self, error: ResponseError | None) -> None:
+        if error is None or not self._topology.note_moved(error):
+            self._look()
+
     def _look(self) -> None:
         """Find out who serves what, however long it takes."""
         if self._looking is None or self._looking.done():
@@ -194,7 +203,7 @@ class ClusterSubscriber(Subscriber):
         node = self._nodes.get(url)
         if node is None:
             if self._topology.has_sharded_channels:
-                node = _ShardedChannels(url, on_sent_away=self._look)
+                node = _ShardedChannels(url, on_sent_away=self._on_sent_away)
             else:
                 node = Subscriber(url)
             node.start()
@@ -212,17 +221,17 @@ class _ShardedChannels(Subscriber):
     SUBSCRIBE, UNSUBSCRIBE, MESSAGE, CHANNELS_AT_ONCE = "SSUBSCRIBE", "SUNSUBSCRIBE", b"smessage", 1
     SUBSCRIBED, UNSUBSCRIBED = b"ssubscribe", b"sunsubscribe"
 
-    def __init__(self, url: str, *, on_sent_away: Callable[[], None]) -> None:
+    def __init__(self, url: str, *, on_sent_away: Callable[[ResponseError | None], None]) -> None:
         super().__init__(url)
         self._on_sent_away = on_sent_away
 
     def _take(self, reply: Any) -> None:
         if isinstance(reply, ResponseError) and sends_away(reply):
-            self._on_sent_away()
+            self._on_sent_away(reply)
             return
         super()._take(reply)
         if isinstance(reply, list) and reply[0] == self.UNSUBSCRIBED and reply[1] in self._subscriptions:
-            self._on_sent_away()
+            self._on_sent_away(None)
 
 
 def _in_sharded_words(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -32,6 +32,8 @@ ASK_EVERY_S = 0.1
 ASK_TIMEOUT_S = 2.0
 
 _URL = re.compile(r"(?P<scheme>rediss?)\+cluster://(?:(?P<user>[^@/]*)@)?(?P<hosts>[^/?]+)/?(?:\?(?P<query>.*))?")
+# redis-py takes the code away where it has a class for it, as it has for ASK, which says no such thing.
+_MOVED = re.compile(r"^(?:MOVED )?(?P<slot>\d+) (?P<host>\S+):(?P<port>\d+)$")
 _HOST = re.compile(r"(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?")
 
 
@@ -95,6 +97,18 @@ class Topology:
             # Heard even if all who wait for it are cancelled meanwhile.
             self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(self._asking)
+
+    def note_moved(self, error: Exception) -> bool:
+        """Take a node's word of who serves a slot, which others may not have heard yet; False if it is no such word."""
+        found = _MOVED.search(str(error))
+        if found is None or not self._node_of_slot:
+            return False
+        slot, url = int(found["slot"]), self._node_url(found["host"], int(found["port"]))
+        if self._node_of_slot[slot] != url:
+            self._node_of_slot[slot] = url
+            for tell in self.on_change:
+                tell()
+        return True
 
     async def _ask(self) -> None:
         await asyncio.sleep(self._asked_at + ASK_EVERY_S - time.monotonic())
