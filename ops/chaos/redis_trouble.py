@@ -103,9 +103,7 @@ class RedisTrouble:
     async def _cut_connections(self) -> bool:
         """Every client, worker and supervisor must connect anew."""
         kinds = ("normal", "pubsub")
-        replies = await self._tell(
-            self._any(), *[("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes") for kind in kinds]
-        )
+        replies = await self._tell(self._any(), *[("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes") for kind in kinds])
         return any(replies)
 
     async def _fill(self) -> bool:

@@ -49,7 +49,7 @@ PROSE = (
     "logs",
     "models",
     "operating/scale",
-    "shards",
+    "operating/shards",
     "simulator",
 )
 WITHOUT_EXAMPLES = {GUIDE / f"{name}.md" for name in PROSE}
