@@ -1,11 +1,12 @@
 """Take a model from one shard to another, with all that waits, has ended and is known of it.
 
-    begin ▶ pause, put back what runs ▶ source says "it is there" ▶ copy ▶ target says "here" ▶ home ▶ resume ▶ clear
+    begin ▶ shut the target ▶ pause, put back ▶ the source sends all there ▶ copy ▶ open the target ▶ home ▶ resume, clear
 
-Invariant: at each moment at most one Redis serves the model. From the mark at the source until the target's is taken
-away none does, and whoever asks waits; a request, a token or an end that was refused meanwhile is sent again by who
-wanted it, and is there once, since all writes may be repeated. Every step may be repeated, too: a move that was cut
-short is run again, under a higher number, by which the servers refuse what the former one would still write.
+Invariant: at each moment at most one Redis serves the model. The target has its mark before the source sends anybody
+there. From the mark at the source until the target's is taken away none does, and whoever asks waits; a request, a
+token or an end that was refused meanwhile is sent again by who wanted it, and is there once, since all writes may be
+repeated. Every step may be repeated, too: a move that was cut short is run again, under a higher number, by which the
+servers refuse what the former one would still write.
 """
 
 from __future__ import annotations
@@ -90,21 +91,29 @@ class ShardMover:
         was_paused, is_there, first = answer[3] == b"1", answer[4], answer[5]
         step = _Move(self._keys, model, number, self._server(source_name), self.servers[target], target)
         if not is_there:
+            try:
+                is_missing = await step.arrive(first)
+            except ConfigurationError:
+                await self._close(model, number)  # nothing was done
+                raise
             await step.depart()
-            if await step.arrive(first):
+            if is_missing:
                 await step.copy()
                 await step.settle()
             await self._switch(model, target, number)
         if not was_paused:
             await Queue(self.servers[target], self._keys.model(model)).resume()
         await step.clear()
-        await self._run(self._home, "close_move", [self._keys.placements(), self._keys.moves()], model, number)
+        await self._close(model, number)
         return MoveReport(model, source_name, target, step.num_keys, was_paused)
 
     async def _record(self, model: str) -> None:
         """Give a model its record that was at home before there were shards."""
         if await self._home.execute("EXISTS", *lives_here(self._keys.model(model))):
             await Placements(self._home, self._keys, [name for name in self.servers if name != HOME]).find(model)
+
+    async def _close(self, model: str, number: str) -> None:
+        await self._run(self._home, "close_move", [self._keys.placements(), self._keys.moves()], model, number)
 
     async def _switch(self, model: str, target: str, number: str) -> None:
         keys = [self._keys.placements(), self._keys.moves(), self._keys.model(model).place]

@@ -125,6 +125,29 @@ async def test_an_enqueue_in_the_middle_waits_and_is_there_once(
     assert [claim.request_id for claim in claims] == ["before", "middle"]
 
 
+@pytest.mark.parametrize("step", ["arrive", "depart", "write_keys"])
+async def test_who_is_sent_to_the_target_too_early_waits(
+    connect: Connect, plain: Plain, mover: ShardMover, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The target has never held the model."""
+    await place(plain["home"], "m", "a")
+    broker = Broker(connect(), M)
+    await broker.enqueue("before", b"payload", result_ttl_ms=60_000)
+    under_way: list[asyncio.Task[str]] = []
+
+    async def in_the_middle() -> None:
+        under_way.append(asyncio.create_task(broker.enqueue("middle", b"payload", result_ttl_ms=60_000)))
+        await asyncio.wait(under_way, timeout=0.3)
+        # The source takes it until it says that the model has left; the target nothing yet.
+        assert under_way[0].done() == (step == "arrive")
+
+    after_step(monkeypatch, step, in_the_middle)
+    await mover.move("m", "b")
+    assert await under_way[0] == NEW
+    claims = (await broker.claim("e", Room(max_num_seqs=9))).claims
+    assert [claim.request_id for claim in claims] == ["before", "middle"]
+
+
 async def test_a_model_that_stays_on_its_way_is_told(
     connect: Connect, plain: Plain, mover: ShardMover, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +313,8 @@ async def test_what_cannot_be_moved_is_told(connect: Connect, plain: Plain, move
     await Broker(plain["b"], M).enqueue("r", b"payload", result_ttl_ms=60_000)
     with pytest.raises(ConfigurationError, match="shard 'b' has a queue of model 'm' already"):
         await mover.move("m", "b")
+    assert await mover.under_way() == {}
+    assert (await mover.move("m", "home")).source == "a"
 
 
 class Killed(Exception):
