@@ -1,6 +1,6 @@
 """Take a model from one shard to another, with all that waits, has ended and is known of it.
 
-    begin ▶ shut the target ▶ pause, put back ▶ the source sends all there ▶ copy ▶ open the target ▶ home ▶ resume, clear
+    begin ▶ shut the target ▶ pause, put back ▶ the source sends all there ▶ copy ▶ open the target ▶ home ▶ resume
 
 Invariant: at each moment at most one Redis serves the model. The target has its mark before the source sends anybody
 there. From the mark at the source until the target's is taken away none does, and whoever asks waits; a request, a
