@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ..shared.embedded import EmbeddedRedis
+from ..shared.shards import HOME, shards_text
 from .local_worker import LocalWorker
 from .sentinel_trio import SentinelTrio
 
@@ -23,6 +24,8 @@ class LocalStack:
         worker_options: further options of `worker start`.
         num_workers: how many times `worker start` is run.
         trio: what runs instead of a private Redis; its owner stops it.
+        shards: names of further private servers, which hold the models. The processes are told of them.
+        of_each: further options of each worker.
         log_path: where the workers' logs go; a temporary file when None, shown if the start fails.
 
     Raises:
@@ -37,15 +40,17 @@ class LocalStack:
         *,
         num_workers: int = 1,
         trio: SentinelTrio | None = None,
+        shards: Sequence[str] = (),
+        of_each: Sequence[Sequence[str]] = (),
     ) -> None:
         self._model = str(model)
         self._worker_options = list(worker_options)
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-")
-        self._data_folder = Path(self._folder.name) / "data"
+        self._shard_names = shards
+        self._of_each = of_each or [()] * num_workers
         self.log_path = log_path or Path(self._folder.name) / "worker.log"
-        self._num_workers = num_workers
         self._trio = trio
-        self._redis: EmbeddedRedis | None = None
+        self._servers: dict[str, EmbeddedRedis] = {}
         self.workers: list[LocalWorker] = []
 
     @property
@@ -53,8 +58,17 @@ class LocalStack:
         """Where the private Redis listens."""
         if self._trio is not None:
             return self._trio.url
-        assert self._redis is not None
-        return self._redis.url
+        return self._servers[HOME].url
+
+    @property
+    def shards(self) -> dict[str, str]:
+        """URLs of the servers that hold the models, by name; empty where the private Redis does."""
+        return {name: self._servers[name].url for name in self._shard_names}
+
+    @property
+    def server_urls(self) -> dict[str, str]:
+        """URLs of all servers, by name."""
+        return {HOME: self.url, **self.shards}
 
     @property
     def ready_time_s(self) -> float:
@@ -64,10 +78,12 @@ class LocalStack:
     def __enter__(self) -> LocalStack:
         try:
             if self._trio is None:
-                self._redis = EmbeddedRedis.start(self._data_folder)
+                for name in (HOME, *self._shard_names):
+                    self._servers[name] = EmbeddedRedis.start(self._data_folder(name))
+            shards = ["--shards", shards_text(self.shards)] if self._shard_names else []
             self.workers = [
-                LocalWorker(self._model, self.url, self._worker_options, self.log_path)
-                for _ in range(self._num_workers)
+                LocalWorker(self._model, self.url, [*self._worker_options, *shards, *own], self.log_path)
+                for own in self._of_each
             ]
             for worker in self.workers:
                 worker.spawn()
@@ -83,34 +99,32 @@ class LocalStack:
     ) -> None:
         self.stop()
 
-    def redis_pid(self) -> int:
-        """Process id of the private Redis."""
-        return int((self._data_folder / "redis" / "redis.pid").read_text())
+    def redis_pid(self, name: str = HOME) -> int:
+        """Process id of the private Redis, or of a shard."""
+        return int((self._data_folder(name) / "redis" / "redis.pid").read_text())
 
-    def kill_redis(self) -> None:
+    def kill_redis(self, name: str = HOME) -> None:
         """kill -9 of the server; ``restart_redis`` brings it back with its data."""
-        os.kill(self.redis_pid(), signal.SIGKILL)
+        os.kill(self.redis_pid(name), signal.SIGKILL)
 
     def delete_data(self) -> None:
         """Delete what a server that was killed has written down; the next one begins with nothing."""
-        folder = self._data_folder / "redis"
+        folder = self._data_folder(HOME) / "redis"
         # A folder from Redis 7 on.
         shutil.rmtree(folder / "appendonlydir", ignore_errors=True)
         (folder / "appendonly.aof").unlink(missing_ok=True)
 
-    def restart_redis(self) -> None:
+    def restart_redis(self, name: str = HOME) -> None:
         """Start the server again after it was killed, on the same socket and append-only file."""
-        before, self._redis = self._redis, EmbeddedRedis.start(self._data_folder)
-        if before is not None:
-            before.close()
+        before, self._servers[name] = self._servers[name], EmbeddedRedis.start(self._data_folder(name))
+        before.close()
 
     def stop(self) -> None:
         """Stop everything this stack started; twice does nothing."""
         for worker in self.workers:
             worker.stop()
-        if self._redis is not None:
-            self._redis.close()
-            self._redis = None
+        while self._servers:
+            self._servers.popitem()[1].close()
         self._folder.cleanup()
 
     def stop_worker(self) -> None:
@@ -125,3 +139,7 @@ class LocalStack:
         """
         self.workers[0].spawn()
         self.workers[0].await_ready()
+
+    def _data_folder(self, name: str) -> Path:
+        # The path of its socket may have 100 characters.
+        return Path(self._folder.name) / ("data" if name == HOME else name)

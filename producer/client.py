@@ -6,10 +6,10 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import Any
 
-from ..shared.connection import RETRY_FOR_S, CommandConnection, Subscriber
+from ..shared.connection import RETRY_FOR_S
 from ..shared.errors import ValidationError
 from ..shared.keys import DEFAULT_NAMESPACE, Keys
-from ..shared.redis_check import check_redis
+from ..shared.shards import ShardsArgument, check_servers, make_connections
 from ..shared.shown import shown
 from .control.engine_control import EngineControl
 from .control.model_view import ModelView
@@ -46,6 +46,8 @@ class Client(Generations, DetachedRequests, QueueControl, EngineControl, ModelVi
         lease_ttl_s: how long what this client streams or awaits outlives a death of its process.
         retry_for_s: how long a call waits for a Redis that is away, ``inf`` for ever. Streams wait without limit.
         namespace: prefix of all keys, as given to the workers.
+        shards: the Redis servers that hold the models, where ``url`` does not: ``name=url,url,…``, a list or a mapping;
+            PENSTOCK_SHARDS when None.
     """
 
     def __init__(
@@ -61,13 +63,15 @@ class Client(Generations, DetachedRequests, QueueControl, EngineControl, ModelVi
         retry_for_s: float = RETRY_FOR_S,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         namespace: str = DEFAULT_NAMESPACE,
+        shards: ShardsArgument = None,
     ) -> None:
         if not result_ttl_s > 0:
             raise ValidationError(f"result_ttl_s must be positive, got {shown(result_ttl_s)}")
         self._url = url
+        self._shards = shards
         self._lease = ClientLease(lease_ttl_s)
-        keys, subscriber = Keys(namespace), Subscriber(url)
-        commands = CommandConnection(url, retry_for_s=retry_for_s, on_moved=subscriber.reconnect)
+        keys = Keys(namespace)
+        commands, subscriber = make_connections(url, shards, keys, retry_for_s=retry_for_s)
         health = Health(commands, keys)
         requests = SingleRequests(
             commands,
@@ -113,7 +117,7 @@ class Client(Generations, DetachedRequests, QueueControl, EngineControl, ModelVi
             home.check()
             return self
         try:
-            await check_redis(self._url, namespace=self._keys.namespace)
+            await check_servers(self._url, self._shards, namespace=self._keys.namespace)
             await self._commands.open()
             await self._subscriber.open()
         except BaseException:

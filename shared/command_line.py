@@ -23,6 +23,7 @@ from .log import configure_logging
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 REDIS_URL_HELP = "redis://, rediss://, unix:// or redis+sentinel:// URL"
+SHARDS_HELP = "Redis servers that hold the models, where the home one shall not: NAME=URL,URL,..."
 NAMESPACE_HELP = "prefix of all keys, to keep deployments apart"
 NAMESPACE_VARIABLE = "PENSTOCK_NAMESPACE"
 
@@ -98,6 +99,7 @@ def add_redis_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help=f"{REDIS_URL_HELP}; default: PENSTOCK_REDIS_URL, else a private embedded Redis",
     )
+    parser.add_argument("--shards", metavar="URLS", help=f"{SHARDS_HELP} (default: PENSTOCK_SHARDS, else none)")
     parser.add_argument(
         "--namespace",
         default=os.environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE,

@@ -95,6 +95,10 @@ class CommandConnection:
         since = self._read_only_since
         return 0.0 if since is None else asyncio.get_running_loop().time() - since
 
+    def link_to(self, key: str) -> CommandConnection:
+        """Return the connection to the server of a key, for what is asked of servers; where there is one, this."""
+        return self
+
     async def open(self) -> None:
         """Connect now rather than at the first command.
 

@@ -2,6 +2,7 @@
 
 All keys of a model carry the hash tag ``{model}``, so that every script touches one slot of a cluster. Files and
 batches of a namespace have one slot, too: a batch's end makes its files in the same script.
+With shards (``shards/``) what has a model's tag is on the model's shard, and all else on the home Redis.
 A namespace keeps deployments (and tests) on one Redis apart.
 
     key                                    type      lives
@@ -10,6 +11,8 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:engine:ENGINE                       string    heartbeat, expires after heartbeat_ttl_s
     NS:api_keys                            hash      id -> ApiKey of the gateway; until revoked
     NS:absent                              none      never written: what commands that are only tried name
+    NS:placements                          hash      model -> name of the shard that holds its keys; for ever
+    NS:moves                               hash      model -> ShardMove that is under way, until it is done
     NS:worker:WORKER:commands              channel   drain and stop, to a supervisor
     NS:jobs                                zset      arq's queue of our jobs; arq writes what a job is to arq:job:NS:…
     NS:jobs:health-check                   string    that a process runs our jobs; arq lets it expire
@@ -69,11 +72,16 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:{MODEL}:engine:ENGINE:commands      channel   cancellations and control calls, to the engine
     NS:{MODEL}:call:CALL:replies           channel   engines' replies to a control call
     NS:{MODEL}:call:CALL:reply:ENGINE      string    the same reply, should it be missed; REPLY_TTL_MS
+    NS:{MODEL}:absent                      none      as NS:absent
+    NS:{MODEL}:place                       string    which shard has the model, at a Redis that has not; for ever
+    NS:{MODEL}:moved_by                    string    number of the last move that this Redis took part in; for ever
     NS:{MODEL}:virtual                     hash      clock of a simulation, and its last entry; never in a deployment
     NS:{MODEL}:expiries                    zset      what expires by that clock -> ms at which it does; as it
 """
 
 from __future__ import annotations
+
+import re
 
 from .encodable import check_text
 from .errors import ValidationError
@@ -118,6 +126,12 @@ class Keys:
         """A key that is never written, for commands that shall find nothing."""
         return f"{self.namespace}:absent"
 
+    def placements(self) -> str:
+        return f"{self.namespace}:placements"
+
+    def moves(self) -> str:
+        return f"{self.namespace}:moves"
+
     def worker_commands(self, worker_id: str) -> str:
         return f"{self.namespace}:worker:{check_text('worker_id', worker_id)}:commands"
 
@@ -158,6 +172,14 @@ class Keys:
     def model(self, model: str) -> ModelKeys:
         return ModelKeys(self.namespace, model)
 
+    def model_of(self, key: object) -> str | None:
+        """Return the model whose tag a key or channel carries; None if it belongs to no model."""
+        prefix = f"{self.namespace}:{{"
+        if not isinstance(key, str) or not key.startswith(prefix):
+            return None
+        model, brace, _ = key[len(prefix) :].partition("}")
+        return model if brace else None
+
 
 class BatchKeys:
     """Keys of files and batches, which belong to tenants and not to models."""
@@ -186,6 +208,10 @@ class ModelKeys:
     def __init__(self, namespace: str, model: str) -> None:
         self.name = check_name("model", model)
         self.prefix = f"{check_name('namespace', namespace)}:{{{model}}}:"
+        self.place = self.prefix + "place"
+        self.moved_by = self.prefix + "moved_by"
+        self.absent = self.prefix + "absent"
+        self.queue = self.prefix + "queue"
         self.policy = self.prefix + "policy"
         self.tenant_policies = self.prefix + "tenants"
         self.active_tenants = self.prefix + "active"
@@ -198,6 +224,11 @@ class ModelKeys:
         self.wake = self.prefix + "wake"
         self.virtual = self.prefix + "virtual"
         self.expiries = self.prefix + "expiries"
+
+    @property
+    def pattern(self) -> str:
+        """What SCAN matches all keys of the model with."""
+        return re.sub(r"([*?\[\]^\\-])", r"\\\1", self.prefix) + "*"
 
     def lane(self, band: str, tenant: str) -> str:
         return f"{self.prefix}lane:{band}:{tenant}"

@@ -10,7 +10,7 @@ import asyncio
 import os
 import re
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -49,14 +49,30 @@ async def check_redis(
 
     Args:
         namespace: its keys and channels are the ones whose permissions are tried.
-        for_worker: refuse a server that may evict keys, of which a client only logs a warning; and log one of a server
-            that does not write down each change.
+        for_worker: refuse a server that may evict keys without a time to live, of which a client only logs a warning;
+            and log one of a server that does not write down each change.
         for_jobs: try what arq needs, too.
 
     Raises:
         RedisUnavailableError: nothing answers within ``CHECK_TIMEOUT_S``, or the password is refused.
         RedisUnsupportedError: the server is older than 6.2, is a read-only replica, or lacks or denies a command.
         ConfigurationError: the URL cannot be read, or the server evicts keys when its memory is full.
+    """
+    await check_server(url, probes(namespace, for_jobs=for_jobs), namespace=namespace, for_worker=for_worker)
+
+
+async def check_server(
+    url: str,
+    calls: Sequence[tuple[Any, ...]],
+    *,
+    namespace: str = DEFAULT_NAMESPACE,
+    for_worker: bool = False,
+    is_node: bool = False,
+) -> None:
+    """As ``check_redis``, with the calls that are to be tried.
+
+    Args:
+        is_node: whether it may be a node of a cluster. Calls on keys of other nodes are refused there.
     """
     shown = mask_url(url)
     pool = parse_pool(url, socket_connect_timeout=CHECK_TIMEOUT_S)
@@ -66,11 +82,13 @@ async def check_redis(
             await connection.connect()
             info = await _read_info(connection)
             _check_version(info, shown)
-            _check_topology(info, shown)
+            if not is_node:
+                _check_topology(info, shown)
             _check_eviction(info, shown, for_worker)
             if for_worker:
                 await _check_persistence(connection, info, shown)
-            await _check_commands(connection, namespace, shown, for_jobs)
+            if calls:
+                await _check_commands(connection, namespace, shown, [*calls])
     except (RedisError, OSError, TimeoutError) as error:
         raise explain(error, url) from error
     finally:
@@ -154,8 +172,8 @@ def _check_topology(info: dict[str, str], shown: str) -> None:
 
 def _is_cluster(shown: str) -> RedisUnsupportedError:
     return RedisUnsupportedError(
-        f"Redis at {shown} is a node of a cluster, which this version does not support; "
-        "give the URL of a server with cluster-enabled no"
+        f"Redis at {shown} is a node of a cluster, which can hold models only: name it in PENSTOCK_SHARDS as "
+        "redis+cluster://HOST:PORT, and give the URL of a server with cluster-enabled no for the rest"
     )
 
 
@@ -163,12 +181,17 @@ def _check_eviction(info: dict[str, str], shown: str, for_worker: bool) -> None:
     policy = info.get("maxmemory_policy", "noeviction")
     if int(info.get("maxmemory", "0")) == 0 or policy == "noeviction":
         return
-    sentence = (
-        f"Redis at {shown} drops keys when its memory is full (maxmemory-policy is {policy}), which would lose "
-        "requests; run 'CONFIG SET maxmemory-policy noeviction' there"
-    )
-    if for_worker:
-        raise ConfigurationError(sentence)
+    drops = f"Redis at {shown} drops keys when its memory is full (maxmemory-policy is {policy})"
+    if policy.startswith("volatile-"):
+        # What waits, runs, is configured or parked has no time to live. Servers that others run have no other policy.
+        sentence = (
+            f"{drops}: results before their time, what counts towards quotas, and heartbeats, but no request that "
+            "waits or runs; where it can be set, 'maxmemory-policy noeviction' keeps them"
+        )
+    else:
+        sentence = f"{drops}, which would lose requests; run 'CONFIG SET maxmemory-policy noeviction' there"
+        if for_worker:
+            raise ConfigurationError(sentence)
     log.warning("redis_evicts", reason=sentence)
 
 
@@ -187,8 +210,11 @@ async def _check_persistence(connection: AbstractConnection, info: dict[str, str
     log.warning("redis_not_persistent", reason=reason)
 
 
-async def _check_commands(connection: AbstractConnection, namespace: str, shown: str, for_jobs: bool) -> None:
+async def _check_commands(
+    connection: AbstractConnection, namespace: str, shown: str, calls: list[tuple[Any, ...]]
+) -> None:
     """Try what is needed; refused are all that this user may not run, with the keys and channels of the namespace."""
+    for_jobs = any(str(key).startswith(ARQ_KEYS) for _, *rest in calls for key in rest[:1])
     (begun,) = await _run(connection, [("MULTI",)])
     if isinstance(begun, Exception):
         _judge("MULTI", begun, namespace, shown, for_jobs)
@@ -196,7 +222,6 @@ async def _check_commands(connection: AbstractConnection, namespace: str, shown:
             f"Redis at {shown} lacks or denies MULTI, by which Penstock tries what it needs without changing anything; "
             "permit it (ACL, rename-command) or use another Redis"
         )
-    calls = probes(namespace, for_jobs=for_jobs)
     replies = await _run(connection, [*calls, ("DISCARD",)])
     calls.append(("SUBSCRIBE", Keys(namespace).worker_commands("probe")))
     replies[-1:] = await _run(connection, calls[-1:])

@@ -16,8 +16,16 @@ try:
 except ImportError:
     hiredis_pack = None
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MovedError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import OutOfMemoryError, ReadOnlyError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .errors import RedisFullError, RedisUnavailableError
@@ -30,6 +38,9 @@ FULL_PAUSE_S = 0.25
 # For who is told that Redis is full.
 FULL_RETRY_AFTER_S = 1.0
 WARN_EVERY_S = 5.0
+
+# Begins the mark of a shard to which a model's keys are on their way.
+MOVING = "*"
 
 LOST = (RedisConnectionError, RedisTimeoutError, OSError, asyncio.IncompleteReadError)
 
@@ -54,7 +65,9 @@ def refuses_for_now(error: Exception) -> bool:
     So speaks a server that fails over, has lost its disk or replicas, is held up by a script, or full. (LOADING is a
     lost connection in redis-py's eyes.)
     """
-    return is_read_only(error) or tells_of_fullness(error) or _NOT_NOW.search(str(error)) is not None
+    # redis-py 8 takes the code out of what nodes of a cluster say, and has classes for it.
+    is_of_cluster = isinstance(error, ClusterDownError | TryAgainError)
+    return is_read_only(error) or tells_of_fullness(error) or is_of_cluster or _NOT_NOW.search(str(error)) is not None
 
 
 def is_read_only(error: Exception) -> bool:
@@ -65,6 +78,25 @@ def is_read_only(error: Exception) -> bool:
 def tells_of_fullness(error: Exception) -> bool:
     """Whether a reply says that the server has no memory for a write. A script is refused at its first write."""
     return isinstance(error, OutOfMemoryError) or _FULL.search(str(error)) is not None
+
+
+def sends_away(error: Exception) -> bool:
+    """Whether a node of a cluster says that another serves the key, or will in a moment."""
+    return isinstance(error, AskError) or str(error).startswith(("MOVED ", "ASK "))
+
+
+def tells_of_move(error: Exception) -> bool:
+    """Whether it says that another node serves the key from now on."""
+    return isinstance(error, MovedError) or str(error).startswith("MOVED ")
+
+
+def told_place(error: Exception) -> str | None:
+    """What a script says of where the keys of its model are, if they are not on the server that was asked.
+
+    The name of a shard; or ``MOVING`` and a token, while they are on their way to this one.
+    """
+    code, _, place = str(error).partition(" ")
+    return place if code == "ELSEWHERE" and isinstance(error, ResponseError) else None
 
 
 def full_error(url: str, error: Exception) -> RedisFullError:

@@ -79,6 +79,15 @@ NEEDED_FOR_JOBS: dict[str, tuple[Any, ...]] = {
     "PSETEX": (_KEY, 1, ""),
 }
 ARQ_KEYS = "arq:"
+# Of an operator who moves a model to another shard; it is told by the command itself.
+NEEDED_FOR_MOVES = ("DUMP", "RESTORE", "SCAN", "XINFO", "XSETID")
+
+
+def cluster_probes(namespace: str) -> list[tuple[Any, ...]]:
+    """Return the same calls on keys and channels of one model, which the node tries that serves it."""
+    keys = Keys(namespace).model("probe")
+    calls = [_call(name, args, keys.absent, keys.wake) for name, args in NEEDED.items()]
+    return [*calls, ("EXISTS", keys.leases)]
 
 
 def probes(namespace: str, *, for_jobs: bool = False) -> list[tuple[Any, ...]]:

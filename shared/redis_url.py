@@ -17,6 +17,7 @@ try:
 except ImportError:
     DriverInfo = None
 
+CLUSTER_SCHEMES = ("redis+cluster://", "rediss+cluster://")
 SCHEMES = ("redis://", "rediss://", "unix://", *sentinel.SCHEMES)
 
 # From 7.2 on redis-py looks on the disk for its own version at every connection, in the event loop, unless it is told.
@@ -25,7 +26,7 @@ _DRIVER: dict[str, Any] = {} if DriverInfo is None else {"driver_info": DriverIn
 
 def mask_url(url: str) -> str:
     """Return ``url`` with its password replaced by ``***``, fit for logs and errors."""
-    if url.startswith(sentinel.SCHEMES):
+    if url.startswith((*sentinel.SCHEMES, *CLUSTER_SCHEMES)):
         # Several hosts are more than urlsplit understands.
         url = re.sub(r"(://[^:@/]*):[^@/]*@", r"\1:***@", url, count=1)
     else:
@@ -47,6 +48,12 @@ def parse_pool(url: str, **options: Any) -> ConnectionPool:
     Raises:
         ConfigurationError: the URL has another scheme than those, or cannot be read.
     """
+    if isinstance(url, str) and url.startswith(CLUSTER_SCHEMES):
+        raise ConfigurationError(
+            f"the home Redis cannot be a cluster, which holds models only: name {shown(mask_url(url))} in "
+            "PENSTOCK_SHARDS, and give the URL of a server, or of Sentinels, for jobs, batches and what else "
+            "belongs to no model"
+        )
     if not isinstance(url, str) or not url.startswith(SCHEMES):
         raise ConfigurationError(
             f"the Redis URL must begin with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}, got {shown(mask_url(str(url)))}"

@@ -10,7 +10,7 @@ import structlog
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from .command_parts import in_parts
+from .command_parts import MAX_ARGUMENTS
 from .errors import BrokerError, RedisUnavailableError
 from .redis_link import (
     LOST,
@@ -51,12 +51,16 @@ class Subscriber:
     channel is confirmed again: the reader then looks at its log.
     """
 
+    SUBSCRIBE, UNSUBSCRIBE, MESSAGE, CHANNELS_AT_ONCE = "SUBSCRIBE", "UNSUBSCRIBE", b"message", MAX_ARGUMENTS
+    SUBSCRIBED, UNSUBSCRIBED = b"subscribe", b"unsubscribe"
+
     def __init__(self, url: str) -> None:
         self._url = url
         self._pool = make_pool(url)
         self._outage = Outage(url, "subscriptions")
         self._connection: AbstractConnection | None = None
         self._subscriptions: dict[bytes, list[Subscription]] = {}
+        self._confirmed: set[bytes] = set()
         self._outbox: list[bytes] = []
         self._has_output = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -75,23 +79,31 @@ class Subscriber:
             raise RedisUnavailableError(f"Redis at {mask_url(self._url)} does not answer ({error})") from error
         self._task = asyncio.create_task(self._run())
 
+    def start(self) -> None:
+        """Connect in the background, as often as it takes; doing it twice does nothing."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+
     async def subscribe(
         self, channel: str, on_message: Callable[[bytes], None], on_restored: Callable[[], None] | None = None
     ) -> Subscription:
         """Call ``on_message`` with every message of ``channel``; returns when Redis has confirmed it."""
         subscription = Subscription(channel.encode(), on_message, on_restored)
-        others = self._subscriptions.setdefault(subscription.channel, [])
-        others.append(subscription)
-        if len(others) > 1 and others[0].confirmed.done():
-            subscription.confirmed.set_result(None)
-        else:
-            self._send("SUBSCRIBE", subscription.channel)
+        self.follow(subscription)
         try:
             await asyncio.shield(subscription.confirmed)
         except asyncio.CancelledError:
             self.unsubscribe(subscription)
             raise
         return subscription
+
+    def follow(self, subscription: Subscription) -> None:
+        """Begin to follow the channel of a subscription; one that was confirmed elsewhere is restored here."""
+        self._subscriptions.setdefault(subscription.channel, []).append(subscription)
+        if subscription.channel in self._confirmed:
+            _settle(subscription)
+        else:
+            self._send(self.SUBSCRIBE, subscription.channel)
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Stop the callbacks at once; doing it twice does nothing."""
@@ -101,7 +113,8 @@ class Subscriber:
         others.remove(subscription)
         if not others:
             del self._subscriptions[subscription.channel]
-            self._send("UNSUBSCRIBE", subscription.channel)
+            self._confirmed.discard(subscription.channel)
+            self._send(self.UNSUBSCRIBE, subscription.channel)
 
     def reconnect(self) -> None:
         """Connect anew: the server that answers may no longer be the one to which others publish."""
@@ -141,8 +154,9 @@ class Subscriber:
                 await asyncio.sleep(RETRY_PAUSE_S)
                 continue
             self._connection, self._outbox = connection, []
-            for part in in_parts([*self._subscriptions]):
-                self._send("SUBSCRIBE", *part)
+            channels = [*self._subscriptions]
+            for start in range(0, len(channels), self.CHANNELS_AT_ONCE):
+                self._send(self.SUBSCRIBE, *channels[start : start + self.CHANNELS_AT_ONCE])
 
     async def _serve(self, connection: AbstractConnection) -> BaseException:
         """Run the loops until one of them loses the connection; returns how."""
@@ -193,14 +207,14 @@ class Subscriber:
         if not isinstance(reply, list) or len(reply) != 3:
             return  # PONG
         kind, channel, data = reply
-        if kind == b"message":
+        if kind == self.MESSAGE:
             subscriptions = self._subscriptions.get(channel, ())
             # A callback may end its own subscription, or begin others.
             for subscription in subscriptions if len(subscriptions) == 1 else tuple(subscriptions):
                 self._deliver(subscription, data)
-        elif kind == b"subscribe":
+        elif kind == self.SUBSCRIBED:
             self._confirm(channel)
-        elif kind != b"unsubscribe":
+        elif kind != self.UNSUBSCRIBED:
             raise BrokerError(f"unexpected message in a subscription: {shown(kind)}")
 
     def _deliver(self, subscription: Subscription, data: bytes) -> None:
@@ -211,8 +225,16 @@ class Subscriber:
             log.exception("message_not_handled", channel=subscription.channel.decode(errors="replace"))
 
     def _confirm(self, channel: bytes) -> None:
-        for subscription in self._subscriptions.get(channel, ()):
-            if not subscription.confirmed.done():
-                subscription.confirmed.set_result(None)
-            elif subscription.on_restored is not None:
-                subscription.on_restored()
+        if channel not in self._subscriptions:
+            return
+        self._confirmed.add(channel)
+        for subscription in self._subscriptions[channel]:
+            _settle(subscription)
+
+
+def _settle(subscription: Subscription) -> None:
+    """Its channel is confirmed, for the first time or again."""
+    if not subscription.confirmed.done():
+        subscription.confirmed.set_result(None)
+    elif subscription.on_restored is not None:
+        subscription.on_restored()

@@ -18,6 +18,7 @@ import redis
 import structlog
 from blockbuster import BlockBuster
 
+from penstock.ops.cluster_trio import ClusterTrio
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.embedded import find_redis_server
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE, running_fork_server
@@ -45,6 +46,12 @@ DEMO_MODEL = Path(__file__).parent.parent / "ops" / "demo" / "model"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--without-torch", action="store_true", help="what needs neither torch nor an engine")
+    parser.addoption(
+        "--broker-on",
+        choices=("server", "cluster"),
+        default="server",
+        help="where the broker's tests run; on a server some of them run on a cluster as well",
+    )
     parser.addoption("--fast", action="store_true", help="what of that is quick")
 
 
@@ -129,6 +136,17 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield url
     server.kill()
     server.wait()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterTrio]:
+    """A Redis cluster of three nodes, one per test process. It stays as it is."""
+    trio = ClusterTrio(tmp_path_factory.mktemp("cluster"))
+    try:
+        trio.start()
+        yield trio
+    finally:
+        trio.stop()
 
 
 @pytest.fixture

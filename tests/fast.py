@@ -61,6 +61,7 @@ SLOW = (
     "integration/commands",
     "integration/embedded",
     "integration/jobs",
+    "integration/shards",
     "integration/sim/test_simulation.py",
     "integration/supervisor",
 )

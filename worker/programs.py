@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from ..shared.command_line import REDIS_URL_HELP
+from ..shared.command_line import REDIS_URL_HELP, SHARDS_HELP
 from .config import MAX_ENGINES_ON_HOST, PLACE, EngineConfig
 from .options.option import Option
 from .options.program import Program
@@ -30,6 +30,9 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(REDIS_URL_HELP, Reader("URL"), default="a private embedded Redis", group=BROKER, is_secret=True),
     ] = None
+    shards: Annotated[str | None, Option(SHARDS_HELP, Reader("URLS"), default="none", group=BROKER, is_secret=True)] = (
+        None
+    )
     gpus: Annotated[
         tuple[int, ...] | None,
         Option("one engine on each of these GPUs", Indices(), default="every GPU", group=PLACE),

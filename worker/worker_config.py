@@ -29,6 +29,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         worker_id: the supervisor's identity, shared by its engines.
         engine_id: this engine's identity: the consumer name in Redis and the key of its heartbeat.
         redis_url: where the broker is; may carry a password, hence not on the command line.
+        shards: the servers that hold the models, as ``parse_shards`` reads them; empty where ``redis_url`` does.
         visible_devices: value of CUDA_VISIBLE_DEVICES for the core; None leaves the environment alone.
         num_restarts: how often this engine was started again.
         fork_server: socket of the process that forks engine cores; without one each is started by itself.
@@ -39,6 +40,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     redis_url: str
     engine: EngineConfig
     namespace: Annotated[str, Option(NAMESPACE_HELP, Reader("NAME"), group=BROKER)] = DEFAULT_NAMESPACE
+    shards: str = ""
     visible_devices: str | None = None
     supervisor_pid: int = 0
     drain_timeout_s: Annotated[

@@ -14,12 +14,12 @@ import psutil
 import structlog
 
 from ...shared.broker import Broker
-from ...shared.connection import CommandConnection
 from ...shared.errors import ConfigurationError
 from ...shared.heartbeats import read_heartbeats
 from ...shared.keys import Keys
 from ...shared.messages import EngineState
 from ...shared.records import EngineHeartbeat
+from ...shared.shards import make_commands
 from ..local_stack import LocalStack
 from ..local_worker import LocalWorker
 from ..recovery_clock import RecoveryClock
@@ -85,7 +85,7 @@ class Disturber:
 
     async def run(self) -> None:
         """Disturb until cancelled."""
-        self._commands = CommandConnection(self._stack.url)
+        self._commands = make_commands(self._stack.url, self._stack.shards, Keys())
         names = list(self._actions)
         weights = [weight for weight, _ in self._actions.values()]
         try:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 import structlog
@@ -19,6 +20,8 @@ from .workload import ChaosRequest
 NUM_CLIENTS = 3
 RECONNECT_PAUSE_S = 0.1
 MAX_SENT_AGAIN = 3
+
+Connect = Callable[[], Client]
 
 log = structlog.get_logger()
 
@@ -68,10 +71,12 @@ async def run_load(
     clock: RecoveryClock,
     go_on: Callable[[int], bool],
     patience_s: float,
+    shards: Mapping[str, str] | None = None,
 ) -> LoadResult:
     """Run requests, in turn and again from the first, while ``go_on(number started)`` says so.
 
     Args:
+        shards: where models are, if not at ``url``.
         label: makes request ids, which are ``label-NUMBER``.
         concurrency: how many at once.
         patience_s: a request that has not ended so long after the last one began is left: it is lost. If for so long
@@ -81,14 +86,15 @@ async def run_load(
     started_at = time.monotonic()
     hangs = False
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(Client.connect(url)) for _ in range(NUM_CLIENTS)]
+        connect = partial(Client.connect, url, shards=shards or {})
+        clients = [await stack.enter_async_context(connect()) for _ in range(NUM_CLIENTS)]
 
         async def work() -> None:
             while go_on(len(sightings)) and not hangs:
                 number = len(sightings)
                 sighting = Sighting(requests[number % len(requests)], f"{label}-{number}")
                 sightings.append(sighting)
-                await _run_one(url, clients[number % NUM_CLIENTS], sighting, clock)
+                await _run_one(connect, clients[number % NUM_CLIENTS], sighting, clock)
 
         workers = [asyncio.create_task(work()) for _ in range(concurrency)]
         seen, seen_at = 0, started_at
@@ -115,11 +121,11 @@ def _amount(sightings: list[Sighting]) -> int:
     )
 
 
-async def _run_one(url: str, client: Client, sighting: Sighting, clock: RecoveryClock) -> None:
+async def _run_one(connect: Connect, client: Client, sighting: Sighting, clock: RecoveryClock) -> None:
     """Run it as an app does: what was refused for now is sent again."""
     while True:
         try:
-            await _try_one(url, client, sighting, clock)
+            await _try_one(connect, client, sighting, clock)
             return
         except RedisFullError as error:
             await asyncio.sleep(error.retry_after_s)
@@ -140,13 +146,17 @@ async def _run_one(url: str, client: Client, sighting: Sighting, clock: Recovery
             return
 
 
-async def _try_one(url: str, client: Client, sighting: Sighting, clock: RecoveryClock) -> None:
+async def _try_one(connect: Connect, client: Client, sighting: Sighting, clock: RecoveryClock) -> None:
     request = sighting.request
     if request.is_detached:
-        deltas = _read_in_pieces(url, client, sighting)
+        deltas = _read_in_pieces(connect, client, sighting)
     else:
         deltas = client.stream(
-            request.prompt, request.params, request_id=sighting.request_id, session_id=request.session_id
+            request.prompt,
+            request.params,
+            request_id=sighting.request_id,
+            model=request.model,
+            session_id=request.session_id,
         )
     async with aclosing(deltas):
         async for delta in deltas:
@@ -154,17 +164,21 @@ async def _try_one(url: str, client: Client, sighting: Sighting, clock: Recovery
             sighting.saw(delta)
 
 
-async def _read_in_pieces(url: str, client: Client, sighting: Sighting) -> AsyncGenerator[Delta]:
+async def _read_in_pieces(connect: Connect, client: Client, sighting: Sighting) -> AsyncGenerator[Delta]:
     """Follow a detached request with readers that leave, and others, on new connections, that go on where they left."""
     random = Random(sighting.request_id)
     request = sighting.request
     handle = await client.submit(
-        request.prompt, request.params, request_id=sighting.request_id, session_id=request.session_id
+        request.prompt,
+        request.params,
+        request_id=sighting.request_id,
+        model=request.model,
+        session_id=request.session_id,
     )
     after = -1
     while True:
         pieces = random.randint(1, 20)
-        async with await _connect(url) as reader:
+        async with await _connected(connect) as reader:
             stream = (await reader.handle(handle.request_id, model=handle.model)).stream(after=after)
             async with aclosing(stream):
                 async for delta in stream:
@@ -177,10 +191,10 @@ async def _read_in_pieces(url: str, client: Client, sighting: Sighting) -> Async
                         break
 
 
-async def _connect(url: str) -> Client:
+async def _connected(connect: Connect) -> Client:
     """Connect as an app does that comes up while Redis may be away: again, while the error says that it may help."""
     while True:
         try:
-            return await Client.connect(url)
+            return await connect()
         except RedisUnavailableError:
             await asyncio.sleep(RECONNECT_PAUSE_S)

@@ -13,6 +13,7 @@ hold for one server, from its start on. An epoch is one engine's whatever was lo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 MAX_SENTENCES = 100
@@ -41,6 +42,18 @@ class Owners:
     _writers: dict[str, set[int]] = field(default_factory=dict)
     _engines: dict[tuple[str, int], str] = field(default_factory=dict)
     _logs: dict[str, _Log] = field(default_factory=dict)
+
+    @classmethod
+    def joined(cls, parts: Iterable[Owners]) -> Owners:
+        """What was seen at several servers, each by itself."""
+        whole = cls()
+        for part in parts:
+            whole.num_records += part.num_records
+            whole.num_harms += part.num_harms
+            whole.harms += part.harms
+            for request_id, epochs in part._writers.items():
+                whole._writers.setdefault(request_id, set()).update(epochs)
+        return whole
 
     @property
     def num_moved(self) -> int:

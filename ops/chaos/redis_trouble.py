@@ -1,11 +1,14 @@
-"""What befalls the Redis of a chaos run: it dies, stands still, is full, loses its data, or another takes its place."""
+"""What befalls the Redis of a chaos run: it dies, stands still, is full, loses its data, or another takes its place.
+
+Where there are shards it befalls one of them or home, and models move.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from random import Random
 from typing import Any
 
@@ -14,12 +17,17 @@ import redis.asyncio
 import structlog
 from redis.exceptions import RedisError
 
+from ...shared.errors import PenstockError
+from ...shared.keys import Keys
 from ...shared.redis_url import parse_pool
+from ...shared.shards import HOME, ShardMover, make_servers, recorded_places
 from ..local_stack import LocalStack
 from ..sentinel_trio import SentinelTrio
 
 AWAY_S = (0.1, 2.0)
 FULL_S = (0.1, 4.0)
+# A move of a small queue takes some hundredths of a second.
+MOVE_S = (0.0, 0.1)
 
 # Returns whether it was done.
 Action = Callable[[], Awaitable[bool]]
@@ -28,7 +36,7 @@ log = structlog.get_logger()
 
 
 class RedisTrouble:
-    """Actions on one Redis, by name and weight; ``kills`` are those that end a process.
+    """Actions on Redis, by name and weight; ``kills`` are those that end a process.
 
     Args:
         trio: where Redis is a primary with Sentinels.
@@ -53,6 +61,9 @@ class RedisTrouble:
         else:
             self.actions["kill primary"] = (3, self._kill_primary)
             self.asked_for.append("kill primary")
+        if stack.shards:
+            self.actions["move model"] = (2, self._move)
+            self.asked_for.append("move model")
         if loses_data:
             self.actions["lose data"] = (2, self._lose_data)
             self.asked_for.append("lose data")
@@ -61,15 +72,20 @@ class RedisTrouble:
         """Wait until the servers are as they were."""
         if self._failing_over is not None:
             await self._failing_over
+        if self._stack.shards:
+            async with self._mover() as mover:
+                for model, target in (await mover.under_way()).items():
+                    await mover.move(model, target)
 
     async def _restart(self) -> bool:
-        self._stack.kill_redis()
+        name = self._any()
+        self._stack.kill_redis(name)
         await asyncio.sleep(self._random.uniform(*AWAY_S))
-        await asyncio.to_thread(self._stack.restart_redis)
+        await asyncio.to_thread(self._stack.restart_redis, name)
         return True
 
     async def _stop(self) -> bool:
-        server = psutil.Process(self._stack.redis_pid())
+        server = psutil.Process(self._stack.redis_pid(self._any()))
         server.suspend()
         try:
             await asyncio.sleep(self._random.uniform(*AWAY_S))
@@ -87,39 +103,67 @@ class RedisTrouble:
     async def _cut_connections(self) -> bool:
         """Every client, worker and supervisor must connect anew."""
         kinds = ("normal", "pubsub")
-        replies = await self._tell(*[("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes") for kind in kinds])
+        replies = await self._tell(self._any(), *[("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes") for kind in kinds])
         return any(replies)
 
     async def _fill(self) -> bool:
         """Whether anybody was refused a write; else it was as if nothing had been."""
-        if not await self._tell(("CONFIG", "SET", "maxmemory", 1)):
+        name = self._any()
+        if not await self._tell(name, ("CONFIG", "SET", "maxmemory", 1)):
             return False
-        num_before = await self._num_errors()
+        num_before = await self._num_errors(name)
         try:
             await asyncio.sleep(self._random.uniform(*FULL_S))
-            return await self._num_errors() > num_before
+            return await self._num_errors(name) > num_before
         finally:
-            await self._empty()
+            await self._empty(name)
 
-    async def _empty(self) -> None:
+    async def _empty(self, name: str) -> None:
         for pause_s in itertools.repeat(AWAY_S[0]):
-            if await self._tell(("CONFIG", "SET", "maxmemory", 0)):
+            if await self._tell(name, ("CONFIG", "SET", "maxmemory", 0)):
                 return
             await asyncio.sleep(pause_s)
 
     async def _lose_data(self) -> bool:
         """Whether there was anything to lose."""
-        replies = await self._tell(("DBSIZE",), ("FLUSHALL",))
+        replies = await self._tell(self._any(), ("DBSIZE",), ("FLUSHALL",))
         return bool(replies) and replies[0] > 0
 
-    async def _num_errors(self) -> int:
+    async def _num_errors(self, name: str) -> int:
         """Replies of the server that were errors, since it was started; 0 if there is none."""
-        replies = await self._tell(("INFO", "stats"))
+        replies = await self._tell(name, ("INFO", "stats"))
         return int(replies[0]["total_error_replies"]) if replies else 0
 
-    async def _tell(self, *commands: tuple[str | int, ...]) -> list[Any]:
+    async def _move(self) -> bool:
+        """Move a model, or go on with a move; half of them are cut short, as by the death of who moves."""
+        patience_s = self._random.uniform(*MOVE_S) if self._random.random() < 0.5 else None
+        targets = self._random.sample([*self._stack.server_urls], 2)
+        with suppress(TimeoutError, PenstockError, RedisError):
+            async with asyncio.timeout(patience_s), self._mover() as mover:
+                under_way = await mover.under_way()
+                places = await recorded_places(mover.servers[HOME], Keys())
+                model = self._random.choice(sorted(places))
+                target = under_way.get(model) or next(name for name in targets if name != places[model])
+                await mover.move(model, target)
+        return True
+
+    @asynccontextmanager
+    async def _mover(self) -> AsyncIterator[ShardMover]:
+        servers = make_servers(self._stack.url, self._stack.shards)
+        try:
+            yield ShardMover(servers, Keys())
+        finally:
+            for server in servers.values():
+                await server.close()
+
+    def _any(self) -> str:
+        """One of the servers."""
+        names = [*self._stack.server_urls]
+        return self._random.choice(names) if len(names) > 1 else names[0]
+
+    async def _tell(self, name: str, *commands: tuple[str | int, ...]) -> list[Any]:
         """Run commands on the server that is there now, and return its replies; none if it is away."""
-        client = redis.asyncio.Redis(connection_pool=parse_pool(self._stack.url))
+        client = redis.asyncio.Redis(connection_pool=parse_pool(self._stack.server_urls[name]))
         try:
             replies = [await client.execute_command(*command) for command in commands]
         except (RedisError, OSError) as error:

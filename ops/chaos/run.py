@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
+from ...shared.shards import choose_shard
 from ..bench.report import machine, versions
 from ..demo.run import MODEL
 from ..latency import percentile
@@ -50,6 +52,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_path: str
     has_sentinels: bool = False
     loses_data: bool = False
+    num_shards: int = 0
 
 
 class ChaosReport(msgspec.Struct, kw_only=True):
@@ -69,16 +72,20 @@ def run_chaos(options: ChaosOptions) -> int:
     """Run both, print the table, and return 1 if any request was harmed, or nothing was killed."""
     console = Console()
     console.print(f"seed {options.seed}; starting Redis and {options.num_engines} engines …")
-    worker_options = ["--device", "cpu", "--served-model-name", MODEL_NAME, "--threads", "1", "--max-num-seqs", "32"]
+    worker_options = ["--device", "cpu", "--threads", "1", "--max-num-seqs", "32"]
     worker_options += ["--deterministic", "--drain-timeout", "1", "--stall-timeout", str(STALL_TIMEOUT_S)]
     # Kills at random, every other second, are no request's fault: three in a row before its first token can happen.
     worker_options += ["--max-deliveries", str(MAX_DELIVERIES)]
     log_path = Path(options.log_path) if options.log_path else None
+    shards = [f"shard{number}" for number in range(options.num_shards)]
+    models = _models(shards)
+    # Engines serve the models in turn.
+    of_each = [("--served-model-name", models[number % len(models)]) for number in range(options.num_engines)]
     with (
         _trio(options) as trio,
-        LocalStack(MODEL, worker_options, log_path, num_workers=options.num_engines, trio=trio) as stack,
+        LocalStack(MODEL, worker_options, log_path, trio=trio, shards=shards, of_each=of_each) as stack,
     ):
-        report = asyncio.run(_run(stack, options, console, trio))
+        report = asyncio.run(_run(stack, options, console, trio, models))
     _print(console, report)
     if options.json_path:
         json_path = Path(options.json_path)
@@ -102,14 +109,27 @@ def _trio(options: ChaosOptions) -> Iterator[SentinelTrio | None]:
             trio.stop()
 
 
-async def _run(stack: LocalStack, options: ChaosOptions, console: Console, trio: SentinelTrio | None) -> ChaosReport:
-    requests = make_requests(options.num_requests, options.seed)
+def _models(shards: list[str]) -> list[str]:
+    """One name for each shard, of a model that is going to be there."""
+    names = (f"demo{number}" for number in itertools.count())
+    return [next(name for name in names if choose_shard(name, shards) == shard) for shard in shards] or [MODEL_NAME]
+
+
+async def _run(
+    stack: LocalStack, options: ChaosOptions, console: Console, trio: SentinelTrio | None, models: list[str]
+) -> ChaosReport:
+    requests = make_requests(options.num_requests, options.seed, models)
     console.print(f"{len(requests)} requests undisturbed …")
     undisturbed = await _load(stack, requests, options, "calm", RecoveryClock(), lambda n: n < len(requests))
     console.print(f"… {undisturbed.tokens_per_s:,.0f} tokens/s; the same under fire …")
-    clock, owners = RecoveryClock(), Owners()
+    clock = RecoveryClock()
     disturber = Disturber(stack, options.seed, options.interval_s, clock, trio, loses_data=options.loses_data)
-    async with _watching(stack.url, owners):
+    async with AsyncExitStack() as watching:
+        owners = [
+            await watching.enter_async_context(_watching(url, model))
+            for url in stack.server_urls.values()
+            for model in models
+        ]
         disturbed = await _under_fire(stack, requests, options, disturber, clock)
     return ChaosReport(
         machine=machine(),
@@ -118,7 +138,7 @@ async def _run(stack: LocalStack, options: ChaosOptions, console: Console, trio:
         verdict=judge(
             undisturbed.sightings,
             disturbed.sightings,
-            owners,
+            Owners.joined(owners),
             num_kills=disturber.num_kills,
             missing=disturber.missing,
             loses_data=options.loses_data,
@@ -153,13 +173,14 @@ async def _under_fire(
 
 
 @asynccontextmanager
-async def _watching(url: str, owners: Owners) -> AsyncIterator[None]:
-    """See who writes what, from before the load begins until all is there that was done under it."""
-    watch, commands = OwnerWatch(url, Keys().model(MODEL_NAME), owners), CommandConnection(url)
+async def _watching(url: str, model: str) -> AsyncIterator[Owners]:
+    """See who writes what of a model at a server, from before the load begins until all is there that was done."""
+    owners = Owners()
+    watch, commands = OwnerWatch(url, Keys().model(model), owners), CommandConnection(url)
     watching = asyncio.create_task(watch.run())
     try:
         await watch.catch_up(commands)
-        yield
+        yield owners
         await watch.catch_up(commands)
     finally:
         watching.cancel()
@@ -184,6 +205,7 @@ async def _load(
         clock=clock,
         go_on=go_on,
         patience_s=PATIENCE_S,
+        shards=stack.shards,
     )
 
 

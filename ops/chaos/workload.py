@@ -5,6 +5,7 @@ Seeds are fixed here, so a request has one output whatever happens to the engine
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import msgspec
@@ -20,16 +21,21 @@ class ChaosRequest(msgspec.Struct, frozen=True):
     """What is asked. ``is_detached``: submitted, and read in pieces by readers that come and go.
 
     ``session_id``: of some, so that they are left to an engine, which may be the next to die.
+    ``model``: of whom; the only one that is served when None.
     """
 
     prompt: str
     params: SamplingParams
     is_detached: bool
     session_id: str | None = None
+    model: str | None = None
 
 
-def make_requests(count: int, seed: int) -> list[ChaosRequest]:
-    """Draw ``count`` requests: greedy and seeded, long and short, with stop strings and minimum lengths."""
+def make_requests(count: int, seed: int, models: Sequence[str | None] = (None,)) -> list[ChaosRequest]:
+    """Draw ``count`` requests: greedy and seeded, long and short, with stop strings and minimum lengths.
+
+    Each model is asked in turn.
+    """
     random = Random(seed)
     kinds = [
         lambda: SamplingParams(temperature=0.0, max_tokens=64),
@@ -41,6 +47,12 @@ def make_requests(count: int, seed: int) -> list[ChaosRequest]:
         ),
     ]
     return [
-        ChaosRequest(question.prompt, random.choice(kinds)(), random.random() < 0.3, SESSIONS[number % len(SESSIONS)])
+        ChaosRequest(
+            question.prompt,
+            random.choice(kinds)(),
+            random.random() < 0.3,
+            session_id=SESSIONS[number % len(SESSIONS)],
+            model=models[number % len(models)],
+        )
         for number, question in enumerate(demo_questions(count, seed))
     ]

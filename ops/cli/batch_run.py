@@ -72,7 +72,9 @@ class _Run:
         folder, namespace = arguments.files_dir, arguments.namespace
         async with (
             BatchStore(url, folder, namespace=namespace, lease_ttl_s=arguments.lease_ttl, **retrying) as store,
-            Client.connect(url, namespace=namespace, result_ttl_s=ROW_RESULT_TTL_S, **retrying) as client,
+            Client.connect(
+                url, namespace=namespace, shards=arguments.shards, result_ttl_s=ROW_RESULT_TTL_S, **retrying
+            ) as client,
         ):
             await self._create(store)
             with row_bar() as on_progress:

@@ -14,7 +14,7 @@ from ...producer.requests.model_cards import ModelCards
 from ...shared.connection import CommandConnection
 from ...shared.embedded import resolve_redis_url
 from ...shared.keys import Keys, ModelKeys
-from ...shared.redis_check import check_redis
+from ...shared.shards import check_servers, make_commands
 
 T = TypeVar("T")
 
@@ -34,10 +34,11 @@ def run_on_redis(
     """Do ``work`` on the deployment that the arguments name."""
 
     async def on(url: str) -> T:
-        await check_redis(url, namespace=arguments.namespace)
-        connection = CommandConnection(url)
+        await check_servers(url, arguments.shards, namespace=arguments.namespace)
+        keys = Keys(arguments.namespace)
+        connection = make_commands(url, arguments.shards, keys)
         try:
-            return await work(connection, Keys(arguments.namespace), arguments)
+            return await work(connection, keys, arguments)
         finally:
             await connection.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 
-from ...shared.command_line import Command
+from ...shared.command_line import Command, UsageError
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +22,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="Redis loses its data now and then; requests may end with the error that says so, and in no other way",
     )
+    parser.add_argument(
+        "--shards", type=int, default=0, help="so many more servers, a model on each; they are killed, and models move"
+    )
     parser.add_argument("--json", default="", help="where the report goes as JSON")
     parser.add_argument("--log", default="", help="where the workers' logs go")
 
@@ -29,6 +32,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from ..chaos.run import ChaosOptions, run_chaos  # rich and psutil are not for every `penstock` command
 
+    if arguments.shards and arguments.sentinel:
+        raise UsageError("--shards has private servers of its own; leave --sentinel out")
+    if arguments.shards > arguments.engines:
+        raise UsageError(f"--engines must be at least --shards ({arguments.shards}): each has a model to be served")
     options = ChaosOptions(
         num_requests=arguments.requests,
         min_seconds=arguments.seconds,
@@ -41,6 +48,7 @@ def _run(arguments: argparse.Namespace) -> int:
         log_path=arguments.log,
         has_sentinels=arguments.sentinel,
         loses_data=arguments.lose_data,
+        num_shards=arguments.shards,
     )
     return run_chaos(options)
 

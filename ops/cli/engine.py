@@ -66,7 +66,7 @@ def _command(ask: Ask, describe: Callable[[Any], str]) -> Callable[[argparse.Nam
     """Return a command's ``run``: ask, and print each engine's answer, also when other engines failed."""
 
     async def ask_at(url: str, arguments: argparse.Namespace) -> dict[str, Any]:
-        async with Client.connect(url, namespace=arguments.namespace) as client:
+        async with Client.connect(url, namespace=arguments.namespace, shards=arguments.shards) as client:
             options = CallOptions(engine_id=arguments.engine, model=arguments.model, timeout_s=arguments.timeout)
             return await ask(client, arguments, options)
 

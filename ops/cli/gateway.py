@@ -105,6 +105,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         settings = GatewaySettings(
             redis_url=url,
             namespace=arguments.namespace,
+            shards=arguments.shards,
             model=arguments.model,
             tenant=arguments.tenant,
             api_keys=arguments.api_keys == "on",

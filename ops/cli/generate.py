@@ -32,7 +32,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 async def _generate(url: str, arguments: argparse.Namespace, prompts: list[str], params: SamplingParams) -> int:
     """Print the answers in the order of the prompts; 1 if one did not come to a regular end."""
-    async with Client.connect(url, namespace=arguments.namespace, model=arguments.model) as client:
+    deployment = {"namespace": arguments.namespace, "shards": arguments.shards}
+    async with Client.connect(url, model=arguments.model, **deployment) as client:
         notice = WaitingNotice(client, arguments.model)
         async with notice.watching():
             if arguments.stream:

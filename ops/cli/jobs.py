@@ -72,6 +72,7 @@ def _run(arguments: argparse.Namespace) -> int:
         settings = JobSettings(
             redis_url=url,
             namespace=arguments.namespace,
+            shards=arguments.shards,
             model=arguments.model,
             queue_name=arguments.queue_name,
             max_jobs=arguments.max_jobs,

@@ -28,10 +28,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     with resolve_redis_url(arguments.redis_url) as url:
         if arguments.forget is not None:
-            asyncio.run(_forget(url, arguments.namespace, arguments.forget))
+            asyncio.run(_forget(url, arguments))
             print(f"forgotten: {arguments.forget}")
             return 0
-        cards, num_engines = asyncio.run(_read(url, arguments.namespace))
+        cards, num_engines = asyncio.run(_read(url, arguments))
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(cards)).decode())
     elif cards:
@@ -41,17 +41,17 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _read(url: str, namespace: str) -> tuple[list[ModelCard], Counter[str]]:
+async def _read(url: str, arguments: argparse.Namespace) -> tuple[list[ModelCard], Counter[str]]:
     """The cards by name, and how many engines serve each, or are about to."""
-    async with Client.connect(url, namespace=namespace) as client:
+    async with Client.connect(url, namespace=arguments.namespace, shards=arguments.shards) as client:
         cards = await client.models()
         engines = [engine for name in cards for engine in await client.engines(name) if may_serve(engine)]
     return [cards[name] for name in sorted(cards)], Counter(engine.model for engine in engines)
 
 
-async def _forget(url: str, namespace: str, model: str) -> None:
-    async with Client.connect(url, namespace=namespace) as client:
-        await client.forget_model(model)
+async def _forget(url: str, arguments: argparse.Namespace) -> None:
+    async with Client.connect(url, namespace=arguments.namespace, shards=arguments.shards) as client:
+        await client.forget_model(arguments.forget)
 
 
 def _row(card: ModelCard, num_engines: int) -> list[str]:

@@ -13,13 +13,15 @@ from ...producer.requests.model_cards import ModelCards
 from ...shared.broker import Queue
 from ...shared.command_line import Command, add_redis_arguments, format_table
 from ...shared.connection import CommandConnection
-from ...shared.errors import RequestNotFoundError
+from ...shared.errors import RedisUnavailableError, RequestNotFoundError
 from ...shared.keys import Keys
 from ...shared.policy import TenantPolicy
 from ...shared.queue_stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
 from .broker_command import OpenModel, on_model, print_json, run_on_redis
 from .queue_policy import describe_policy, describe_quotas
 from .words import format_duration, format_sheet, format_time
+
+PATIENCE_S = 5.0
 
 _LIST_HEADER = ("MODEL", "STATE", "WAITING", "TOKENS", "OLDEST", "RUNNING", "EST WAIT", "REQ/S", "TOK/S")
 _BAND_HEADER = ("BAND", "WAITING", "TOKENS", "TENANTS", "OLDEST", "EST WAIT")
@@ -59,13 +61,25 @@ def _count(text: str) -> int:
 async def _list(connection: CommandConnection, keys: Keys, arguments: argparse.Namespace) -> None:
     cards = await ModelCards(connection, keys, default=None, wait_for_model=True).read()
     queues = [Queue(connection, keys.model(name)) for name in sorted(cards)]
-    found = await asyncio.gather(*(queue.stats() for queue in queues))
+    replies = await asyncio.gather(*map(_stats_soon, queues))
+    found = [stats for stats in replies if stats is not None]
     if arguments.json:
         print_json([_fields(stats) for stats in found])
-    elif found:
+    elif replies:
         print(format_table(_LIST_HEADER, [_list_row(stats) for stats in found]))
     else:
         print("no models: no worker has served here yet")
+    if away := [name for name, stats in zip(sorted(cards), replies, strict=True) if stats is None]:
+        raise RedisUnavailableError(f"the Redis that holds {', '.join(away)} does not answer; see penstock shard list")
+
+
+async def _stats_soon(queue: Queue) -> QueueStats | None:
+    """None where the Redis that holds the model is away: the others are shown all the same."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            return await queue.stats()
+    except (TimeoutError, RedisUnavailableError):
+        return None
 
 
 async def _show(model: OpenModel, arguments: argparse.Namespace) -> None:

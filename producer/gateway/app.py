@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
+from ...shared.shards import make_commands
 from .. import Client
 from ..batches import BatchStore
 from ..openai.parsers import ModelParsers
@@ -50,14 +50,15 @@ def build_app(settings: GatewaySettings) -> Starlette:
     Raises, at that beginning:
         ConfigurationError: the URL cannot be read, Redis is not there or too old, or the folder cannot be used.
     """
-    connection = CommandConnection(settings.redis_url)
     keys = Keys(settings.namespace)
+    connection = make_commands(settings.redis_url, settings.shards, keys)
     authenticator = Authenticator(ApiKeys(connection, keys) if settings.api_keys else None, tenant=settings.tenant)
     metrics = Metrics()
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         options = {"namespace": settings.namespace, "model": settings.model, "lease_ttl_s": settings.lease_ttl_s}
+        options["shards"] = settings.shards
         store = BatchStore(settings.redis_url, settings.files_dir, namespace=settings.namespace)
         result_ttl_s = settings.result_ttl_s
         async with Client.connect(settings.redis_url, result_ttl_s=result_ttl_s, **options) as client, store:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from ...shared.errors import RedisUnavailableError
 from ...shared.messages import EngineState
 from ...shared.queue_stats import QueueStats
 from ...shared.records import EngineHeartbeat
 from ...shared.stats import REQUEST_TIME_BOUNDS_S
 from .. import Client
+
+# Prometheus waits 10 s for all of them.
+QUEUE_PATIENCE_S = 3.0
 
 
 class Metrics:
@@ -62,16 +67,26 @@ class _Snapshot:
 class ModelFigures(msgspec.Struct, frozen=True):
     """One model's queue and engines."""
 
-    queue: QueueStats
+    queue: QueueStats | None
     engines: list[EngineHeartbeat]
 
 
 async def read_deployment(client: Client) -> dict[str, ModelFigures]:
     """Return the figures of all models."""
+    models = await client.models()
+    queues = await asyncio.gather(*(_queue_stats(client, model) for model in models))
     return {
-        model: ModelFigures(await client.queue_stats(model, tenants=False), await client.engines(model))
-        for model in await client.models()
+        model: ModelFigures(queue, await client.engines(model)) for model, queue in zip(models, queues, strict=True)
     }
+
+
+async def _queue_stats(client: Client, model: str) -> QueueStats | None:
+    """None where the Redis that holds the model is away; the figures of the others are told all the same."""
+    try:
+        async with asyncio.timeout(QUEUE_PATIENCE_S):
+            return await client.queue_stats(model, tenants=False)
+    except (TimeoutError, RedisUnavailableError):
+        return None
 
 
 def deployment_metrics(figures: Mapping[str, ModelFigures]) -> list[Metric]:
@@ -89,13 +104,16 @@ def _queue_metrics(figures: Mapping[str, ModelFigures]) -> list[Metric]:
     )
     kept = CounterMetricFamily("penstock_queue_warm_kept_requests", "Those that went to that engine", labels=["model"])
     for model, figure in figures.items():
-        for band in figure.queue.bands:
+        queue = figure.queue
+        if queue is None:
+            continue
+        for band in queue.bands:
             waiting.add_metric([model, band.band], band.depth)
-        tokens.add_metric([model], figure.queue.num_tokens)
-        oldest.add_metric([model], figure.queue.oldest_age_s)
-        paused.add_metric([model], float(figure.queue.paused_at is not None))
-        warm.add_metric([model], figure.queue.num_warm)
-        kept.add_metric([model], figure.queue.num_warm_kept)
+        tokens.add_metric([model], queue.num_tokens)
+        oldest.add_metric([model], queue.oldest_age_s)
+        paused.add_metric([model], float(queue.paused_at is not None))
+        warm.add_metric([model], queue.num_warm)
+        kept.add_metric([model], queue.num_warm_kept)
     return [waiting, tokens, oldest, paused, warm, kept]
 
 

@@ -14,7 +14,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from ...shared.errors import ConfigurationError
-from ...shared.redis_check import check_redis
+from ...shared.shards import check_servers
 from ...shared.shown import shown
 from .app import build_app
 from .connection import connection_class
@@ -77,7 +77,7 @@ def serve(settings: GatewaySettings, *, host: str, port: int) -> int:
         ws="none",
     )
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(check_redis(settings.redis_url, namespace=settings.namespace))
+        runner.run(check_servers(settings.redis_url, settings.shards, namespace=settings.namespace))
         with _listening(host, port) as listener:
             warn_of_strangers(settings, *listener.getsockname()[:2])
             runner.run(_serve(app, config, listener))

@@ -24,7 +24,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Checked when it is made.
 
     Args:
-        redis_url, namespace: the deployment.
+        redis_url, namespace, shards: the deployment, as of ``Client``.
         model: of requests that name none; needed only where several are served.
         tenant: of requests while ``api_keys`` is False.
         api_keys: whether requests need a key of ``penstock keys``.
@@ -69,6 +69,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     parsers: ParserChoice = ParserChoice()
     fail_fast: bool = False
     files_dir: str | None = None
+    shards: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("namespace", self.namespace), ("tenant", self.tenant)):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...shared.connection import CommandConnection
 from ...shared.errors import ConfigurationError
+from ...shared.shards import make_commands
 from ..agenda import Agenda
 from ..batches import ROW_RESULT_TTL_S, BatchStore
 from ..client import Client
@@ -25,7 +25,7 @@ class JobContext:
         self.settings = settings
         self.keys = settings.keys
         # Jobs wait for a Redis that is away as long as it takes: they have nobody to tell.
-        self.connection = CommandConnection(settings.redis_url, retry_for_s=float("inf"))
+        self.connection = make_commands(settings.redis_url, settings.shards, self.keys, retry_for_s=float("inf"))
         self.client = Client(
             settings.redis_url,
             model=settings.model,
@@ -33,6 +33,7 @@ class JobContext:
             result_ttl_s=settings.result_ttl_s,
             retry_for_s=float("inf"),
             namespace=settings.namespace,
+            shards=settings.shards,
         )
         self.agenda = Agenda(self.connection, self.keys, lease_ttl_s=settings.lease_ttl_s)
         # Its results wait for a runner only, and there are many of them.
@@ -41,6 +42,7 @@ class JobContext:
             result_ttl_s=ROW_RESULT_TTL_S,
             retry_for_s=float("inf"),
             namespace=settings.namespace,
+            shards=settings.shards,
         )
         self.batches = BatchStore(
             settings.redis_url, settings.files_dir, retry_for_s=float("inf"), namespace=settings.namespace
@@ -82,4 +84,5 @@ class JobContext:
         await self.batch_client.close()
         await self.batches.close()
         await self.delivery.close()
+        await self.outbox.close()
         await self.connection.close()

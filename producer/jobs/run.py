@@ -10,8 +10,8 @@ from arq.constants import health_check_key_suffix
 from arq.worker import Worker
 from redis.exceptions import ResponseError
 
-from ...shared.redis_check import check_redis
 from ...shared.redis_link import LOST, Outage, refuses_for_now
+from ...shared.shards import check_servers
 from .job_set import JobSet
 from .settings import JobSettings
 
@@ -26,7 +26,7 @@ async def run_jobs(settings: JobSettings, *, burst: bool = False) -> None:
     Raises:
         ConfigurationError: Redis cannot be reached or used when it begins.
     """
-    await check_redis(settings.redis_url, namespace=settings.namespace, for_jobs=True)
+    await check_servers(settings.redis_url, settings.shards, namespace=settings.namespace, for_jobs=True)
     jobs, outage = JobSet(settings), Outage(settings.redis_url, "jobs")
     log.info("jobs_started", queue=jobs.queue_name, functions=sorted(function.name for function in jobs.functions))
     while True:
@@ -63,7 +63,7 @@ async def _run(jobs: JobSet, worker: Worker) -> None:
 
 async def is_healthy(settings: JobSettings) -> bool:
     """Whether a process has said lately that it runs these jobs."""
-    await check_redis(settings.redis_url, namespace=settings.namespace, for_jobs=True)
+    await check_servers(settings.redis_url, settings.shards, namespace=settings.namespace, for_jobs=True)
     pool = JobSet(settings).pool()
     try:
         return bool(await pool.exists(settings.queue + health_check_key_suffix))

@@ -21,6 +21,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Args:
         redis_url: as of ``Client``; of requests and jobs alike.
         namespace: prefix of all keys, as given to the workers.
+        shards: as of ``Client``.
         model: what ``generate`` asks where the job names none; may be left out while exactly one is known.
         tenant: on whose account ``generate`` queues where the job names none.
         result_ttl_s: how long results can be read after the end, of requests and of ``generate`` jobs.
@@ -53,6 +54,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     health_check_interval_s: float = 5.0
     webhooks: WebhookSettings = WebhookSettings()
     files_dir: str | None = None
+    shards: str | None = None
 
     def __post_init__(self) -> None:
         positive = ("result_ttl_s", "poll_delay_s", "lease_ttl_s", "health_check_interval_s")

@@ -18,6 +18,7 @@ import structlog
 from ...shared.broker import Broker
 from ...shared.errors import RedisUnavailableError, ValidationError
 from ...shared.shown import shown
+from ...shared.side_by_side import SideBySide
 
 LEASE_TTL_S = 10.0
 # Leaving a stream waits no longer for Redis; what could not be cancelled by then ends with the lease.
@@ -100,12 +101,13 @@ class ClientLease:
 
     async def _renew(self) -> None:
         """Enqueueing a request has just set the lease, so the first renewal is due an interval later."""
-        while True:
-            await asyncio.sleep(self._interval_s)
-            brokers = {request.broker for request in self._held}
-            renewals = (broker.renew_client(self.client_id, self.ttl_ms) for broker in brokers)
-            for result in await asyncio.gather(*renewals, return_exceptions=True):
-                if isinstance(result, RedisUnavailableError):
-                    log.warning("client_lease_not_renewed", error=str(result))
-                elif isinstance(result, BaseException):
-                    raise result
+        renewals = SideBySide[Broker](lambda broker: broker.renew_client(self.client_id, self.ttl_ms))
+        try:
+            while True:
+                await asyncio.sleep(self._interval_s)
+                for error in await renewals.round({request.broker for request in self._held}, self._interval_s):
+                    if not isinstance(error, RedisUnavailableError):
+                        raise error
+                    log.warning("client_lease_not_renewed", error=str(error))
+        finally:
+            await renewals.close()

@@ -17,6 +17,7 @@ import structlog
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError, RedisUnavailableError
 from ...shared.keys import Keys
+from ...shared.side_by_side import SideBySide
 from .reader import DeltaReader
 
 LOOK_EVERY_S = 3.0
@@ -33,10 +34,10 @@ class LossWatch:
 
     def __init__(self, connection: CommandConnection, keys: Keys) -> None:
         self._connection = connection
-        self._absent_key = keys.absent()
+        self._keys = keys
         self._readers: set[DeltaReader] = set()
+        self._silent: dict[str, list[DeltaReader]] = {}
         self._looking: asyncio.Task[None] | None = None
-        self._probing: asyncio.Task[None] | None = None
 
     @contextmanager
     def watching(self, reader: DeltaReader) -> Iterator[None]:
@@ -52,36 +53,35 @@ class LossWatch:
                 self._stop()
 
     def _stop(self) -> None:
-        for task in (self._looking, self._probing):
-            if task is not None:
-                task.cancel()
-        self._looking = self._probing = None
+        if self._looking is not None:
+            self._looking.cancel()
+        self._looking = None
 
     async def _look_forever(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            silent = [reader for reader in self._readers if reader.take_silence()]
-            if not silent:
-                continue
-            if self._probing is None or self._probing.done():
-                self._probing = asyncio.create_task(self._probe())
-            try:
-                await self._look(silent)
-            except Exception as error:
-                # A Redis that is away is waited for; whatever else it is, the next look may be luckier.
-                log.debug("requests_not_looked_for", error=str(error))
+        looks, probes = SideBySide(self._look), SideBySide(self._probe)
+        try:
+            while True:
+                await asyncio.sleep(LOOK_EVERY_S)
+                self._silent = {}
+                for reader in self._readers:
+                    if reader.take_silence():
+                        self._silent.setdefault(reader.model, []).append(reader)
+                for model, readers in self._silent.items():
+                    link = self._connection.link_to(self._keys.model(model).absent)
+                    if link.read_only_for_s > READ_ONLY_PATIENCE_S:
+                        for reader in readers:
+                            reader.fail(_read_only(link))
+                await probes.round(self._silent, 0.0)
+                for error in await looks.round(self._silent, LOOK_EVERY_S):
+                    # A Redis that is away is waited for; whatever else it is, the next look may be luckier.
+                    log.debug("requests_not_looked_for", error=str(error))
+        finally:
+            await asyncio.gather(looks.close(), probes.close())
 
-    async def _look(self, silent: list[DeltaReader]) -> None:
-        if self._connection.read_only_for_s > READ_ONLY_PATIENCE_S:
-            for reader in silent:
-                reader.fail(self._read_only())
-            return
-        by_model: dict[str, list[DeltaReader]] = {}
-        for reader in silent:
-            by_model.setdefault(reader.model, []).append(reader)
-        for readers in by_model.values():
-            for start in range(0, len(readers), MAX_KEYS):
-                await self._find_missing(readers[start : start + MAX_KEYS])
+    async def _look(self, model: str) -> None:
+        readers = self._silent.get(model, [])
+        for start in range(0, len(readers), MAX_KEYS):
+            await self._find_missing(readers[start : start + MAX_KEYS])
 
     async def _find_missing(self, readers: list[DeltaReader]) -> None:
         execute = self._connection.execute
@@ -93,13 +93,14 @@ class LossWatch:
             if not is_there:
                 reader.catch_up()
 
-    async def _probe(self) -> None:
+    async def _probe(self, model: str) -> None:
         """Write nothing, in a way that a replica refuses: its refusals are what ``read_only_for_s`` counts from."""
         with contextlib.suppress(PenstockError):
-            await self._connection.execute("UNLINK", self._absent_key)
+            await self._connection.execute("UNLINK", self._keys.model(model).absent)
 
-    def _read_only(self) -> RedisUnavailableError:
-        return RedisUnavailableError(
-            f"Redis at {self._connection.shown_url} has been a read-only replica for {READ_ONLY_PATIENCE_S:g} s, so "
-            "the request cannot go on here; give the URL of the primary, or redis+sentinel://, which follows it"
-        )
+
+def _read_only(link: CommandConnection) -> RedisUnavailableError:
+    return RedisUnavailableError(
+        f"Redis at {link.shown_url} has been a read-only replica for {READ_ONLY_PATIENCE_S:g} s, so the request cannot "
+        "go on here; give the URL of the primary, or redis+sentinel://, which follows it"
+    )

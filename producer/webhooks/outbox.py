@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,7 @@ import structlog
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
+from ...shared.side_by_side import SideBySide
 from .event_records import WebhookTarget
 from .event_store import EventStore
 from .events import event_of
@@ -20,6 +20,8 @@ from .targets import encode_target
 
 # A sweep takes no more of one outbox; the next is a second later.
 MAX_ENTRIES = 200
+# An outbox whose Redis is away is waited for by later sweeps.
+PATIENCE_S = 5.0
 
 log = structlog.get_logger()
 
@@ -31,16 +33,22 @@ class Outbox:
         self._connection = connection
         self._keys = keys
         self._store = store
+        self._taking = SideBySide(self._take_all)
 
     async def collect(self) -> None:
         """Make events of what is there. An entry goes when its event is made: who dies in between does it again."""
-        execute = self._connection.execute
-        models = [name.decode() for name in await execute("SMEMBERS", self._keys.webhook_models())]
-        outboxes = [self._keys.webhook_outbox(), *(self._keys.model(name).outbox for name in models)]
-        found = await asyncio.gather(*(execute("XRANGE", key, "-", "+", "COUNT", MAX_ENTRIES) for key in outboxes))
-        for key, entries in zip(outboxes, found, strict=True):
-            for entry_id, flat in entries:
-                await self._take(dict(zip(flat[::2], flat[1::2], strict=True)), key, entry_id)
+        members = await self._connection.execute("SMEMBERS", self._keys.webhook_models())
+        outboxes = [self._keys.webhook_outbox(), *(self._keys.model(name.decode()).outbox for name in members)]
+        for error in await self._taking.round(outboxes, PATIENCE_S):
+            raise error
+
+    async def close(self) -> None:
+        """Leave what is under way to the next process."""
+        await self._taking.close()
+
+    async def _take_all(self, key: str) -> None:
+        for entry_id, flat in await self._connection.execute("XRANGE", key, "-", "+", "COUNT", MAX_ENTRIES):
+            await self._take(dict(zip(flat[::2], flat[1::2], strict=True)), key, entry_id)
 
     async def _take(self, fields: Mapping[bytes, bytes], key: str, entry_id: bytes) -> None:
         try:

@@ -9,7 +9,10 @@ import structlog
 from redis.exceptions import ResponseError
 
 from ..connection import CommandConnection
+from ..errors import ConfigurationError
 from ..keys import ModelKeys
+from ..redis_link import told_place
+from ..shown import shown
 from .script import SCRIPTS
 
 T = TypeVar("T")
@@ -42,6 +45,12 @@ async def repairing(connection: CommandConnection, keys: ModelKeys, run: Callabl
     try:
         return await run()
     except ResponseError as error:
+        place = told_place(error)
+        if place is not None:
+            raise ConfigurationError(
+                f"model {shown(keys.name)} lives on shard {shown(place)} of this deployment, and this process knows no "
+                "shards; set PENSTOCK_SHARDS"
+            ) from error
         if not _tells_of_damage(error):
             raise
         found = await connection.run_script(SCRIPTS["repair"], [keys.leases], [keys.prefix])

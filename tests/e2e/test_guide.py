@@ -49,6 +49,7 @@ PROSE = (
     "logs",
     "models",
     "operating/scale",
+    "operating/shards",
     "simulator",
 )
 WITHOUT_EXAMPLES = {GUIDE / f"{name}.md" for name in PROSE}

@@ -44,3 +44,11 @@ def test_chaos_with_lost_data(tmp_path: Path) -> None:
     """As above, of losses. Whether a detached request is under way then, which ends, is chance: the others go on."""
     report = run_chaos(tmp_path, 40, 12, "--lose-data", "--seed", "5")
     assert report["events"]["lose data"] >= 1
+
+
+@pytest.mark.timeout(480)
+def test_chaos_with_shards(tmp_path: Path) -> None:
+    """Each server dies now and then, and models move from one to another; the seed is one with both at first."""
+    report = run_chaos(tmp_path, 40, 12, "--shards", "2", "--engines", "4", "--seed", "3")
+    assert report["events"]["restart redis"] >= 1
+    assert report["events"]["move model"] >= 1

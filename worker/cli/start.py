@@ -17,6 +17,7 @@ from ...shared.embedded import given_or_embedded
 from ...shared.errors import ConfigurationError
 from ...shared.keys import check_name
 from ...shared.log import configure_logging
+from ...shared.shards import shards_text
 from ..config import EngineConfig
 from ..options.settings import Settings, read_settings
 from ..options.told import effective_config
@@ -60,6 +61,7 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
                 worker_id=worker_id,
                 engine_id=f"{worker_id}-{index}",
                 redis_url=redis_url,
+                shards=shards_text(host.shards or ""),
                 engine=engine,
                 visible_devices=placement.visible_devices,
                 supervisor_pid=os.getpid(),

@@ -21,12 +21,12 @@ import msgspec
 import structlog
 
 from ...shared.broker import Broker, EngineCalls
-from ...shared.connection import CommandConnection, Subscriber
 from ...shared.errors import EngineDeadError, PenstockError
 from ...shared.keys import Keys
 from ...shared.log import configure_logging
 from ...shared.messages import EngineCoreOutputs, EngineState, Ready, WorkerStatus
 from ...shared.records import DeathCause
+from ...shared.shards import make_connections
 from ..text.tokenizer import TextCodec
 from ..worker_config import STATUS_INTERVAL_S, WorkerConfig
 from .core_client import CoreClient, CoreLostError, CoreStartupError
@@ -79,10 +79,9 @@ class WorkerProcess:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._keys = Keys(config.namespace)
-        self._subscriber = Subscriber(config.redis_url)
         # A Redis that is away is waited for: every write is repeated until it is known to have been made.
-        self._commands = CommandConnection(
-            config.redis_url, retry_for_s=float("inf"), on_moved=self._subscriber.reconnect
+        self._commands, self._subscriber = make_connections(
+            config.redis_url, config.shards, self._keys, retry_for_s=float("inf")
         )
         self._heartbeat = Heartbeat(config, self._commands)
         log_options = ("--log-level", config.log_level, "--log-format", config.log_format)
@@ -91,7 +90,7 @@ class WorkerProcess:
         )
         keys = self._keys.model(config.engine.model_name)
         broker, calls = Broker(self._commands, keys), EngineCalls(self._commands, keys)
-        self._pressure = RedisPressure(self._commands)
+        self._pressure = RedisPressure(self._commands, keys)
         self._service = WorkerService(
             config, broker, calls, self._subscriber, self._core, self._heartbeat, self._pressure
         )

@@ -17,6 +17,7 @@ from redis.exceptions import ResponseError
 
 from ...shared.connection import CommandConnection
 from ...shared.errors import RedisUnavailableError
+from ...shared.keys import ModelKeys
 
 LOOK_EVERY_S = 2.0
 # Shares of the core that runs commands.
@@ -29,8 +30,9 @@ log = structlog.get_logger()
 class RedisPressure:
     """``pause_s`` is how long output waits at least; 0 while Redis has time to spare. ``run`` keeps it true."""
 
-    def __init__(self, connection: CommandConnection) -> None:
+    def __init__(self, connection: CommandConnection, keys: ModelKeys) -> None:
         self.pause_s = 0.0
+        self._key = keys.leases
         self._connection = connection
         self._last: tuple[float, float] | None = None
 
@@ -49,7 +51,8 @@ class RedisPressure:
 
     async def look(self) -> None:
         """Ask Redis for its CPU time, and settle how long output waits."""
-        self.note(cpu_seconds((await self._connection.execute("INFO", "cpu")).decode()), time.monotonic())
+        info = await self._connection.link_to(self._key).execute("INFO", "cpu")
+        self.note(cpu_seconds(info.decode()), time.monotonic())
 
     def note(self, cpu_s: float, at_s: float) -> None:
         """Take a reading of the CPU time that Redis has used in all, at a time of any monotonic clock."""

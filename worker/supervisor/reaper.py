@@ -17,6 +17,7 @@ from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
 from ...shared.records import DeathCause
+from ...shared.side_by_side import SideBySide
 from ..worker_config import WorkerConfig
 from .restart import Death
 
@@ -48,15 +49,18 @@ class Reaper:
     async def run(self) -> None:
         """Look at all models until cancelled; no error ends it, and none keeps it from the other models."""
         models: list[bytes] = []
-        for num_looks in itertools.count():
-            try:
-                if num_looks % LOOKS_PER_LIST == 0 or not models:
-                    models = await self._connection.execute("HKEYS", self._keys.models())
-                looks = await asyncio.gather(*map(self._look, models), return_exceptions=True)
-                self._note([look for look in looks if isinstance(look, BaseException)])
-            except Exception as error:
-                self._note([error])
-            await asyncio.sleep(REAP_INTERVAL_S)
+        looks = SideBySide(self._look)
+        try:
+            for num_looks in itertools.count():
+                try:
+                    if num_looks % LOOKS_PER_LIST == 0 or not models:
+                        models = await self._connection.execute("HKEYS", self._keys.models())
+                    self._note(await looks.round(models, REAP_INTERVAL_S))
+                except Exception as error:
+                    self._note([error])
+                await asyncio.sleep(REAP_INTERVAL_S)
+        finally:
+            await looks.close()
 
     async def reclaim(self, engine_id: str, death: Death) -> None:
         """Take back what an engine of this host held, which is known to be dead. Returns when that is done.

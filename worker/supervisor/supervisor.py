@@ -27,11 +27,10 @@ from contextlib import suppress
 import msgspec
 import structlog
 
-from ...shared.connection import CommandConnection, Subscriber
 from ...shared.errors import ConfigurationError, EngineDeadError, PenstockError
 from ...shared.keys import Keys
 from ...shared.messages import DrainCommand, WorkerCommand
-from ...shared.redis_check import check_redis
+from ...shared.shards import check_servers, make_connections
 from ..worker_config import WorkerConfig
 from .death_notices import DeathNotices
 from .engine_process import EngineProcess
@@ -83,9 +82,9 @@ class Supervisor:
         self._has_failed_to_start = False
         self._drain_patience_s = self._config.drain_timeout_s + DRAIN_MARGIN_S
         self._changed = asyncio.Event()
-        self._subscriber = Subscriber(self._config.redis_url)
-        self._redis = CommandConnection(
-            self._config.redis_url, retry_for_s=math.inf, on_moved=self._subscriber.reconnect
+        keys = Keys(self._config.namespace)
+        self._redis, self._subscriber = make_connections(
+            self._config.redis_url, self._config.shards, keys, retry_for_s=math.inf
         )
         self._reaper = Reaper(self._redis, self._config)
         self._engines = [Engine(config, self._reaper, self._on_change) for config in configs]
@@ -104,7 +103,7 @@ class Supervisor:
             EngineDeadError: no engine is left.
         """
         config = self._config
-        await check_redis(config.redis_url, namespace=config.namespace, for_worker=True)
+        await check_servers(config.redis_url, config.shards, namespace=config.namespace, for_worker=True)
         self._install_signals()
         subscriber = self._subscriber
         watching: list[asyncio.Task[None]] = []

@@ -33,6 +33,12 @@
 -- Its log and its channel get the same records, in one script. Its encoded bytes are in the lane while it waits there,
 -- and in payload:ID from its first claim to its end.
 
+-- A server that does not hold the model, or not yet, or no longer, says so and who does (shared/shards/).
+do
+  local place = redis.call('GET', ARGV[1] .. 'place')
+  if place then return redis.error_reply('ELSEWHERE ' .. place) end
+end
+
 local ENDED = {}
 for state, next_states in pairs(MOVES) do ENDED[state] = next(next_states) == nil or nil end
 local function is_live(state) return MOVES[state] ~= nil and not ENDED[state] end

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
 
 from penstock.shared.broker import NEW, UNSERVED, Broker, Claim, DeadLetter, Queue
-from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.policy import MAX_AFFINITY_MS, Order, QueuePolicy, TenantPolicy
 from penstock.shared.request_state import RequestState
+from penstock.shared.shards import make_pair
 
 from .conftest import TTL_MS, take
 from .expected import BANDS, MAX_CONCURRENT, TENANTS, ExpectedQueue, ExpectedRequest, ExpectedRoom
@@ -58,7 +58,7 @@ class ClaimMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.connection = CommandConnection(self.url)
+        self.connection, _ = make_pair(self.url)
         self.broker = Broker(self.connection, Keys(f"test-{uuid.uuid4().hex}").model("m"))
         self.queue = Queue(self.connection, self.broker.keys)
         self.dead_letter = DeadLetter(self.connection, self.broker.keys)

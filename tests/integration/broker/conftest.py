@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from penstock.shared.broker import LEASE_TTL_MS, NEW, Broker, Claim, FinalRecord, Queue, Record, Room
-from penstock.shared.connection import CommandConnection
+from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.keys import Keys
 from penstock.shared.messages import Delta, FinishReason
 from penstock.shared.records import DeathCause
+from penstock.shared.shards import make_pair
 
 from .snapshot import read_snapshot
 
@@ -18,6 +20,42 @@ CAUSE = DeathCause(engine_id="e0", reason="it fell over", last_step=7, trace="Tr
 
 # Of each request and owner: epochs are by the server's clock. Request ids are those of one test.
 _epochs: dict[tuple[str, int], int] = {}
+
+
+# What runs on a cluster as well, each time: where channels, counts of subscribers and damage are.
+ON_BOTH = ("test_deaths", "test_input", "test_pause", "test_scripts", "test_wakes")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test that talks to Redis is told where: "server" or "cluster"."""
+    if "broker_on" in metafunc.fixturenames:
+        places = [metafunc.config.getoption("--broker-on")]
+        if metafunc.definition.path.stem in ON_BOTH and places == ["server"]:
+            places.append("cluster")
+        metafunc.parametrize("broker_on", places, indirect=True, ids=[f"on_{place}" for place in places])
+
+
+@pytest.fixture
+def broker_on(request: pytest.FixtureRequest) -> str:
+    """The URL of the Redis that the test is about."""
+    if request.param == "server":
+        return request.getfixturevalue("redis_url")
+    return request.getfixturevalue("cluster").url
+
+
+@pytest.fixture
+async def commands(broker_on: str) -> AsyncIterator[CommandConnection]:
+    connection, _ = make_pair(broker_on)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def subscriber(broker_on: str) -> AsyncIterator[Subscriber]:
+    _, following = make_pair(broker_on)
+    await following.open()
+    yield following
+    await following.close()
 
 
 @pytest.fixture

@@ -18,16 +18,16 @@ NUM_REQUESTS = 2_100
 
 
 @pytest.fixture
-def sizes(commands: CommandConnection, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Arguments of each command that was sent."""
     sizes: list[int] = []
-    execute = commands.execute
+    execute = CommandConnection.execute
 
-    async def counting(*args: Any, **options: Any) -> Any:
+    async def counting(self: CommandConnection, *args: Any, **options: Any) -> Any:
         sizes.append(len(args))
-        return await execute(*args, **options)
+        return await execute(self, *args, **options)
 
-    monkeypatch.setattr(commands, "execute", counting)
+    monkeypatch.setattr(CommandConnection, "execute", counting)
     return sizes
 
 

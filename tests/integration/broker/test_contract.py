@@ -115,9 +115,9 @@ class BrokerMachine(InputMachine):
 # Half a minute on a quiet machine; a signal inside the event loop would look like a lost connection to it.
 @pytest.mark.timeout(600)
 @pytest.mark.slow
-def test_random_histories_keep_the_contract(redis_url: str) -> None:
+def test_random_histories_keep_the_contract(broker_on: str) -> None:
     class Machine(BrokerMachine):
-        url = redis_url
+        url = broker_on
 
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
     # Not Phase.explain: it takes longer than the test may.

@@ -208,6 +208,15 @@ async def test_eviction_stops_a_worker_and_warns_a_client(start_server: StartSer
     assert "noeviction" in logs[0]["reason"]
 
 
+async def test_eviction_of_what_expires_is_told_and_no_hindrance(start_server: StartServer) -> None:
+    """Servers that others run may have no other policy."""
+    url = start_server("--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru", "--appendonly", "yes")
+    with capture_logs() as logs:
+        await check_redis(url, for_worker=True)
+    assert [line["event"] for line in logs] == ["redis_evicts"]
+    assert "results before their time" in logs[0]["reason"]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -73,7 +73,7 @@ async def publishing(
     num_requests: int = 1,
     pressure: RedisPressure | None = None,
 ) -> AsyncIterator[tuple[Publisher, Step]]:
-    pressure = pressure or RedisPressure(broker._connection)
+    pressure = pressure or RedisPressure(broker._connection, broker.keys)
     publisher = Publisher(broker, on_stale, EngineMeter(), interval_s, lambda: pressure.pause_s)
     generations = []
     for one in await claim(broker, num_requests):
@@ -133,7 +133,7 @@ async def test_a_few_streams_get_their_tokens_one_by_one(broker, codec) -> None:
 
 
 async def test_where_redis_is_short_of_time_a_few_streams_wait_too(broker, codec, commands) -> None:
-    pressure = RedisPressure(commands)
+    pressure = RedisPressure(commands, broker.keys)
     await pressure.look()
     assert pressure.pause_s == 0.0
     pressure.pause_s = LONG_S  # as after looks at a busy server

@@ -8,6 +8,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from penstock.shared.connection import CommandConnection
+from penstock.shared.keys import Keys
 from penstock.worker.serving.redis_pressure import FIRST_PAUSE_S, MAX_PAUSE_S, RedisPressure, cpu_seconds
 
 
@@ -15,7 +16,7 @@ class Readings:
     """A Redis that uses so much of its core, read every two seconds."""
 
     def __init__(self) -> None:
-        self.pressure = RedisPressure(cast(CommandConnection, None))
+        self.pressure = RedisPressure(cast(CommandConnection, None), Keys().model("m"))
         self._cpu_s = self._at_s = 100.0
         self.pressure.note(self._cpu_s, self._at_s)
 

@@ -1,0 +1,73 @@
+"""Which shards a deployment has: their names and URLs, from one text that people write.
+
+    PENSTOCK_SHARDS=a=redis://10.0.0.1:6379,b=redis+sentinel://s1,s2,s3/penstock
+
+A name is what placements are recorded by, so that a server may move to another address. Where none is given it is the
+host and port.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+from ..errors import ConfigurationError
+from ..redis_url import CLUSTER_SCHEMES, SCHEMES, mask_url, parse_pool
+from ..shown import shown
+from .cluster_topology import Topology, is_cluster_url
+
+SHARDS_VARIABLE = "PENSTOCK_SHARDS"
+# The Redis at the usual URL: models that were there before there were shards stay.
+HOME = "home"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}")
+# Addresses of Sentinels and nodes are separated by commas, too: a shard begins at a comma with a scheme behind it.
+_NEXT = re.compile(r",(?=\s*(?:[A-Za-z0-9_.:/-]+=)?(?:" + "|".join(map(re.escape, (*SCHEMES, *CLUSTER_SCHEMES))) + "))")
+
+ShardsArgument = str | Sequence[str] | Mapping[str, str] | None
+
+
+def parse_shards(given: ShardsArgument) -> dict[str, str]:
+    """Return name -> URL of each shard; empty where there are none.
+
+    Args:
+        given: ``name=url,url,…``, a list of such, or a mapping; PENSTOCK_SHARDS when None.
+
+    Raises:
+        ConfigurationError: a URL cannot be read, or a name is taken twice or is no name.
+    """
+    if given is None:
+        given = os.environ.get(SHARDS_VARIABLE, "")
+    if isinstance(given, Mapping):
+        parts = [f"{name}={url}" for name, url in given.items()]
+    else:
+        parts = _NEXT.split(given) if isinstance(given, str) else [*given]
+    shards: dict[str, str] = {}
+    for part in filter(None, map(str.strip, parts)):
+        name, url = _read(part)
+        if is_cluster_url(url):
+            Topology(url)
+        else:
+            parse_pool(url)
+        if name == HOME or not _NAME.fullmatch(name):
+            raise ConfigurationError(
+                f"shards: {shown(name)} cannot be a shard's name: up to 64 letters, digits and _.:/-, and not {HOME!r}"
+            )
+        if name in shards:
+            raise ConfigurationError(f"shards: the name {shown(name)} is given twice; write NAME=URL with another one")
+        shards[name] = url
+    return shards
+
+
+def shards_text(given: ShardsArgument) -> str:
+    """Return shards as ``parse_shards`` reads them from a text, with their names and passwords."""
+    return ",".join(f"{name}={url}" for name, url in parse_shards(given).items())
+
+
+def _read(part: str) -> tuple[str, str]:
+    name, equals, url = part.partition("=")
+    if equals and "://" not in name:
+        return name, url
+    address = re.sub(r"^[^:]*://", "", mask_url(part)).partition("?")[0].rpartition("@")[2].strip("/")
+    return re.sub(r"[^A-Za-z0-9_.:/-]+", "-", address)[:64] or "shard", part

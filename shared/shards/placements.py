@@ -1,0 +1,96 @@
+"""Which shard holds a model.
+
+Home records it, once: at first use by a rendezvous hash over the shards that there are, afterwards by ``penstock shard
+move`` alone. So shards may be added at any time, and nothing moves by itself. A model that has keys at home before it
+has a record stays there.
+
+Every Redis that does not hold a model, though somebody may think so, has a mark that says who does. Scripts look at it
+first and refuse (``lib.lua``), so it does not matter how old the word of home is that a process goes by: it is told
+where to look, and looks there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+
+from ..connection import CommandConnection
+from ..errors import ConfigurationError
+from ..keys import Keys, ModelKeys
+from ..shown import shown
+from .addresses import HOME, SHARDS_VARIABLE
+from .script_texts import SCRIPTS
+
+
+class Placements:
+    """What a process knows of where models are; it asks home of each model once.
+
+    Args:
+        home: runs commands at home.
+        names: of the shards that this process knows.
+
+    Attributes:
+        on_change: called with a model that was found elsewhere than it was known to be.
+    """
+
+    def __init__(self, home: CommandConnection, keys: Keys, names: Iterable[str]) -> None:
+        self._home = home
+        self._keys = keys
+        self._names = (*names,)
+        self._known: dict[str, str] = {}
+        self.on_change: list[Callable[[str], None]] = []
+
+    def known(self, model: str) -> str | None:
+        return self._known.get(model)
+
+    async def find(self, model: str) -> str:
+        """Return the shard of a model by the word of home, which gives it one if it has none.
+
+        Raises:
+            ConfigurationError: this process does not know that shard.
+        """
+        keys = self._keys.model(model)
+        place = await self._home.run_script(
+            SCRIPTS["place"],
+            [self._keys.placements(), keys.place, *lives_here(keys)],
+            [keys.prefix, model, choose_shard(model, self._names)],
+        )
+        return self.note(model, place.decode())
+
+    def note(self, model: str, place: str) -> str:
+        """A model was found at ``place``, which is returned.
+
+        Raises:
+            ConfigurationError: this process does not know that shard.
+        """
+        if place != HOME and place not in self._names:
+            raise ConfigurationError(
+                f"model {shown(model)} lives on shard {shown(place)}, which this process does not know "
+                f"({', '.join(self._names)}); name it in {SHARDS_VARIABLE}, or move the model with "
+                "'penstock shard move' from where all shards are named"
+            )
+        former = self._known.get(model)
+        self._known[model] = place
+        if former not in (None, place):
+            for tell in self.on_change:
+                tell(model)
+        return place
+
+
+async def recorded_places(home: CommandConnection, keys: Keys) -> dict[str, str]:
+    """Return the shard of each model that has one, by the word of home."""
+    flat = await home.execute("HGETALL", keys.placements())
+    return {name.decode(): place.decode() for name, place in zip(flat[::2], flat[1::2], strict=True)}
+
+
+def lives_here(keys: ModelKeys) -> list[str]:
+    """Return keys of which a model has one on the Redis where it was used."""
+    return [keys.queue, keys.policy, keys.tenant_policies, keys.leases, keys.dead]
+
+
+def choose_shard(model: str, names: Iterable[str]) -> str:
+    """Return the shard that a new model is to have: one more shard takes its part of the models, and moves no other.
+
+    Source: Thaler and Ravishankar 1998, "Using name-based mappings to increase hit rates" (rendezvous hashing).
+    """
+    return max(names, key=lambda name: (hashlib.sha256(f"{name}\0{model}".encode()).digest(), name))

@@ -1,0 +1,52 @@
+"""The gateway where models are on shards: answers, kept responses, figures."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+from penstock.producer.gateway import metrics as metrics_module
+from penstock.producer.gateway.app import build_app
+from penstock.producer.gateway.settings import GatewaySettings
+from penstock.shared.connection import CommandConnection
+from penstock.shared.messages import FinishReason
+from penstock.shared.shards import shards_text
+
+from ..client.harness import claim_one, write
+from .conftest import Connect, Deployment, place, serve
+
+
+async def test_kept_responses_and_figures(
+    deployment: Deployment,
+    connect: Connect,
+    plain: dict[str, CommandConnection],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics_module, "QUEUE_PATIENCE_S", 0.5)
+    for model, name in (("m", "a"), ("n", "b")):
+        await place(plain["home"], model, name)
+        await serve(plain["home"], model)
+    broker = await serve(connect(), "m")
+    settings = GatewaySettings(
+        redis_url=deployment.url, shards=shards_text(deployment.shards), files_dir=str(tmp_path / "files")
+    )
+    app = await asyncio.to_thread(build_app, settings)  # it reads the version from the disk
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http,
+    ):
+        made = await http.post("/v1/responses", json={"model": "m", "input": "hi", "background": True})
+        assert made.json()["status"] == "queued", made.text
+        claim = await claim_one(broker)
+        await write(broker, claim, 0, 72, 105, end=FinishReason.STOP)
+        found = (await http.get(f"/v1/responses/{made.json()['id']}")).json()
+        assert found["status"] == "completed"
+        assert found["output"][0]["content"][0]["text"] == "Hi"
+        deployment.servers["b"].kill()
+        figures = (await http.get("/metrics")).text
+        assert 'penstock_queue_waiting_tokens{model="m"}' in figures
+        assert 'penstock_queue_waiting_tokens{model="n"}' not in figures
