@@ -62,7 +62,7 @@ class RedisTrouble:
             self.actions["kill primary"] = (3, self._kill_primary)
             self.asked_for.append("kill primary")
         if stack.shards:
-            self.actions["move model"] = (2, self._move)
+            self.actions["move model"] = (3, self._move)
             self.asked_for.append("move model")
         if loses_data:
             self.actions["lose data"] = (2, self._lose_data)
