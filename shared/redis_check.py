@@ -185,8 +185,9 @@ def _check_eviction(info: dict[str, str], shown: str, for_worker: bool) -> None:
     if policy.startswith("volatile-"):
         # What waits, runs, is configured or parked has no time to live. Servers that others run have no other policy.
         sentence = (
-            f"{drops}: results before their time, what counts towards quotas, and heartbeats, but no request that "
-            "waits or runs; where it can be set, 'maxmemory-policy noeviction' keeps them"
+            f"{drops}: results before their time, what counts towards quotas, heartbeats, and the first of several "
+            "answers that a webhook is to tell of together, but no request that waits or runs; where it can be set, "
+            "'maxmemory-policy noeviction' keeps them"
         )
     else:
         sentence = f"{drops}, which would lose requests; run 'CONFIG SET maxmemory-policy noeviction' there"
