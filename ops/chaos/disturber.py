@@ -84,7 +84,7 @@ class Disturber:
         return sorted(name for name in self._redis.asked_for if not self.events[name])
 
     async def run(self) -> None:
-        """Disturb until cancelled."""
+        """Disturb until cancelled; what has begun by then is done to its end."""
         self._commands = make_commands(self._stack.url, self._stack.shards, Keys())
         names = list(self._actions)
         weights = [weight for weight, _ in self._actions.values()]
@@ -93,7 +93,7 @@ class Disturber:
                 await asyncio.sleep(self._random.expovariate(1 / self._interval_s))
                 (name,) = self._random.choices(names, weights)
                 log.info("chaos_action", action=name)
-                if await self._actions[name][1]():
+                if await _to_its_end(self._actions[name][1]()):
                     self.events[name] += 1
         finally:
             await self._commands.close()
@@ -196,6 +196,16 @@ class Disturber:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+async def _to_its_end(action: Awaitable[bool]) -> bool:
+    """Await an action that must not be left half done: Redis would stay full, or dead."""
+    doing = asyncio.ensure_future(action)
+    try:
+        return await asyncio.shield(doing)
+    except asyncio.CancelledError:
+        await doing
+        raise
 
 
 async def _stop_for(processes: list[psutil.Process], seconds: float) -> None:

@@ -1,0 +1,58 @@
+"""Chaos leaves nothing half done when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from penstock.ops.chaos.disturber import Disturber
+from penstock.ops.local_stack import LocalStack
+from penstock.ops.recovery_clock import RecoveryClock
+
+from ...redis_server import RedisServer
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    server.start()
+    server.wait_until_ready()
+    yield server
+    server.kill()
+
+
+async def limit(server: RedisServer) -> bytes:
+    found = await asyncio.to_thread(server.execute, "CONFIG", "GET", "maxmemory")
+    return found["maxmemory"].encode() if isinstance(found, dict) else found[1]
+
+
+async def test_what_was_filled_is_emptied_whenever_it_is_cancelled(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = SimpleNamespace(url=server.url, server_urls={"home": server.url}, shards={}, workers=[])
+    disturber = Disturber(cast(LocalStack, servers), 1, 0.01, RecoveryClock())
+    trouble = disturber._redis
+    monkeypatch.setattr(disturber, "_actions", {"fill redis": trouble.actions["fill redis"]})
+    tell, is_full, gate = trouble._tell, asyncio.Event(), asyncio.Event()
+
+    async def held_tell(name: str, *commands: tuple[str | int, ...]) -> list[Any]:
+        """The server has done it, and the reply is on its way for as long as the gate is shut."""
+        replies = await tell(name, *commands)
+        is_full.set()
+        await gate.wait()
+        return replies
+
+    monkeypatch.setattr(trouble, "_tell", held_tell)
+    disturbing = asyncio.create_task(disturber.run())
+    await is_full.wait()
+    assert await limit(server) == b"1"
+    disturbing.cancel()
+    asyncio.get_running_loop().call_soon(gate.set)
+    with pytest.raises(asyncio.CancelledError):
+        await disturbing
+    assert await limit(server) == b"0"
