@@ -58,6 +58,8 @@ class DeltaReader:
         self._token_ids: list[int] = []
         self._num_records = 0
         self._num_chars = 0
+        # Up to the end of the last record that is counted.
+        self._num_chars_at_last = 0
         self._last = (0, 0)
         self._num_segments = 0
         self._pending: deque[Delta] = deque()
@@ -189,6 +191,7 @@ class DeltaReader:
         self._was_known = True
         self._num_records += 1
         self._num_chars += len(delta.text)
+        self._num_chars_at_last = self._num_chars
         next_index = delta.next_index
         self._token_ids += delta.token_ids
         self._last = (delta.index, next_index)
@@ -246,7 +249,7 @@ class DeltaReader:
         The last record taken is read again: if it is not in its place, Redis has lost it, and our count of records
         means nothing any more.
         """
-        known, num_chars, last = self._num_records, self._num_chars, self._last
+        known, num_chars, last = self._num_records, self._num_chars_at_last, self._last
         records = await self._broker.read_log(self._request_id, max(known - 1, 0))
         if known:
             if not records or (records[0].index, records[0].next_index) != last:
@@ -259,7 +262,9 @@ class DeltaReader:
             self._take_unseen(delta, num_chars)
             num_chars += len(delta.text)
         if not known and records and self._next_index >= records[-1].next_index:
+            # All of it was seen, and more: what comes next begins before the end of what was.
             self._num_records, self._last = len(records), (records[-1].index, records[-1].next_index)
+            self._num_chars_at_last = num_chars
         if not known and not records and not self._ended:
             await self._check_known()
 

@@ -9,8 +9,9 @@ import pytest
 
 from penstock.producer import Client, Delta, FinishReason, SamplingParams
 from penstock.producer.requests import loss_watch
+from penstock.producer.requests.reader import DeltaReader
 from penstock.shared.broker import Broker, Room
-from penstock.shared.connection import CommandConnection
+from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.errors import (
     OutputChangedError,
     RedisFullError,
@@ -99,6 +100,39 @@ async def test_what_a_stream_waits_for_is_sent_again_when_redis_has_forgotten_it
     await write(broker, claim, 0, 65)
     await write(broker, claim, 1, 66, end=FinishReason.STOP)
     assert token_indexes(await rest) == [1]
+
+
+async def test_text_is_told_once_when_a_shorter_log_is_read_before_it_grows(
+    broker: Broker, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes again is cut into other records: one of them begins in what was seen, and ends beyond it."""
+    subscriber, has_read, read_log = Subscriber(redis_url), asyncio.Event(), broker.read_log
+
+    async def noted_read_log(request_id: str, start: int = 0) -> list[Delta]:
+        records = await read_log(request_id, start)
+        has_read.set()
+        return records
+
+    await subscriber.open()
+    reader = DeltaReader(broker, subscriber, "r")
+    await broker.enqueue("r", b"payload", result_ttl_ms=60_000)
+    await reader.subscribe()
+    first = asyncio.ensure_future(anext(reader))
+    await write(broker, await claim_one(broker), 0, 65, 66, 67, 68)
+    assert (await first).text == "ABCD"
+    await broker.forget("r")
+    await broker.enqueue("r", b"payload", result_ttl_ms=60_000)
+    claim = await claim_one(broker)
+    await write(broker, claim, 0, 65)
+    monkeypatch.setattr(broker, "read_log", noted_read_log)
+    rest = asyncio.ensure_future(collect_all(reader))
+    reader.catch_up()
+    await has_read.wait()
+    await write(broker, claim, 1, 66, 67, 68, 69, 70)
+    await write(broker, claim, 6, 71, end=FinishReason.STOP)
+    assert "".join(delta.text for delta in await rest) == "EFG"
+    reader.close()
+    await subscriber.close()
 
 
 async def test_what_comes_again_as_another_output_is_an_error_that_names_the_token(client, broker, monkeypatch) -> None:
