@@ -18,8 +18,14 @@ from urllib.parse import parse_qsl, unquote, urlencode
 
 from redis.asyncio.connection import ConnectionPool, SSLConnection
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.asyncio.sentinel import (
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 SCHEMES = ("redis+sentinel://", "rediss+sentinel://")
 DEFAULT_PORT = 26379
@@ -33,6 +39,29 @@ _URL = re.compile(
     r"(?:\?(?P<query>.*))?"
 )
 _HOST = re.compile(r"(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?")
+
+
+class _OfPrimary:
+    """Mixed into connections: a Sentinel may still name a server that has been the primary, and is a replica now.
+
+    Writes are refused there, but what is read there is old: a request that is under way would seem unknown.
+    """
+
+    async def connect_to(self, address: Any) -> None:
+        connection: Any = self
+        await super().connect_to(address)  # type: ignore[misc]  # of the connection that this is mixed into
+        await connection.send_command("INFO", "replication")
+        if b"role:master" not in await connection.read_response(disable_decoding=True):
+            await connection.disconnect(nowait=True)
+            raise RedisConnectionError(f"{address[0]}:{address[1]} is no primary any more")
+
+
+class _Connection(_OfPrimary, SentinelManagedConnection):
+    pass
+
+
+class _SSLConnection(_OfPrimary, SentinelManagedSSLConnection):
+    pass
 
 
 class PrimaryPool(SentinelConnectionPool):
@@ -93,6 +122,7 @@ def sentinel_pool(url: str, **options: Any) -> PrimaryPool:
             **{name: value for name, value in kwargs.items() if name.startswith("ssl_")},
         },
     )
+    kwargs["connection_class"] = _SSLConnection if is_encrypted else _Connection
     return PrimaryPool(unquote(found["name"]), sentinel, ssl=is_encrypted, **kwargs)
 
 

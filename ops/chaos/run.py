@@ -141,7 +141,8 @@ async def _run(
             Owners.joined(owners),
             num_kills=disturber.num_kills,
             missing=disturber.missing,
-            loses_data=options.loses_data,
+            # A replica that takes over may lack what was written last.
+            loses_data=options.loses_data or options.has_sentinels,
         ),
         events=dict(disturber.events),
         undisturbed_tokens_per_s=undisturbed.tokens_per_s,

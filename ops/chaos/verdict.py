@@ -75,7 +75,8 @@ def judge(
     Args:
         owners: what was seen of who wrote to which log.
         missing: actions that were asked for and did not happen.
-        loses_data: Redis was made to lose its data, so requests may have ended with the error that says so.
+        loses_data: Redis was made to lose its data, or to fail over, which may lose the last of it; so requests may
+            have ended with the error that says so.
     """
     verdict = Verdict(
         num_requests=len(seen),
