@@ -25,6 +25,7 @@ from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE, running
 
 from .fast import NEED_TORCH, SLOW, be_quick, do_without_torch, is_among
 from .gate import Gate
+from .redis_server import RedisServer
 
 HAS_GPU = os.path.exists("/dev/nvidia0")
 if not HAS_GPU:
@@ -136,6 +137,16 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield url
     server.kill()
     server.wait()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis of the test's own, which it may stop, kill and start again."""
+    server = RedisServer(tmp_path)
+    server.start()
+    server.wait_until_ready()
+    yield server
+    server.kill()
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,15 +13,6 @@ from penstock.ops.local_stack import LocalStack
 from penstock.ops.recovery_clock import RecoveryClock
 
 from ...redis_server import RedisServer
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    server.start()
-    server.wait_until_ready()
-    yield server
-    server.kill()
 
 
 async def limit(server: RedisServer) -> bytes:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -27,15 +26,6 @@ async def broker(commands: CommandConnection, namespace: str) -> Broker:
 async def client(redis_url: str, namespace: str, broker: Broker) -> AsyncIterator[Client]:
     async with Client.connect(redis_url, namespace=namespace) as client:
         yield client
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    server.start()
-    server.wait_until_ready()
-    yield server
-    server.kill()
 
 
 @pytest.fixture

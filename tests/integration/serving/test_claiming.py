@@ -52,16 +52,6 @@ class Core:
 
 
 @pytest.fixture
-def broker(commands: CommandConnection, namespace: str) -> Broker:
-    return Broker(commands, Keys(namespace).model("m"))
-
-
-@pytest.fixture(scope="module")
-def codec(demo_model: Path) -> TextCodec:
-    return TextCodec.load(demo_model)
-
-
-@pytest.fixture
 def ready(demo_model: Path) -> Ready:
     sizes: dict[str, Any] = {
         "max_model_len": 100,

@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import msgspec
-import pytest
 
 from penstock.shared.broker import Broker, Claim, Room
-from penstock.shared.connection import CommandConnection
-from penstock.shared.keys import Keys
 from penstock.shared.messages import Delta, EngineCoreOutput, EngineCoreRequest, FinishReason
 from penstock.shared.params import SamplingParams
 from penstock.worker.serving import publisher as publisher_module
@@ -24,16 +20,6 @@ from penstock.worker.serving.segments import Segment
 from penstock.worker.text.tokenizer import TextCodec
 
 LONG_S = 600.0  # a test that waited for it would time out
-
-
-@pytest.fixture
-def broker(commands: CommandConnection, namespace: str) -> Broker:
-    return Broker(commands, Keys(namespace).model("m"))
-
-
-@pytest.fixture(scope="module")
-def codec(demo_model: Path) -> TextCodec:
-    return TextCodec.load(demo_model)
 
 
 class Step:
