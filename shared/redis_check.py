@@ -152,6 +152,11 @@ async def _read_info(connection: AbstractConnection) -> dict[str, str]:
         return {}
     if isinstance(reply, Exception):
         raise reply
+    return info_fields(reply)
+
+
+def info_fields(reply: bytes) -> dict[str, str]:
+    """Return the fields of a reply to INFO, by name."""
     lines = reply.decode(errors="replace").splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line)
 

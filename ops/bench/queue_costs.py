@@ -14,6 +14,7 @@ from ...shared.broker import Broker, Claim, Entry, FinalRecord, Record, Room
 from ...shared.connection import CommandConnection, Subscriber
 from ...shared.keys import Keys
 from ...shared.messages import Delta, FinishReason
+from ...shared.redis_check import info_fields
 from .private_redis import private_redis
 from .queue_fleet import redis_cpu_s
 
@@ -131,6 +132,4 @@ async def _finish(broker: Broker, claims: list[Claim], *, index: int) -> None:
 
 async def _memory(commands: CommandConnection) -> int:
     """What the data take, in bytes."""
-    found: bytes = await commands.execute("INFO", "memory")
-    fields = dict(line.split(b":", 1) for line in found.splitlines() if b":" in line)
-    return int(fields[b"used_memory_dataset"])
+    return int(info_fields(await commands.execute("INFO", "memory"))["used_memory_dataset"])

@@ -24,6 +24,7 @@ import msgspec
 from ...producer import Client, SamplingParams
 from ...shared.messages import Usage
 from ...shared.policy import QueuePolicy
+from ..fairness import jain_index
 from ..latency import percentile
 from ..local_stack import LocalStack
 
@@ -197,7 +198,7 @@ def _jain(turns: list[_Turn]) -> float:
     for turn in turns:
         if turn.ended_s <= min(ends.values()):
             tokens[turn.tenant] += turn.usage.num_prompt_tokens + turn.usage.num_output_tokens
-    return sum(tokens.values()) ** 2 / (len(tokens) * sum(count**2 for count in tokens.values()))
+    return jain_index([*tokens.values()])
 
 
 def _median(sides: list[SessionsSide]) -> SessionsSide:

@@ -14,6 +14,7 @@ from ...shared.connection import CommandConnection
 from ...shared.embedded import resolve_redis_url
 from ...shared.errors import RedisUnavailableError
 from ...shared.keys import Keys
+from ...shared.redis_check import info_fields
 from ...shared.shards import HOME, SHARDS_VARIABLE, ShardMover, check_servers, make_servers, recorded_places
 from .broker_command import print_json
 
@@ -74,12 +75,11 @@ async def _describe(name: str, server: CommandConnection) -> tuple[str, int | No
     """The version and the used memory of a server."""
     try:
         async with asyncio.timeout(ASK_TIMEOUT_S):
-            info = (await server.execute("INFO")).decode()
+            fields = info_fields(await server.execute("INFO"))
     except (TimeoutError, RedisUnavailableError):
         return AWAY, None
     except ResponseError:
         return "INFO is forbidden", None
-    fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
     return fields.get("redis_version", "?"), int(fields["used_memory"])
 
 

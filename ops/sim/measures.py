@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ..fairness import jain_index
 from .scenario import Tenants
 
 WINDOW_S = 10.0
@@ -181,9 +181,3 @@ class Measures:
         if not self._num_waiting[note.tenant]:
             self._empty_s[note.tenant] = at_s
         self._num_waiting[note.tenant] += 1
-
-
-def jain_index(values: list[float]) -> float:
-    """1 where all are equal, 1/n where one has all (Jain et al., 1984); NaN for fewer than two, or if all are 0."""
-    squares = sum(value * value for value in values)
-    return sum(values) ** 2 / (len(values) * squares) if len(values) > 1 and squares else math.nan

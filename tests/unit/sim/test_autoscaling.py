@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.ops.fairness import jain_index
 from penstock.ops.sim.autoscaling import wanted_engines
-from penstock.ops.sim.measures import jain_index
 from penstock.ops.sim.scenario import Autoscaling
 
 RULE = Autoscaling(least=2, most=10, wanted_wait_s=10)
