@@ -8,9 +8,10 @@ import msgspec
 
 from ..bench.private_redis import private_redis
 from .plots import draw
-from .report import format_report, make_report
+from .report import make_report
 from .scenario import read_scenario
 from .simulation import simulate
+from .tables import format_report
 
 
 def run_scenario(text: str, *, seed: int | None = None, folder: Path | None = None) -> bool:

@@ -62,21 +62,29 @@ class LossWatch:
         try:
             while True:
                 await asyncio.sleep(LOOK_EVERY_S)
-                self._silent = {}
-                for reader in self._readers:
-                    if reader.take_silence():
-                        self._silent.setdefault(reader.model, []).append(reader)
-                for model, readers in self._silent.items():
-                    link = self._connection.link_to(self._keys.model(model).absent)
-                    if link.read_only_for_s > READ_ONLY_PATIENCE_S:
-                        for reader in readers:
-                            reader.fail(_read_only(link))
+                self._silent = self._take_silent()
+                self._end_at_replicas()
                 await probes.round(self._silent, 0.0)
                 for error in await looks.round(self._silent, LOOK_EVERY_S):
                     # A Redis that is away is waited for; whatever else it is, the next look may be luckier.
                     log.debug("requests_not_looked_for", error=str(error))
         finally:
             await asyncio.gather(looks.close(), probes.close())
+
+    def _take_silent(self) -> dict[str, list[DeltaReader]]:
+        """The readers that have heard nothing since the last look, by model."""
+        silent: dict[str, list[DeltaReader]] = {}
+        for reader in self._readers:
+            if reader.take_silence():
+                silent.setdefault(reader.model, []).append(reader)
+        return silent
+
+    def _end_at_replicas(self) -> None:
+        for model, readers in self._silent.items():
+            link = self._connection.link_to(self._keys.model(model).absent)
+            if link.read_only_for_s > READ_ONLY_PATIENCE_S:
+                for reader in readers:
+                    reader.fail(_read_only(link))
 
     async def _look(self, model: str) -> None:
         readers = self._silent.get(model, [])
