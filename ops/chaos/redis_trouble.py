@@ -135,17 +135,29 @@ class RedisTrouble:
         return int(replies[0]["total_error_replies"]) if replies else 0
 
     async def _move(self) -> bool:
-        """Move a model, or go on with a move; half of them are cut short, as by the death of who moves."""
-        patience_s = self._random.uniform(*MOVE_S) if self._random.random() < 0.5 else None
+        """Move a model, or go on with a move; half of them are cut short, as by the death of who moves.
+
+        Whoever moves runs the command again soon: clients wait for a model that is on its way for a minute at most.
+        """
         targets = self._random.sample([*self._stack.server_urls], 2)
-        with suppress(TimeoutError, PenstockError, RedisError):
-            async with asyncio.timeout(patience_s), self._mover() as mover:
-                under_way = await mover.under_way()
-                places = await recorded_places(mover.servers[HOME], Keys())
-                model = self._random.choice(sorted(places))
-                target = under_way.get(model) or next(name for name in targets if name != places[model])
-                await mover.move(model, target)
+        if self._random.random() < 0.5:
+            patience_s, pause_s = self._random.uniform(*MOVE_S), self._random.uniform(*AWAY_S)
+            with suppress(TimeoutError, PenstockError, RedisError):
+                async with asyncio.timeout(patience_s):
+                    await self._move_to(targets)
+            await asyncio.sleep(pause_s)
+        with suppress(PenstockError, RedisError):
+            await self._move_to(targets)
         return True
+
+    async def _move_to(self, targets: list[str]) -> None:
+        """End the move that is under way, or move a model to the first of two servers that it is not at."""
+        async with self._mover() as mover:
+            under_way = await mover.under_way()
+            places = await recorded_places(mover.servers[HOME], Keys())
+            model = self._random.choice(sorted(under_way) or sorted(places))
+            target = under_way.get(model) or next(name for name in targets if name != places[model])
+            await mover.move(model, target)
 
     @asynccontextmanager
     async def _mover(self) -> AsyncIterator[ShardMover]:
