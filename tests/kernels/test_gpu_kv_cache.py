@@ -8,6 +8,8 @@ from torch import Tensor
 
 from penstock.kernels.kv_cache import CacheSlots, gpu, reference
 
+from .sizes import many
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 FP8, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 NUM_BLOCKS, BLOCK_SIZE = 13, 5
@@ -33,7 +35,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("num_tokens", [1, 7, 63])
+@pytest.mark.parametrize("num_tokens", [1, 7, many(63, 18)])
 @pytest.mark.parametrize("cache_dtype", [None, FP8, E5M2])
 def test_tokens_land_in_their_slots_and_nothing_else_is_touched(
     num_tokens: int, slot_dtype: torch.dtype, dtype: torch.dtype, cache_dtype: torch.dtype | None, device: torch.device

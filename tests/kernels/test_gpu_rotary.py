@@ -12,13 +12,22 @@ from penstock.kernels.kv_cache import CacheSlots
 from penstock.kernels.kv_cache import reference as kv_cache_reference
 from penstock.kernels.rotary import gpu, reference
 
+from .sizes import many
+
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 Compare = Callable[[Tensor, Tensor], None]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 FP8, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 # (tokens, heads, head dim, rotated part of it); the last two leave some of a head as it is.
-ODD_SHAPES = [(1, 1, 2, 2), (9, 7, 42, 42), (63, 5, 128, 128), (7, 40, 128, 128), (5, 3, 80, 32), (5, 3, 10, 6)]
+ODD_SHAPES = [
+    (1, 1, 2, 2),
+    (9, 7, 42, 42),
+    (many(63, 9), 5, 128, 128),
+    (many(7, 2), 40, 128, 128),
+    (5, 3, 80, 32),
+    (5, 3, 10, 6),
+]
 
 
 def random(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
