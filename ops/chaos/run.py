@@ -100,13 +100,8 @@ def _trio(options: ChaosOptions) -> Iterator[SentinelTrio | None]:
     if not options.has_sentinels:
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-        trio = SentinelTrio(Path(folder))
-        try:
-            trio.start()
-            yield trio
-        finally:
-            trio.stop()
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder, SentinelTrio(Path(folder)) as trio:
+        yield trio
 
 
 def _models(shards: list[str]) -> list[str]:
