@@ -113,16 +113,9 @@ def partition_name(model: str, partition: int) -> str:
     return f"{model}#{partition}" if partition else model
 
 
-def check_model_name(model: object) -> str:
-    """Return ``model`` if a model may have this name.
-
-    Raises:
-        ValidationError: as ``check_name``, or it is what a partition of another model is called.
-    """
-    name = check_name("model", model)
-    if re.fullmatch(r".*#[1-9][0-9]*", name):
-        raise ValidationError(f"model must not end in '#' and a number, as partitions of models do, got {shown(name)}")
-    return name
+def is_partition_name(name: str) -> bool:
+    """Whether a partition of some model is called so, and no model may be."""
+    return re.fullmatch(r".*#[1-9][0-9]*", name) is not None
 
 
 class Keys:

@@ -19,7 +19,7 @@ import msgspec
 from ..broker import Broker, Queue
 from ..connection import CommandConnection
 from ..errors import ValidationError
-from ..keys import Keys, check_name, partition_name
+from ..keys import Keys, check_name, is_partition_name
 from ..shown import shown
 from .layout import MAX_AGE_S, MAX_PARTITIONS, Layout, Layouts, choose_partition
 
@@ -35,6 +35,8 @@ async def change_partitions(
     Raises:
         ValidationError: ``num`` is not in [what it is, 64], or the last change is not over yet.
     """
+    if is_partition_name(model):
+        raise ValidationError(f"model must be that of all partitions, got {shown(model)}")
     layouts = Layouts(connection, keys)
     old = await layouts.read(model)
     if isinstance(num, bool) or not isinstance(num, int) or not old.num <= num <= MAX_PARTITIONS:
@@ -75,8 +77,6 @@ async def _staying(connection: CommandConnection, keys: Keys, model: str, layout
 
 async def _copy_policies(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> None:
     """Give the new partitions what the first has been told."""
-    if await connection.execute("HEXISTS", keys.models(), partition_name(model, 1)):
-        raise ValidationError(f"model {shown(partition_name(model, 1))} exists, and has the name of a partition")
     first = Queue(connection, keys.model(model))
     policy, tenants = await asyncio.gather(first.policy(), first.tenant_policies())
     is_paused = await first.is_paused()

@@ -11,8 +11,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
-
-import structlog
+from contextlib import suppress
 
 from ...shared.broker import Broker
 from ...shared.errors import PenstockError
@@ -28,8 +27,6 @@ COUNT_PATIENCE_S = 0.25
 # A claim that takes longer is looked for later; with one partition there is nothing else to do meanwhile.
 CLAIM_PATIENCE_S = 1.0
 REDIS_PAUSE_S = 0.2
-
-log = structlog.get_logger()
 
 
 class ServedPartition:
@@ -105,13 +102,9 @@ class ServedPartitions:
     async def _note_engines(self) -> None:
         """Each engine holds a lease everywhere, so any partition that answers can tell."""
         answering = next((part for part in self._parts if not part.is_away), self._parts[0])
-        try:
+        with suppress(TimeoutError, PenstockError):  # then they are taken to be those that were there
             async with asyncio.timeout(CLAIM_PATIENCE_S):
-                engines = await answering.broker.engines()
-        except (TimeoutError, PenstockError) as error:
-            log.debug("engines_not_counted", error=str(error))
-        else:
-            self._engines = sorted({*engines, self._engine_id})
+                self._engines = sorted({*await answering.broker.engines(), self._engine_id})
 
     def homes(self) -> list[ServedPartition]:
         """Return the partitions to claim from first, in order."""
@@ -135,11 +128,9 @@ class ServedPartitions:
 
     async def _withdraw(self, part: ServedPartition) -> None:
         if part.has_our_room and not part.is_away:
-            try:
+            with suppress(TimeoutError):  # who counts on it meanwhile finds out
                 async with asyncio.timeout(self.patience_s):
                     await part.broker.withdraw(self._engine_id)
-            except TimeoutError as error:
-                log.debug("room_not_withdrawn", error=str(error))
         part.has_our_room = False
 
     def _next_homes(self) -> list[ServedPartition]:
@@ -162,11 +153,9 @@ class ServedPartitions:
         counts: dict[int, int] = {}
 
         async def count(part: ServedPartition) -> None:
-            try:
+            with suppress(TimeoutError, PenstockError):  # nobody helps out where it cannot be asked
                 async with asyncio.timeout(COUNT_PATIENCE_S):
                     counts[part.number] = await part.broker.count_waiting()
-            except (TimeoutError, PenstockError) as error:
-                log.debug("waiting_not_counted", partition=part.number, error=str(error))
 
         await asyncio.gather(*map(count, parts))
         waiting = [part for part in parts if counts.get(part.number)]

@@ -10,7 +10,7 @@ from penstock.producer import Client, SamplingParams
 from penstock.shared.broker import Claim, Room
 from penstock.shared.errors import RequestNotFoundError, ValidationError
 from penstock.shared.messages import FinishReason
-from penstock.shared.partitions import open_dead_letter
+from penstock.shared.partitions import change, open_dead_letter
 from penstock.shared.policy import QueuePolicy, TenantPolicy
 from penstock.shared.records import DeathCause
 from penstock.shared.request_state import RequestState
@@ -160,8 +160,8 @@ async def test_the_queue_is_that_of_the_whole_model(client: Client, parts: Parts
     await client.resume_generation()
     assert ids(await claim_all(parts, 1))[0] == claim.request_id
     await client.configure_queue(QueuePolicy(bands=("standard",)))
-    with pytest.raises(ValidationError, match="band"):
-        await client.submit("hi", PARAMS, tenant=tenants[1], priority_band="batch")
+    with pytest.raises(ValidationError, match="band must be one of standard"):
+        await client.submit("hi", PARAMS, tenant=tenants[1], band="batch")
 
 
 async def test_a_new_partition_has_the_policies_and_the_pause_of_the_model(client: Client, parts: Parts) -> None:
@@ -211,7 +211,6 @@ async def test_a_change_that_was_cut_short_is_taken_up(
 ) -> None:
     """Home knows the new layout, and no partition does: whoever has heard of it waits."""
     tenant = tenant_of(1, 2)
-    from penstock.shared.partitions import change
 
     async def die(_: float) -> None:
         raise ConnectionError
