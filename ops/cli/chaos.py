@@ -38,6 +38,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError("--shards has private servers of its own; leave --sentinel out")
     if arguments.shards > arguments.engines:
         raise UsageError(f"--engines must be at least --shards ({arguments.shards}): each has a model to be served")
+    if arguments.partitions > 1 and arguments.lose_data:
+        raise UsageError("a home that loses its data forgets --partitions; leave --lose-data out")
     if not 1 <= arguments.partitions <= MAX_PARTITIONS:
         raise UsageError(f"--partitions must be in [1, {MAX_PARTITIONS}], got {arguments.partitions}")
     options = ChaosOptions(

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..broker import Broker, Queue
+from ..broker import Queue
 from ..connection import CommandConnection
 from ..errors import ValidationError
 from ..keys import Keys, check_name, is_partition_name
 from ..shown import shown
-from .layout import MAX_AGE_S, MAX_PARTITIONS, Layout, Layouts, choose_partition
+from .layout import MAX_AGE_S, MAX_PARTITIONS, Layout, Layouts, choose_partition, lay_out
 
 MAX_TOLD = 5
 
@@ -45,8 +45,7 @@ async def change_partitions(
             "it has, since requests are in them"
         )
     tenants = old.spread if spread is None else tuple(sorted({check_name("spread", tenant) for tenant in spread}))
-    new = Layout(version=old.version + 1, num=num, num_before=old.num, spread=tenants)
-    is_other = (new.num, new.spread) != (old.num, old.spread)
+    is_other = (num, tenants) != (old.num, old.spread)
     staying = await _staying(connection, keys, model, old) if old.num_before != old.num else []
     if is_other and staying:
         raise ValidationError(
@@ -54,15 +53,25 @@ async def change_partitions(
             f"the last change ({', '.join(staying[:MAX_TOLD])}{', …' if len(staying) > MAX_TOLD else ''}); change the "
             "partitions when those are done"
         )
+    new = old
     if is_other or (old.num_before != old.num and not staying):
+        seconds, micros = await connection.execute("TIME")
+        version = max(old.version + 1, int(seconds) * 1_000_000 + int(micros))
+        new = Layout(version=version, num=num, num_before=old.num, spread=tenants)
         await _copy_policies(connection, keys, model, new)
-        await connection.execute("HSET", keys.layouts(), model, msgspec.json.encode(new))
+        await _record(connection, keys, model, new)
+    if not new.version:
+        return new
+    if not new.is_settled:
         await asyncio.sleep(MAX_AGE_S)
-    else:
-        new = old
-    for number in reversed(range(new.num)):
-        await Broker(connection, keys.model(model, number), number).lay_out(new.version)
-    return new
+    await lay_out(connection, keys, model, new)
+    settled = msgspec.structs.replace(new, is_settled=True)
+    await _record(connection, keys, model, settled)
+    return settled
+
+
+async def _record(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> None:
+    await connection.execute("HSET", keys.layouts(), model, msgspec.json.encode(layout))
 
 
 async def _staying(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> list[str]:

@@ -14,7 +14,7 @@ from ..errors import PenstockError, RedisUnavailableError
 from ..keys import Keys
 from ..request_state import RequestState
 from ..shown import shown
-from .layout import Layout, Layouts
+from .layout import Layout, Layouts, lay_out
 
 LOOK_AGAIN_S = 0.1
 MAX_REMEMBERED = 100_000
@@ -174,13 +174,18 @@ class PartitionedBroker:
             self._places.popitem(last=False)
 
     async def _newer(self, layout: Layout, give_up_at: float) -> Layout:
-        """Return the layout that home knows, once it is another one, or after a moment: it is being changed."""
+        """Return the layout by which to try again, which is home's.
+
+        If it is the one that was tried, it is being changed; or a partition has lost its data, and is told.
+        """
         found = await self._layouts.read(self._model)
         if found.version == layout.version:
             if asyncio.get_running_loop().time() > give_up_at:
                 raise RedisUnavailableError(
-                    f"the partitions of model {shown(self._model)} are being changed for {RETRY_FOR_S:g} s now; run "
-                    "the 'penstock queue partitions' that was cut short again"
+                    f"the partitions of model {shown(self._model)} are being changed for {RETRY_FOR_S:g} s now, or "
+                    "home has forgotten them; run 'penstock queue partitions' with their number again"
                 )
+            if found.is_settled:
+                await lay_out(self._connection, self._keys, self._model, found)
             await asyncio.sleep(LOOK_AGAIN_S)
         return found

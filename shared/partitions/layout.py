@@ -15,6 +15,7 @@ from functools import lru_cache
 
 import msgspec
 
+from ..broker import Broker
 from ..connection import CommandConnection
 from ..errors import ConfigurationError, RedisUnavailableError
 from ..keys import Keys
@@ -31,16 +32,19 @@ class Layout(msgspec.Struct, frozen=True):
     """The partitions of a model.
 
     Args:
-        version: rises with each change; 0 for a model that has never had more than one.
+        version: the microseconds of home's clock at the change, and higher than that before; 0 for a model that has
+            never had more than one.
         num: of partitions.
         num_before: how many there were before; whoever had another partition then has it until nothing waits there.
         spread: tenants that go to all.
+        is_settled: whether all partitions are to go by it by now; one that does not has lost its data.
     """
 
     version: int = 0
     num: int = 1
     num_before: int = 1
     spread: tuple[str, ...] = ()
+    is_settled: bool = False
 
     def partition_of(self, tenant: str, request_id: str) -> int:
         """Return the partition of a request."""
@@ -96,6 +100,12 @@ class Layouts:
         layout = Layout() if data is None else decode_layout(model, data)
         self._known[model] = (layout, asked_at)
         return layout
+
+
+async def lay_out(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> None:
+    """Have all partitions go by a layout, and refuse who goes by an older one; the new ones first."""
+    for number in reversed(range(layout.num)):
+        await Broker(connection, keys.model(model, number), number).lay_out(layout.version)
 
 
 async def read_layouts(connection: CommandConnection, keys: Keys) -> dict[str, Layout]:

@@ -56,7 +56,7 @@ async def test_the_only_engine_takes_up_what_it_had_in_all_partitions(start: Sta
     await change_partitions(connection, Keys(), "demo", NUM)
     await connection.close()
     async with Client.connect(stack.url) as client:
-        whole = [await undisturbed(client, params) for params in PARAMS[:1]]
+        whole = await undisturbed(client, PARAMS[:1])
         gate.hold_at(LONG - 1)
         watched = [Watched(client.stream(PROMPT, PARAMS[0], tenant=tenant)) for tenant in TENANTS]
         await until(lambda: all(one.num_tokens for one in watched), what="the streams do not start")

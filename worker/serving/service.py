@@ -42,6 +42,7 @@ from .sleep import SleepControl
 from .text_calls import TextCalls
 
 LEASE_RENEWALS_PER_TTL = 3
+# For as long as it takes.
 NO_HURRY_S = 1e6
 _ENDED_FROM_OUTSIDE: dict[str | None, FinishReason] = {
     RequestState.CANCELLED: FinishReason.CANCELLED,
@@ -82,6 +83,7 @@ class WorkerService:
         calls = EngineCalls(commands, self._keys.model(self._model))
         self._control = ControlCalls(config.engine_id, calls, core, sleep)
         self._renewals = SideBySide(self._renew)
+        self._attentions = SideBySide(self._attend)
         self._publishing: dict[ServedPartition, asyncio.Task[None]] = {}
         self._has_new_part = asyncio.Event()
 
@@ -101,13 +103,13 @@ class WorkerService:
     async def take_lease(self) -> None:
         """Hold the engine's lease from now on; ``serve`` renews it."""
         await self._parts.look()
-        await self._renew_all(self._parts, NO_HURRY_S if len([*self._parts]) == 1 else self._config.lease_ttl_s)
+        await self._renew_all(self._parts, self._parts.patience_s or NO_HURRY_S)
 
     async def serve(self, ready: Ready, codec: TextCodec, stop: asyncio.Event) -> None:
         """Claim and publish until ``stop`` is set or the core is dead; ``drain`` or ``abandon`` comes next."""
         text_calls = TextCalls(Path(ready.model_folder), codec, ready.max_model_len, ready.vocab_size)
         self._control.answer_too(text_calls.functions)
-        await asyncio.gather(*map(self._attend, self._parts))
+        await self._attend_all(self._parts)
         self._renewing = asyncio.create_task(self._renew_forever())
         self._looking = asyncio.create_task(self._look_forever())
         self._watching = asyncio.create_task(self._watch_publishers())
@@ -204,6 +206,11 @@ class WorkerService:
         if intervals_s or num_at_once:
             self._meter.note_token_intervals(intervals_s, num_at_once)
 
+    async def _attend_all(self, parts: Iterable[ServedPartition]) -> None:
+        """Where a Redis is away, later."""
+        for error in await self._attentions.round(parts, self._parts.patience_s or NO_HURRY_S):
+            raise error
+
     async def _attend(self, part: ServedPartition) -> None:
         """Hear what is meant for this engine there, and publish there."""
         keys = part.broker.keys
@@ -233,7 +240,7 @@ class WorkerService:
             await asyncio.sleep(LOOK_EVERY_S)
             if added := await self._parts.look():
                 await self._renew_all(added, 0.0)
-                await asyncio.gather(*map(self._attend, added))
+                await self._attend_all(added)
                 self._claiming.wake()
 
     async def _renew_forever(self) -> None:
@@ -267,7 +274,8 @@ class WorkerService:
         tasks = [self._renewing, self._looking, self._watching, *self._publishing.values()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, *self._telling, self._renewals.close(), return_exceptions=True)
+        await asyncio.gather(*tasks, *self._telling, return_exceptions=True)
+        await asyncio.gather(self._renewals.close(), self._attentions.close())
 
     def _on_command(self, data: bytes) -> None:
         command = decode_command(data)

@@ -27,6 +27,7 @@ LOOKS_PER_LIST = 10
 # For a Redis that answers, but with errors: then requests stay where they are, and the engine is started all the same.
 MAX_RECLAIM_TRIES = 30
 RECLAIM_PAUSE_S = 1.0
+PARTITION_PATIENCE_S = 3.0
 
 log = structlog.get_logger()
 
@@ -70,11 +71,22 @@ class Reaper:
         """Take back what an engine of this host held, which is known to be dead. Returns when that is done.
 
         It has to be done before the engine is started again: its next life has the same name. Nothing is lost by
-        waiting for a Redis that is away, since an engine cannot start without it either.
+        waiting for a Redis that is away, since an engine cannot start without it either; but it can without that of one
+        partition of several, where it hands back what its former life held as soon as it is there again.
         """
         cause = DeathCause(engine_id=engine_id, reason=death.reason, trace=death.trace)
         layout = (await read_layouts(self._connection, self._keys)).get(self._model, Layout())
-        await asyncio.gather(*(self._reclaim(number, engine_id, cause, death) for number in range(layout.num)))
+        reclaims = [asyncio.create_task(self._reclaim(number, engine_id, cause, death)) for number in range(layout.num)]
+        try:
+            await asyncio.wait(reclaims, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(reclaims, timeout=PARTITION_PATIENCE_S)
+        finally:
+            for task in reclaims:
+                task.cancel()
+            outcomes = await asyncio.gather(*reclaims, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
 
     async def _reclaim(self, partition: int, engine_id: str, cause: DeathCause, death: Death) -> None:
         broker = Broker(self._connection, self._keys.model(self._model, partition), partition)

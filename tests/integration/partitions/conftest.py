@@ -82,9 +82,10 @@ class Parts:
     def __init__(self, commands: CommandConnection, keys: Keys) -> None:
         self.commands = commands
         self.keys = keys
+        self.layout = layout.Layout()
 
     async def grow(self, num: int, spread: list[str] | None = None) -> None:
-        await change_partitions(self.commands, self.keys, MODEL, num, spread)
+        self.layout = await change_partitions(self.commands, self.keys, MODEL, num, spread)
 
     def __getitem__(self, number: int) -> Broker:
         return Broker(self.commands, self.keys.model(MODEL, number), number)

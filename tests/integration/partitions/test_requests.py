@@ -15,7 +15,7 @@ from penstock.shared.policy import QueuePolicy, TenantPolicy
 from penstock.shared.records import DeathCause
 from penstock.shared.request_state import RequestState
 
-from ..client.harness import claim_one, write
+from ..client.harness import claim_one, until_followed, write
 from .conftest import MODEL, Connect, Parts, tenant_of
 
 PARAMS = SamplingParams(max_tokens=4)
@@ -133,6 +133,30 @@ async def test_an_id_of_before_the_growth_attaches_to_its_request(
         await submit(one, tenant, "a")
     assert ids(await claim_all(parts, 0)) + ids(await claim_all(parts, 1)) == []
     assert (await client.queue_stats()).num_running == 1
+
+
+async def test_a_stream_attaches_to_a_request_that_another_partition_has(client: Client, parts: Parts) -> None:
+    tenant = tenant_of(1, 2, before=(0, 1))
+    await submit(client, tenant, "a")
+    (claim,) = await claim_all(parts, 0)
+    await parts.grow(2)
+    stream = client.stream("hi", PARAMS, tenant=tenant, request_id="a")
+    await write(parts[0], claim, 0, 5)
+    assert (await anext(stream)).token_ids == [5]
+    following = asyncio.create_task(anext(stream))
+    await until_followed(parts.commands, parts[0], claim)
+    await write(parts[0], claim, 1, 6, end=FinishReason.STOP)
+    assert (await following).token_ids == [6]
+    await stream.aclose()
+
+
+async def test_a_partition_that_lost_its_data_is_told_of_the_layout_again(client: Client, parts: Parts) -> None:
+    await parts.grow(2)
+    tenant = tenant_of(1, 2)
+    await submit(client, tenant, "a")
+    await parts.commands.execute("DEL", parts[1].keys.prefix + "layout")
+    await submit(client, tenant, "b")
+    assert ids(await claim_all(parts, 1)) == ["a", "b"]
 
 
 async def test_a_tenant_that_is_spread_goes_to_all_partitions(client: Client, parts: Parts) -> None:

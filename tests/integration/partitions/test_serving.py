@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from penstock.shared.broker import Broker
+from penstock.shared.broker import NEW, Broker
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.keys import Keys
 from penstock.shared.messages import EngineCoreRequest, Ready
@@ -116,11 +116,12 @@ class Engine:
         self.loop.wake()
 
 
-async def enqueue(broker: Broker, *request_ids: str) -> None:
+async def enqueue(parts: Parts, number: int, *request_ids: str) -> None:
     request = EngineCoreRequest(request_id="", prompt_token_ids=[5], sampling_params=SamplingParams(seed=1))
     for request_id in request_ids:
         payload = msgspec.msgpack.encode(msgspec.structs.replace(request, request_id=request_id))
-        await broker.enqueue(request_id, payload, result_ttl_ms=60_000, max_tokens=4, num_prompt_tokens=1, layout=1)
+        options = {"max_tokens": 4, "num_prompt_tokens": 1, "layout": parts.layout.version}
+        assert await parts[number].enqueue(request_id, payload, result_ttl_ms=60_000, **options) == NEW
 
 
 async def next_ids(engine: Engine, count: int) -> list[str]:
@@ -148,9 +149,9 @@ async def test_home_comes_first_and_the_fullest_of_the_others_next(
 ) -> None:
     await parts.grow(3)
     await lease(parts, "a", "c")  # so that "b" has the second partition as its home
-    await enqueue(parts[0], "small")
-    await enqueue(parts[1], "home0", "home1")
-    await enqueue(parts[2], "large0", "large1", "large2")
+    await enqueue(parts, 0, "small")
+    await enqueue(parts, 1, "home0", "home1")
+    await enqueue(parts, 2, "large0", "large1", "large2")
     engine = Engine("b", commands, parts.keys)
     async with engine.claiming(codec, subscriber):
         assert await next_ids(engine, MAX_NUM_SEQS) == ["home0", "home1", "large0", "large1"]
@@ -173,7 +174,7 @@ async def test_what_comes_anywhere_wakes_an_engine_that_has_room(
         await until(is_waiting)
         async with asyncio.timeout(4):
             for number in (2, 0, 1):
-                await enqueue(parts[number], f"r{number}")
+                await enqueue(parts, number, f"r{number}")
                 assert await next_ids(engine, 1) == [f"r{number}"]
 
 
@@ -193,7 +194,7 @@ async def test_a_full_engine_is_counted_on_at_home_alone(
             return not await counts_on_it()
 
         await until(counts_on_it)
-        await enqueue(parts[0], *(f"r{number}" for number in range(MAX_NUM_SEQS)))
+        await enqueue(parts, 0, *(f"r{number}" for number in range(MAX_NUM_SEQS)))
         await next_ids(engine, MAX_NUM_SEQS)
         await until(counts_on_it_no_more)
         engine.end("r0")
@@ -207,8 +208,8 @@ async def test_partitions_of_an_engine_that_dies_go_to_the_others(
     await parts.grow(2)
     await lease(parts, "b")
     waiting = [f"home{number}" for number in range(40)]
-    await enqueue(parts[0], *waiting)
-    await enqueue(parts[1], "other")
+    await enqueue(parts, 0, *waiting)
+    await enqueue(parts, 1, "other")
     engine = Engine("a", commands, parts.keys)
     async with engine.claiming(codec, subscriber):
         for request_id in await next_ids(engine, 8 - MAX_NUM_SEQS):
@@ -241,13 +242,13 @@ async def test_a_partition_whose_redis_is_away_keeps_nobody_from_the_others(
     await parts.grow(2)
     engine = Engine("e", commands, parts.keys)
     async with engine.claiming(codec, subscriber):
-        await enqueue(parts[1], "before")
+        await enqueue(parts, 1, "before")
         assert await next_ids(engine, 1) == ["before"]
         deployment.servers["b"].send(signal.SIGSTOP)
         for number in range(3):
-            await enqueue(parts[0], f"r{number}")
+            await enqueue(parts, 0, f"r{number}")
             assert await next_ids(engine, 1) == [f"r{number}"]
         deployment.servers["b"].send(signal.SIGCONT)
         engine.end("r0")
-        await enqueue(parts[1], "after")
+        await enqueue(parts, 1, "after")
         assert await next_ids(engine, 1) == ["after"]
