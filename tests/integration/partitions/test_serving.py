@@ -116,11 +116,11 @@ class Engine:
         self.loop.wake()
 
 
-async def enqueue(parts: Parts, number: int, *request_ids: str) -> None:
+async def enqueue(parts: Parts, number: int, *request_ids: str, num_prompt_tokens: int = 1) -> None:
     request = EngineCoreRequest(request_id="", prompt_token_ids=[5], sampling_params=SamplingParams(seed=1))
     for request_id in request_ids:
         payload = msgspec.msgpack.encode(msgspec.structs.replace(request, request_id=request_id))
-        options = {"max_tokens": 4, "num_prompt_tokens": 1, "layout": parts.layout.version}
+        options = {"max_tokens": 4, "num_prompt_tokens": num_prompt_tokens, "layout": parts.layout.version}
         assert await parts[number].enqueue(request_id, payload, result_ttl_ms=60_000, **options) == NEW
 
 
@@ -225,16 +225,24 @@ async def test_partitions_of_an_engine_that_dies_go_to_the_others(
         assert len(seen) < 20
 
 
-async def test_a_partition_whose_redis_is_away_keeps_nobody_from_the_others(
-    deployment: Deployment,
-    parts: Parts,
-    commands: CommandConnection,
-    codec: TextCodec,
-    subscriber: Subscriber,
-    place: tuple[str, dict[str, str]],
+async def test_an_engine_that_keeps_its_cache_for_a_large_request_takes_nothing_elsewhere(
+    commands: CommandConnection, parts: Parts, codec: TextCodec, subscriber: Subscriber
 ) -> None:
-    if not place[1]:
-        pytest.skip("all partitions are on one Redis")
+    await parts.grow(2)
+    await lease(parts, "b")
+    await enqueue(parts, 0, "large0", "large1", num_prompt_tokens=1000)
+    await enqueue(parts, 1, "small")
+    engine = Engine("a", commands, parts.keys)
+    async with engine.claiming(codec, subscriber):
+        assert await next_ids(engine, 1) == ["large0"]
+        engine.end("large0")
+        assert await next_ids(engine, 2) == ["large1", "small"]
+
+
+@pytest.mark.parametrize("place", ["shards"], indirect=True)
+async def test_a_partition_whose_redis_is_away_keeps_nobody_from_the_others(
+    deployment: Deployment, parts: Parts, commands: CommandConnection, codec: TextCodec, subscriber: Subscriber
+) -> None:
     home = CommandConnection(deployment.url)
     await place_at(home, MODEL, "a", parts.keys)
     await place_at(home, f"{MODEL}#1", "b", parts.keys)
