@@ -12,6 +12,7 @@ from ...shared.broker import DeadLetter
 from ...shared.command_line import Command, UsageError, add_redis_arguments, format_table
 from ...shared.errors import PenstockError, RequestNotFoundError, ValidationError
 from ...shared.messages import EngineCoreRequest
+from ...shared.partitions import open_dead_letter
 from ...shared.records import DeadRequest
 from .broker_command import OpenModel, on_model, print_json
 from .words import format_time
@@ -101,7 +102,7 @@ def _runner(work: Work) -> Callable[[argparse.Namespace], int]:
     """Return a command's ``run``, which does ``work`` on the dead letter that the arguments name."""
 
     async def on_dead_letter(model: OpenModel, arguments: argparse.Namespace) -> None:
-        await work(DeadLetter(model.connection, model.keys), arguments)
+        await work(await open_dead_letter(model.connection, model.keys, model.name), arguments)
 
     return on_model(on_dead_letter)
 

@@ -12,6 +12,7 @@ import structlog
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
+from ...shared.partitions import read_layouts
 from ...shared.side_by_side import SideBySide
 from .event_records import WebhookTarget
 from .event_store import EventStore
@@ -38,7 +39,11 @@ class Outbox:
     async def collect(self) -> None:
         """Make events of what is there. An entry goes when its event is made: who dies in between does it again."""
         members = await self._connection.execute("SMEMBERS", self._keys.webhook_models())
-        outboxes = [self._keys.webhook_outbox(), *(self._keys.model(name.decode()).outbox for name in members)]
+        layouts = await read_layouts(self._connection, self._keys)
+        outboxes = [self._keys.webhook_outbox()]
+        for model in (name.decode() for name in members):
+            num_partitions = layouts[model].num if model in layouts else 1
+            outboxes += [self._keys.model(model, partition).outbox for partition in range(num_partitions)]
         for error in await self._taking.round(outboxes, PATIENCE_S):
             raise error
 

@@ -152,7 +152,7 @@ end
 
 for name, wanted in pairs({policy = 'string', active = 'set', returned = 'list', suspects = 'list', leases = 'zset',
   clients = 'zset', deadlines = 'zset', fail_fast = 'set', dead = 'zset', reserved = 'string', ward = 'string',
-  blocked = 'zset', vacant = 'zset', outbox = 'stream'}) do
+  blocked = 'zset', vacant = 'zset', outbox = 'stream', layout = 'string'}) do
   keep_type(name, wanted)
 end
 keep_fields('queue', {credit = is_number, depth = is_integer, tokens = is_integer, num_started = is_count,
