@@ -11,9 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....shared.errors import EngineDeadError
+from ....shared.metrics.exposition import expose
+from ...control.deployment_samples import read_models
 from ...openai.errors import OpenAIError
 from ..http import gateway_of, json_response
-from ..metrics import deployment_metrics, read_deployment
 from ..operations import Operation
 
 # A probe that takes longer has its answer: Redis does not answer.
@@ -53,10 +54,13 @@ async def ready(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """Answer GET /metrics."""
+    """Answer GET /metrics: this gateway's own figures, and those of all queues and engines if it is to tell them."""
     gateway = gateway_of(request)
-    figures = deployment_metrics(await read_deployment(gateway.client))
-    return Response(gateway.metrics.render(figures), media_type=CONTENT_TYPE_LATEST)
+    figures = gateway.metrics.render()
+    if gateway.settings.deployment_metrics:
+        models = await read_models(gateway.client)
+        figures += expose(sample for model in models or [] for sample in model.samples())
+    return Response(figures, media_type=CONTENT_TYPE_LATEST)
 
 
 async def version(_: Request) -> Response:
