@@ -63,9 +63,7 @@ ENGINES = (
     MetricSpec("engine_prefill_tokens", COUNTER, "Tokens computed in prefills; recomputed ones count again", OF_ENGINE),
     MetricSpec("engine_decode_tokens", COUNTER, "Tokens computed in decodes", OF_ENGINE),
     MetricSpec("request_success", COUNTER, "Requests that ended", (*OF_ENGINE, "finished_reason"), is_vllms=True),
-    MetricSpec(
-        "time_to_first_token_seconds", HISTOGRAM, "From arrival to the first token", OF_ENGINE, is_vllms=True
-    ),
+    MetricSpec("time_to_first_token_seconds", HISTOGRAM, "From arrival to the first token", OF_ENGINE, is_vllms=True),
     MetricSpec(
         "inter_token_latency_seconds", HISTOGRAM, "From one token of a request to the next", OF_ENGINE, is_vllms=True
     ),
@@ -74,9 +72,7 @@ ENGINES = (
     MetricSpec(
         "request_prefill_time_seconds", HISTOGRAM, "From the first step to the first token", OF_ENGINE, is_vllms=True
     ),
-    MetricSpec(
-        "request_decode_time_seconds", HISTOGRAM, "From the first token to the last", OF_ENGINE, is_vllms=True
-    ),
+    MetricSpec("request_decode_time_seconds", HISTOGRAM, "From the first token to the last", OF_ENGINE, is_vllms=True),
     MetricSpec("engine_step_time_seconds", HISTOGRAM, "Time of a step", OF_ENGINE),
 )
 QUEUES = (
