@@ -10,10 +10,14 @@ VERSIONS ?= .versions
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-fast test-versions check format bench bench-peers gpu-check chaos models install clean
+.PHONY: demo demo-dashboard test test-fast test-versions check format bench bench-peers gpu-check chaos models vendor install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
+
+# A worker, two tenants that ask without end, a parked request, and the operators' pages over all of it.
+demo-dashboard: $(VENV)/.installed-dashboard
+	$(BIN)/penstock demo --dashboard
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 4 --dist loadgroup
@@ -52,6 +56,10 @@ gpu-check:
 chaos: $(VENV)/.installed
 	$(BIN)/penstock chaos
 
+# Files of other projects that are kept here, in the versions that their manifests name. Needs npm.
+vendor: $(VENV)/.installed
+	$(BIN)/python -m penstock.ops.vendor
+
 models: $(VENV)/.installed
 	$(BIN)/python -m penstock.worker.survey --out ops/models.md
 
@@ -75,6 +83,10 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 
 $(VENV)/.installed-bench: $(VENV)/.installed
 	$(PIP) install -q -c constraints.txt -e '.[bench]'
+	touch $@
+
+$(VENV)/.installed-dashboard: $(VENV)/.installed
+	$(PIP) install -q -c constraints.txt -e '.[dashboard]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -8,6 +8,7 @@ from ..shared.control import Utility
 from ..shared.keys import Keys
 from ..shared.partitions import open_queue
 from ..shared.records import ModelCard
+from .control.operations import Operations
 from .engine_calls import A, CallOptions, CallRound
 from .requests.health import Health
 from .requests.request_builder import RequestBuilder
@@ -40,6 +41,7 @@ class ClientCore:
         self._requests = requests
         self._builder = builder
         self._health = health
+        self._operations = Operations(commands, keys)
 
     async def _card(self, model: str | None) -> ModelCard:
         """Return what is known of a model, which may be left out as for a request."""

@@ -12,6 +12,9 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:engines                             set       engine ids; dead ones are dropped by whoever lists them
     NS:engine:ENGINE                       string    heartbeat, expires after heartbeat_ttl_s
     NS:api_keys                            hash      id -> ApiKey of the gateway; until revoked
+    NS:operator_keys                       hash      id -> OperatorKey of the dashboard; until revoked
+    NS:dashboard_secret                    string    what signs the sessions of dashboards; for ever
+    NS:audit                               stream    AuditEntry of each change that an operator made; the last 10,000
     NS:absent                              none      never written: what commands that are only tried name
     NS:placements                          hash      model -> name of the shard that holds its keys; for ever
     NS:moves                               hash      model -> ShardMove that is under way, until it is done
@@ -136,6 +139,15 @@ class Keys:
     def api_keys(self) -> str:
         return f"{self.namespace}:api_keys"
 
+    def operator_keys(self) -> str:
+        return f"{self.namespace}:operator_keys"
+
+    def dashboard_secret(self) -> str:
+        return f"{self.namespace}:dashboard_secret"
+
+    def audit(self) -> str:
+        return f"{self.namespace}:audit"
+
     def absent(self) -> str:
         """A key that is never written, for commands that shall find nothing."""
         return f"{self.namespace}:absent"
@@ -154,6 +166,10 @@ class Keys:
 
     def jobs(self) -> str:
         return f"{self.namespace}:jobs"
+
+    def jobs_health(self) -> str:
+        """As arq spells it."""
+        return f"{self.namespace}:jobs:health-check"
 
     def jobs_due(self) -> str:
         return f"{self.namespace}:jobs:due"
@@ -250,6 +266,9 @@ class ModelKeys:
     def lane(self, band: str, tenant: str) -> str:
         return f"{self.prefix}lane:{band}:{tenant}"
 
+    def heads(self, band: str) -> str:
+        return f"{self.prefix}heads:{band}"
+
     def request(self, request_id: str) -> str:
         return f"{self.prefix}request:{check_text('request_id', request_id)}"
 
@@ -264,6 +283,9 @@ class ModelKeys:
 
     def claims(self, engine_id: str) -> str:
         return f"{self.prefix}claims:{engine_id}"
+
+    def payload(self, request_id: str) -> str:
+        return f"{self.prefix}payload:{check_text('request_id', request_id)}"
 
     def parked(self, request_id: str) -> str:
         return f"{self.prefix}parked:{check_text('request_id', request_id)}"

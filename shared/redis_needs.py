@@ -81,6 +81,8 @@ NEEDED_FOR_JOBS: dict[str, tuple[Any, ...]] = {
 ARQ_KEYS = "arq:"
 # Of an operator who moves a model to another shard; it is told by the command itself.
 NEEDED_FOR_MOVES = ("DUMP", "RESTORE", "SCAN", "XINFO", "XSETID")
+# Of an operator who reads what others have done: `penstock audit`, and the page.
+NEEDED_FOR_OPERATORS = ("XREVRANGE",)
 
 
 def cluster_probes(namespace: str) -> list[tuple[Any, ...]]:

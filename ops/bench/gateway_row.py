@@ -18,7 +18,7 @@ import psutil
 
 from ...shared.errors import ConfigurationError
 from ..latency import percentile
-from ..local_gateway import LocalGateway
+from ..local_server import LocalGateway
 from ..local_stack import LocalStack
 from .gateway_load import CLIENT, HTTP, LoadResult
 from .judge import read_vocab_size

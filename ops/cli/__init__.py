@@ -10,9 +10,11 @@ from importlib import metadata
 
 from ...shared.command_line import Command, run_program
 from . import (
+    audit,
     batch,
     bench,
     chaos,
+    dashboard,
     dead,
     demo,
     embedded_redis,
@@ -23,6 +25,7 @@ from . import (
     keys,
     metrics,
     models,
+    operator,
     queue,
     shard,
     sim,
@@ -42,6 +45,9 @@ COMMANDS: tuple[Command, ...] = (
     shard.COMMAND,
     dead.COMMAND,
     engine.COMMAND,
+    dashboard.COMMAND,
+    audit.COMMAND,
+    operator.COMMAND,
     gateway.COMMAND,
     keys.COMMAND,
     metrics.COMMAND,

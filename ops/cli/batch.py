@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from ...producer.batches import Batch, BatchStatus, BatchStore
 from ...shared.command_line import Command, add_redis_arguments, format_table
 from ...shared.embedded import resolve_redis_url
+from ..words import format_sheet, format_time
 from .batch_run import RUN
 from .broker_command import print_json
-from .words import format_sheet, format_time
 
 _HEADER = ("BATCH", "STATUS", "MADE", "DONE", "FAILED", "ROWS", "MODEL")
 Work = Callable[[BatchStore, argparse.Namespace], Awaitable[None]]

@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ...producer.control.operations import Operations
 from ...producer.requests.model_cards import ModelCards
+from ...shared.audit import acting_as, process_actor
 from ...shared.broker import Queue
 from ...shared.connection import CommandConnection
 from ...shared.embedded import resolve_redis_url
@@ -23,12 +25,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model of a deployment. ``was_served`` is False for a name that no worker has served yet."""
+    """A model of a deployment. ``was_served`` is False for a name that no worker has served yet.
+
+    What a command changes it changes by ``operations``, which write it down.
+    """
 
     connection: CommandConnection
     keys: Keys
     name: str
     was_served: bool
+    operations: Operations
 
     async def queue(self) -> Queue:
         """Return its queue as a whole."""
@@ -45,7 +51,8 @@ def run_on_redis(
         keys = Keys(arguments.namespace)
         connection = make_commands(url, arguments.shards, keys)
         try:
-            return await work(connection, keys, arguments)
+            with acting_as(process_actor("cli")):
+                return await work(connection, keys, arguments)
         finally:
             await connection.close()
 
@@ -73,7 +80,8 @@ def run_on_model(
         cards = ModelCards(connection, keys, default=None, wait_for_model=wait_for_model)
         name = (await cards.find(arguments.model)).model
         was_served = not wait_for_model or name in await cards.read()
-        return await work(OpenModel(connection, keys, name, was_served), arguments)
+        operations = Operations(connection, keys)
+        return await work(OpenModel(connection, keys, name, was_served, operations), arguments)
 
     return run_on_redis(find_and_work, arguments)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -14,8 +13,8 @@ from ...shared.errors import PenstockError, RequestNotFoundError, ValidationErro
 from ...shared.messages import EngineCoreRequest
 from ...shared.partitions import open_dead_letter
 from ...shared.records import DeadRequest
+from ..words import format_time
 from .broker_command import OpenModel, on_model, print_json
-from .words import format_time
 
 _HEADER = ("REQUEST", "PARKED", "DELIVERIES", "TOKENS", "ENGINE", "CAUSE")
 _MAX_CAUSE_CHARS = 60
@@ -23,7 +22,6 @@ _MAX_PROMPT_CHARS = 400
 _MAX_PROMPT_TOKENS = 64
 
 _decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
-Work = Callable[[DeadLetter, argparse.Namespace], Awaitable[None]]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,8 +51,8 @@ def _add_purge_arguments(parser: argparse.ArgumentParser) -> None:
     _add_arguments(parser)
 
 
-async def _list(letter: DeadLetter, arguments: argparse.Namespace) -> None:
-    parked = await letter.list()
+async def _list(model: OpenModel, arguments: argparse.Namespace) -> None:
+    parked = await (await _letter(model)).list()
     if arguments.json:
         print_json([_fields(request) for request in parked])
     elif parked:
@@ -63,22 +61,22 @@ async def _list(letter: DeadLetter, arguments: argparse.Namespace) -> None:
         print("nothing is parked")
 
 
-async def _show(letter: DeadLetter, arguments: argparse.Namespace) -> None:
-    parked = await _found(letter, arguments.request_id)
+async def _show(model: OpenModel, arguments: argparse.Namespace) -> None:
+    parked = await _found(await _letter(model), arguments.request_id)
     if arguments.json:
         print_json(_fields(parked))
     else:
         print(_sheet(parked))
 
 
-async def _replay(letter: DeadLetter, arguments: argparse.Namespace) -> None:
-    parked = await _found(letter, arguments.request_id)
+async def _replay(model: OpenModel, arguments: argparse.Namespace) -> None:
+    parked = await _found(await _letter(model), arguments.request_id)
     if not parked.is_request:
         raise ValidationError(
             f"{parked.request_id!r} is no request but an entry that a stranger wrote into the lane, so it cannot be "
             "replayed; throw it away with 'penstock dead purge'"
         )
-    if not await letter.replay(parked.request_id):
+    if not await model.operations.replay_dead(model.name, parked.request_id):
         raise _not_parked(parked.request_id)
     print(
         f"{parked.request_id} is queued again and starts from its prompt, with nobody waiting for it; its result can "
@@ -86,25 +84,21 @@ async def _replay(letter: DeadLetter, arguments: argparse.Namespace) -> None:
     )
 
 
-async def _purge(letter: DeadLetter, arguments: argparse.Namespace) -> None:
+async def _purge(model: OpenModel, arguments: argparse.Namespace) -> None:
     if arguments.all == (arguments.request_id is not None):
         raise UsageError("give either an ID or --all, which throws away every parked request of the model")
     if not arguments.all:
-        if not await letter.purge(arguments.request_id):
+        if not await model.operations.purge_dead(model.name, arguments.request_id):
             raise _not_parked(arguments.request_id)
         print(f"{arguments.request_id} is thrown away")
         return
-    gone = [await letter.purge(request.request_id) for request in await letter.list()]
+    parked = await (await _letter(model)).list()
+    gone = [await model.operations.purge_dead(model.name, request.request_id) for request in parked]
     print(f"{sum(gone)} thrown away")
 
 
-def _runner(work: Work) -> Callable[[argparse.Namespace], int]:
-    """Return a command's ``run``, which does ``work`` on the dead letter that the arguments name."""
-
-    async def on_dead_letter(model: OpenModel, arguments: argparse.Namespace) -> None:
-        await work(await open_dead_letter(model.connection, model.keys, model.name), arguments)
-
-    return on_model(on_dead_letter)
+async def _letter(model: OpenModel) -> DeadLetter:
+    return await open_dead_letter(model.connection, model.keys, model.name)
 
 
 async def _found(letter: DeadLetter, request_id: str) -> DeadRequest:
@@ -217,11 +211,11 @@ COMMAND = Command(
     "dead",
     "Look at parked requests, queue them again, or throw them away.",
     subcommands=(
-        Command("list", "Show what is parked, oldest first.", run=_runner(_list), add_arguments=_add_list_arguments),
-        Command("show", "Show one with its cause and input.", run=_runner(_show), add_arguments=_add_show_arguments),
+        Command("list", "Show what is parked, oldest first.", run=on_model(_list), add_arguments=_add_list_arguments),
+        Command("show", "Show one with its cause and input.", run=on_model(_show), add_arguments=_add_show_arguments),
         Command(
-            "replay", "Queue one again, from its start.", run=_runner(_replay), add_arguments=_add_replay_arguments
+            "replay", "Queue one again, from its start.", run=on_model(_replay), add_arguments=_add_replay_arguments
         ),
-        Command("purge", "Throw one away, or all.", run=_runner(_purge), add_arguments=_add_purge_arguments),
+        Command("purge", "Throw one away, or all.", run=on_model(_purge), add_arguments=_add_purge_arguments),
     ),
 )

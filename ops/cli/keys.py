@@ -10,8 +10,8 @@ from ...producer.gateway.api_keys import ApiKeys
 from ...shared.command_line import EXIT_FAILED, Command, add_redis_arguments, format_table
 from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
+from ..words import format_time
 from .broker_command import print_json, run_on_redis
-from .words import format_time
 
 _HEADER = ("ID", "TENANT", "BAND", "CREATED", "NAME")
 Work = Callable[[ApiKeys, argparse.Namespace], Awaitable[int]]

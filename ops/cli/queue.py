@@ -43,7 +43,7 @@ def _add_purge_arguments(parser: argparse.ArgumentParser) -> None:
 
 async def _pause(model: OpenModel, arguments: argparse.Namespace) -> None:
     queue, name = await model.queue(), model.name
-    num_running = await queue.pause(put_back=arguments.put_back)
+    num_running = await model.operations.pause(name, put_back=arguments.put_back)
     if arguments.put_back:
         fate = f"{num_running} that ran wait to go on after their last token"
     else:
@@ -75,7 +75,7 @@ async def _wait_until_idle(queue: Queue, num_running: int) -> None:
 
 async def _resume(model: OpenModel, _: argparse.Namespace) -> None:
     queue, name = await model.queue(), model.name
-    was_paused = await queue.resume()
+    was_paused = await model.operations.resume(name)
     depth = (await queue.stats()).depth
     print(f"the queue of {name} {'hands out requests again' if was_paused else 'was not paused'}; {depth} wait")
 
@@ -92,7 +92,7 @@ async def _count_waiting(model: OpenModel, arguments: argparse.Namespace) -> int
 
 
 async def _purge(model: OpenModel, arguments: argparse.Namespace) -> int:
-    return await (await model.queue()).purge(arguments.tenant, arguments.band)
+    return await model.operations.purge(model.name, arguments.tenant, arguments.band)
 
 
 def _add_partitions_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from ...shared.command_line import Command, add_redis_arguments
 from ...shared.keys import check_name
 from ...shared.policy import Order, OverQuota, QueuePolicy, TenantPolicy
+from ..words import format_duration, format_sheet
 from .broker_command import OpenModel, on_model
-from .words import format_duration, format_sheet
 
 _OF_TENANTS = "tenant-"
 
@@ -177,7 +177,7 @@ async def _configure(model: OpenModel, arguments: argparse.Namespace) -> None:
         changes["tenant"] = replace(policy.tenant, **of_tenants)
     if changes or arguments.reset:
         policy = replace(policy, **changes)
-        await queue.configure(policy)
+        await model.operations.configure(model.name, policy)
     _print_if_unserved(model)
     print(describe_policy(policy))
 
@@ -190,7 +190,7 @@ async def _tenant(model: OpenModel, arguments: argparse.Namespace) -> None:
     if changes or arguments.reset:
         policy = replace(policy, **changes)
         own = policy if changes else None
-        await queue.configure_tenant(tenant, own)
+        await model.operations.configure_tenant(model.name, tenant, own)
     _print_if_unserved(model)
     print(f"{tenant}: {describe_tenant_policy(policy)} ({'the default' if own is None else 'its own'} policy)")
 

@@ -18,9 +18,9 @@ from ...shared.keys import Keys
 from ...shared.partitions import open_queue
 from ...shared.policy import TenantPolicy
 from ...shared.queue_stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
+from ..words import format_duration, format_sheet, format_time
 from .broker_command import OpenModel, on_model, print_json, run_on_redis
 from .queue_policy import describe_policy, describe_quotas
-from .words import format_duration, format_sheet, format_time
 
 PATIENCE_S = 5.0
 

@@ -7,20 +7,21 @@ import time
 from collections.abc import Awaitable, Callable
 
 from ...producer.agenda import Agenda
+from ...producer.control.operations import Operations
 from ...producer.webhooks.event_records import EventState, WebhookAttempt, WebhookEvent
 from ...producer.webhooks.event_store import EventStore
 from ...shared.command_line import Command, UsageError, add_redis_arguments, format_table
 from ...shared.connection import CommandConnection
 from ...shared.errors import RequestNotFoundError
 from ...shared.keys import Keys
+from ..words import format_duration, format_sheet, format_time
 from . import webhook_secret
 from .broker_command import print_json, run_on_redis
-from .words import format_duration, format_sheet, format_time
 
 _HEADER = ("EVENT", "TYPE", "STATE", "CREATED", "ATTEMPTS", "NEXT", "URL", "LAST ERROR")
 _MAX_ERROR_CHARS = 60
 
-Work = Callable[[EventStore, argparse.Namespace], Awaitable[None]]
+Work = Callable[[EventStore, Operations, argparse.Namespace], Awaitable[None]]
 
 
 def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +42,7 @@ def _add_choice_arguments(parser: argparse.ArgumentParser) -> None:
     add_redis_arguments(parser)
 
 
-async def _list(store: EventStore, arguments: argparse.Namespace) -> None:
+async def _list(store: EventStore, _: Operations, arguments: argparse.Namespace) -> None:
     states = [EventState(arguments.state)] if arguments.state else list(EventState)
     found = [event for state in states for event in await store.list(state)]
     if arguments.json:
@@ -52,7 +53,7 @@ async def _list(store: EventStore, arguments: argparse.Namespace) -> None:
         print("there are no events")
 
 
-async def _show(store: EventStore, arguments: argparse.Namespace) -> None:
+async def _show(store: EventStore, _: Operations, arguments: argparse.Namespace) -> None:
     event = await store.show(arguments.event_id)
     if arguments.json:
         print_json(event)
@@ -72,14 +73,14 @@ async def _show(store: EventStore, arguments: argparse.Namespace) -> None:
         print(f"  {format_time(attempt.at)}  {format_duration(attempt.duration_s)}  {_outcome(attempt)}")
 
 
-async def _replay(store: EventStore, arguments: argparse.Namespace) -> None:
+async def _replay(store: EventStore, operations: Operations, arguments: argparse.Namespace) -> None:
     for event_id in await _chosen(store, arguments):
-        await store.replay(event_id)
+        await operations.replay_webhook(event_id)
         print(f"{event_id} is delivered again, under its own id")
 
 
-async def _purge(store: EventStore, arguments: argparse.Namespace) -> None:
-    gone = [await store.purge(event_id) for event_id in await _chosen(store, arguments)]
+async def _purge(store: EventStore, operations: Operations, arguments: argparse.Namespace) -> None:
+    gone = [await operations.purge_webhook(event_id) for event_id in await _chosen(store, arguments)]
     if not arguments.dead and not any(gone):
         raise RequestNotFoundError(f"no webhook event {arguments.event_id!r} is known")
     print(f"{sum(gone)} thrown away")
@@ -120,7 +121,8 @@ def _outcome(attempt: WebhookAttempt) -> str:
 
 def _runner(work: Work) -> Callable[[argparse.Namespace], int]:
     async def on_events(connection: CommandConnection, keys: Keys, arguments: argparse.Namespace) -> None:
-        await work(EventStore(connection, keys, Agenda(connection, keys)), arguments)
+        store = EventStore(connection, keys, Agenda(connection, keys))
+        await work(store, Operations(connection, keys), arguments)
 
     def run(arguments: argparse.Namespace) -> int:
         run_on_redis(on_events, arguments)

@@ -13,8 +13,8 @@ from ...shared.command_line import Command, add_redis_arguments, format_table
 from ...shared.connection import CommandConnection
 from ...shared.errors import RequestNotFoundError
 from ...shared.keys import Keys
+from ..words import format_duration, format_time
 from .broker_command import print_json, run_on_redis
-from .words import format_duration, format_time
 
 Work = Callable[[SecretStore, argparse.Namespace], Awaitable[None]]
 

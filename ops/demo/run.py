@@ -99,4 +99,5 @@ def _report(console: Console, answers: list[Answer], wall_s: float, concurrency:
         console.print(f"fewer than {PASS_SHARE:.0%} of the answers are right", style="red")
         return 1
     console.print("every token came through a Redis stream and back over pub/sub; everything is stopped again.")
+    console.print("`make demo-dashboard` keeps it all at work, and shows it in a browser.")
     return 0

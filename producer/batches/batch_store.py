@@ -236,6 +236,11 @@ class BatchStore:
         if event is not None:
             await self._events.create(event)
 
+    async def open_batches(self, limit: int = MAX_LIMIT) -> Sequence[BatchRecord]:
+        """Return the batches of all tenants that have not ended, those first whose runner's lease ends first."""
+        ids = await self._connection.execute("ZRANGE", self._keys.open, 0, limit - 1)
+        return [record for record in await self._read([one.decode() for one in ids]) if record is not None]
+
     async def free_batches(self) -> Sequence[str]:
         """Return the open batches that no live runner holds, to be taken up."""
         now_s = await self.files.time_s()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Unpack
 
 import msgspec
@@ -76,7 +77,8 @@ class EngineControl(ClientCore):
             timeout_s = options.get("timeout_s", CALL_TIMEOUT_S)
             check_timeout("timeout_s", timeout_s)
             options["timeout_s"] = timeout_s + drain_timeout_s
-        return await self._call_engines(call, SleepState, options)
+        async with self._audited("engine.sleep", options, level=level, mode=mode):
+            return await self._call_engines(call, SleepState, options)
 
     async def wake_up(self, tags: Sequence[str] | None = None, **options: Unpack[CallOptions]) -> dict[str, SleepState]:
         """Let engines take their memory again: all of it, or what ``tags`` name of "weights" and "kv_cache".
@@ -86,7 +88,13 @@ class EngineControl(ClientCore):
         if isinstance(tags, str):
             raise ValidationError(f"tags must be a list of tags, got {shown(tags)}")
         call = WakeUp(None if tags is None else list(tags))
-        return await self._call_engines(call, SleepState, options)
+        async with self._audited("engine.wake_up", options, tags=" ".join(tags or ())):
+            return await self._call_engines(call, SleepState, options)
+
+    def _audited(self, action: str, options: CallOptions, **details: object) -> AbstractAsyncContextManager[object]:
+        model, engine_id = options.get("model") or "", options.get("engine_id") or ""
+        target = engine_id or model or "all engines"
+        return self._operations.audit.audited(action, target, model=model, **details)
 
     async def is_sleeping(self, **options: Unpack[CallOptions]) -> dict[str, bool]:
         """Return whether each engine sleeps, if only in part."""

@@ -78,8 +78,8 @@ class QueueControl(ClientCore):
             mode = "wait"
         if mode not in PAUSE_MODES:
             raise ValidationError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {shown(mode)}")
-        queue = await self._queue(model)
-        await queue.pause(put_back=mode == "keep", abort=mode == "abort")
+        queue, name = await self._queue(model), (await self._card(model)).model
+        await self._operations.pause(name, put_back=mode == "keep", abort=mode == "abort")
         while (await queue.stats()).num_running:  # noqa: ASYNC110  # of other processes: there is no event to wait for
             await asyncio.sleep(POLL_S)
         return await self._clear_caches(model) if clear_cache else {}
@@ -129,7 +129,7 @@ class QueueControl(ClientCore):
 
     async def resume_generation(self, model: str | None = None) -> None:
         """Start requests again; does nothing if the model was not paused."""
-        await (await self._queue(model)).resume()
+        await self._operations.resume((await self._card(model)).model)
 
     async def is_paused(self, model: str | None = None) -> bool:
         return await (await self._queue(model)).is_paused()
@@ -144,12 +144,12 @@ class QueueControl(ClientCore):
         Raises:
             ValidationError: requests wait in a band that ``policy`` has not.
         """
-        await (await self._queue(model)).configure(policy)
+        await self._operations.configure((await self._card(model)).model, policy)
 
     async def configure_tenant(self, tenant: str, policy: TenantPolicy | None, model: str | None = None) -> None:
         """Set what a tenant may have of a model; None gives it the queue's default again."""
-        await (await self._queue(model)).configure_tenant(tenant, policy)
+        await self._operations.configure_tenant((await self._card(model)).model, tenant, policy)
 
     async def purge(self, tenant: str, *, band: str | None = None, model: str | None = None) -> int:
         """Cancel what waits of a tenant and never ran, in one band or all; returns how many that was."""
-        return await (await self._queue(model)).purge(tenant, band or "")
+        return await self._operations.purge((await self._card(model)).model, tenant, band or "")

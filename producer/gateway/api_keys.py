@@ -1,28 +1,18 @@
-"""API keys: what is kept of them, and where.
-
-A key is ``psk-ID-SECRET``. Redis holds, by the id, the SHA-256 of the whole key: a key has 256 random bits, so nobody
-finds it by trying, and a slow hash, which is for words that people choose, would only cost each request its time. The
-key itself is shown once, when it is made.
-"""
+"""API keys: what is kept of them, and where. Each belongs to a tenant."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import re
-import secrets
 import time
 
 import msgspec
 
+from ...shared.audit import Audit
 from ...shared.connection import CommandConnection
 from ...shared.encodable import check_text
-from ...shared.errors import ValidationError
 from ...shared.keys import Keys, check_name
-from ...shared.shown import shown
+from ..secret_keys import check_key_name, make_key
 
-_FORM = re.compile(r"psk-([0-9a-f]{12})-[A-Za-z0-9_-]{43}")
-MAX_KEY_NAME_CHARS = 200
+PREFIX = "psk"
 
 
 class ApiKey(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -46,6 +36,7 @@ class ApiKeys:
     def __init__(self, connection: CommandConnection, keys: Keys) -> None:
         self._connection = connection
         self._key = keys.api_keys()
+        self._audit = Audit(connection, keys)
 
     async def create(self, tenant: str, *, band: str = "", name: str = "") -> tuple[str, ApiKey]:
         """Make a key; returns it, which nobody can read again, and what is kept of it.
@@ -56,14 +47,11 @@ class ApiKeys:
         check_name("tenant", tenant)
         if band:
             check_name("band", band)
-        if len(name) > MAX_KEY_NAME_CHARS or not name.isprintable():
-            raise ValidationError(
-                f"name must have at most {MAX_KEY_NAME_CHARS} printable characters, got {shown(name)}"
-            )
-        key_id = secrets.token_hex(6)
-        key = f"psk-{key_id}-{secrets.token_urlsafe(32)}"
-        record = ApiKey(key_id=key_id, digest=_digest(key), tenant=tenant, band=band, name=name, created_at=time.time())
-        await self._connection.execute("HSET", self._key, key_id, msgspec.json.encode(record))
+        check_key_name(name)
+        key, key_id, digest = make_key(PREFIX)
+        record = ApiKey(key_id=key_id, digest=digest, tenant=tenant, band=band, name=name, created_at=time.time())
+        async with self._audit.audited("api_key.create", key_id, tenant=tenant, name=name):
+            await self._connection.execute("HSET", self._key, key_id, msgspec.json.encode(record))
         return key, record
 
     async def get(self, key_id: str) -> ApiKey | None:
@@ -78,19 +66,6 @@ class ApiKeys:
 
     async def revoke(self, key_id: str) -> bool:
         """Remove a key; returns whether there was one. Gateways let it in for ``auth.CACHE_TTL_S`` more at most."""
-        return bool(await self._connection.execute("HDEL", self._key, check_text("key_id", key_id)))
-
-
-def key_id_of(key: str) -> str | None:
-    """Return the public part of a key; None if it has not the form of one."""
-    match = _FORM.fullmatch(key)
-    return None if match is None else match[1]
-
-
-def matches(key: str, digest: bytes) -> bool:
-    """Whether ``digest`` is that of ``key``; takes the same time wherever they differ."""
-    return hmac.compare_digest(_digest(key), digest)
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+        async with self._audit.audited("api_key.revoke", check_text("key_id", key_id)) as told:
+            told["found"] = was_there = bool(await self._connection.execute("HDEL", self._key, key_id))
+            return was_there

@@ -8,7 +8,8 @@ from collections import OrderedDict
 import msgspec
 
 from ..openai.errors import OpenAIError
-from .api_keys import ApiKeys, key_id_of, matches
+from ..secret_keys import key_id_of, matches
+from .api_keys import PREFIX, ApiKeys
 
 # A revoked key works for so long at most; each key is asked for in Redis so often at most.
 CACHE_TTL_S = 5.0
@@ -49,7 +50,7 @@ class Authenticator:
         if scheme.lower() != "bearer" or not key.strip():
             raise _refused("pass an API key as Authorization: Bearer KEY")
         key = key.strip()
-        key_id = key_id_of(key)
+        key_id = key_id_of(PREFIX, key)
         if key_id is None:
             raise _refused("the API key is not valid")
         digest, identity = await self._look_up(self._keys, key_id)

@@ -4,54 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import signal
 import socket
-from collections.abc import Generator
-from contextlib import contextmanager
 
 import structlog
 import uvicorn
 from starlette.applications import Starlette
 
-from ...shared.errors import ConfigurationError
 from ...shared.shards import check_servers
-from ...shared.shown import shown
+from ..web_server import BACKLOG, WebServer, listening
 from .app import build_app
 from .connection import connection_class
 from .cors import ANY
 from .settings import GatewaySettings
 
-# Waiting connections on top of those that run.
-BACKLOG = 2048
-
 log = structlog.get_logger()
-
-
-class _Server(uvicorn.Server):
-    """Prints where it listens, and ends with status 0 on a signal, which uvicorn would raise again."""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started and sockets:
-            host, port = sockets[0].getsockname()[:2]
-            print(f"ready: http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM)
-        for number in signals:
-            loop.add_signal_handler(number, self._stop)
-        try:
-            yield
-        finally:
-            for number in signals:
-                loop.remove_signal_handler(number)
-
-    def _stop(self) -> None:
-        """The first signal ends in order, a second one at once."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
 
 
 def serve(settings: GatewaySettings, *, host: str, port: int) -> int:
@@ -78,7 +44,7 @@ def serve(settings: GatewaySettings, *, host: str, port: int) -> int:
     )
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(check_servers(settings.redis_url, settings.shards, namespace=settings.namespace))
-        with _listening(host, port) as listener:
+        with listening(host, port) as listener:
             warn_of_strangers(settings, *listener.getsockname()[:2])
             runner.run(_serve(app, config, listener))
     return 0
@@ -86,7 +52,7 @@ def serve(settings: GatewaySettings, *, host: str, port: int) -> int:
 
 async def _serve(app: Starlette, config: uvicorn.Config, listener: socket.socket) -> None:
     async with app.router.lifespan_context(app):
-        await _Server(config).serve([listener])
+        await WebServer(config, "/v1").serve([listener])
 
 
 def warn_of_strangers(settings: GatewaySettings, address: str, port: int) -> None:
@@ -108,17 +74,3 @@ def warn_of_strangers(settings: GatewaySettings, address: str, port: int) -> Non
             reason="API keys are off, and --cors-origin is '*'",
             remedy="pass --api-keys on, or the origins of your pages",
         )
-
-
-@contextmanager
-def _listening(host: str, port: int) -> Generator[socket.socket]:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except (OSError, OverflowError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0].rstrip(".")
-        raise ConfigurationError(
-            f"cannot listen on host {shown(host)}, port {port} ({reason}); pass another --host or --port"
-        ) from error
-    with listener:
-        yield listener

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -102,6 +103,18 @@ class EventStore:
             keys = [self._keys.webhook_event(event_id.decode()) for event_id in ids[start : start + PAGE]]
             found += [_decoder.decode(data) for data in await self._connection.execute("MGET", *keys) if data]
         return found
+
+    async def newest(self, state: EventState, limit: int) -> Sequence[WebhookEvent]:
+        """Return the last events in one state, newest first."""
+        ids = await self._connection.execute("ZRANGE", self._keys.webhook_events(state), -limit, -1)
+        keys = [self._keys.webhook_event(event_id.decode()) for event_id in reversed(ids)]
+        return [
+            _decoder.decode(data) for data in (await self._connection.execute("MGET", *keys) if keys else []) if data
+        ]
+
+    async def count(self, state: EventState) -> int:
+        """Return how many events are in one state."""
+        return int(await self._connection.execute("ZCARD", self._keys.webhook_events(state)))
 
     async def change(self, stored: StoredEvent, event: WebhookEvent, *, keep_delivered_s: float) -> bool:
         """Write an event anew; False, and nothing is written, if somebody else has changed it since it was read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -41,6 +42,12 @@ class DeadLetter:
 
     async def count(self) -> int:
         return await self._connection.execute("ZCARD", self._keys.dead)
+
+    async def newest(self, limit: int) -> Sequence[tuple[str, float]]:
+        """Return ids of the last parked requests and when they were, newest first."""
+        flat = await self._connection.execute("ZRANGE", self._keys.dead, -limit, -1, "WITHSCORES")
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        return [(request_id.decode(errors="replace"), float(score) / 1000) for request_id, score in pairs][::-1]
 
     async def show(self, request_id: str) -> DeadRequest | None:
         """Return one parked request, or None if there is none of this id."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -80,10 +81,11 @@ class Queue:
         self._connection = connection
         self._keys = keys
 
-    async def stats(self, *, tenants: bool = False) -> QueueStats:
-        """Return the state of the queue; with ``tenants`` that of each tenant, the deepest lanes first."""
+    async def stats(self, *, tenants: bool | Sequence[str] = False) -> QueueStats:
+        """Return the state of the queue; with ``tenants`` that of each tenant, or of those, the deepest lanes first."""
         raw = msgspec.msgpack.decode(await self._run("stats"), type=_RawStats)
-        found = await self._tenant_stats(raw) if tenants else []
+        names = (await self.tenants() if tenants else []) if isinstance(tenants, bool) else tenants
+        found = await self._tenant_stats(raw, names)
         bands = _band_stats(raw)
         default = next(band for band in bands if band.band == raw.default_band)
         return QueueStats(
@@ -187,12 +189,16 @@ class Queue:
         pairs = zip(flat[::2], flat[1::2], strict=True)
         return {name.decode(): decode_policy(data, TenantPolicy) for name, data in pairs}
 
+    async def tenant_policy(self, tenant: str) -> TenantPolicy | None:
+        """Return a tenant's own policy; None if it has the queue's."""
+        data = await self._read("HGET", self._keys.tenant_policies, check_name("tenant", tenant))
+        return None if data is None else decode_policy(data, TenantPolicy)
+
     async def configure_tenant(self, tenant: str, policy: TenantPolicy | None) -> None:
         """Set a tenant's policy; None gives it the queue's default one again."""
         await self._run("configure_tenant", check_name("tenant", tenant), b"" if policy is None else policy.encode())
 
-    async def _tenant_stats(self, raw: _RawStats) -> list[TenantStats]:
-        names = await self.tenants()
+    async def _tenant_stats(self, raw: _RawStats, names: Sequence[str]) -> list[TenantStats]:
         found: list[TenantStats] = []
         for start in range(0, len(names), PAGE):
             reply = await self._run("tenant_stats", *names[start : start + PAGE])

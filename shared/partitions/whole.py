@@ -44,7 +44,7 @@ class WholeQueue(Queue):
         super().__init__(connection, keys.model(model))
         self._parts = [Queue(connection, keys.model(model, number)) for number in range(num)]
 
-    async def stats(self, *, tenants: bool = False) -> QueueStats:
+    async def stats(self, *, tenants: bool | Sequence[str] = False) -> QueueStats:
         policy = await self.policy()
         parts = await asyncio.gather(*(part.stats(tenants=tenants) for part in self._parts))
         return summed(parts, policy.default_band)
@@ -95,6 +95,10 @@ class WholeDeadLetter(DeadLetter):
 
     async def count(self) -> int:
         return sum(await asyncio.gather(*(part.count() for part in self._parts)))
+
+    async def newest(self, limit: int) -> Sequence[tuple[str, float]]:
+        found = await asyncio.gather(*(part.newest(limit) for part in self._parts))
+        return sorted((one for parked in found for one in parked), key=lambda one: -one[1])[:limit]
 
     async def show(self, request_id: str) -> DeadRequest | None:
         found = await asyncio.gather(*(part.show(request_id) for part in self._parts))

@@ -9,7 +9,7 @@ import pytest
 from safetensors import safe_open
 
 from penstock.ops.demo.run import MODEL
-from penstock.ops.local_gateway import LocalGateway
+from penstock.ops.local_server import LocalGateway
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client
 from penstock.worker.text.tokenizer import TextCodec

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.ops.local_gateway import LocalGateway
+from penstock.ops.local_server import LocalGateway
 from penstock.ops.local_stack import LocalStack
 from penstock.producer.gateway.settings import GatewaySettings
 

@@ -30,7 +30,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from penstock.ops.cli import main
-from penstock.ops.local_gateway import LocalGateway
+from penstock.ops.local_server import LocalGateway
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client
 

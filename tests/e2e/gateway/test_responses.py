@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
-from penstock.ops.local_gateway import LocalGateway
+from penstock.ops.local_server import LocalGateway
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client
 from penstock.producer.openai.errors import OpenAIError

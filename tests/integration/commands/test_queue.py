@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from penstock.ops import cli as penstock_cli
-from penstock.ops.cli.words import format_duration
+from penstock.ops.words import format_duration
 from penstock.shared.broker import Broker, FinalRecord, Queue, Room
 from penstock.shared.command_line import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from penstock.shared.connection import CommandConnection

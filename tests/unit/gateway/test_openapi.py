@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.producer.gateway.api_keys import ApiKey, matches
+from penstock.producer.gateway.api_keys import ApiKey
 from penstock.producer.gateway.app import OPERATIONS
 from penstock.producer.gateway.openapi import build_openapi
 from penstock.producer.gateway.settings import GatewaySettings
+from penstock.producer.secret_keys import matches
 from penstock.shared.errors import PenstockError
 
 

@@ -1,4 +1,4 @@
-"""A `penstock gateway` of one's own, in a process of its own."""
+"""A `penstock gateway` or `penstock dashboard` of one's own, in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,34 +9,32 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from ..shared.errors import ConfigurationError
 
 STOP_TIMEOUT_S = 60.0
 
 
-class LocalGateway:
-    """Starts, kills and stops `penstock gateway`; use it with ``with``, or call ``start`` and ``stop``.
+class LocalServer:
+    """Starts, kills and stops a command that serves; use it with ``with``, or call ``start`` and ``stop``.
 
     Args:
+        name: of the command.
         redis_url: where the broker is.
         options: further options of the command.
         log_path: where its log goes, shown if a start fails; a second start appends.
         port: 0 takes a free one, another one at each start.
     """
 
-    def __init__(self, redis_url: str, options: Sequence[str], log_path: Path, *, port: int = 0) -> None:
-        self._command = [sys.executable, "-m", "penstock.ops.cli", "gateway", "--redis-url", redis_url]
+    def __init__(self, name: str, redis_url: str, options: Sequence[str], log_path: Path, *, port: int = 0) -> None:
+        self._name = name
+        self._command = [sys.executable, "-m", "penstock.ops.cli", name, "--redis-url", redis_url]
         self._command += ["--port", str(port), *options]
         self._log_path = log_path
         self._process: subprocess.Popen[str] | None = None
         self.base_url = ""
         self.ready_time_s = 0.0
-
-    @property
-    def root_url(self) -> str:
-        """Where paths outside of /v1 are."""
-        return self.base_url.removesuffix("/v1")
 
     @property
     def pid(self) -> int:
@@ -53,7 +51,7 @@ class LocalGateway:
         assert self._process is not None
         self._process.send_signal(number)
 
-    def __enter__(self) -> LocalGateway:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -74,11 +72,11 @@ class LocalGateway:
                 self._command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
             )
         assert self._process.stdout is not None
-        # The only line that it prints; the end of its output says that it ended.
-        line = self._process.stdout.readline()
-        if not line.startswith("ready: "):
+        # The last line that it prints; the end of its output says that it ended.
+        line = next((line for line in self._process.stdout if line.startswith("ready: ")), "")
+        if not line:
             self.stop()
-            raise ConfigurationError(f"the gateway did not start:\n{self.log.strip()}")
+            raise ConfigurationError(f"the {self._name} did not start:\n{self.log.strip()}")
         self.base_url = line.removeprefix("ready: ").strip()
         self.ready_time_s = time.monotonic() - started_at
 
@@ -106,3 +104,15 @@ class LocalGateway:
         self._process.stdout.close()
         self._process = None
         return status
+
+
+class LocalGateway(LocalServer):
+    """`penstock gateway`; ``base_url`` ends in /v1."""
+
+    def __init__(self, redis_url: str, options: Sequence[str], log_path: Path, *, port: int = 0) -> None:
+        super().__init__("gateway", redis_url, options, log_path, port=port)
+
+    @property
+    def root_url(self) -> str:
+        """Where paths outside of /v1 are."""
+        return self.base_url.removesuffix("/v1")

@@ -1,0 +1,12 @@
+"""``penstock dashboard``: queues, engines and requests in a browser, as one ASGI application that any other mounts.
+
+    app.mount("/penstock", dashboard(redis_url="redis://localhost:6379", access=who_is_it))
+
+Needs the extra ``dashboard``.
+"""
+
+from ...producer.operator_keys import Role
+from .access import Access, HeaderAccess, KeyAccess, Resolve, everybody
+from .app import dashboard
+
+__all__ = ["Access", "HeaderAccess", "KeyAccess", "Resolve", "Role", "dashboard", "everybody"]

@@ -1,0 +1,182 @@
+"""Who looks at a page, and what they may do: by a key, by a header of a proxy, or by the app that mounts the pages."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from itsdangerous import BadSignature, URLSafeTimedSerializer
+from starlette.requests import HTTPConnection
+
+from ...producer.operator_keys import OperatorKey, OperatorKeys, Role
+from ...shared.connection import CommandConnection
+from ...shared.errors import ConfigurationError
+from ...shared.keys import Keys
+from ...shared.shown import shown
+
+SESSION_COOKIE = "penstock_session"
+SESSION_S = 12 * 3600
+# A revoked key works for so long at most.
+CACHE_TTL_S = 5.0
+MAX_CACHED_KEYS = 1000
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+LOOPBACK = ("127.0.0.0/8", "::1/128")
+
+
+@dataclass(frozen=True)
+class Access:
+    """One who is let in.
+
+    Args:
+        user: stands in the audit.
+        role: what they may do.
+        sees_contents: whether they see prompts and outputs.
+    """
+
+    user: str
+    role: Role = Role.VIEWER
+    sees_contents: bool = False
+
+
+# Says who asks; None lets nobody in. The connection is the request, of Starlette's type.
+Resolve = Callable[[HTTPConnection], "Access | Awaitable[Access | None] | None"]
+
+
+def everybody(access: Access) -> Resolve:
+    """Let in whoever reaches the pages: for a server that listens on this machine alone."""
+    return lambda _: access
+
+
+@dataclass(frozen=True)
+class HeaderAccess:
+    """Lets in whom a proxy in front names in a header.
+
+    Args:
+        user_header: holds the user's name; without it nobody is let in.
+        groups_header: holds the user's groups, separated by commas.
+        roles: what users and groups may do, by name; the highest role counts.
+        default: of users whom ``roles`` does not name; None lets in no others.
+        proxies: networks from which the headers are believed.
+    """
+
+    user_header: str
+    groups_header: str = "x-forwarded-groups"
+    roles: Mapping[str, Access] = field(default_factory=dict)
+    default: Role | None = Role.VIEWER
+    proxies: Iterable[Network] = field(default_factory=lambda: parse_networks(LOOPBACK))
+
+    def __call__(self, connection: HTTPConnection) -> Access | None:
+        user = connection.headers.get(self.user_header, "").strip()
+        if not user or not user.isprintable() or not self._is_proxy(connection):
+            return None
+        groups = [name.strip() for name in connection.headers.get(self.groups_header, "").split(",")]
+        found = [self.roles[name] for name in (user, *groups) if name in self.roles]
+        if not found:
+            return None if self.default is None else Access(user, self.default)
+        role = max((one.role for one in found), key=list(Role).index)
+        return Access(user, role, any(one.sees_contents for one in found))
+
+    def _is_proxy(self, connection: HTTPConnection) -> bool:
+        if connection.client is None:  # a unix socket: whoever may open it
+            return True
+        try:
+            address = ipaddress.ip_address(connection.client.host)
+        except ValueError:
+            return False
+        return any(address in network for network in self.proxies)
+
+
+def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
+    """Return networks such as 10.0.0.0/8.
+
+    Raises:
+        ConfigurationError: one is none.
+    """
+    try:
+        return tuple(ipaddress.ip_network(text) for text in texts)
+    except ValueError as error:
+        raise ConfigurationError(f"--trusted-proxy must be a network such as 10.0.0.0/8: {error}") from error
+
+
+def parse_roles(texts: Iterable[str]) -> dict[str, Access]:
+    """Return what ``NAME=ROLE`` or ``NAME=ROLE+contents`` say, by name.
+
+    Raises:
+        ConfigurationError: one is of another form.
+    """
+    found = {}
+    for text in texts:
+        name, equals, rest = text.rpartition("=")
+        role, plus, contents = rest.partition("+")
+        if not (name and equals) or role not in tuple(Role) or (plus and contents != "contents"):
+            raise ConfigurationError(
+                f"--role must be NAME=ROLE or NAME=ROLE+contents with a role of {', '.join(Role)}, got {shown(text)}"
+            )
+        found[name] = Access(name, Role(role), bool(plus))
+    return found
+
+
+class KeyAccess:
+    """Lets in operators with a key: in a signed cookie after the login, or as ``Authorization: Bearer KEY``.
+
+    The cookie holds the key's id and no key; what the id may do is asked for in Redis, so a revoked key's sessions end.
+    """
+
+    def __init__(self, connection: CommandConnection, keys: Keys) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._store = OperatorKeys(connection, keys)
+        self._cached: OrderedDict[str, tuple[float, OperatorKey]] = OrderedDict()
+        self._serializer: URLSafeTimedSerializer | None = None
+
+    async def __call__(self, connection: HTTPConnection) -> Access | None:
+        scheme, _, key = connection.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            record = await self._store.find(key.strip())
+            return None if record is None else _access_of(record)
+        cookie = connection.cookies.get(SESSION_COOKIE)
+        if not cookie:
+            return None
+        try:
+            key_id = (await self._signer()).loads(cookie, max_age=SESSION_S)
+        except BadSignature:
+            return None
+        record = await self._look_up(str(key_id))
+        return None if record is None else _access_of(record)
+
+    async def log_in(self, key: str) -> tuple[Access, str] | None:
+        """Return who has this key, and the cookie of their session; None if it is not valid."""
+        record = await self._store.find(key.strip())
+        if record is None:
+            return None
+        return _access_of(record), str((await self._signer()).dumps(record.key_id))
+
+    async def _look_up(self, key_id: str) -> OperatorKey | None:
+        now = time.monotonic()
+        cached = self._cached.get(key_id)
+        if cached is not None and now < cached[0]:
+            return cached[1]
+        self._cached.pop(key_id, None)
+        record = await self._store.get(key_id)
+        if record is not None:
+            self._cached[key_id] = (now + CACHE_TTL_S, record)
+            if len(self._cached) > MAX_CACHED_KEYS:
+                self._cached.popitem(last=False)
+        return record
+
+    async def _signer(self) -> URLSafeTimedSerializer:
+        """All dashboards of a deployment sign with one secret, so that a session outlives their restarts."""
+        if self._serializer is None:
+            key = self._keys.dashboard_secret()
+            await self._connection.execute("SET", key, secrets.token_urlsafe(32), "NX")
+            secret = await self._connection.execute("GET", key)
+            self._serializer = URLSafeTimedSerializer(secret, salt="penstock.dashboard.session")
+        return self._serializer
+
+
+def _access_of(record: OperatorKey) -> Access:
+    return Access(record.name, record.role, record.sees_contents)

@@ -1,0 +1,106 @@
+"""What stands around all pages: who asks, from where a change comes, and what a browser may load and run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ...shared.audit import Actor, acting_as
+from .access import Access, KeyAccess, Resolve
+from .words import query
+
+# No scripts, styles, images or connections but our own files'; no inline ones; nobody frames the pages.
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS: Mapping[str, str] = {
+    "content-security-policy": CSP,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+_SAFE = ("GET", "HEAD")
+# Without anybody known.
+_PUBLIC = ("/static/", "/login")
+
+
+class Edge:
+    """ASGI middleware; puts an ``Access`` into the request's state, or refuses.
+
+    Args:
+        hosts: names by which the pages may be called; any if there are none. Where everybody on this machine is let in,
+            it keeps out a page of another site whose name has been pointed to this machine.
+    """
+
+    def __init__(self, app: ASGIApp, resolve: Resolve, hosts: Sequence[str] = ()) -> None:
+        self._app = app
+        self._resolve = resolve
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        connection = HTTPConnection(scope)
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        refusal = await self._refusal(scope, connection)
+        if refusal is not None:
+            await refusal(scope, receive, send_with_headers)
+            return
+        access: Access | None = scope["state"].get("access")
+        address = connection.client.host if connection.client else ""
+        with acting_as(Actor(name=access.user if access else "nobody", via="dashboard", address=address)):
+            await self._app(scope, receive, send_with_headers)
+
+    async def _refusal(self, scope: Scope, connection: HTTPConnection) -> Response | None:
+        """Note who asks, or return why not."""
+        if self._hosts and urlsplit(f"//{connection.headers.get('host', '')}").hostname not in self._hosts:
+            return PlainTextResponse(f"call this dashboard by {' or '.join(self._hosts)}", 421)
+        if scope["method"] not in _SAFE and not is_same_origin(connection):
+            return PlainTextResponse("a change must come from a page of this dashboard", 403)
+        root = scope.get("root_path", "")
+        path = scope["path"].removeprefix(root)
+        found = self._resolve(connection)
+        access = await found if inspect.isawaitable(found) else found
+        scope.setdefault("state", {})["access"] = access
+        if access is not None or path.startswith(_PUBLIC):
+            return None
+        if not isinstance(self._resolve, KeyAccess):
+            return PlainTextResponse("you are not let in here", 403)
+        if "text/html" not in connection.headers.get("accept", "") or scope["method"] not in _SAFE:
+            headers = {"www-authenticate": "Bearer"}
+            return PlainTextResponse("log in, or send Authorization: Bearer KEY", 401, headers=headers)
+        wanted = path + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else "")
+        return RedirectResponse(f"{root}/login{query(next=wanted)}", 303)
+
+
+def is_same_origin(connection: HTTPConnection) -> bool:
+    """Whether a request comes from a page of ours, or from no page at all.
+
+    Browsers tell it by Sec-Fetch-Site; over plain HTTP from another host they do not, and Origin is compared. What
+    sends neither is no browser: it carries a key by itself, or stands where everybody is let in.
+    """
+    site = connection.headers.get("sec-fetch-site")
+    if site is not None:
+        return site == "same-origin"
+    origin = connection.headers.get("origin")
+    if origin is None:
+        return "cookie" not in connection.headers
+    return urlsplit(origin).netloc == connection.headers.get("host")

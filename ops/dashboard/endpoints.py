@@ -1,0 +1,173 @@
+"""From a page to its routes: HTML, its live part, CSV and JSON; and from an action to its POST."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from urllib.parse import parse_qsl, quote, unquote
+
+from redis.exceptions import RedisError
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from ...producer.sse import EventStream
+from ...shared.errors import (
+    EngineNotFoundError,
+    PenstockError,
+    RedisUnavailableError,
+    RequestNotFoundError,
+    UnknownBatchError,
+    UnknownModelError,
+)
+from ...shared.shown import shown
+from .access import Access
+from .hub import Hub
+from .page import Act, Action, Page, View
+from .render import Renderer, as_csv, as_json
+from .source import Moment
+from .watcher import Topic
+from .words import query
+
+NOTE_COOKIE = "penstock_note"
+MAX_NOTE_CHARS = 500
+MAX_FORM_BYTES = 64 * 1024
+
+_UNKNOWN = (UnknownModelError, RequestNotFoundError, EngineNotFoundError, UnknownBatchError)
+
+Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+
+
+class Endpoints:
+    """Makes the routes of pages and actions."""
+
+    def __init__(self, hub: Hub, renderer: Renderer) -> None:
+        self._hub = hub
+        self._renderer = renderer
+
+    def of_page(self, page: Page) -> list[Route]:
+        """The page, its table as CSV and as JSON, and the stream of its live part."""
+        stem = page.path if page.path != "/" else f"/{page.name}"
+        routes = [
+            Route(page.path, self._guarded(page, self._html)),
+            Route(f"{stem}.csv", self._guarded(page, self._csv)),
+            Route(f"{stem}.json", self._guarded(page, self._json)),
+        ]
+        if page.live:
+            routes.append(Route(f"/live{stem}", self._guarded(page, self._stream)))
+        return routes
+
+    def of_action(self, action: Action) -> Endpoint:
+        """The POST of an action: refused, done, or answered with what is wrong."""
+
+        async def endpoint(request: Request) -> Response:
+            access: Access = request.state.access
+            if not access.role.covers(action.role):
+                return self._trouble(request, f"this needs the role {action.role}; yours is {access.role}", 403)
+            await self._hub.open()
+            body = await read_form(request)
+            if body is None:
+                return self._trouble(request, "the form is too large", 413)
+            act = Act(self._hub.source, body, access)
+            if action.confirm and body.get("confirm", "") != body.get(action.confirm, ""):
+                wanted = shown(body.get(action.confirm, ""))
+                return self._trouble(request, f"nothing was done: type {wanted} to confirm", 400)
+            try:
+                note = await action.do(act)
+            except (PenstockError, RedisError) as error:
+                return self._trouble(request, f"nothing was done: {error}", _status_of(error))
+            page = self._renderer.named(action.back)
+            params = {name: body[name] for name in page.query if body.get(name)}
+            if action.is_shown_once:
+                view = await self._read(page, params, access)
+                return HTMLResponse(self._renderer.page(page, view, params, access, root_of(request), note))
+            response = RedirectResponse(f"{root_of(request)}{page.path}{query(**params)}", 303)
+            response.set_cookie(
+                NOTE_COOKIE, quote(note[:MAX_NOTE_CHARS]), max_age=60, path=root_of(request) or "/", httponly=True
+            )
+            return response
+
+        return endpoint
+
+    async def not_found(self, request: Request, _: Exception) -> Response:
+        """There is no such page."""
+        return self._trouble(request, f"there is no page {shown(request.url.path)}", 404)
+
+    async def failed(self, request: Request, error: Exception) -> Response:
+        """Something of ours is wrong; the exception goes on to the server's log."""
+        return self._trouble(request, "this page cannot be shown; the dashboard's log says why", 500)
+
+    def _guarded(self, page: Page, answer: Callable[[Page, Request], Awaitable[ASGIApp]]) -> Endpoint:
+        async def endpoint(request: Request) -> ASGIApp:
+            if not request.state.access.role.covers(page.role):
+                return self._trouble(request, f"this page needs the role {page.role}", 403)
+            try:
+                await self._hub.open()
+                return await answer(page, request)
+            except (PenstockError, RedisError) as error:
+                return self._trouble(request, str(error), _status_of(error))
+
+        return endpoint
+
+    async def _html(self, page: Page, request: Request) -> Response:
+        params, access = _params(page, request), request.state.access
+        view = await self._read(page, params, access)
+        note = unquote(request.cookies.get(NOTE_COOKIE, ""))
+        response = HTMLResponse(self._renderer.page(page, view, params, access, root_of(request), note))
+        if note:
+            response.delete_cookie(NOTE_COOKIE, path=root_of(request) or "/")
+        return response
+
+    async def _csv(self, page: Page, request: Request) -> Response:
+        view = await self._read(page, _params(page, request), request.state.access)
+        disposition = f'attachment; filename="penstock-{page.name}.csv"'
+        return Response(as_csv(view), media_type="text/csv", headers={"content-disposition": disposition})
+
+    async def _json(self, page: Page, request: Request) -> Response:
+        view = await self._read(page, _params(page, request), request.state.access)
+        return Response(as_json(view), media_type="application/json")
+
+    async def _stream(self, page: Page, request: Request) -> ASGIApp:
+        access: Access = request.state.access
+        params = tuple(sorted(_params(page, request).items()))
+        # The stream stands one folder deeper than the page, under the same root.
+        topic = Topic(page, params, access.role, access.sees_contents, root_of(request))
+        return EventStream(self._hub.watcher.follow(topic), status_wait_s=0.0)
+
+    async def _read(self, page: Page, params: dict[str, str], access: Access) -> View:
+        moment = Moment(self._hub.source)
+        try:
+            return await page.read(moment, params, access)
+        finally:
+            await moment.close()
+
+    def _trouble(self, request: Request, message: str, status: int) -> Response:
+        if "text/html" not in request.headers.get("accept", ""):
+            return PlainTextResponse(message + "\n", status)
+        html = self._renderer.plain("trouble_page", root_of(request), title="Not done", message=message)
+        return HTMLResponse(html, status)
+
+
+def root_of(request: Request) -> str:
+    return request.scope.get("root_path", "").rstrip("/")
+
+
+def _params(page: Page, request: Request) -> dict[str, str]:
+    """What of the query the page knows; nothing else is kept or shown."""
+    return {name: request.query_params[name] for name in page.query if request.query_params.get(name)}
+
+
+async def read_form(request: Request) -> dict[str, str] | None:
+    """The fields of a form; None if it is too large."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_FORM_BYTES:
+            return None
+    return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
+
+
+def _status_of(error: Exception) -> int:
+    if isinstance(error, RedisUnavailableError | RedisError):
+        return 503
+    return 404 if isinstance(error, _UNKNOWN) else 400

@@ -1,0 +1,49 @@
+"""The connections of a dashboard, opened by its lifespan or, where an app has mounted it, by the first request."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...producer import Client
+from ...shared.connection import CommandConnection
+from ...shared.keys import Keys
+from ...shared.shards import ShardsArgument
+from .render import Renderer
+from .source import Source
+from .watcher import Watcher
+
+
+class Hub:
+    """Makes ``Source`` and ``Watcher`` in the event loop that serves the pages."""
+
+    def __init__(
+        self, redis_url: str, shards: ShardsArgument, connection: CommandConnection, keys: Keys, renderer: Renderer
+    ) -> None:
+        self._connection = connection
+        self._client = Client(redis_url, namespace=keys.namespace, shards=shards)
+        self.source = Source(redis_url, connection, keys, self._client)
+        self.watcher = Watcher(self.source, renderer)
+        self._lock = asyncio.Lock()
+        self._is_open = False
+
+    async def open(self) -> None:
+        """Connect; doing it again does nothing.
+
+        Raises:
+            RedisUnavailableError, RedisUnsupportedError: as ``Client.open``.
+        """
+        if self._is_open:
+            return
+        async with self._lock:
+            if not self._is_open:
+                await self._client.open()
+                await self.source.batches.open()
+                self._is_open = True
+
+    async def close(self) -> None:
+        """Disconnect; doing it again does nothing."""
+        self._is_open = False
+        await self.watcher.close()
+        await self._client.close()
+        await self.source.batches.close()
+        await self._connection.close()

@@ -1,0 +1,80 @@
+"""The engines of all models: how they are, what they hold, what they died of; putting them to sleep and waking them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....producer.engine_calls import CallOptions
+from ....producer.operator_keys import Role
+from ....shared.messages import EngineState
+from ....shared.records import EngineHeartbeat
+from ..access import Access
+from ..page import Act, Action, Page, Params, Room, View, field_of
+from ..source import Moment
+
+CALL_TIMEOUT_S = 60.0
+_LIGHTS = {
+    EngineState.READY: "good",
+    EngineState.BUSY: "good",
+    EngineState.DEAD: "bad",
+    EngineState.FAILED: "bad",
+    EngineState.STALLED: "bad",
+}
+
+
+async def _read(moment: Moment, params: Params, _: Access) -> View:
+    wanted = params.get("model", "")
+    engines = [engine for engine in await moment.engines() if wanted in ("", engine.model)]
+    return {"rows": [_row(engine) for engine in engines], "now": moment.at, "facts": {"engines": len(engines)}}
+
+
+def _row(engine: EngineHeartbeat) -> dict[str, Any]:
+    stats = engine.stats
+    step = stats.step_time_s if stats is not None and stats.step_time_s.count else None
+    return {
+        "engine": engine.engine_id,
+        "model": engine.model,
+        "state": engine.state.value,
+        "light": _LIGHTS.get(engine.state, "warn"),
+        "worker": engine.worker_id,
+        "host": engine.host,
+        "device": engine.device,
+        "running": engine.num_running_reqs,
+        "waiting_inside": engine.num_waiting_reqs,
+        "kv_cache_usage": engine.kv_cache_usage,
+        "tokens_per_s": engine.tokens_per_s,
+        "steps": engine.step_counter,
+        "step_p50_s": step and step.quantile(0.5),
+        "step_mean_s": step and step.sum / step.count,
+        "core_memory_bytes": engine.core_rss_bytes,
+        "device_memory_bytes": engine.device_memory_bytes,
+        "restarts": engine.num_restarts,
+        "restart_at": engine.restart_at or None,
+        "started_at": engine.started_at,
+        "error": engine.error,
+    }
+
+
+async def _sleep(act: Act) -> str:
+    engine_id = field_of(act.form, "engine")
+    await act.source.client.sleep(1, mode="keep", **_options(act, engine_id))
+    return f"{engine_id} sleeps; what it ran waits again and goes on after its last token"
+
+
+async def _wake(act: Act) -> str:
+    engine_id = field_of(act.form, "engine")
+    await act.source.client.wake_up(**_options(act, engine_id))
+    return f"{engine_id} is awake"
+
+
+def _options(act: Act, engine_id: str) -> CallOptions:
+    return CallOptions(engine_id=engine_id, model=field_of(act.form, "of"), timeout_s=CALL_TIMEOUT_S)
+
+
+ROOM = Room(
+    pages=(Page("engines", "/engines", "Engines", _read, query=("model",), nav="Engines"),),
+    actions=(
+        Action("/engines/sleep", Role.OPERATOR, _sleep, "engines"),
+        Action("/engines/wake", Role.OPERATOR, _wake, "engines"),
+    ),
+)

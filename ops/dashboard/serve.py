@@ -1,0 +1,70 @@
+"""The dashboard as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+
+import uvicorn
+
+from ...producer.web_server import BACKLOG, WebServer, listening
+from ...shared.errors import ConfigurationError
+from ...shared.shards import ShardsArgument, check_servers
+from .access import Resolve
+from .app import dashboard
+
+# Streams of tabs have no end of their own.
+SHUTDOWN_S = 2
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+def serve(
+    redis_url: str,
+    *,
+    host: str,
+    port: int,
+    namespace: str,
+    shards: ShardsArgument = None,
+    access: Resolve | None,
+    is_open: bool = False,
+) -> int:
+    """Serve until SIGTERM or SIGINT, and return 0.
+
+    Args:
+        access: as of ``dashboard``.
+        is_open: whether ``access`` lets in whoever reaches the pages; then they are served to this machine alone.
+
+    Raises:
+        ConfigurationError: the address cannot be listened on, or is one that others reach while nobody is asked who
+            they are; or Redis is not there.
+    """
+    with listening(host, port) as listener:
+        address = listener.getsockname()[0]
+        if is_open and not ipaddress.ip_address(address).is_loopback:
+            raise ConfigurationError(
+                f"the dashboard does not listen on {host} while it lets in whoever comes; pass --keys on (keys are "
+                "made by `penstock operator create`), --auth-header NAME behind a proxy, or --host 127.0.0.1"
+            )
+        hosts = LOCAL_NAMES if is_open else ()
+        app = dashboard(redis_url, access=access, namespace=namespace, shards=shards, hosts=hosts)
+        config = uvicorn.Config(
+            app,
+            lifespan="off",  # begun below: uvicorn would log a traceback of what is a sentence
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            proxy_headers=False,  # who is a proxy is for --auth-header to say
+            timeout_graceful_shutdown=SHUTDOWN_S,
+            ws="none",
+        )
+
+        async def run() -> None:
+            await check_servers(redis_url, shards, namespace=namespace)
+            async with app.router.lifespan_context(app):
+                await WebServer(config).serve([listener])
+
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(run())
+    return 0

@@ -1,0 +1,150 @@
+"""What the pages read of Redis: each thing once a moment, however many pages and tabs show it.
+
+A ``Moment`` is made for a request, or for a tick of the watcher. What it has read it gives to whoever asks again, so
+two pages of one model cost what one costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from ...producer import Client
+from ...producer.agenda import Agenda
+from ...producer.batches.batch_store import BatchStore
+from ...producer.control.operations import Operations
+from ...producer.operator_keys import OperatorKeys
+from ...producer.requests.model_cards import ModelCards
+from ...producer.webhooks.event_store import EventStore
+from ...shared.audit import Audit
+from ...shared.broker import Broker, DeadLetter, Queue
+from ...shared.connection import CommandConnection
+from ...shared.errors import RedisUnavailableError, UnknownModelError
+from ...shared.heartbeats import read_heartbeats
+from ...shared.keys import Keys
+from ...shared.partitions import Layouts, PartitionedBroker, open_dead_letter, open_queue
+from ...shared.queue_stats import QueueStats
+from ...shared.records import DeadRequest, EngineHeartbeat, ModelCard
+from ...shared.shown import shown
+from .read_log import ReadLog
+
+# The page of a model whose Redis is away says so after this.
+PATIENCE_S = 3.0
+
+T = TypeVar("T")
+
+
+class Source:
+    """The connections of one dashboard, and what reads by them."""
+
+    def __init__(self, redis_url: str, connection: CommandConnection, keys: Keys, client: Client) -> None:
+        self.connection = connection
+        self.keys = keys
+        self.client = client
+        self.layouts = Layouts(connection, keys)
+        self.operations = Operations(connection, keys)
+        self.audit = Audit(connection, keys)
+        self.operator_keys = OperatorKeys(connection, keys)
+        self.events = EventStore(connection, keys, Agenda(connection, keys))
+        self.batches = BatchStore(redis_url, namespace=keys.namespace)
+        # By model: parked requests that were read, by id and time.
+        self.parked: dict[str, dict[tuple[str, float], DeadRequest]] = {}
+        # Logs of requests that are looked at, by model and id.
+        self.logs: OrderedDict[tuple[str, str], ReadLog] = OrderedDict()
+
+    async def queue(self, model: str) -> Queue:
+        """The queue of a model, of all its partitions."""
+        return await open_queue(self.connection, self.keys, model)
+
+    async def dead(self, model: str) -> DeadLetter:
+        """The dead letter of a model, of all its partitions."""
+        return await open_dead_letter(self.connection, self.keys, model)
+
+    async def brokers(self, model: str) -> Sequence[Broker]:
+        """One for each partition of a model."""
+        num = (await self.layouts.recent(model)).num
+        return [Broker(self.connection, self.keys.model(model, number), number) for number in range(num)]
+
+    async def broker_of(self, model: str, request_id: str) -> Broker:
+        """That of the partition that knows a request."""
+        return await PartitionedBroker(self.connection, self.keys, model, self.layouts).find(request_id)
+
+
+class Moment:
+    """What is true now, read when it is first asked for."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.at = time.time()
+        self._read: dict[Any, asyncio.Task[Any]] = {}
+
+    async def once(self, key: Any, read: Callable[[], Awaitable[T]]) -> T:
+        """Return what ``read`` returned when this was first asked for under ``key``."""
+        if key not in self._read:
+            self._read[key] = asyncio.ensure_future(read())
+        return await asyncio.shield(self._read[key])
+
+    async def models(self) -> dict[str, ModelCard]:
+        """All models that workers have served, by name."""
+        cards = ModelCards(self.source.connection, self.source.keys, default=None, wait_for_model=True)
+        found = await self.once("models", cards.read)
+        return {name: found[name] for name in sorted(found)}
+
+    async def check_model(self, model: str) -> ModelCard:
+        """Return the card of a model.
+
+        Raises:
+            UnknownModelError: no worker has ever served it.
+        """
+        card = (await self.models()).get(model)
+        if card is None:
+            raise UnknownModelError(f"no worker has ever served model {shown(model)} on this Redis")
+        return card
+
+    async def engines(self) -> list[EngineHeartbeat]:
+        """Heartbeats of all engines, by engine id."""
+        source = self.source
+        return await self.once("engines", lambda: read_heartbeats(source.connection.execute, source.keys))
+
+    async def queue(self, model: str) -> Queue:
+        """The queue of a model."""
+        return await self.once(("queue", model), lambda: self.source.queue(model))
+
+    async def stats(self, model: str) -> QueueStats | None:
+        """The sums of a model's queue; None where the Redis that holds it is away."""
+
+        async def read() -> QueueStats | None:
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    return await (await self.queue(model)).stats()
+            except (TimeoutError, RedisUnavailableError):
+                return None
+
+        return await self.once(("stats", model), read)
+
+    async def num_dead(self, model: str) -> int:
+        """How many requests of a model are parked."""
+
+        async def read() -> int:
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    return await (await self.source.dead(model)).count()
+            except (TimeoutError, RedisUnavailableError):
+                return 0
+
+        return await self.once(("num_dead", model), read)
+
+    async def close(self) -> None:
+        """Wait for what is still being read, whatever comes of it."""
+        pending = [task for task in self._read.values() if not task.done()]
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*self._read.values(), return_exceptions=True)
+
+
+async def together(*reads: Awaitable[Any]) -> Sequence[Any]:
+    """Wait for several reads at once."""
+    return await asyncio.gather(*reads)

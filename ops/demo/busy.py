@@ -1,0 +1,90 @@
+"""``penstock demo --dashboard``: a deployment of its own that stays busy, and the operators' pages over it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import tempfile
+from pathlib import Path
+
+from ...producer import Client, SamplingParams
+from ...producer.prompt import build_request, encode_request
+from ...shared.broker import Broker, Room
+from ...shared.keys import Keys
+from ...shared.policy import TenantPolicy
+from ...shared.records import DeathCause
+from ...shared.shards import make_commands
+from ..local_server import LocalServer
+from ..local_stack import LocalStack
+from .run import MODEL
+from .task import demo_questions
+
+MODEL_NAME = "demo"
+# By tenant: its weight, and how many requests it has under way.
+TENANTS = {"acme": (3.0, 24), "globex": (1.0, 12)}
+_CAUSE = DeathCause(
+    engine_id="broken-1-0",
+    reason="killed by signal 11 (SIGSEGV) in step 42",
+    last_step=42,
+    trace="an engine that this demo has made up for a parked request",
+)
+
+
+def run_busy(port: int) -> int:
+    """Serve the pages until Ctrl-C, and return 0.
+
+    Raises:
+        ConfigurationError: the worker or the pages do not start; says why.
+    """
+    options = ["--device", "cpu", "--served-model-name", MODEL_NAME, "--max-num-seqs", "8"]
+    print("starting Redis, a worker with the demo model, and the dashboard …", flush=True)
+    with tempfile.TemporaryDirectory() as folder, LocalStack(MODEL, options) as stack:
+        pages = LocalServer("dashboard", stack.url, ["--show-contents"], Path(folder) / "dashboard.log", port=port)
+        with pages:
+            print(f"the dashboard: {pages.base_url}\nCtrl-C ends all of it", flush=True)
+            with contextlib.suppress(KeyboardInterrupt):
+                asyncio.run(keep_busy(stack.url))
+    return 0
+
+
+async def keep_busy(url: str) -> None:
+    """Ask for two tenants of different weight, without end; park a request first."""
+    async with Client.connect(url, model=MODEL_NAME) as client:
+        for tenant, (weight, _) in TENANTS.items():
+            await client.configure_tenant(tenant, TenantPolicy(weight=weight))
+        await park_one(client, url)
+        asking = (ask(client, tenant) for tenant, (_, num) in TENANTS.items() for _ in range(num))
+        await asyncio.gather(*asking)
+
+
+async def ask(client: Client, tenant: str) -> None:
+    """One request after the other."""
+    while True:
+        question = random.choice(demo_questions(16, seed=0))
+        params = SamplingParams(temperature=1.0, max_tokens=300, min_tokens=random.randint(50, 250))
+        async for _ in client.stream(question.prompt, params, tenant=tenant):
+            pass
+
+
+async def park_one(client: Client, url: str) -> None:
+    """Have a request parked, as one is that kills each engine which runs it.
+
+    The engine is made up: the demo's own would have to die for it several times. Its claim goes over the connection
+    right behind the request. Should the worker have been quicker, it answers that one, and the next is tried.
+    """
+    connection = make_commands(url, None, Keys())
+    broker = Broker(connection, Keys().model(MODEL_NAME))
+    card = await client.get_model_config(MODEL_NAME)
+    for number in itertools.count(1):
+        request_id = f"poison-{number}"
+        request = build_request("a poison request", SamplingParams(), card=card, options={"request_id": request_id})
+        await asyncio.gather(
+            broker.enqueue(request_id, encode_request(request), result_ttl_ms=3_600_000),
+            broker.claim(_CAUSE.engine_id, Room(max_num_seqs=1)),
+        )
+        _, num_parked = await broker.reclaim(_CAUSE.engine_id, _CAUSE, is_external=False, max_deliveries=1)
+        if num_parked:
+            break
+    await connection.close()

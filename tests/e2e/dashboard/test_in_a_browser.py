@@ -1,0 +1,321 @@
+"""The dashboard as people use it: a real Chromium, a real worker, and nothing else between them.
+
+``PENSTOCK_CHROMIUM`` names a browser that is not on the PATH. Screenshots are left in ``build/screenshots``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.ops.dashboard.pages import PAGES
+from penstock.ops.local_server import LocalServer
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import Client, SamplingParams
+from penstock.producer.operator_keys import OperatorKeys, Role
+from penstock.producer.prompt import build_request, encode_request
+from penstock.shared.broker import Broker, Room
+from penstock.shared.connection import CommandConnection
+from penstock.shared.keys import Keys
+from penstock.shared.records import DeathCause, ModelCard
+
+from ...gate import Gate
+
+CHROMIUM = os.environ.get("PENSTOCK_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or ""
+pytestmark = [
+    pytest.mark.xdist_group("deployment"),
+    pytest.mark.skipif(not CHROMIUM, reason="no Chromium"),
+]
+playwright = pytest.importorskip("playwright.sync_api", reason="no playwright")
+
+SCREENSHOTS = Path(__file__).parents[3] / "build" / "screenshots"
+AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
+PATIENCE_MS = 60_000
+QUERIES = {"tenant": "?model=demo&tenant=acme", "policy": "?model=demo", "queue": "?model=demo"}
+# Of one thing that has to be there; their tests open them.
+NEED_A_THING = ("request", "parked", "webhook")
+SIMPLE = [page for page in PAGES if page.name not in NEED_A_THING]
+EVIL = "<img src=x onerror=alert(1)>\u202e"
+
+
+class Operators:
+    """What the tests do to the deployment, in a thread of its own: playwright has a loop in this one."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.keys = Keys()
+        self._thread = ThreadPoolExecutor(1)
+
+    def do(self, work: Callable[[CommandConnection], Awaitable[Any]]) -> Any:
+        async def connected() -> Any:
+            connection = CommandConnection(self.url)
+            try:
+                return await work(connection)
+            finally:
+                await connection.close()
+
+        return self._thread.submit(asyncio.run, connected()).result()
+
+    def key(self, role: Role, *, sees_contents: bool = True) -> str:
+        async def work(connection: CommandConnection) -> str:
+            return (await OperatorKeys(connection, self.keys).create(role.value, role, sees_contents=sees_contents))[0]
+
+        return self.do(work)
+
+    def submit(self, request_id: str, **options: Any) -> None:
+        async def work(_: CommandConnection) -> None:
+            async with Client.connect(self.url, model="demo") as client:
+                params = SamplingParams(max_tokens=40, min_tokens=40, temperature=0.0)
+                await client.submit("count from one to nine:", params, request_id=request_id, **options)
+
+        self.do(work)
+
+    def park(self, request_id: str) -> None:
+        """A request of a model that no worker serves, on which an engine of the test's own has died."""
+
+        async def work(connection: CommandConnection) -> None:
+            card = ModelCard(model="poisoned")
+            await connection.execute("HSET", self.keys.models(), card.model, msgspec.json.encode(card))
+            broker = Broker(connection, self.keys.model(card.model))
+            request = build_request(EVIL, SamplingParams(), card=card, options={"request_id": request_id})
+            await broker.enqueue(request_id, encode_request(request), result_ttl_ms=600_000)
+            await broker.claim("test-1", Room(max_num_seqs=1))
+            cause = DeathCause(engine_id="test-1", reason="killed by signal 11", trace="Traceback: <b>x</b>")
+            await broker.reclaim("test-1", cause, is_external=False, max_deliveries=1)
+
+        self.do(work)
+
+    def state(self, request_id: str, model: str) -> str:
+        return self.do(lambda connection: Broker(connection, self.keys.model(model)).state(request_id))
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+@pytest.fixture(scope="module")
+def operators(deployment: LocalStack) -> Iterator[Operators]:
+    operators = Operators(deployment.url)
+    yield operators
+    operators.close()
+
+
+@pytest.fixture(scope="module")
+def site(deployment: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    """`penstock dashboard` with a login."""
+    log_path = tmp_path_factory.mktemp("dashboard") / "dashboard.log"
+    with LocalServer("dashboard", deployment.url, ["--keys", "on"], log_path) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield browser
+        browser.close()
+
+
+class Visit:
+    """A browser with a session; notes what goes wrong in it, and every request that leaves the dashboard."""
+
+    def __init__(self, chromium: Any, site: LocalServer, key: str, **options: Any) -> None:
+        self.address = site.base_url
+        self.context = chromium.new_context(**options)
+        self.context.set_default_timeout(PATIENCE_MS)
+        self.page = self.context.new_page()
+        self.troubles: list[str] = []
+        self.page.on("console", self._on_console)
+        self.page.on("pageerror", lambda error: self.troubles.append(f"error: {error}"))
+        self.page.on("dialog", lambda dialog: self.troubles.append(f"dialog: {dialog.message}"))
+        self.page.on("request", self._on_request)
+        self.open("/login")
+        self.page.get_by_label("Operator's key").fill(key)
+        self.page.get_by_role("button", name="Log in").click()
+        self.page.wait_for_url(f"{self.address}/")
+
+    def _on_console(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.troubles.append(f"console: {message.text}")
+
+    def _on_request(self, request: Any) -> None:
+        if not request.url.startswith((self.address, "data:")):
+            self.troubles.append(f"left the origin: {request.url}")
+
+    def open(self, path: str) -> None:
+        self.page.goto(self.address + path)
+
+    def wait_until_live(self) -> None:
+        self.page.wait_for_selector("#pulse.good")
+
+    def expect(self, selector: str, text: str) -> None:
+        playwright.expect(self.page.locator(selector).first).to_have_text(text, timeout=PATIENCE_MS)
+
+
+@pytest.fixture(scope="module")
+def admin_key(operators: Operators) -> str:
+    return operators.key(Role.ADMIN)
+
+
+@pytest.fixture
+def visit(chromium: Any, site: LocalServer, admin_key: str) -> Iterator[Visit]:
+    visit = Visit(chromium, site, admin_key)
+    yield visit
+    visit.context.close()
+    assert visit.troubles == []
+
+
+def test_every_page_loads_and_axe_finds_nothing_serious(visit: Visit, operators: Operators) -> None:
+    operators.park("for-axe")
+    operators.submit("of-acme", tenant="acme")
+    paths = [page.path + QUERIES.get(page.name, "") for page in SIMPLE]
+    paths += ["/request?model=demo&id=of-acme", "/parked?model=poisoned&id=for-axe"]
+    found = []
+    for path in paths:
+        visit.open(path)
+        assert "Penstock" in visit.page.title()
+        if visit.page.locator("#live[hx-sse\\:connect]").count():
+            visit.wait_until_live()
+        for scheme in ("light", "dark"):
+            visit.page.emulate_media(color_scheme=scheme)
+            visit.page.evaluate(AXE)
+            violations = visit.page.evaluate("axe.run().then(result => result.violations)")
+            found += [
+                (path, scheme, one["id"], [node["html"] for node in one["nodes"]])
+                for one in violations
+                if one["impact"] in ("serious", "critical")
+            ]
+    assert found == [], json.dumps(found, indent=1)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_pages_fit_their_window(
+    scheme: str, width: int, chromium: Any, site: LocalServer, admin_key: str, operators: Operators
+) -> None:
+    operators.park("for-a-picture")
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    options = {"color_scheme": scheme, "viewport": {"width": width, "height": 800}}
+    visit = Visit(chromium, site, admin_key, **options)
+    for page in SIMPLE:
+        visit.open(page.path + QUERIES.get(page.name, ""))
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= width, page.name
+        visit.page.screenshot(path=SCREENSHOTS / f"{page.name}-{scheme}-{width}.png", full_page=True)
+    visit.context.close()
+    assert visit.troubles == []
+
+
+def test_figures_move_while_requests_run(visit: Visit, operators: Operators, gate: Gate) -> None:
+    visit.open("/queue?model=demo")
+    visit.wait_until_live()
+    visit.expect("[data-figure=running]", "0")
+    gate.hold_at(5)
+    operators.submit("moves")
+    visit.expect("[data-figure=running]", "1")
+    visit.open("/request?model=demo&id=moves")
+    visit.expect("[data-figure=tokens]", "5")
+    held = visit.page.locator("#output").inner_text()
+    visit.page.evaluate("window.isTheSamePage = true")
+    gate.open()
+    visit.expect("[data-figure=state]", "finished")
+    visit.expect("[data-figure=tokens]", "40")
+    whole = visit.page.locator("#output").inner_text()
+    assert len(whole) > len(held)
+    assert whole.startswith(held)
+    assert visit.page.evaluate("window.isTheSamePage"), "it came without loading the page again"
+
+
+def test_pausing_holds_requests_and_resuming_lets_them_go(visit: Visit, operators: Operators) -> None:
+    visit.open("/queue?model=demo")
+    visit.page.get_by_role("button", name="Pause").click()
+    visit.page.get_by_text("demo is paused").wait_for()
+    operators.submit("held")
+    visit.expect("[data-figure=waiting]", "1")
+    visit.page.get_by_role("button", name="Resume").click()
+    visit.page.get_by_text("demo hands out requests again").wait_for()
+    visit.expect("[data-figure=waiting]", "0")
+    visit.open("/request?model=demo&id=held")
+    visit.expect("[data-figure=state]", "finished")
+
+
+def test_a_parked_request_is_looked_at_replayed_and_purged(visit: Visit, operators: Operators) -> None:
+    for request_id in ("to-replay", "to-purge"):
+        operators.park(request_id)
+    visit.open("/dead?model=poisoned")
+    visit.page.get_by_role("link", name="to-replay").click()
+    visit.page.get_by_text("Traceback: <b>x</b>").wait_for()
+    visit.page.get_by_text("<img src=x onerror=alert(1)>\\u202e").wait_for()
+    visit.page.get_by_role("button", name="Replay").click()
+    visit.page.get_by_text("to-replay is queued again").wait_for()
+    assert operators.state("to-replay", "poisoned") == "queued"
+    visit.open("/parked?model=poisoned&id=to-purge")
+    confirm = visit.page.locator("form[action$='/dead/purge']")
+    confirm.get_by_label("to confirm").fill("to-purge")
+    confirm.get_by_role("button", name="Purge").click()
+    visit.page.get_by_text("to-purge is thrown away").wait_for()
+
+
+def test_an_engine_sleeps_and_wakes(visit: Visit) -> None:
+    visit.open("/engines?model=demo")
+    visit.page.get_by_role("button", name="Sleep").click()
+    visit.page.get_by_role("button", name="Wake").click()
+    visit.page.get_by_text("is awake").wait_for()
+    visit.page.get_by_role("button", name="Sleep").wait_for()
+
+
+def test_a_viewer_sees_no_buttons_and_is_refused(chromium: Any, site: LocalServer, operators: Operators) -> None:
+    visit = Visit(chromium, site, operators.key(Role.VIEWER, sees_contents=False))
+    visit.open("/queue?model=demo")
+    assert visit.page.get_by_role("button", name="Pause").count() == 0
+    refused = visit.page.evaluate("fetch('/queue/pause', {method: 'POST', body: 'model=demo'}).then(r => r.status)")
+    assert refused == 403
+    visit.page.get_by_role("button", name="Log out").click()
+    visit.page.wait_for_url("**/login")
+    visit.open("/queue")
+    assert "/login?next=" in visit.page.url
+    visit.context.close()
+    assert [one for one in visit.troubles if "403" not in one] == []
+
+
+def test_the_pages_work_without_scripts(chromium: Any, site: LocalServer, admin_key: str, operators: Operators) -> None:
+    visit = Visit(chromium, site, admin_key, java_script_enabled=False)
+    visit.open("/queue?model=demo")
+    visit.page.get_by_role("button", name="Pause").click()
+    visit.page.get_by_text("demo is paused").wait_for()
+    visit.page.get_by_role("button", name="Resume").click()
+    visit.page.get_by_text("demo hands out requests again").wait_for()
+    visit.context.close()
+    assert visit.troubles == []
+
+
+def test_keys_of_the_keyboard(visit: Visit) -> None:
+    visit.open("/queue?model=demo")
+    visit.wait_until_live()
+    visit.page.keyboard.press("/")
+    assert visit.page.evaluate("document.activeElement.name") == "q"
+    visit.page.keyboard.press("Escape")
+    visit.page.evaluate("document.activeElement.blur()")
+    visit.page.keyboard.press("?")
+    visit.page.get_by_role("heading", name="Keys", exact=True).wait_for()
+
+
+def test_a_hidden_tab_stops_and_comes_back(visit: Visit) -> None:
+    visit.open("/")
+    visit.wait_until_live()
+    hide = "Object.defineProperty(document, 'hidden', {configurable: true, get: () => %s});"
+    tell = "document.dispatchEvent(new Event('visibilitychange'));"
+    visit.page.evaluate("document.addEventListener('htmx:sse:before:connection', () => { window.numConnections = 1 })")
+    visit.page.evaluate(hide % "true" + tell)
+    assert visit.page.evaluate("window.numConnections") is None
+    visit.page.evaluate(hide % "false" + tell)
+    visit.page.wait_for_function("window.numConnections === 1")
+    visit.page.evaluate("document.getElementById('pulse').className = ''")
+    visit.wait_until_live()

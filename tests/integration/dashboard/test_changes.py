@@ -1,0 +1,176 @@
+"""What the buttons do, and the entry that each change leaves, whoever makes it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.ops import cli as penstock_cli
+from penstock.ops.dashboard import Access, Role
+from penstock.producer import Client
+from penstock.producer.operator_keys import OperatorKeys
+from penstock.shared.audit import Audit, AuditEntry
+from penstock.shared.policy import TenantPolicy
+from penstock.shared.request_state import RequestState
+
+from .conftest import Site
+
+
+async def entries(site: Site) -> list[AuditEntry]:
+    return (await Audit(site.connection, site.keys).read())[::-1]
+
+
+async def test_pausing_and_resuming(site: Site) -> None:
+    visitor = await site.visitor(Access("olga", Role.OPERATOR))
+    answer = await visitor.post("/queue/pause", data={"model": "m", "running": "put back"})
+    assert answer.headers["location"] == "/queue?model=m"
+    assert "m is paused" in (await visitor.get("/queue?model=m")).text
+    assert await site.queue.is_paused()
+    assert "m is paused" not in (await visitor.get("/queue?model=m")).text, "a note is told once"
+    await visitor.post("/queue/resume", data={"model": "m"})
+    assert not await site.queue.is_paused()
+    assert [(one.actor, one.via, one.action, one.target, one.result) for one in await entries(site)] == [
+        ("olga", "dashboard", "queue.pause", "m", "ok"),
+        ("olga", "dashboard", "queue.resume", "m", "ok"),
+    ]
+
+
+async def test_what_destroys_wants_its_word(site: Site) -> None:
+    await site.enqueue("waits", tenant="acme")
+    visitor = await site.visitor()
+    form = {"model": "m", "tenant": "acme"}
+    for word in ("", "acm", "ACME"):
+        refused = await visitor.post("/queue/purge", data=form | {"confirm": word})
+        assert refused.status_code == 400
+        assert "type &#39;acme&#39; to confirm" in refused.text
+    assert (await site.queue.stats()).depth == 1
+    assert (await visitor.post("/queue/purge", data=form | {"confirm": "acme"})).status_code == 303
+    assert (await site.queue.stats()).depth == 0
+    (entry,) = await entries(site)
+    assert (entry.action, entry.details) == ("queue.purge", {"tenant": "acme", "cancelled": "1"})
+
+
+async def test_a_tenant_gets_a_weight_and_loses_it(site: Site) -> None:
+    await site.enqueue("waits", tenant="acme")
+    visitor = await site.visitor()
+    form = {"model": "m", "tenant": "acme", "weight": "2.5", "requests_per_minute": "60", "over_quota": "refuse"}
+    assert (await visitor.post("/queue/tenant", data=form)).status_code == 303
+    policy = TenantPolicy(weight=2.5, requests_per_minute=60, over_quota="refuse")  # type: ignore[arg-type]  # as JSON
+    assert await site.queue.tenant_policy("acme") == policy
+    (row,) = (await visitor.get("/queue.json?model=m")).json()["rows"]
+    assert row["weight"] == 2.5
+    for field, value in (("weight", "0"), ("weight", "heavy"), ("tokens_per_minute", "-1"), ("over_quota", "cry")):
+        refused = await visitor.post("/queue/tenant", data=form | {field: value})
+        assert refused.status_code == 400
+        assert field in refused.text
+    await visitor.post("/queue/tenant", data={"model": "m", "tenant": "acme", "reset": "1"})
+    assert await site.queue.tenant_policy("acme") is None
+
+
+async def test_a_policy_is_changed_in_part(site: Site) -> None:
+    visitor = await site.visitor()
+    form = {"model": "m", "strictness": "0.5", "ageing_s": "", "order": "edf", "max_queue_depth": "10"}
+    assert (await visitor.post("/queue/policy", data=form)).status_code == 303
+    policy = await site.queue.policy()
+    assert (policy.strictness, policy.ageing_s, policy.order, policy.max_queue_depth) == (0.5, None, "edf", 10)
+    refused = await visitor.post("/queue/policy", data=form | {"strictness": "7"})
+    assert refused.status_code == 400
+    assert "strictness" in refused.text
+
+
+async def test_the_dead_letter_is_grouped_and_replayed(site: Site) -> None:
+    for number in range(3):
+        await site.park(f"same-{number}", "the same input")
+    await site.park("other", "another input")
+    visitor = await site.visitor()
+    page = (await visitor.get("/dead")).text
+    assert page.count('<section class="group">') == 2
+    rows = (await visitor.get("/dead.json")).json()["rows"]
+    input_hash = next(row["input_hash"] for row in rows if row["request"] == "same-0")
+    assert (await visitor.post("/dead/replay", data={"model": "m", "id": "other"})).status_code == 303
+    assert await site.broker.state("other") is RequestState.QUEUED
+    await visitor.post("/dead/replay-input", data={"model": "m", "hash": input_hash})
+    assert await site.broker.state("same-1") is RequestState.QUEUED
+    assert (await visitor.get("/dead.json")).json()["rows"] == []
+    assert (await visitor.post("/dead/replay", data={"model": "m", "id": "other"})).status_code == 404
+    assert [one.action for one in await entries(site)] == ["dead.replay"] * 5
+
+
+async def test_parked_requests_are_purged_by_their_word(site: Site) -> None:
+    await site.park("dead-1")
+    await site.park("dead-2")
+    visitor = await site.visitor()
+    assert (
+        await visitor.post("/dead/purge", data={"model": "m", "id": "dead-1", "confirm": "dead"})
+    ).status_code == 400
+    assert (
+        await visitor.post("/dead/purge", data={"model": "m", "id": "dead-1", "confirm": "dead-1"})
+    ).status_code == 303
+    (row,) = (await visitor.get("/dead.json")).json()["rows"]
+    form = {"model": "m", "hash": row["input_hash"], "confirm": "m"}
+    assert (await visitor.post("/dead/purge-input", data=form)).status_code == 303
+    assert (await visitor.get("/dead.json")).json()["rows"] == []
+
+
+async def test_a_request_is_cancelled(site: Site) -> None:
+    await site.enqueue("waits")
+    visitor = await site.visitor()
+    assert (await visitor.post("/request/cancel", data={"model": "m", "id": "waits"})).status_code == 303
+    assert await site.broker.state("waits") is RequestState.CANCELLED
+    assert (await visitor.post("/request/cancel", data={"model": "m", "id": "none"})).status_code == 404
+    assert [(one.target, one.result) for one in await entries(site)] == [("waits", "ok"), ("none", "request_not_found")]
+
+
+async def test_a_new_key_is_shown_once_and_kept_nowhere(site: Site) -> None:
+    visitor = await site.visitor()
+    made = await visitor.post("/operators/create", data={"name": "olga", "role": "operator", "contents": "1"})
+    assert made.status_code == 200
+    assert "set-cookie" not in made.headers
+    key = made.text.partition("pso-")[2][:56]
+    record = await OperatorKeys(site.connection, site.keys).find(f"pso-{key}")
+    assert record is not None
+    assert (record.name, record.role, record.sees_contents) == ("olga", Role.OPERATOR, True)
+    assert key not in (await visitor.get("/operators")).text
+    assert key not in (await visitor.get("/audit")).text
+    form = {"id": record.key_id, "confirm": record.key_id}
+    assert (await visitor.post("/operators/revoke", data=form)).status_code == 303
+    assert await OperatorKeys(site.connection, site.keys).list() == []
+
+
+async def test_client_and_commands_leave_entries_too(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("USER", "carl")
+    await site.park("dead-1")
+    async with Client.connect(site.url, namespace=site.keys.namespace) as client:
+        await client.pause_generation("m")
+        await client.configure_tenant("acme", TenantPolicy(weight=3.0), "m")
+    redis = ["--redis-url", site.url, "--namespace", site.keys.namespace]
+    for command in (["queue", "resume", "m"], ["dead", "replay", "dead-1"], ["operator", "create", "olga"]):
+        assert await asyncio.to_thread(penstock_cli.main, [*command, *redis]) == 0
+    found = await entries(site)
+    assert [(one.actor, one.via, one.action) for one in found] == [
+        ("carl", "client", "queue.pause"),
+        ("carl", "client", "queue.configure_tenant"),
+        ("carl", "cli", "queue.resume"),
+        ("carl", "cli", "dead.replay"),
+        ("carl", "cli", "operator_key.create"),
+    ]
+    capsys.readouterr()
+    assert await asyncio.to_thread(penstock_cli.main, ["audit", "--action", "queue", *redis]) == 0
+    printed = capsys.readouterr().out
+    assert [line.split()[5] for line in printed.splitlines()[1:]] == [
+        "queue.resume",
+        "queue.configure_tenant",
+        "queue.pause",
+    ]
+
+
+async def test_a_change_that_fails_is_written_down_as_such(site: Site) -> None:
+    await site.enqueue("waits", tenant="acme")
+    visitor = await site.visitor()
+    form = {"model": "m", "tenant": "acme", "confirm": "acme", "band": "none"}
+    assert (await visitor.post("/queue/purge", data=form)).status_code == 400
+    (entry,) = await entries(site)
+    assert (entry.action, entry.result) == ("queue.purge", "validation_error")

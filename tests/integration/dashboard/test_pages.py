@@ -1,0 +1,175 @@
+"""What the pages say, without a browser: HTML that needs no script, CSV and JSON of the same."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+
+from penstock.ops.dashboard import Access, Role
+from penstock.ops.dashboard.pages import PAGES
+from penstock.producer.webhooks.event_records import WebhookAttempt, WebhookEvent
+from penstock.shared.messages import Delta, EngineState
+
+from .conftest import CAUSE, Site
+
+EVIL = "<script>alert(1)</script>\x07\u202egnp.exe"
+
+
+async def fill(site: Site) -> None:
+    """Something for each page to show."""
+    await site.park("dead-1", EVIL)
+    await site.enqueue("runs", EVIL, tenant="acme")
+    await site.claim()
+    for number in range(3):
+        await site.enqueue(f"waits-{number}", tenant="acme")
+
+
+QUERIES = {
+    "tenant": "?model=m&tenant=acme",
+    "policy": "?model=m",
+    "parked": "?model=m&id=dead-1",
+    "request": "?model=m&id=runs",
+    "webhook": "?id=event-1",
+}
+
+
+async def make_event(site: Site) -> None:
+    events = (await site.app(lambda _: None)).state.hub.source.events
+    event = WebhookEvent(
+        event_id="event-1",
+        type="request.completed",
+        url="https://hooks.example.org/x?token=secret",
+        tenant="acme",
+        created_at=1.0,
+        body="the body of it",
+        attempts=[WebhookAttempt(at=2.0, status=500, error="status 500")],
+    )
+    await events.create(event)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+async def test_every_page_has_a_title_its_table_as_csv_and_json_and_no_inline_code(page: object, site: Site) -> None:
+    assert isinstance(page, type(PAGES[0]))
+    await fill(site)
+    await make_event(site)
+    visitor = await site.visitor()
+    query = QUERIES.get(page.name, "")
+    answer = await visitor.get(page.path + query)
+    assert answer.status_code == 200, answer.text
+    assert "<title>" in answer.text
+    assert "· Penstock</title>" in answer.text
+    assert answer.text.count("<script") == answer.text.count('<script src="/static/') == 3
+    assert " style=" not in answer.text
+    assert " onclick" not in answer.text
+    stem = page.path if page.path != "/" else "/overview"
+    told = (await visitor.get(f"{stem}.json{query}")).json()
+    rows = list(csv.DictReader(io.StringIO((await visitor.get(f"{stem}.csv{query}")).text)))
+    assert len(rows) == len(told["rows"])
+    assert [list(row) for row in rows] == [list(row) for row in told["rows"]]
+
+
+async def test_what_a_page_says_is_what_the_queue_says(site: Site) -> None:
+    await fill(site)
+    visitor = await site.visitor()
+    stats = await visitor.get("/queue.json?model=m")
+    facts = stats.json()["facts"]
+    assert (facts["depth"], facts["num_running"]) == (3, 1)
+    (row,) = (await visitor.get("/overview.json")).json()["rows"]
+    assert (row["waiting"], row["running"], row["parked"], row["engines"]) == (3, 1, 1, 1)
+    shown = {one["request"]: one["state"] for one in (await visitor.get("/requests.json?model=m")).json()["rows"]}
+    assert shown == {"runs": "claimed", "waits-0": "queued", "waits-1": "queued", "waits-2": "queued"}
+
+
+@pytest.mark.parametrize("path", ["/request?model=m&id=runs", "/parked?model=m&id=dead-1"])
+async def test_contents_are_escaped_and_unseen_characters_are_written_out(path: str, site: Site) -> None:
+    await fill(site)
+    (claim,) = [one for one in await site.broker.claims("host-1-0") if one[0] == "runs"]
+    await site.append("runs", claim[1], Delta(index=0, token_ids=[1], text=EVIL))
+    text = (await (await site.visitor()).get(path)).text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert r"\u202egnp.exe" in text
+    assert "<script>alert" not in text
+    assert not {"\x07", "\u202e"} & set(text)
+
+
+async def test_contents_are_seen_only_by_who_may(site: Site) -> None:
+    await fill(site)
+    await make_event(site)
+    (claim,) = [one for one in await site.broker.claims("host-1-0") if one[0] == "runs"]
+    await site.append("runs", claim[1], Delta(index=0, token_ids=[1], text="a secret answer"))
+    admin = await site.visitor(Access("no", Role.ADMIN))
+    for path in ("/request{}?model=m&id=runs", "/parked{}?model=m&id=dead-1", "/webhook{}?id=event-1"):
+        for form in ("", ".json", ".csv"):
+            text = (await admin.get(path.format(form))).text
+            assert "secret" not in text
+            assert "alert(1)" not in text
+            assert "the body of it" not in text
+    assert "a secret answer" in (await (await site.visitor()).get("/request?model=m&id=runs")).text
+
+
+async def test_what_is_wrong_comes_first(site: Site) -> None:
+    await site.register(state=EngineState.FAILED, error="no memory")
+    await site.enqueue("waits")
+    await site.queue.pause(put_back=False)
+    told = (await (await site.visitor()).get("/overview.json")).json()["facts"]["problems"]
+    assert "engine host-1-0 is failed: no memory" in told
+    assert "1 requests of m wait, and no engine serves it" in told
+    assert "the queue of m is paused; 1 wait" in told
+    assert any("append-only" in problem for problem in told)  # the tests' Redis keeps nothing
+
+
+async def test_an_unknown_request_or_model_is_a_sentence(site: Site) -> None:
+    visitor = await site.visitor()
+    for path in ("/request?model=m&id=none", "/queue?model=none", "/webhook?id=none", "/parked?model=m&id=none"):
+        answer = await visitor.get(path)
+        assert answer.status_code == 404, path
+        assert "none" in answer.text
+        assert "Traceback" not in answer.text
+    assert (await visitor.get("/request?model=m")).status_code == 400
+
+
+async def test_many_tenants_are_paged_and_found_by_name(site: Site) -> None:
+    for number in range(120):
+        await site.enqueue(f"r{number}", tenant=f"tenant-{number:03}")
+    visitor = await site.visitor()
+    first = (await visitor.get("/queue.json?model=m")).json()["rows"]
+    rest = (await visitor.get("/queue.json?model=m&from=100")).json()["rows"]
+    assert (len(first), len(rest)) == (100, 20)
+    assert len({row["tenant"] for row in first + rest}) == 120
+    (found,) = (await visitor.get("/queue.json?model=m&q=t-077")).json()["rows"]
+    assert found["tenant"] == "tenant-077"
+
+
+async def test_a_cell_of_csv_is_no_formula(site: Site) -> None:
+    await site.enqueue("r", tenant="=cmd()")
+    rows = list(csv.DictReader(io.StringIO((await (await site.visitor()).get("/queue.csv?model=m")).text)))
+    assert rows[0]["tenant"] == "'=cmd()"
+
+
+async def test_a_log_is_read_without_listening_to_its_channel(site: Site) -> None:
+    await fill(site)
+    visitor = await site.visitor()
+    await visitor.get("/request?model=m&id=runs")
+    assert await site.connection.execute("PUBSUB", "NUMSUB", site.broker.keys.output("runs")) == [
+        site.broker.keys.output("runs").encode(),
+        0,
+    ]
+
+
+async def test_a_request_that_is_replayed_under_its_id_is_shown_from_its_start(site: Site) -> None:
+    await site.enqueue("again")
+    await site.claim()
+    ((_, epoch),) = await site.broker.claims("host-1-0")
+    await site.append("again", epoch, Delta(index=0, token_ids=[1, 2], text="first life"))
+    visitor = await site.visitor()
+    assert "first life" in (await visitor.get("/request?model=m&id=again")).text
+    await site.broker.reclaim("host-1-0", CAUSE, is_external=False, max_deliveries=1)
+    assert (await visitor.post("/dead/replay", data={"model": "m", "id": "again"})).status_code == 303
+    await site.claim()
+    ((_, epoch),) = await site.broker.claims("host-1-0")
+    await site.append("again", epoch, Delta(index=0, token_ids=[3], text="second life"))
+    text = (await visitor.get("/request?model=m&id=again")).text
+    assert "second life" in text
+    assert "first life" not in text

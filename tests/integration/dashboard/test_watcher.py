@@ -1,0 +1,126 @@
+"""One reader for all tabs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
+
+from penstock.ops.dashboard import Role
+from penstock.ops.dashboard.hub import Hub
+from penstock.ops.dashboard.pages import PAGES
+from penstock.ops.dashboard.watcher import Topic
+
+from .conftest import Site
+
+OVERVIEW, QUEUE = PAGES[0], PAGES[1]
+PATIENCE_S = 60.0
+
+
+def topic(page: object = OVERVIEW, role: Role = Role.VIEWER, **params: str) -> Topic:
+    assert isinstance(page, type(OVERVIEW))
+    return Topic(page, tuple(sorted(params.items())), role, False, "")
+
+
+async def hub_of(site: Site) -> Hub:
+    hub = (await site.app(lambda _: None)).state.hub
+    hub.watcher._interval_s = 0.01  # a test waits for ticks, not for seconds
+    return hub
+
+
+async def first_of(stream: AsyncGenerator[bytes]) -> bytes:
+    async with asyncio.timeout(PATIENCE_S):
+        return await anext(stream)
+
+
+async def test_fifty_tabs_get_the_bytes_of_one_look(site: Site) -> None:
+    hub = await hub_of(site)
+    async with AsyncExitStack() as stack:
+        tabs = [await stack.enter_async_context(aclosing(hub.watcher.follow(topic()))) for _ in range(50)]
+        events = await asyncio.gather(*map(first_of, tabs))
+        assert len(set(events)) == 1
+        assert hub.watcher.num_tabs == 50
+        # However many looks there were, each rendered one page.
+        assert hub.watcher.num_renders == hub.watcher.num_ticks
+
+
+async def test_each_different_page_is_rendered_once_a_look(site: Site) -> None:
+    hub = await hub_of(site)
+    topics = [topic(), topic(role=Role.ADMIN), topic(QUEUE, model="m")]
+    async with AsyncExitStack() as stack:
+        tabs = [await stack.enter_async_context(aclosing(hub.watcher.follow(one))) for one in topics * 3]
+        await asyncio.gather(*map(first_of, tabs))
+        assert hub.watcher.num_tabs == 9
+        assert hub.watcher.num_renders == 3 * hub.watcher.num_ticks
+
+
+async def test_it_looks_only_while_somebody_does(site: Site) -> None:
+    hub = await hub_of(site)
+    async with aclosing(hub.watcher.follow(topic())) as tab:
+        await first_of(tab)
+    looking = hub.watcher._looking
+    assert looking is not None
+    async with asyncio.timeout(PATIENCE_S):
+        await looking  # it ends by itself
+    assert hub.watcher.num_tabs == 0
+    num_ticks = hub.watcher.num_ticks
+    async with aclosing(hub.watcher.follow(topic())) as tab:
+        await first_of(tab)
+    assert hub.watcher.num_ticks > num_ticks
+
+
+async def test_a_tab_hears_of_a_change_and_of_nothing_else(site: Site) -> None:
+    hub = await hub_of(site)
+    async with aclosing(hub.watcher.follow(topic(QUEUE, model="m"))) as tab:
+        assert b'data-figure="waiting">0<' in await first_of(tab)
+        for _ in range(3):
+            await hub.watcher.tick()
+        await site.queue.pause(put_back=False)
+        assert b"paused" in await first_of(tab)
+
+
+async def test_a_page_that_cannot_be_read_says_so_and_the_others_go_on(site: Site) -> None:
+    hub = await hub_of(site)
+    async with (
+        aclosing(hub.watcher.follow(topic(QUEUE, model="none"))) as wrong,
+        aclosing(hub.watcher.follow(topic())) as right,
+    ):
+        assert b"no worker has ever served model" in await first_of(wrong)
+        assert b"Models" in await first_of(right)
+
+
+async def test_the_stream_of_a_page_is_one_of_events(site: Site) -> None:
+    app = await site.app(lambda _: None)
+    assert (await (await site.visitor(app=app)).get("/live/overview")).status_code == 403
+    from penstock.ops.dashboard import Access, everybody
+
+    app = await site.app(everybody(Access("x")))
+    sent: asyncio.Queue[dict[str, object]] = asyncio.Queue()
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/live/overview",
+        "root_path": "",
+        "query_string": b"",
+        "headers": [],
+    }
+    gone = asyncio.Event()
+
+    async def receive() -> dict[str, object]:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: object) -> None:
+        assert isinstance(message, dict)
+        await sent.put(message)
+
+    answering = asyncio.create_task(app(scope, receive, send))  # type: ignore[arg-type]  # plain ASGI
+    async with asyncio.timeout(PATIENCE_S):
+        head, body = await sent.get(), await sent.get()
+        headers = dict(head["headers"])  # type: ignore[call-overload]  # a list of pairs
+        assert headers[b"content-type"].startswith(b"text/event-stream")
+        assert b"no-transform" in headers[b"cache-control"]
+        assert bytes(body["body"]).startswith(b"data: ")  # type: ignore[call-overload]  # bytes
+        gone.set()
+        await answering
+    assert app.state.hub.watcher.num_tabs == 0
