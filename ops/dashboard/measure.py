@@ -99,10 +99,9 @@ async def measure(url: str, num_tenants: int, num_requests: int, num_looks: int)
         source: Source = app.state.hub.source
         await (await source.queue(MODEL)).configure(QueuePolicy(max_queue_depth=None))
         await fill(source.connection, source.keys, num_tenants, num_requests)
-        stats = await source.queue(MODEL).stats()
-        print(
-            f"{stats.depth} requests of {len(await source.queue(MODEL).tenants())} tenants wait; {NUM_ENGINES} engines"
-        )
+        queue = await source.queue(MODEL)
+        depth, names = (await queue.stats()).depth, await queue.tenants()
+        print(f"{depth} requests of {len(names)} tenants wait; {NUM_ENGINES} engines")
         rows, most = [], 0.0
         for page in PAGES:
             if page.live and page.name not in _OF_ONE_THING:

@@ -84,15 +84,19 @@ def _of_model(name: str, queue: QueueStats | None, num_dead: int, engines: list[
         say(f"the Redis that holds {name} does not answer", "/system")
         return problems
     if queue.depth and not any(engine.state in LIVE_STATES for engine in engines):
-        say(f"{queue.depth} requests of {name} wait, and no engine serves it", "/engines")
+        say(f"{_requests(queue.depth)} of {name} wait, and no engine serves it", "/engines")
     if queue.is_paused:
         say(f"the queue of {name} is paused; {queue.depth} wait", "/queue", "warn")
     for engine in engines:
         if engine.state in _BROKEN:
             say(f"engine {engine.engine_id} is {engine.state}: {engine.error or 'no cause is known'}", "/engines")
     if num_dead:
-        say(f"{num_dead} requests of {name} are parked", "/dead", "warn")
+        say(f"{_requests(num_dead)} of {name} parked", "/dead", "warn")
     return problems
+
+
+def _requests(number: int) -> str:
+    return "1 request" if number == 1 else f"{number} requests"
 
 
 async def _of_deployment(moment: Moment) -> list[View]:

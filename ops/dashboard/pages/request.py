@@ -9,6 +9,7 @@ import msgspec
 from ....producer.operator_keys import Role
 from ....shared.broker import Broker
 from ....shared.errors import RequestNotFoundError
+from ....shared.keys import ModelKeys
 from ....shared.messages import Delta
 from ....shared.queue_stats import RequestStatus
 from ....shared.request_state import RequestState
@@ -26,13 +27,13 @@ async def _read(moment: Moment, params: Params, access: Access) -> View:
     model, request_id = (await moment.check_model(field_of(params, "model"))).model, field_of(params, "id")
     broker = await moment.once(("broker", model, request_id), lambda: source.broker_of(model, request_id))
     keys = broker.keys
-    status, payload, arrived_ms = await together(
+    status, arrived_ms = await together(
         (await moment.queue(model)).status(request_id),
-        source.connection.execute("GET", keys.payload(request_id)),
         source.connection.execute("HGET", keys.request(request_id), "arrived_at"),
     )
     if status is None:
         raise RequestNotFoundError(f"request {request_id!r} of {model} is unknown, or its result has expired")
+    payload = await _payload(source, keys, status)
     said = await _log_of(source, broker, request_id, status)
     row = _row(status, said, int(arrived_ms or 0) / 1000)
     return {
@@ -48,6 +49,18 @@ async def _read(moment: Moment, params: Params, access: Access) -> View:
         "facts": {**row, "text": said.text if said and access.sees_contents else None},
         "now": moment.at,
     }
+
+
+async def _payload(source: Source, keys: ModelKeys, status: RequestStatus) -> bytes | None:
+    """The request as it was encoded: in its lane until its first claim, then by itself until its end."""
+    request_id = status.request_id
+    payload = await source.connection.execute("GET", keys.payload(request_id))
+    if payload is not None or status.state is not RequestState.QUEUED:
+        return payload
+    entry = await source.connection.execute("HGET", keys.request(request_id), "entry")
+    lane = keys.lane(status.band, status.tenant)
+    found = await source.connection.execute("XRANGE", lane, entry, entry) if entry else []
+    return next((dict(zip(pairs[::2], pairs[1::2], strict=False)).get(b"request") for _, pairs in found), None)
 
 
 async def _log_of(source: Source, broker: Broker, request_id: str, status: RequestStatus) -> Delta | None:

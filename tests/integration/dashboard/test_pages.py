@@ -10,7 +10,9 @@ import pytest
 from penstock.ops.dashboard import Access, Role
 from penstock.ops.dashboard.pages import PAGES
 from penstock.producer.webhooks.event_records import WebhookAttempt, WebhookEvent
+from penstock.shared.broker import Broker, Queue, Room
 from penstock.shared.messages import Delta, EngineState
+from penstock.shared.partitions import change_partitions
 
 from .conftest import CAUSE, Site
 
@@ -82,6 +84,14 @@ async def test_what_a_page_says_is_what_the_queue_says(site: Site) -> None:
     assert shown == {"runs": "claimed", "waits-0": "queued", "waits-1": "queued", "waits-2": "queued"}
 
 
+async def test_what_a_waiting_request_asks_for_is_shown(site: Site) -> None:
+    await site.enqueue("waits", "the words of it", tenant="acme")
+    text = (await (await site.visitor()).get("/request?model=m&id=waits")).text
+    assert "the words of it" in text
+    assert "temperature" in text
+    assert "the words of it" not in (await (await site.visitor(Access("x"))).get("/request?model=m&id=waits")).text
+
+
 @pytest.mark.parametrize("path", ["/request?model=m&id=runs", "/parked?model=m&id=dead-1"])
 async def test_contents_are_escaped_and_unseen_characters_are_written_out(path: str, site: Site) -> None:
     await fill(site)
@@ -115,7 +125,7 @@ async def test_what_is_wrong_comes_first(site: Site) -> None:
     await site.queue.pause(put_back=False)
     told = (await (await site.visitor()).get("/overview.json")).json()["facts"]["problems"]
     assert "engine host-1-0 is failed: no memory" in told
-    assert "1 requests of m wait, and no engine serves it" in told
+    assert "1 request of m wait, and no engine serves it" in told
     assert "the queue of m is paused; 1 wait" in told
     assert any("append-only" in problem for problem in told)  # the tests' Redis keeps nothing
 
@@ -173,3 +183,24 @@ async def test_a_request_that_is_replayed_under_its_id_is_shown_from_its_start(s
     text = (await visitor.get("/request?model=m&id=again")).text
     assert "second life" in text
     assert "first life" not in text
+
+
+async def test_a_model_of_several_partitions_is_one(site: Site) -> None:
+    await change_partitions(site.connection, site.keys, "m", 3)
+    brokers = [Broker(site.connection, site.keys.model("m", number), number) for number in range(3)]
+    for number, broker in enumerate(brokers):
+        await broker.enqueue(f"waits-{number}", b"payload", result_ttl_ms=60_000, tenant=f"tenant-{number}")
+    await brokers[2].claim("host-1-0", Room(max_num_seqs=1))
+    visitor = await site.visitor()
+    facts = (await visitor.get("/queue.json?model=m")).json()["facts"]
+    assert (facts["depth"], facts["num_running"]) == (2, 1)
+    shown = {one["request"]: one["state"] for one in (await visitor.get("/requests.json?model=m")).json()["rows"]}
+    assert shown == {"waits-0": "queued", "waits-1": "queued", "waits-2": "claimed"}
+    assert (await visitor.get("/request?model=m&id=waits-1")).status_code == 200
+    assert (await visitor.post("/request/cancel", data={"model": "m", "id": "waits-1"})).status_code == 303
+    await visitor.post("/queue/pause", data={"model": "m"})
+    assert [await Queue(site.connection, broker.keys).is_paused() for broker in brokers] == [True] * 3
+    await brokers[2].reclaim("host-1-0", CAUSE, is_external=False, max_deliveries=1)
+    (parked,) = (await visitor.get("/dead.json?model=m")).json()["rows"]
+    assert parked["request"] == "waits-2"
+    assert (await visitor.get("/overview.json")).json()["rows"][0]["parked"] == 1

@@ -114,7 +114,7 @@ async def test_the_stream_of_a_page_is_one_of_events(site: Site) -> None:
         assert isinstance(message, dict)
         await sent.put(message)
 
-    answering = asyncio.create_task(app(scope, receive, send))  # type: ignore[arg-type]  # plain ASGI
+    answering = asyncio.create_task(app(scope, receive, send))
     async with asyncio.timeout(PATIENCE_S):
         head, body = await sent.get(), await sent.get()
         headers = dict(head["headers"])  # type: ignore[call-overload]  # a list of pairs
