@@ -18,6 +18,7 @@ from .hub import Hub
 from .login import Login
 from .pages import ACTIONS, PAGES
 from .render import Renderer
+from .source import RETRY_FOR_S
 from .static_files import static_routes
 
 
@@ -44,7 +45,7 @@ def dashboard(
         ConfigurationError: the URL cannot be read.
     """
     keys = Keys(namespace)
-    connection = make_commands(redis_url, shards, keys)
+    connection = make_commands(redis_url, shards, keys, retry_for_s=RETRY_FOR_S)
     resolve = KeyAccess(connection, keys) if access is None else access
     renderer = Renderer(PAGES, has_login=isinstance(resolve, KeyAccess))
     hub = Hub(redis_url, shards, connection, keys, renderer)

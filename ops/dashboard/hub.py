@@ -9,7 +9,7 @@ from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
 from ...shared.shards import ShardsArgument
 from .render import Renderer
-from .source import Source
+from .source import RETRY_FOR_S, Source
 from .watcher import Watcher
 
 
@@ -20,7 +20,7 @@ class Hub:
         self, redis_url: str, shards: ShardsArgument, connection: CommandConnection, keys: Keys, renderer: Renderer
     ) -> None:
         self._connection = connection
-        self._client = Client(redis_url, namespace=keys.namespace, shards=shards)
+        self._client = Client(redis_url, namespace=keys.namespace, shards=shards, retry_for_s=RETRY_FOR_S)
         self.source = Source(redis_url, connection, keys, self._client)
         self.watcher = Watcher(self.source, renderer)
         self._lock = asyncio.Lock()

@@ -47,7 +47,8 @@ class Login:
                 pass
         root = root_of(request)
         response = RedirectResponse(root + _own_path(wanted), 303)
-        is_https = request.url.scheme == "https"
+        # A proxy that ends TLS says so. Who says it without one locks out himself alone.
+        is_https = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
         response.set_cookie(
             SESSION_COOKIE,
             cookie,

@@ -33,6 +33,8 @@ from .read_log import ReadLog
 
 # The page of a model whose Redis is away says so after this.
 PATIENCE_S = 3.0
+# So long a call waits for a Redis that is away: then the page says so, rather than show figures of before.
+RETRY_FOR_S = 5.0
 
 T = TypeVar("T")
 
@@ -49,7 +51,7 @@ class Source:
         self.audit = Audit(connection, keys)
         self.operator_keys = OperatorKeys(connection, keys)
         self.events = EventStore(connection, keys, Agenda(connection, keys))
-        self.batches = BatchStore(redis_url, namespace=keys.namespace)
+        self.batches = BatchStore(redis_url, namespace=keys.namespace, retry_for_s=RETRY_FOR_S)
         # By model: parked requests that were read, by id and time.
         self.parked: dict[str, dict[tuple[str, float], DeadRequest]] = {}
         # Logs of requests that are looked at, by model and id.

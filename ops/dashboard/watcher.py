@@ -7,7 +7,8 @@ its stream by itself. So the cost is that of the different things on show, not o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+import contextlib
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 import structlog
@@ -23,7 +24,7 @@ from .source import Moment, Source
 
 INTERVAL_S = 1.0
 # Then the tab comes again, and is asked anew who it is.
-MAX_STREAM_S = 300.0
+MAX_STREAM_S = 60.0
 
 log = structlog.get_logger()
 
@@ -74,7 +75,7 @@ class Watcher:
     def num_tabs(self) -> int:
         return sum(feed.num_tabs for feed in self._feeds.values())
 
-    async def follow(self, topic: Topic, is_over: Callable[[], bool] = lambda: False) -> AsyncGenerator[bytes]:
+    async def follow(self, topic: Topic) -> AsyncGenerator[bytes]:
         """Iterate over the events for a tab that shows ``topic``, for a while; it then comes again."""
         feed = self._feeds.setdefault(topic, _Feed())
         feed.num_tabs += 1
@@ -83,13 +84,15 @@ class Watcher:
         deadline = asyncio.get_running_loop().time() + MAX_STREAM_S
         seen = 0
         try:
-            while not is_over() and asyncio.get_running_loop().time() < deadline:
+            while asyncio.get_running_loop().time() < deadline:
                 changed = feed.changed
                 if feed.version > seen:
                     seen = feed.version
                     yield feed.event
-                else:
-                    await changed.wait()
+                    continue
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(deadline):
+                        await changed.wait()
         finally:
             feed.num_tabs -= 1
             if not feed.num_tabs and self._feeds.get(topic) is feed:

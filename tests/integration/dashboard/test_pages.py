@@ -9,6 +9,7 @@ import pytest
 
 from penstock.ops.dashboard import Access, Role
 from penstock.ops.dashboard.pages import PAGES
+from penstock.producer import Client
 from penstock.producer.webhooks.event_records import WebhookAttempt, WebhookEvent
 from penstock.shared.broker import Broker, Queue, Room
 from penstock.shared.messages import Delta, EngineState
@@ -187,20 +188,27 @@ async def test_a_request_that_is_replayed_under_its_id_is_shown_from_its_start(s
 
 async def test_a_model_of_several_partitions_is_one(site: Site) -> None:
     await change_partitions(site.connection, site.keys, "m", 3)
+    async with Client.connect(site.url, namespace=site.keys.namespace) as client:
+        for number in range(12):
+            await client.submit("hello", tenant=f"tenant-{number}", request_id=f"waits-{number}")
     brokers = [Broker(site.connection, site.keys.model("m", number), number) for number in range(3)]
-    for number, broker in enumerate(brokers):
-        await broker.enqueue(f"waits-{number}", b"payload", result_ttl_ms=60_000, tenant=f"tenant-{number}")
-    await brokers[2].claim("host-1-0", Room(max_num_seqs=1))
+    depths = [(await Queue(site.connection, broker.keys).stats()).depth for broker in brokers]
+    last = max(number for number, depth in enumerate(depths) if depth)
+    assert last, "they are in several"
+    (claim,) = (await brokers[last].claim("host-1-0", Room(max_num_seqs=1))).claims
     visitor = await site.visitor()
     facts = (await visitor.get("/queue.json?model=m")).json()["facts"]
-    assert (facts["depth"], facts["num_running"]) == (2, 1)
+    assert (facts["depth"], facts["num_running"]) == (11, 1)
     shown = {one["request"]: one["state"] for one in (await visitor.get("/requests.json?model=m")).json()["rows"]}
-    assert shown == {"waits-0": "queued", "waits-1": "queued", "waits-2": "claimed"}
-    assert (await visitor.get("/request?model=m&id=waits-1")).status_code == 200
-    assert (await visitor.post("/request/cancel", data={"model": "m", "id": "waits-1"})).status_code == 303
+    assert shown.pop(claim.request_id) == "claimed"
+    assert [*shown.values()] == ["queued"] * 11
+    for request_id in shown:
+        assert (await visitor.get(f"/request?model=m&id={request_id}")).status_code == 200
+        assert (await visitor.post("/request/cancel", data={"model": "m", "id": request_id})).status_code == 303
+    assert (await visitor.get("/queue.json?model=m")).json()["facts"]["depth"] == 0
     await visitor.post("/queue/pause", data={"model": "m"})
     assert [await Queue(site.connection, broker.keys).is_paused() for broker in brokers] == [True] * 3
-    await brokers[2].reclaim("host-1-0", CAUSE, is_external=False, max_deliveries=1)
+    await brokers[last].reclaim("host-1-0", CAUSE, is_external=False, max_deliveries=1)
     (parked,) = (await visitor.get("/dead.json?model=m")).json()["rows"]
-    assert parked["request"] == "waits-2"
+    assert parked["request"] == claim.request_id
     assert (await visitor.get("/overview.json")).json()["rows"][0]["parked"] == 1

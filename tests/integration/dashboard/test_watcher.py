@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 
-from penstock.ops.dashboard import Role
+import pytest
+
+from penstock.ops.dashboard import Access, Role, everybody
 from penstock.ops.dashboard.hub import Hub
 from penstock.ops.dashboard.pages import PAGES
 from penstock.ops.dashboard.watcher import Topic
 
+from ...redis_server import RedisServer
 from .conftest import Site
 
 OVERVIEW, QUEUE = PAGES[0], PAGES[1]
@@ -92,8 +95,6 @@ async def test_a_page_that_cannot_be_read_says_so_and_the_others_go_on(site: Sit
 async def test_the_stream_of_a_page_is_one_of_events(site: Site) -> None:
     app = await site.app(lambda _: None)
     assert (await (await site.visitor(app=app)).get("/live/overview")).status_code == 403
-    from penstock.ops.dashboard import Access, everybody
-
     app = await site.app(everybody(Access("x")))
     sent: asyncio.Queue[dict[str, object]] = asyncio.Queue()
     scope = {
@@ -124,3 +125,31 @@ async def test_the_stream_of_a_page_is_one_of_events(site: Site) -> None:
         gone.set()
         await answering
     assert app.state.hub.watcher.num_tabs == 0
+
+
+async def test_a_redis_that_goes_away_is_told_and_so_is_its_return(
+    server: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.ops.dashboard.app.RETRY_FOR_S", 0.1)
+    async with AsyncExitStack() as stack:
+        site = Site(server.url, namespace, stack)
+        stack.push_async_callback(site.connection.close)
+        await site.register()
+        hub = await hub_of(site)
+        async with aclosing(hub.watcher.follow(topic())) as tab:
+            assert b"Models" in await first_of(tab)
+            server.kill()
+            while b'role="alert"' not in await first_of(tab):
+                pass
+            server.start()
+            await asyncio.to_thread(server.wait_until_ready)
+            while b'role="alert"' in await first_of(tab):
+                pass
+
+
+async def test_a_tab_comes_again_after_a_while(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.ops.dashboard.watcher.MAX_STREAM_S", 0.0)
+    hub = await hub_of(site)
+    async with asyncio.timeout(PATIENCE_S):
+        assert [event async for event in hub.watcher.follow(topic())] == []
+    assert hub.watcher.num_tabs == 0
