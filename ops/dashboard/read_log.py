@@ -5,18 +5,25 @@ from __future__ import annotations
 import asyncio
 
 from ...shared.broker import Broker
+from ...shared.connection import CommandConnection
 from ...shared.messages import Delta
 
 MAX_SHOWN_CHARS = 20_000
 
 
 class ReadLog:
-    """What a log has said so far."""
+    """What a log has said so far.
 
-    def __init__(self, broker: Broker) -> None:
+    A log may begin anew under the same id, by a replay, or lose its last records with a Redis. So each look also reads
+    the first record, which tells of the former, and holds the index of the next against what was read.
+    """
+
+    def __init__(self, connection: CommandConnection, broker: Broker) -> None:
+        self._connection = connection
         self._broker = broker
-        self.num_records = 0
-        self.whole: Delta | None = None
+        self._first: list[bytes] = []
+        self._num_records = 0
+        self._whole: Delta | None = None
         # The watcher and a page may ask at once.
         self._lock = asyncio.Lock()
 
@@ -27,11 +34,21 @@ class ReadLog:
             DamagedRecordError: others than the scripts have written to the log.
         """
         async with self._lock:
-            records = await self._broker.read_log(request_id, self.num_records)
+            first = await self._connection.execute("LRANGE", self._broker.keys.log(request_id), 0, 0)
+            if first != self._first:
+                self._forget()
+                self._first = first
+            records = await self._broker.read_log(request_id, self._num_records)
+            if records and self._whole is not None and records[0].index != self._whole.next_index:
+                self._forget()
+                records = await self._broker.read_log(request_id)
             for record in records:
-                if self.whole is None or record.index < self.whole.next_index:
-                    self.whole = record  # the first, or that of a replay which has begun anew
+                if self._whole is None:
+                    self._whole = record
                 else:
-                    self.whole.extend(record)
-            self.num_records += len(records)
-            return self.whole
+                    self._whole.extend(record)
+            self._num_records += len(records)
+            return self._whole
+
+    def _forget(self) -> None:
+        self._num_records, self._whole = 0, None

@@ -34,7 +34,7 @@ async def _read(moment: Moment, params: Params, access: Access) -> View:
     if status is None:
         raise RequestNotFoundError(f"request {request_id!r} of {model} is unknown, or its result has expired")
     payload = await _payload(source, keys, status)
-    said = await _log_of(source, broker, request_id, status)
+    said = await _log_of(source, broker, request_id)
     row = _row(status, said, int(arrived_ms or 0) / 1000)
     return {
         "model": model,
@@ -63,12 +63,10 @@ async def _payload(source: Source, keys: ModelKeys, status: RequestStatus) -> by
     return next((dict(zip(pairs[::2], pairs[1::2], strict=False)).get(b"request") for _, pairs in found), None)
 
 
-async def _log_of(source: Source, broker: Broker, request_id: str, status: RequestStatus) -> Delta | None:
-    """Read on; from the start if the log is shorter than what was read, as after a replay under the same id."""
+async def _log_of(source: Source, broker: Broker, request_id: str) -> Delta | None:
+    """Read on where the last look ended."""
     key = (broker.keys.prefix, request_id)
-    log = source.logs.pop(key, None)
-    if log is None or (log.whole is not None and log.whole.next_index > status.num_output_tokens):
-        log = ReadLog(broker)
+    log = source.logs.pop(key, None) or ReadLog(source.connection, broker)
     source.logs[key] = log
     if len(source.logs) > MOST_LOGS:
         source.logs.popitem(last=False)

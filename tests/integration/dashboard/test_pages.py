@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
+import msgspec
 import pytest
 
 from penstock.ops.dashboard import Access, Role
@@ -180,10 +181,30 @@ async def test_a_request_that_is_replayed_under_its_id_is_shown_from_its_start(s
     assert (await visitor.post("/dead/replay", data={"model": "m", "id": "again"})).status_code == 303
     await site.claim()
     ((_, epoch),) = await site.broker.claims("host-1-0")
-    await site.append("again", epoch, Delta(index=0, token_ids=[3], text="second life"))
+    await site.append("again", epoch, Delta(index=0, token_ids=[3], text="second "))
+    await site.append("again", epoch, Delta(index=1, token_ids=[4, 5], text="life"))
     text = (await visitor.get("/request?model=m&id=again")).text
     assert "second life" in text
     assert "first life" not in text
+
+
+async def test_a_log_is_read_on_and_from_its_start_where_it_lost_its_end(site: Site) -> None:
+    await site.enqueue("grows")
+    await site.claim()
+    ((_, epoch),) = await site.broker.claims("host-1-0")
+    visitor = await site.visitor()
+    shown = ""
+    for number in range(3):
+        await site.append("grows", epoch, Delta(index=number, token_ids=[number], text=f"piece-{number} "))
+        shown += f"piece-{number} "
+        assert (await visitor.get("/request.json?model=m&id=grows")).json()["facts"]["text"] == shown
+    # As a Redis that comes back without its last second.
+    await site.connection.execute("RPOP", site.broker.keys.log("grows"), 2)
+    log = site.broker.keys.log("grows")
+    for number in (1, 2, 3):
+        record = msgspec.msgpack.encode(Delta(index=number, token_ids=[number], text=f"piece-{number} "))
+        await site.connection.execute("RPUSH", log, record)
+    assert (await visitor.get("/request.json?model=m&id=grows")).json()["facts"]["text"] == shown + "piece-3 "
 
 
 async def test_a_model_of_several_partitions_is_one(site: Site) -> None:
