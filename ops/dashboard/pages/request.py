@@ -66,7 +66,7 @@ async def _payload(source: Source, keys: ModelKeys, status: RequestStatus) -> by
 async def _log_of(source: Source, broker: Broker, request_id: str) -> Delta | None:
     """Read on where the last look ended."""
     key = (broker.keys.prefix, request_id)
-    log = source.logs.pop(key, None) or ReadLog(source.connection, broker)
+    log = source.logs.pop(key, None) or ReadLog(broker)
     source.logs[key] = log
     if len(source.logs) > MOST_LOGS:
         source.logs.popitem(last=False)
