@@ -14,6 +14,7 @@ from ..shared.shown import shown
 from .control.engine_control import EngineControl
 from .control.model_view import ModelView
 from .control.queue_control import QueueControl
+from .control.request_view import RequestView
 from .control.text_calls import TextControl
 from .detached import DetachedRequests
 from .generations import Generations
@@ -28,7 +29,7 @@ from .requests.single_requests import SingleRequests
 RESULT_TTL_S = 3600.0
 
 
-class Client(Generations, DetachedRequests, QueueControl, EngineControl, ModelView, TextControl):
+class Client(Generations, DetachedRequests, QueueControl, RequestView, EngineControl, ModelView, TextControl):
     """Enqueue requests and stream or await their results.
 
     Use ``async with Client.connect(url) as client:`` (or ``client = await Client.connect(url)`` and ``close()``).

@@ -70,6 +70,15 @@ class LLMControl(ABC):
     is_tracing_enabled = _blocking(Client.is_tracing_enabled)
     models = _blocking(Client.models)
 
+    cancel_requests = _blocking(Client.cancel_requests)
+    count_requests = _blocking(Client.count_requests)
+    find_request = _blocking(Client.find_request)
+    history = _blocking(Client.history)
+    last_event_id = _blocking(Client.last_event_id)
+    replay_requests = _blocking(Client.replay_requests)
+    request_events = _blocking(Client.request_events)
+    requests = _blocking(Client.requests)
+
     configure_queue = _blocking(Client.configure_queue)
     configure_tenant = _blocking(Client.configure_tenant)
     get_num_unfinished_requests = _blocking(Client.get_num_unfinished_requests)

@@ -65,6 +65,7 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:{MODEL}:engine:ENGINE:wake          channel   "something came for you", to one engine with room
     NS:{MODEL}:request:ID                  hash      state of a request; result_ttl_ms after its end
     NS:{MODEL}:log:ID                      list      its Delta records; result_ttl_ms after its end
+    NS:{MODEL}:events                      stream    moves of requests; the last events_kept of the policy
     NS:{MODEL}:outbox                      stream    ends of requests that have a webhook, until a job takes them
     NS:{MODEL}:ends:ID                     hash      answers to a request with a webhook that have ended, until all have
     NS:{MODEL}:input:ID                    list      InputChunks after its first, if it is resumable; as the log
@@ -221,6 +222,7 @@ class ModelKeys:
         self.clients = self.prefix + "clients"
         self.dead = self.prefix + "dead"
         self.outbox = self.prefix + "outbox"
+        self.events = self.prefix + "events"
         self.wake = self.prefix + "wake"
         self.virtual = self.prefix + "virtual"
         self.expiries = self.prefix + "expiries"

@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 
 from ...shared.broker import DeadLetter
-from ...shared.command_line import Command, UsageError, add_redis_arguments, format_table
+from ...shared.broker.bulk import purge_parked, replay_parked
+from ...shared.command_line import EXIT_FAILED, Command, UsageError, add_redis_arguments, format_table
 from ...shared.errors import PenstockError, RequestNotFoundError, ValidationError
 from ...shared.messages import EngineCoreRequest
 from ...shared.records import DeadRequest
-from .broker_command import OpenModel, on_model, print_json
+from .broker_command import OpenModel, on_model, print_json, run_on_model
+from .confirm import confirmed
 from .words import format_time
 
 _HEADER = ("REQUEST", "PARKED", "DELIVERIES", "TOKENS", "ENGINE", "CAUSE")
@@ -42,13 +44,16 @@ def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_replay_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("request_id", metavar="ID")
+    parser.add_argument("request_id", metavar="ID", nargs="?")
+    parser.add_argument("--all", action="store_true", help="every parked request of the model")
+    parser.add_argument("--yes", action="store_true", help="with --all, do not ask")
     _add_arguments(parser)
 
 
 def _add_purge_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("request_id", metavar="ID", nargs="?")
     parser.add_argument("--all", action="store_true", help="every parked request of the model")
+    parser.add_argument("--yes", action="store_true", help="with --all, do not ask")
     _add_arguments(parser)
 
 
@@ -71,6 +76,9 @@ async def _show(letter: DeadLetter, arguments: argparse.Namespace) -> None:
 
 
 async def _replay(letter: DeadLetter, arguments: argparse.Namespace) -> None:
+    if arguments.all:
+        print(f"{await replay_parked(letter, None)} queued again")
+        return
     parked = await _found(letter, arguments.request_id)
     if not parked.is_request:
         raise ValidationError(
@@ -86,15 +94,12 @@ async def _replay(letter: DeadLetter, arguments: argparse.Namespace) -> None:
 
 
 async def _purge(letter: DeadLetter, arguments: argparse.Namespace) -> None:
-    if arguments.all == (arguments.request_id is not None):
-        raise UsageError("give either an ID or --all, which throws away every parked request of the model")
     if not arguments.all:
         if not await letter.purge(arguments.request_id):
             raise _not_parked(arguments.request_id)
         print(f"{arguments.request_id} is thrown away")
         return
-    gone = [await letter.purge(request.request_id) for request in await letter.list()]
-    print(f"{sum(gone)} thrown away")
+    print(f"{await purge_parked(letter, None)} thrown away")
 
 
 def _runner(work: Work) -> Callable[[argparse.Namespace], int]:
@@ -104,6 +109,25 @@ def _runner(work: Work) -> Callable[[argparse.Namespace], int]:
         await work(DeadLetter(model.connection, model.keys), arguments)
 
     return on_model(on_dead_letter)
+
+
+def _for_one_or_all(work: Work, question: str) -> Callable[[argparse.Namespace], int]:
+    """The same of a command that takes an ID or --all, and asks before it does ``work`` on all."""
+
+    async def count(model: OpenModel, _: argparse.Namespace) -> int:
+        return len(await DeadLetter(model.connection, model.keys).ids())
+
+    def run(arguments: argparse.Namespace) -> int:
+        if arguments.all == (arguments.request_id is not None):
+            raise UsageError("give either an ID or --all, which means every parked request of the model")
+        if arguments.all and not arguments.yes:
+            num_parked = run_on_model(count, arguments)
+            if num_parked and not confirmed(question.format(num_parked), arguments):
+                print("nothing is done")
+                return EXIT_FAILED
+        return _runner(work)(arguments)
+
+    return run
 
 
 async def _found(letter: DeadLetter, request_id: str) -> DeadRequest:
@@ -219,8 +243,16 @@ COMMAND = Command(
         Command("list", "Show what is parked, oldest first.", run=_runner(_list), add_arguments=_add_list_arguments),
         Command("show", "Show one with its cause and input.", run=_runner(_show), add_arguments=_add_show_arguments),
         Command(
-            "replay", "Queue one again, from its start.", run=_runner(_replay), add_arguments=_add_replay_arguments
+            "replay",
+            "Queue one again, or all, from the start.",
+            run=_for_one_or_all(_replay, "queue {} parked requests again?"),
+            add_arguments=_add_replay_arguments,
         ),
-        Command("purge", "Throw one away, or all.", run=_runner(_purge), add_arguments=_add_purge_arguments),
+        Command(
+            "purge",
+            "Throw one away, or all.",
+            run=_for_one_or_all(_purge, "throw {} parked requests away?"),
+            add_arguments=_add_purge_arguments,
+        ),
     ),
 )

@@ -50,6 +50,7 @@ local function is_policy(of)
   return has_default and type(strictness) == 'number' and strictness > 0 and strictness <= 1
     and (of.ageing_s == nil or of.ageing_s == cjson.null or type(of.ageing_s) == 'number')
     and is_limit(of.warm_ttl_s) and (of.affinity_ms == nil or type(of.affinity_ms) == 'number')
+    and (of.events_kept == nil or type(of.events_kept) == 'number')
     and is_limit(of.max_queue_depth) and is_limit(of.max_queue_tokens) and (of.tenant == nil or is_tenant_policy(of.tenant))
 end
 
@@ -152,7 +153,7 @@ end
 
 for name, wanted in pairs({policy = 'string', active = 'set', returned = 'list', suspects = 'list', leases = 'zset',
   clients = 'zset', deadlines = 'zset', fail_fast = 'set', dead = 'zset', reserved = 'string', ward = 'string',
-  blocked = 'zset', vacant = 'zset', outbox = 'stream'}) do
+  blocked = 'zset', vacant = 'zset', outbox = 'stream', events = 'stream'}) do
   keep_type(name, wanted)
 end
 keep_fields('queue', {credit = is_number, depth = is_integer, tokens = is_integer, num_started = is_count,
