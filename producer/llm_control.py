@@ -86,6 +86,7 @@ class LLMControl(ABC):
     is_paused = _blocking(Client.is_paused)
     pause_generation = _blocking(Client.pause_generation)
     purge = _blocking(Client.purge)
+    queue_history = _blocking(Client.queue_history)
     queue_policy = _blocking(Client.queue_policy)
     queue_stats = _blocking(Client.queue_stats)
     resume_generation = _blocking(Client.resume_generation)

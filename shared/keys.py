@@ -66,6 +66,8 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:{MODEL}:request:ID                  hash      state of a request; result_ttl_ms after its end
     NS:{MODEL}:log:ID                      list      its Delta records; result_ttl_ms after its end
     NS:{MODEL}:events                      stream    moves of requests; the last events_kept of the policy
+    NS:{MODEL}:series:STEP:START           hash      what was counted in those seconds; a day, a week or 90 days
+    NS:{MODEL}:series_writer:WRITER        string    number of the last addition of a process; an hour
     NS:{MODEL}:outbox                      stream    ends of requests that have a webhook, until a job takes them
     NS:{MODEL}:ends:ID                     hash      answers to a request with a webhook that have ended, until all have
     NS:{MODEL}:input:ID                    list      InputChunks after its first, if it is resumable; as the log

@@ -11,6 +11,7 @@ from ...shared.command_line import EXIT_FAILED, Command, add_redis_arguments
 from ...shared.errors import PenstockError, ValidationError
 from .broker_command import OpenModel, on_model, run_on_model
 from .confirm import confirmed
+from .queue_history import HISTORY
 from .queue_policy import CONFIGURE, TENANT
 from .queue_show import LIST, SHOW, TENANTS
 
@@ -112,6 +113,7 @@ COMMAND = Command(
         LIST,
         SHOW,
         TENANTS,
+        HISTORY,
         Command(
             "pause",
             "Hand out no more requests until resumed; what runs runs on.",

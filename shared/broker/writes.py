@@ -17,7 +17,7 @@ REFUSED, WRITTEN, REPEATED = 0, 1, 2
 # How many arguments each record of a call has; the first three are request, epoch and the index of its first token.
 NUM_WRITE_ARGS = {"append": 5, "finish": 8, "end_segment": 8}
 
-_STATE_OF = {
+STATE_OF = {
     FinishReason.ERROR: RequestState.FAILED,
     FinishReason.CANCELLED: RequestState.CANCELLED,
     FinishReason.EXPIRED: RequestState.EXPIRED,
@@ -60,7 +60,7 @@ def final_args(record: FinalRecord) -> list[Any]:
     num_prompt_tokens = "" if usage is None else usage.num_prompt_tokens
     error = record.delta.error
     cause = reason if error is None else error.code
-    return [*record_args(record), _STATE_OF.get(reason, RequestState.FINISHED), num_prompt_tokens, cause]
+    return [*record_args(record), STATE_OF.get(reason, RequestState.FINISHED), num_prompt_tokens, cause]
 
 
 def segment_args(record: SegmentRecord) -> list[Any]:

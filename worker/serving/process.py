@@ -21,6 +21,7 @@ import msgspec
 import structlog
 
 from ...shared.broker import Broker, EngineCalls
+from ...shared.broker.series import SeriesStore
 from ...shared.errors import EngineDeadError, PenstockError
 from ...shared.keys import Keys
 from ...shared.log import configure_logging
@@ -90,9 +91,17 @@ class WorkerProcess:
         )
         keys = self._keys.model(config.engine.model_name)
         broker, calls = Broker(self._commands, keys), EngineCalls(self._commands, keys)
+        series = SeriesStore(self._commands, keys)
         self._pressure = RedisPressure(self._commands, keys)
         self._service = WorkerService(
-            config, broker, calls, self._subscriber, self._core, self._heartbeat, self._pressure
+            config,
+            broker,
+            calls,
+            self._subscriber,
+            self._core,
+            self._heartbeat,
+            self._pressure,
+            series,
         )
         self._stall_watch = StallWatch(self._core.progress, config.stall_timeout_s)
         self._heartbeat.watch(self._core.progress, self._stall_watch)

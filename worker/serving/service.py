@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from ...shared.broker import Broker, EngineCalls
+from ...shared.broker.series import SeriesStore
 from ...shared.connection import Subscriber
 from ...shared.errors import DamagedRecordError
 from ...shared.messages import CancelCommand, EngineCoreOutputs, EngineState, FinishReason, Ready
@@ -32,6 +33,7 @@ from .publisher import Publisher
 from .redis_pressure import RedisPressure
 from .request_log import RequestLog
 from .running_generations import RunningGenerations
+from .series_writer import SeriesWriter
 from .sleep import SleepControl
 from .text_calls import TextCalls
 
@@ -56,6 +58,7 @@ class WorkerService:
         core: CoreClient,
         heartbeat: Heartbeat,
         pressure: RedisPressure,
+        series: SeriesStore,
     ) -> None:
         self._config = config
         self._engine_id = config.engine_id
@@ -65,6 +68,7 @@ class WorkerService:
         self._heartbeat = heartbeat
         self._meter = EngineMeter()
         heartbeat.engine_stats = self._meter.stats
+        self._series = SeriesWriter(series, self._meter)
         self._live = RunningGenerations()
         interval_s = config.stream_interval_ms / 1000
         self._publisher = Publisher(broker, self._on_stale, self._meter, interval_s, lambda: pressure.pause_s)
@@ -88,6 +92,7 @@ class WorkerService:
         await self._subscriber.subscribe(keys.engine_commands(self._engine_id), self._on_command)
         self._publishing = asyncio.create_task(self._publisher.run())
         self._renewing = asyncio.create_task(self._renew_forever())
+        self._counting = asyncio.create_task(self._series.run())
         intake = Intake(codec, ready.max_model_len)
         claiming = asyncio.create_task(self._claiming.run(intake, ready))
         ends = [asyncio.create_task(event.wait()) for event in (stop, self._core.dead)]
@@ -150,6 +155,7 @@ class WorkerService:
             delta, stop_core = generation.absorb(output)
             num_tokens = generation.num_output_tokens - num_before
             self._heartbeat.num_tokens += num_tokens
+            self._meter.note_tenant(generation.tenant, num_tokens, delta)
             if num_tokens > 1:
                 num_at_once += num_tokens - 1
             if delta is None:
@@ -191,7 +197,9 @@ class WorkerService:
         if not self._publishing.done():
             await self._flush()
         self._publishing.cancel()
-        await asyncio.gather(self._publishing, self._renewing, *self._telling, return_exceptions=True)
+        self._counting.cancel()
+        await asyncio.gather(self._publishing, self._renewing, self._counting, *self._telling, return_exceptions=True)
+        await self._series.add_or_tell()
 
     def _on_command(self, data: bytes) -> None:
         command = decode_command(data)

@@ -9,6 +9,7 @@
 local function end_input(prefix, key, id, ending, count)
   if not emit(prefix, key, id, ending, count) then return false end
   close_request(prefix, key, id, 'finished', 'input_closed')
+  note_uncounted_end(prefix, 'finished')
   return true
 end
 

@@ -163,6 +163,9 @@ local function close_request(prefix, key, id, state, cause)
   forget_idle(prefix, tenant)
 end
 
+-- An end that no engine counts; the series get it with the next sample.
+local function note_uncounted_end(prefix, state) redis.call('HINCRBY', prefix .. 'queue', 'ended:' .. state, 1) end
+
 -- Write the end of a request that no engine writes. The raised epoch refuses whoever still runs it.
 -- code and message become the error that its caller gets; without them the end is no error. cause is for its event; code
 -- or reason without one. One that has ended, and that
@@ -188,6 +191,7 @@ local function end_request(prefix, id, state, reason, code, message, cause)
     emit(prefix, key, id, record, count)
   end
   close_request(prefix, key, id, state, cause or code or reason)
+  note_uncounted_end(prefix, state)
 end
 
 -- Tell the engine that runs a request, if one does, to stop computing it.

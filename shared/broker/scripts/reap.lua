@@ -11,8 +11,9 @@ local MAX_ENGINES, MAX_CLIENTS = 64, 256 -- one call must not hold up the server
 local reaper, now, found = prefix .. 'reaper', now_ms(), {}
 expire_due(prefix, 1000, 1000)
 trim_events(prefix)
-local last = fields(reaper, 'looked_at', 'not_before', 'recounted_at', 'woken_at')
+local last = fields(reaper, 'looked_at', 'not_before', 'recounted_at', 'woken_at', 'sampled_at')
 redis.call('HSET', reaper, 'looked_at', now)
+sample(prefix, last.sampled_at)
 
 -- A wake that a dead engine has swallowed goes to another one.
 if now - (whole(last.woken_at) or 0) > WAKE_EVERY_MS then

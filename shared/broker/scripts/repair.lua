@@ -157,7 +157,7 @@ for name, wanted in pairs({policy = 'string', active = 'set', returned = 'list',
   keep_type(name, wanted)
 end
 keep_fields('queue', {credit = is_number, depth = is_integer, tokens = is_integer, num_started = is_count,
-  num_awaiting = is_count})
+  num_awaiting = is_count, ended = is_count, ended_seen = is_count})
 keep_fields('rooms', read_room)
 keep_fields('reaper', is_count)
 repair_policies()
