@@ -9,6 +9,8 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:models                              hash      for ever; model name -> ModelCard
     NS:engines                             set       engine ids; dead ones are dropped by whoever lists them
     NS:engine:ENGINE                       string    heartbeat, expires after heartbeat_ttl_s
+    NS:processes                           set       ids of processes beside engines; as engines
+    NS:process:PROCESS                     string    ProcessRecord of one, expires 16 s after it was last said
     NS:api_keys                            hash      id -> ApiKey of the gateway; until revoked
     NS:absent                              none      never written: what commands that are only tried name
     NS:placements                          hash      model -> name of the shard that holds its keys; for ever
@@ -121,6 +123,12 @@ class Keys:
 
     def engine(self, engine_id: str) -> str:
         return f"{self.namespace}:engine:{engine_id}"
+
+    def processes(self) -> str:
+        return f"{self.namespace}:processes"
+
+    def process(self, process_id: str) -> str:
+        return f"{self.namespace}:process:{check_text('process_id', process_id)}"
 
     def api_keys(self) -> str:
         return f"{self.namespace}:api_keys"

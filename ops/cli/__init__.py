@@ -26,6 +26,7 @@ from . import (
     requests,
     shard,
     sim,
+    status,
     webhook,
     worker,
 )
@@ -33,6 +34,7 @@ from . import (
 COMMANDS: tuple[Command, ...] = (
     demo.COMMAND,
     worker.COMMAND,
+    status.COMMAND,
     generate.COMMAND,
     batch.COMMAND,
     jobs.COMMAND,
