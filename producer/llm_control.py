@@ -56,6 +56,9 @@ class LLMControl(ABC):
     stop_profile = _blocking(Client.stop_profile)
     wake_up = _blocking(Client.wake_up)
 
+    drain_worker = _blocking(Client.drain_worker)
+    stop_worker = _blocking(Client.stop_worker)
+
     detokenize = _blocking(Client.detokenize)
     get_tokenizer = _blocking(Client.get_tokenizer)
     tokenize = _blocking(Client.tokenize)

@@ -260,6 +260,9 @@ class ModelKeys:
     def claims(self, engine_id: str) -> str:
         return f"{self.prefix}claims:{engine_id}"
 
+    def series(self, step_s: int, start: int) -> str:
+        return f"{self.prefix}series:{step_s}:{start}"
+
     def parked(self, request_id: str) -> str:
         return f"{self.prefix}parked:{check_text('request_id', request_id)}"
 

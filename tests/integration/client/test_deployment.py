@@ -15,16 +15,19 @@ import pytest
 import structlog
 
 from penstock.ops import cli as penstock_cli
+from penstock.producer import Client
 from penstock.producer.agenda import Agenda
 from penstock.producer.control.deployment import count_due, read_deployment
 from penstock.producer.webhooks.event_store import DELIVER
 from penstock.shared.broker import Broker, Queue
 from penstock.shared.command_line import EXIT_FAILED
-from penstock.shared.connection import CommandConnection
+from penstock.shared.connection import CommandConnection, Subscriber
+from penstock.shared.errors import ValidationError
 from penstock.shared.keys import Keys
 from penstock.shared.log import configure_logging
+from penstock.shared.messages import DrainCommand, EngineState, WorkerCommand
 from penstock.shared.presence import Presence, ProcessKind, ProcessRecord, read_processes
-from penstock.shared.records import ModelCard
+from penstock.shared.records import EngineHeartbeat, ModelCard
 
 
 @pytest.fixture
@@ -150,6 +153,35 @@ async def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple
     """Run a command as its process would: in a loop of its own."""
     status = await asyncio.to_thread(penstock_cli.main, arguments)
     return status, capsys.readouterr().out
+
+
+async def test_a_client_makes_a_worker_leave(redis_url: str, commands: CommandConnection, keys: Keys) -> None:
+    """The supervisor's part is this test's: it hears the command, and is gone."""
+    heard = asyncio.Queue[WorkerCommand]()
+    beat = EngineHeartbeat(
+        worker_id="host-1",
+        engine_id="host-1-0",
+        model="m",
+        state=EngineState.READY,
+        host="host",
+        worker_pid=1,
+        core_pid=2,
+    )
+    await commands.execute("SET", keys.engine("host-1-0"), msgspec.json.encode(beat))
+    await commands.execute("SADD", keys.engines(), "host-1-0")
+    supervisor = Subscriber(redis_url)
+    await supervisor.open()
+    decode = msgspec.msgpack.Decoder(WorkerCommand).decode
+    async with Client.connect(redis_url, namespace=keys.namespace) as client:
+        with pytest.raises(ValidationError, match="worker_id must be one of host-1, got 'host-2'"):
+            await client.drain_worker("host-2")
+        await supervisor.subscribe(keys.worker_commands("host-1"), lambda data: heard.put_nowait(decode(data)))
+        leaving = asyncio.create_task(client.drain_worker("host-1", timeout_s=7))
+        assert await heard.get() == DrainCommand(timeout_s=7)
+        assert not leaving.done()
+        await commands.execute("DEL", keys.engine("host-1-0"))
+        await leaving
+    await supervisor.close()
 
 
 def test_a_record_of_version_1_still_decodes() -> None:
