@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -85,7 +85,7 @@ class RequestHistory:
 
     async def last_event_id(self) -> str:
         """Return the id of the newest event, from which on ``events`` goes; "0-0" without any."""
-        entries = await self._read("XREVRANGE", self.keys.events, "+", "-", "COUNT", 1)
+        entries = await self._newest("+", 1)
         return entries[0][0].decode() if entries else "0-0"
 
     async def history(self, request_id: str) -> list[RequestEvent]:
@@ -150,10 +150,18 @@ class RequestHistory:
 
     async def _newest_first(self) -> AsyncIterator[RequestEvent]:
         last = "+"
-        while entries := await self._read("XREVRANGE", self.keys.events, last, "-", "COUNT", PAGE):
+        while entries := await self._newest(last, PAGE):
             for event in _known(decode_entry(entry) for entry in entries):
                 yield event
             last = f"({entries[-1][0].decode()}"
+
+    async def _newest(self, last: str, count: int) -> Any:
+        """Entries up to ``last``, the newest first."""
+
+        def read() -> Awaitable[Any]:
+            return self._connection.execute("XREVRANGE", self.keys.events, last, "-", "COUNT", count)
+
+        return await repairing(self._connection, self.keys, read)
 
     async def _rows(self, which: str, limit: int, wanted: RequestFilter, *ids: str) -> list[RequestSummary]:
         filters = (wanted.tenant, wanted.band, wanted.engine_id, wanted.id_prefix)
