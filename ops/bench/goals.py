@@ -166,8 +166,9 @@ def fleet_goals(row: FleetRow) -> Iterator[Goal]:
 
 def figures_goals(row: FiguresRow) -> Iterator[Goal]:
     """What events add to a request."""
-    what = "share of a request's Redis CPU that its events take"
-    yield Goal(model="none", what=what, value=row.events_share, at_most=MAX_EVENTS_SHARE)
+    for cost in row.events:
+        what = f"what events add to a request's Redis CPU, calls of {cost.at_once}"
+        yield Goal(model="none", what=what, value=cost.share, at_most=MAX_EVENTS_SHARE)
 
 
 def enqueue_goals(row: EnqueueRow) -> Iterator[Goal]:

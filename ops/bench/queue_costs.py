@@ -91,8 +91,8 @@ async def _deltas(broker: Broker, commands: CommandConnection, subscriber: Subsc
     return 1e6 * took_s / NUM_STREAMS / DELTAS_PER_STREAM
 
 
-async def enqueue_all(broker: Broker, ids: list[str]) -> None:
-    for start in range(0, len(ids), NUM_STREAMS):
+async def enqueue_all(broker: Broker, ids: list[str], at_once: int = NUM_STREAMS) -> None:
+    for start in range(0, len(ids), at_once):
         await broker.enqueue_many(
             [
                 Entry(
@@ -102,15 +102,15 @@ async def enqueue_all(broker: Broker, ids: list[str]) -> None:
                     num_prompt_tokens=100,
                     max_tokens=200,
                 )
-                for request_id in ids[start : start + NUM_STREAMS]
+                for request_id in ids[start : start + at_once]
             ]
         )
 
 
-async def claim_all(broker: Broker, number: int) -> list[Claim]:
+async def claim_all(broker: Broker, number: int, at_once: int = NUM_STREAMS) -> list[Claim]:
     claims: list[Claim] = []
     while len(claims) < number:
-        room = Room(max_num_seqs=len(claims) + NUM_STREAMS, num_seqs=len(claims))
+        room = Room(max_num_seqs=len(claims) + at_once, num_seqs=len(claims))
         claims += (await broker.claim("engine", room, lease_ttl_ms=RESULT_TTL_MS)).claims
     return claims
 
@@ -123,10 +123,10 @@ async def _append(broker: Broker, claims: list[Claim], *, num_deltas: int, num_t
             await broker.append([Record(claim.request_id, claim.epoch, delta) for claim in part])
 
 
-async def finish_all(broker: Broker, claims: list[Claim], *, index: int) -> None:
+async def finish_all(broker: Broker, claims: list[Claim], *, index: int, at_once: int = NUM_STREAMS) -> None:
     last = Delta(index=index, finish_reason=FinishReason.STOP)
-    for start in range(0, len(claims), NUM_STREAMS):
-        part = claims[start : start + NUM_STREAMS]
+    for start in range(0, len(claims), at_once):
+        part = claims[start : start + at_once]
         await broker.finish([FinalRecord(claim.request_id, claim.epoch, last) for claim in part])
 
 

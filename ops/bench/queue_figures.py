@@ -7,6 +7,7 @@ order, so that a machine whose speed drifts drifts for both. CPU time is the ser
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 
 import msgspec
@@ -22,21 +23,32 @@ from .queue_costs import claim_all, enqueue_all, finish_all, memory_bytes
 from .queue_fleet import redis_cpu_s
 
 ROUNDS = 15
-NUM_REQUESTS = 1024
+NUM_REQUESTS = 512
+# As a busy deployment calls, and as one that is not.
+AT_ONCE = (64, 1)
 NUM_TENANTS = 100
 NUM_ADDITIONS = 200
 
 
-class FiguresRow(msgspec.Struct, kw_only=True):
-    """CPU microseconds and bytes of Redis; medians over pairs.
+class EventsCost(msgspec.Struct, kw_only=True):
+    """CPU microseconds of a request that is enqueued, claimed and ended, in calls of ``at_once``; medians over pairs.
 
-    A request is enqueued, claimed and ended, in calls of 64. ``events_share`` is what its events add to the time of
-    that; ``series_day_bytes`` counts minutes that have every bucket and 100 tenants in them, which few have.
+    ``share`` is what its events add to that.
     """
 
-    us_per_request_off: float
-    us_per_request_on: float
-    events_share: float
+    at_once: int
+    us_off: float
+    us_on: float
+    share: float
+
+
+class FiguresRow(msgspec.Struct, kw_only=True):
+    """CPU microseconds and bytes of Redis.
+
+    ``series_day_bytes`` counts minutes that have every bucket and 100 tenants in them, which few have.
+    """
+
+    events: list[EventsCost]
     bytes_per_ended_off: float
     bytes_per_ended_on: float
     events_bytes: float
@@ -55,27 +67,24 @@ def measure_figures() -> FiguresRow:
 async def _measure(url: str) -> FiguresRow:
     commands = CommandConnection(url)
     keys = {kept: Keys().model(f"bench-figures-{kept}") for kept in (0, EVENTS_KEPT)}
-    cpu_us: dict[int, list[float]] = {kept: [] for kept in keys}
+    cpu_us: dict[tuple[int, int], list[float]] = {(at_once, kept): [] for at_once in AT_ONCE for kept in keys}
     sizes: dict[int, list[float]] = {kept: [] for kept in keys}
     try:
         for kept, of in keys.items():
             await Queue(commands, of).configure(QueuePolicy(events_kept=kept))
-        for number in range(ROUNDS + 1):
+        for number, at_once in itertools.product(range(ROUNDS + 1), AT_ONCE):
             for kept in sorted(keys, reverse=number % 2 == 0):
-                took_us, size = await _round(commands, Broker(commands, keys[kept]), f"r{number}")
+                took_us, size = await _round(commands, Broker(commands, keys[kept]), f"r{number}-{at_once}", at_once)
                 if number:  # the first one loads the scripts
-                    cpu_us[kept].append(took_us)
+                    cpu_us[at_once, kept].append(took_us)
                     sizes[kept].append(size)
         stream_bytes = await _fill_events(commands, keys[EVENTS_KEPT])
         series = await _series_bytes(commands, keys[0])
         us_per_addition = await _additions(commands, keys[0])
     finally:
         await commands.close()
-    ratios = [on / off for on, off in zip(cpu_us[EVENTS_KEPT], cpu_us[0], strict=True)]
     return FiguresRow(
-        us_per_request_off=statistics.median(cpu_us[0]),
-        us_per_request_on=statistics.median(cpu_us[EVENTS_KEPT]),
-        events_share=statistics.median(ratios) - 1,
+        events=[_cost(at_once, cpu_us[at_once, 0], cpu_us[at_once, EVENTS_KEPT]) for at_once in AT_ONCE],
         bytes_per_ended_off=statistics.median(sizes[0]),
         bytes_per_ended_on=statistics.median(sizes[EVENTS_KEPT]),
         events_bytes=stream_bytes,
@@ -86,13 +95,22 @@ async def _measure(url: str) -> FiguresRow:
     )
 
 
-async def _round(commands: CommandConnection, broker: Broker, name: str) -> tuple[float, float]:
+def _cost(at_once: int, off_us: list[float], on_us: list[float]) -> EventsCost:
+    return EventsCost(
+        at_once=at_once,
+        us_off=statistics.median(off_us),
+        us_on=statistics.median(on_us),
+        share=statistics.median(on / off for on, off in zip(on_us, off_us, strict=True)) - 1,
+    )
+
+
+async def _round(commands: CommandConnection, broker: Broker, name: str, at_once: int) -> tuple[float, float]:
     """CPU microseconds of a request, and bytes of one that has ended; the stream of events is not in them."""
     ids = [f"{name}-{number}" for number in range(NUM_REQUESTS)]
     before_s, before = await redis_cpu_s(commands), await memory_bytes(commands)
     stream_before = await _usage(commands, broker.keys.events)
-    await enqueue_all(broker, ids)
-    await finish_all(broker, await claim_all(broker, len(ids)), index=0)
+    await enqueue_all(broker, ids, at_once)
+    await finish_all(broker, await claim_all(broker, len(ids), at_once), index=0, at_once=at_once)
     took_us = 1e6 * (await redis_cpu_s(commands) - before_s) / NUM_REQUESTS
     grown = await memory_bytes(commands) - before - (await _usage(commands, broker.keys.events) - stream_before)
     return took_us, grown / NUM_REQUESTS
