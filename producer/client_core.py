@@ -6,6 +6,7 @@ from ..shared.broker import Queue
 from ..shared.connection import CommandConnection, Subscriber
 from ..shared.control import Utility
 from ..shared.keys import Keys
+from ..shared.partitions import open_queue
 from ..shared.records import ModelCard
 from .engine_calls import A, CallOptions, CallRound
 from .requests.health import Health
@@ -46,7 +47,7 @@ class ClientCore:
 
     async def _queue(self, model: str | None) -> Queue:
         """Return the queue of a model."""
-        return Queue(self._commands, self._keys.model((await self._card(model)).model))
+        return await open_queue(self._commands, self._keys, (await self._card(model)).model)
 
     async def _call_engines(self, call: Utility, kind: type[A], options: CallOptions) -> dict[str, A]:
         """Send ``call`` and return the answers, which are of type ``kind``, by engine id."""

@@ -3,6 +3,8 @@
 All keys of a model carry the hash tag ``{model}``, so that every script touches one slot of a cluster. Files and
 batches of a namespace have one slot, too: a batch's end makes its files in the same script.
 With shards (``shards/``) what has a model's tag is on the model's shard, and all else on the home Redis.
+A model may have several partitions (``partitions/``), each with keys of its own: {MODEL} is the first of them, and the
+only one of most models, {MODEL#1} the second. Each is placed on shards, and moved, as a model is.
 A namespace keeps deployments (and tests) on one Redis apart.
 
     key                                    type      lives
@@ -15,6 +17,7 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:absent                              none      never written: what commands that are only tried name
     NS:placements                          hash      model -> name of the shard that holds its keys; for ever
     NS:moves                               hash      model -> ShardMove that is under way, until it is done
+    NS:layouts                             hash      model -> Layout of its partitions, where it has several; for ever
     NS:worker:WORKER:commands              channel   drain and stop, to a supervisor
     NS:jobs                                zset      arq's queue of our jobs; arq writes what a job is to arq:job:NS:…
     NS:jobs:health-check                   string    that a process runs our jobs; arq lets it expire
@@ -80,6 +83,7 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:{MODEL}:absent                      none      as NS:absent
     NS:{MODEL}:place                       string    which shard has the model, at a Redis that has not; for ever
     NS:{MODEL}:moved_by                    string    number of the last move that this Redis took part in; for ever
+    NS:{MODEL}:layout                      string    version of the Layout that this partition is in; for ever
     NS:{MODEL}:virtual                     hash      clock of a simulation, and its last entry; never in a deployment
     NS:{MODEL}:expiries                    zset      what expires by that clock -> ms at which it does; as it
 """
@@ -107,6 +111,16 @@ def check_name(field: str, value: object) -> str:
     if "{" in value or "}" in value or not value.isprintable():
         raise ValidationError(f"{field} must hold no braces or control characters, got {shown(value)}")
     return value
+
+
+def partition_name(model: str, partition: int) -> str:
+    """Return what keys, shards and moves call a partition; the first is called as the model."""
+    return f"{model}#{partition}" if partition else model
+
+
+def is_partition_name(name: str) -> bool:
+    """Whether a partition of some model is called so, and no model may be."""
+    return re.fullmatch(r".*#[1-9][0-9]*", name) is not None
 
 
 class Keys:
@@ -142,6 +156,9 @@ class Keys:
 
     def moves(self) -> str:
         return f"{self.namespace}:moves"
+
+    def layouts(self) -> str:
+        return f"{self.namespace}:layouts"
 
     def worker_commands(self, worker_id: str) -> str:
         return f"{self.namespace}:worker:{check_text('worker_id', worker_id)}:commands"
@@ -180,8 +197,8 @@ class Keys:
     def batches(self) -> BatchKeys:
         return BatchKeys(self.namespace)
 
-    def model(self, model: str) -> ModelKeys:
-        return ModelKeys(self.namespace, model)
+    def model(self, model: str, partition: int = 0) -> ModelKeys:
+        return ModelKeys(self.namespace, partition_name(model, partition))
 
     def model_of(self, key: object) -> str | None:
         """Return the model whose tag a key or channel carries; None if it belongs to no model."""

@@ -93,6 +93,11 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
         """The state that the request has from then on."""
         return self.kind.state
 
+    @property
+    def place(self) -> tuple[int, ...]:
+        """Its id as what can be compared."""
+        return tuple(int(part) for part in self.event_id.split("-"))
+
 
 class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What a list tells of one request, also after its result has expired.

@@ -152,12 +152,8 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterTrio]:
     """A Redis cluster of three nodes, one per test process. It stays as it is."""
-    trio = ClusterTrio(tmp_path_factory.mktemp("cluster"))
-    try:
-        trio.start()
+    with ClusterTrio(tmp_path_factory.mktemp("cluster")) as trio:
         yield trio
-    finally:
-        trio.stop()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 
 from ..shared.errors import ConfigurationError
+from ..shared.keys import is_partition_name
 from .options.option import Option, check_fields
 from .options.readers import Choice, Folder, Integer, Model, Reader, Share, Size, Switch, Texts
 
@@ -218,6 +219,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if is_partition_name(self.model_name):
+            raise ConfigurationError(
+                f"served_model_name must not end in '#' and a number, as partitions do, got {self.model_name!r}"
+            )
         self._check_quantization()
         self._check_attention()
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:

@@ -18,6 +18,7 @@ from ...shared.errors import ConfigurationError
 from ...shared.heartbeats import read_heartbeats
 from ...shared.keys import Keys
 from ...shared.messages import EngineState
+from ...shared.partitions import Layouts
 from ...shared.records import EngineHeartbeat
 from ...shared.shards import make_commands
 from ..local_stack import LocalStack
@@ -119,8 +120,10 @@ class Disturber:
         if victim is None:
             return False
         worker = self._worker_of(victim)
-        broker = Broker(self._commands, Keys().model(victim.model))
-        held = [request_id for request_id, _ in await broker.claims(victim.engine_id)]
+        held: list[str] = []
+        for number in range((await Layouts(self._commands, Keys()).read(victim.model)).num):
+            broker = Broker(self._commands, Keys().model(victim.model, number), number)
+            held += [request_id for request_id, _ in await broker.claims(victim.engine_id)]
         try:
             psutil.Process(getattr(victim, role)).kill()
         except psutil.NoSuchProcess:

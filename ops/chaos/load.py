@@ -156,6 +156,7 @@ async def _try_one(connect: Connect, client: Client, sighting: Sighting, clock: 
             request.params,
             request_id=sighting.request_id,
             model=request.model,
+            tenant=request.tenant,
             session_id=request.session_id,
         )
     async with aclosing(deltas):
@@ -173,6 +174,7 @@ async def _read_in_pieces(connect: Connect, client: Client, sighting: Sighting) 
         request.params,
         request_id=sighting.request_id,
         model=request.model,
+        tenant=request.tenant,
         session_id=request.session_id,
     )
     after = -1

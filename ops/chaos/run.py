@@ -11,13 +11,16 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from pathlib import Path
 
 import msgspec
+from redis.exceptions import RedisError
 from rich.console import Console
 from rich.table import Table
 
 from ...producer import Client
 from ...shared.connection import CommandConnection
-from ...shared.keys import Keys
-from ...shared.shards import choose_shard
+from ...shared.errors import PenstockError
+from ...shared.keys import Keys, partition_name
+from ...shared.partitions import change_partitions
+from ...shared.shards import choose_shard, make_commands
 from ..bench.report import machine, versions
 from ..demo.run import MODEL
 from ..latency import percentile
@@ -38,6 +41,7 @@ MAX_DELIVERIES = 10
 STALL_TIMEOUT_S = 6.0
 # A request that takes this much longer than everything else is lost.
 PATIENCE_S = 120.0
+TENANTS_PER_PARTITION = 4
 
 
 class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +59,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     has_sentinels: bool = False
     loses_data: bool = False
     num_shards: int = 0
+    num_partitions: int = 1
 
 
 class ChaosReport(msgspec.Struct, kw_only=True):
@@ -102,13 +107,8 @@ def _trio(options: ChaosOptions) -> Iterator[SentinelTrio | None]:
     if not options.has_sentinels:
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-        trio = SentinelTrio(Path(folder))
-        try:
-            trio.start()
-            yield trio
-        finally:
-            trio.stop()
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder, SentinelTrio(Path(folder)) as trio:
+        yield trio
 
 
 def _models(shards: list[str]) -> list[str]:
@@ -120,7 +120,8 @@ def _models(shards: list[str]) -> list[str]:
 async def _run(
     stack: LocalStack, options: ChaosOptions, console: Console, trio: SentinelTrio | None, models: list[str]
 ) -> ChaosReport:
-    requests = make_requests(options.num_requests, options.seed, models)
+    tenants = [f"tenant{number}" for number in range(TENANTS_PER_PARTITION * options.num_partitions)]
+    requests = make_requests(options.num_requests, options.seed, models, tenants)
     console.print(f"{len(requests)} requests undisturbed …")
     undisturbed = await _load(stack, requests, options, "calm", RecoveryClock(), lambda n: n < len(requests))
     console.print(f"… {undisturbed.tokens_per_s:,.0f} tokens/s; the same under fire …")
@@ -128,11 +129,14 @@ async def _run(
     disturber = Disturber(stack, options.seed, options.interval_s, clock, trio, loses_data=options.loses_data)
     async with AsyncExitStack() as watching:
         owners = [
-            await watching.enter_async_context(_watching(url, model))
+            await watching.enter_async_context(_watching(url, partition_name(model, partition)))
             for url in stack.server_urls.values()
             for model in models
+            for partition in range(options.num_partitions)
         ]
+        growing = asyncio.create_task(_partition(stack, models, options.num_partitions))
         disturbed = await _under_fire(stack, requests, options, disturber, clock)
+        await growing
     # A replica that takes over may lack what was written last.
     may_lose = options.loses_data or options.has_sentinels
     timelines = None
@@ -157,6 +161,19 @@ async def _run(
         disturbed_tokens_per_s=disturbed.tokens_per_s,
         recoveries_s=clock.recoveries_s,
     )
+
+
+async def _partition(stack: LocalStack, models: list[str], num: int) -> None:
+    """Give the models their partitions while all goes on, however often that is cut short."""
+    commands = make_commands(stack.url, stack.shards, Keys())
+    try:
+        for model in models if num > 1 else ():
+            is_done = False
+            while not is_done:
+                with suppress(PenstockError, RedisError):
+                    is_done = bool(await change_partitions(commands, Keys(), model, num))
+    finally:
+        await commands.close()
 
 
 async def _under_fire(

@@ -21,7 +21,7 @@ class ChaosRequest(msgspec.Struct, frozen=True):
     """What is asked. ``is_detached``: submitted, and read in pieces by readers that come and go.
 
     ``session_id``: of some, so that they are left to an engine, which may be the next to die.
-    ``model``: of whom; the only one that is served when None.
+    ``model``: of whom; the only one that is served when None. ``tenant``: whose it is.
     """
 
     prompt: str
@@ -29,12 +29,15 @@ class ChaosRequest(msgspec.Struct, frozen=True):
     is_detached: bool
     session_id: str | None = None
     model: str | None = None
+    tenant: str = "default"
 
 
-def make_requests(count: int, seed: int, models: Sequence[str | None] = (None,)) -> list[ChaosRequest]:
+def make_requests(
+    count: int, seed: int, models: Sequence[str | None] = (None,), tenants: Sequence[str] = ("default",)
+) -> list[ChaosRequest]:
     """Draw ``count`` requests: greedy and seeded, long and short, with stop strings and minimum lengths.
 
-    Each model is asked in turn.
+    Each model is asked in turn, and each tenant asks each in turn.
     """
     random = Random(seed)
     kinds = [
@@ -53,6 +56,7 @@ def make_requests(count: int, seed: int, models: Sequence[str | None] = (None,))
             random.random() < 0.3,
             session_id=SESSIONS[number % len(SESSIONS)],
             model=models[number % len(models)],
+            tenant=tenants[number // len(models) % len(tenants)],
         )
         for number, question in enumerate(demo_questions(count, seed))
     ]

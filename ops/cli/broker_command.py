@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from ...producer.requests.model_cards import ModelCards
+from ...shared.broker import Queue
 from ...shared.connection import CommandConnection
 from ...shared.embedded import resolve_redis_url
-from ...shared.keys import Keys, ModelKeys
+from ...shared.keys import Keys
+from ...shared.partitions import open_queue
 from ...shared.shards import check_servers, make_commands
 
 T = TypeVar("T")
@@ -21,11 +23,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model and the connection to its Redis. ``was_served`` is False for a name that no worker has served yet."""
+    """A model of a deployment. ``was_served`` is False for a name that no worker has served yet."""
 
     connection: CommandConnection
-    keys: ModelKeys
+    keys: Keys
+    name: str
     was_served: bool
+
+    async def queue(self) -> Queue:
+        """Return its queue as a whole."""
+        return await open_queue(self.connection, self.keys, self.name)
 
 
 def run_on_redis(
@@ -66,7 +73,7 @@ def run_on_model(
         cards = ModelCards(connection, keys, default=None, wait_for_model=wait_for_model)
         name = (await cards.find(arguments.model)).model
         was_served = not wait_for_model or name in await cards.read()
-        return await work(OpenModel(connection, keys.model(name), was_served), arguments)
+        return await work(OpenModel(connection, keys, name, was_served), arguments)
 
     return run_on_redis(find_and_work, arguments)
 

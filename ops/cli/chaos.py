@@ -6,6 +6,7 @@ import argparse
 import random
 
 from ...shared.command_line import Command, UsageError
+from ...shared.partitions import MAX_PARTITIONS
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +26,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shards", type=int, default=0, help="so many more servers, a model on each; they are killed, and models move"
     )
+    parser.add_argument("--partitions", type=int, default=1, help="of each model (default 1); they move, too")
     parser.add_argument("--json", default="", help="where the report goes as JSON")
     parser.add_argument("--log", default="", help="where the workers' logs go")
 
@@ -36,6 +38,10 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError("--shards has private servers of its own; leave --sentinel out")
     if arguments.shards > arguments.engines:
         raise UsageError(f"--engines must be at least --shards ({arguments.shards}): each has a model to be served")
+    if arguments.partitions > 1 and arguments.lose_data:
+        raise UsageError("a home that loses its data forgets --partitions; leave --lose-data out")
+    if not 1 <= arguments.partitions <= MAX_PARTITIONS:
+        raise UsageError(f"--partitions must be in [1, {MAX_PARTITIONS}], got {arguments.partitions}")
     options = ChaosOptions(
         num_requests=arguments.requests,
         min_seconds=arguments.seconds,
@@ -49,6 +55,7 @@ def _run(arguments: argparse.Namespace) -> int:
         has_sentinels=arguments.sentinel,
         loses_data=arguments.lose_data,
         num_shards=arguments.shards,
+        num_partitions=arguments.partitions,
     )
     return run_chaos(options)
 

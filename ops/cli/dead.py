@@ -13,6 +13,7 @@ from ...shared.broker.bulk import purge_parked, replay_parked
 from ...shared.command_line import EXIT_FAILED, Command, UsageError, add_redis_arguments, format_table
 from ...shared.errors import PenstockError, RequestNotFoundError, ValidationError
 from ...shared.messages import EngineCoreRequest
+from ...shared.partitions import open_dead_letter
 from ...shared.records import DeadRequest
 from .broker_command import OpenModel, on_model, print_json, run_on_model
 from .confirm import confirmed
@@ -106,7 +107,7 @@ def _runner(work: Work) -> Callable[[argparse.Namespace], int]:
     """Return a command's ``run``, which does ``work`` on the dead letter that the arguments name."""
 
     async def on_dead_letter(model: OpenModel, arguments: argparse.Namespace) -> None:
-        await work(DeadLetter(model.connection, model.keys), arguments)
+        await work(await open_dead_letter(model.connection, model.keys, model.name), arguments)
 
     return on_model(on_dead_letter)
 
@@ -115,7 +116,7 @@ def _for_one_or_all(work: Work, question: str) -> Callable[[argparse.Namespace],
     """The same of a command that takes an ID or --all, and asks before it does ``work`` on all."""
 
     async def count(model: OpenModel, _: argparse.Namespace) -> int:
-        return len(await DeadLetter(model.connection, model.keys).ids())
+        return await (await open_dead_letter(model.connection, model.keys, model.name)).count()
 
     def run(arguments: argparse.Namespace) -> int:
         if arguments.all == (arguments.request_id is not None):

@@ -7,8 +7,9 @@ import asyncio
 import shlex
 
 from ...shared.broker import Queue
-from ...shared.command_line import EXIT_FAILED, Command, add_redis_arguments
+from ...shared.command_line import EXIT_FAILED, Command, add_redis_arguments, format_table
 from ...shared.errors import PenstockError, ValidationError
+from ...shared.partitions import Layouts, change_partitions, partition_stats
 from .broker_command import OpenModel, on_model, run_on_model
 from .confirm import confirmed
 from .queue_history import HISTORY
@@ -42,7 +43,7 @@ def _add_purge_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def _pause(model: OpenModel, arguments: argparse.Namespace) -> None:
-    queue, name = Queue(model.connection, model.keys), model.keys.name
+    queue, name = await model.queue(), model.name
     num_running = await queue.pause(put_back=arguments.put_back)
     if arguments.put_back:
         fate = f"{num_running} that ran wait to go on after their last token"
@@ -74,7 +75,7 @@ async def _wait_until_idle(queue: Queue, num_running: int) -> None:
 
 
 async def _resume(model: OpenModel, _: argparse.Namespace) -> None:
-    queue, name = Queue(model.connection, model.keys), model.keys.name
+    queue, name = await model.queue(), model.name
     was_paused = await queue.resume()
     depth = (await queue.stats()).depth
     print(f"the queue of {name} {'hands out requests again' if was_paused else 'was not paused'}; {depth} wait")
@@ -82,7 +83,7 @@ async def _resume(model: OpenModel, _: argparse.Namespace) -> None:
 
 async def _count_waiting(model: OpenModel, arguments: argparse.Namespace) -> int:
     """Return how many requests a purge would cancel now."""
-    queue = Queue(model.connection, model.keys)
+    queue = await model.queue()
     stats = await queue.stats(tenants=True)
     bands = [band.band for band in stats.bands]
     if arguments.band and arguments.band not in bands:
@@ -92,7 +93,32 @@ async def _count_waiting(model: OpenModel, arguments: argparse.Namespace) -> int
 
 
 async def _purge(model: OpenModel, arguments: argparse.Namespace) -> int:
-    return await Queue(model.connection, model.keys).purge(arguments.tenant, arguments.band)
+    return await (await model.queue()).purge(arguments.tenant, arguments.band)
+
+
+def _add_partitions_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="also one that no worker has served yet")
+    parser.add_argument("number", metavar="N", nargs="?", type=int, help="of partitions from now on; shown without it")
+    parser.add_argument(
+        "--spread", metavar="TENANTS", help="tenants, with commas between them, that go to all partitions; '' for none"
+    )
+    add_redis_arguments(parser)
+
+
+async def _partitions(model: OpenModel, arguments: argparse.Namespace) -> None:
+    connection, keys, name = model.connection, model.keys, model.name
+    layout = await Layouts(connection, keys).read(name)
+    if arguments.number is not None or arguments.spread is not None:
+        spread = None if arguments.spread is None else [word for word in arguments.spread.split(",") if word]
+        number = layout.num if arguments.number is None else arguments.number
+        layout = await change_partitions(connection, keys, name, number, spread)
+    rows = [
+        [stats.model, str(stats.depth), str(stats.num_running), "paused" if stats.is_paused else "open"]
+        for stats in await partition_stats(connection, keys, name, layout.num)
+    ]
+    print(format_table(("PARTITION", "WAITING", "RUNNING", "STATE"), rows))
+    if layout.spread:
+        print(f"spread over all: {', '.join(layout.spread)}")
 
 
 def _run_purge(arguments: argparse.Namespace) -> int:
@@ -119,6 +145,12 @@ COMMAND = Command(
             "Hand out no more requests until resumed; what runs runs on.",
             run=on_model(_pause),
             add_arguments=_add_pause_arguments,
+        ),
+        Command(
+            "partitions",
+            "Give a model more partitions, or show them.",
+            run=on_model(_partitions, wait_for_model=True),
+            add_arguments=_add_partitions_arguments,
         ),
         Command("resume", "Hand out requests again.", run=on_model(_resume), add_arguments=_add_resume_arguments),
         Command(

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
-from ...shared.broker.series import STEPS_S, SeriesPoint, SeriesStore
+from ...shared.broker.series import STEPS_S, SeriesPoint
 from ...shared.command_line import Command, add_redis_arguments, format_table
+from ...shared.partitions import read_series
 from .broker_command import OpenModel, on_model, print_json
 from .words import format_duration, format_time
 
@@ -33,7 +34,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def _history(model: OpenModel, arguments: argparse.Namespace) -> None:
-    points = await SeriesStore(model.connection, model.keys).read(hours=arguments.hours, step_s=arguments.step)
+    points = await read_series(model.connection, model.keys, model.name, hours=arguments.hours, step_s=arguments.step)
     step_s = points[1].at - points[0].at if len(points) > 1 else min(STEPS_S)
     if arguments.json:
         print_json([_fields(point) for point in points])

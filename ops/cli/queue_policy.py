@@ -10,7 +10,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ...shared.broker import Queue
 from ...shared.command_line import Command, add_redis_arguments
 from ...shared.keys import check_name
 from ...shared.policy import Order, OverQuota, QueuePolicy, TenantPolicy
@@ -179,7 +178,7 @@ def _add_tenant_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def _configure(model: OpenModel, arguments: argparse.Namespace) -> None:
-    queue = Queue(model.connection, model.keys)
+    queue = await model.queue()
     policy = QueuePolicy() if arguments.reset else await queue.policy()
     changes = _given(arguments, _QUEUE_OPTIONS)
     if of_tenants := _given(arguments, _TENANT_OPTIONS, _OF_TENANTS):
@@ -192,7 +191,7 @@ async def _configure(model: OpenModel, arguments: argparse.Namespace) -> None:
 
 
 async def _tenant(model: OpenModel, arguments: argparse.Namespace) -> None:
-    queue, tenant = Queue(model.connection, model.keys), check_name("tenant", arguments.tenant)
+    queue, tenant = await model.queue(), check_name("tenant", arguments.tenant)
     own = None if arguments.reset else (await queue.tenant_policies()).get(tenant)
     changes = _given(arguments, (_WEIGHT, *_TENANT_OPTIONS))
     policy = own or (await queue.policy()).tenant
@@ -206,7 +205,7 @@ async def _tenant(model: OpenModel, arguments: argparse.Namespace) -> None:
 
 def _print_if_unserved(model: OpenModel) -> None:
     if not model.was_served:
-        print(f"no worker has served {model.keys.name!r} yet; this is what will count when one does")
+        print(f"no worker has served {model.name!r} yet; this is what will count when one does")
 
 
 CONFIGURE = Command(

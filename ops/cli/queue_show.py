@@ -15,6 +15,7 @@ from ...shared.command_line import Command, add_redis_arguments, format_table
 from ...shared.connection import CommandConnection
 from ...shared.errors import RedisUnavailableError, RequestNotFoundError
 from ...shared.keys import Keys
+from ...shared.partitions import open_queue
 from ...shared.policy import TenantPolicy
 from ...shared.queue_stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
 from .broker_command import OpenModel, on_model, print_json, run_on_redis
@@ -60,8 +61,7 @@ def _count(text: str) -> int:
 
 async def _list(connection: CommandConnection, keys: Keys, arguments: argparse.Namespace) -> None:
     cards = await ModelCards(connection, keys, default=None, wait_for_model=True).read()
-    queues = [Queue(connection, keys.model(name)) for name in sorted(cards)]
-    replies = await asyncio.gather(*map(_stats_soon, queues))
+    replies = await asyncio.gather(*(_stats_soon(connection, keys, name) for name in sorted(cards)))
     found = [stats for stats in replies if stats is not None]
     if arguments.json:
         print_json([_fields(stats) for stats in found])
@@ -73,17 +73,17 @@ async def _list(connection: CommandConnection, keys: Keys, arguments: argparse.N
         raise RedisUnavailableError(f"the Redis that holds {', '.join(away)} does not answer; see penstock shard list")
 
 
-async def _stats_soon(queue: Queue) -> QueueStats | None:
-    """None where the Redis that holds the model is away: the others are shown all the same."""
+async def _stats_soon(connection: CommandConnection, keys: Keys, name: str) -> QueueStats | None:
+    """None where a Redis that holds a part of the model is away: the others are shown all the same."""
     try:
         async with asyncio.timeout(PATIENCE_S):
-            return await queue.stats()
+            return await (await open_queue(connection, keys, name)).stats()
     except (TimeoutError, RedisUnavailableError):
         return None
 
 
 async def _show(model: OpenModel, arguments: argparse.Namespace) -> None:
-    queue = Queue(model.connection, model.keys)
+    queue = await model.queue()
     if arguments.request is not None:
         await _show_request(queue, arguments)
         return
@@ -116,7 +116,7 @@ async def _show_request(queue: Queue, arguments: argparse.Namespace) -> None:
 
 
 async def _tenants(model: OpenModel, arguments: argparse.Namespace) -> None:
-    queue = Queue(model.connection, model.keys)
+    queue = await model.queue()
     stats, policy, own = await asyncio.gather(queue.stats(tenants=True), queue.policy(), queue.tenant_policies())
     active = {tenant.tenant for tenant in stats.tenants}
     found = [*stats.tenants, *(_idle(tenant, own[tenant]) for tenant in sorted(own.keys() - active))]

@@ -6,10 +6,11 @@ import argparse
 import re
 import time
 
-from ...shared.broker import STATE_WORDS, Broker, RequestFilter, RequestHistory
+from ...shared.broker import STATE_WORDS, RequestFilter
 from ...shared.broker.bulk import cancel_matching, count_matching
 from ...shared.command_line import EXIT_FAILED, Command, UsageError, add_redis_arguments, format_table
 from ...shared.errors import RequestNotFoundError
+from ...shared.partitions import open_history
 from ...shared.request_events import EventKind, RequestEvent, RequestSummary
 from .broker_command import OpenModel, on_model, print_json, run_on_model
 from .confirm import confirmed
@@ -73,7 +74,7 @@ def _filter(arguments: argparse.Namespace) -> RequestFilter:
 
 
 async def _list(model: OpenModel, arguments: argparse.Namespace) -> None:
-    history = RequestHistory(model.connection, model.keys)
+    history = await open_history(model.connection, model.keys, model.name)
     found = await history.requests(_filter(arguments), limit=arguments.limit)
     if arguments.json:
         print_json(found)
@@ -84,11 +85,11 @@ async def _list(model: OpenModel, arguments: argparse.Namespace) -> None:
 
 
 async def _show(model: OpenModel, arguments: argparse.Namespace) -> None:
-    history = RequestHistory(model.connection, model.keys)
+    history = await open_history(model.connection, model.keys, model.name)
     request = await history.find(arguments.request_id)
     if request is None:
         raise RequestNotFoundError(
-            f"model {model.keys.name!r} has no request {arguments.request_id!r}, and no event of it is kept any more"
+            f"model {model.name!r} has no request {arguments.request_id!r}, and no event of it is kept any more"
         )
     events = await history.history(arguments.request_id)
     if arguments.json:
@@ -101,12 +102,11 @@ async def _show(model: OpenModel, arguments: argparse.Namespace) -> None:
 
 
 async def _count(model: OpenModel, arguments: argparse.Namespace) -> int:
-    return await count_matching(RequestHistory(model.connection, model.keys), _filter(arguments))
+    return await count_matching(await open_history(model.connection, model.keys, model.name), _filter(arguments))
 
 
 async def _cancel(model: OpenModel, arguments: argparse.Namespace) -> int:
-    history = RequestHistory(model.connection, model.keys)
-    return await cancel_matching(Broker(model.connection, model.keys), history, _filter(arguments))
+    return await cancel_matching(await open_history(model.connection, model.keys, model.name), _filter(arguments))
 
 
 def _run_cancel(arguments: argparse.Namespace) -> int:

@@ -8,18 +8,19 @@ from collections import Counter
 
 import msgspec
 
-from ...shared.broker import Queue
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
 from ...shared.heartbeats import read_heartbeats
 from ...shared.keys import Keys
 from ...shared.messages import EngineState
+from ...shared.partitions import open_queue
 from ...shared.presence import ProcessKind, ProcessRecord, read_processes
 from ...shared.queue_stats import QueueStats
 from ...shared.records import EngineHeartbeat
 from ..requests.health import may_serve
 from ..requests.model_cards import ModelCards
 from ..webhooks.event_store import DELIVER
+from ..webhooks.outbox import outboxes_of
 
 PATIENCE_S = 5.0
 # What is due for so long has nobody who does it; a jobs process looks every second.
@@ -59,7 +60,7 @@ async def read_deployment(connection: CommandConnection, keys: Keys) -> Deployme
         read_processes(connection.execute, keys),
         read_heartbeats(connection.execute, keys),
         count_due(connection, keys),
-        *(_stats_soon(Queue(connection, keys.model(name))) for name in cards),
+        *(_stats_soon(connection, keys, name) for name in cards),
     )
     found = [stats for stats in queues if stats is not None]
     findings = [
@@ -82,8 +83,7 @@ async def count_due(connection: CommandConnection, keys: Keys) -> dict[str, int]
     last_ms = int(1000 * (time.time() - DUE_AFTER_S))
     due = await connection.execute("ZRANGEBYSCORE", keys.jobs_due(), "-inf", last_ms, "LIMIT", 0, MAX_DUE_LOOKED_AT)
     counts = Counter(_DUE_NAMES.get(kind := item.decode().partition(":")[0], kind) for item in due)
-    models = await connection.execute("SMEMBERS", keys.webhook_models())
-    outboxes = [keys.webhook_outbox(), *(keys.model(name.decode()).outbox for name in models)]
+    outboxes = await outboxes_of(connection, keys)
     ended = await asyncio.gather(*(_ended_before(connection, outbox, last_ms) for outbox in outboxes))
     if sum(ended):
         counts["webhooks"] += sum(ended)
@@ -107,10 +107,10 @@ async def _ended_before(connection: CommandConnection, outbox: str, last_ms: int
         return 0
 
 
-async def _stats_soon(queue: Queue) -> QueueStats | None:
+async def _stats_soon(connection: CommandConnection, keys: Keys, model: str) -> QueueStats | None:
     try:
         async with asyncio.timeout(PATIENCE_S):
-            return await queue.stats()
+            return await (await open_queue(connection, keys, model)).stats()
     except (TimeoutError, PenstockError):
         return None
 

@@ -6,10 +6,11 @@ import asyncio
 import time
 from typing import Literal, get_args
 
-from ...shared.broker.series import SeriesPoint, SeriesStore
+from ...shared.broker.series import SeriesPoint
 from ...shared.control import PrefixCacheReset, ResetPrefixCache, check_timeout
 from ...shared.errors import DrainTimeoutError, EngineDeadError, RequestNotFoundError, ValidationError
 from ...shared.keys import check_name
+from ...shared.partitions import read_series
 from ...shared.policy import QueuePolicy, TenantPolicy
 from ...shared.queue_stats import QueueStats, RequestStatus
 from ...shared.shown import shown
@@ -47,8 +48,8 @@ class QueueControl(ClientCore):
         Raises:
             ValidationError: ``hours`` is not above 0 and at most 2160, or ``step_s`` does not reach back so far.
         """
-        keys = self._keys.model((await self._card(model)).model)
-        return await SeriesStore(self._commands, keys).read(hours=hours, step_s=step_s)
+        name = (await self._card(model)).model
+        return await read_series(self._commands, self._keys, name, hours=hours, step_s=step_s)
 
     async def status(self, request_id: str, model: str | None = None) -> RequestStatus:
         """Return where a request stands: its state, and while it waits its position and estimated start.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...shared.broker import Broker, DeadLetter, RequestFilter, RequestHistory
+from ...shared.broker import RequestFilter, RequestHistory
 from ...shared.broker.bulk import cancel_matching, count_matching, replay_parked
+from ...shared.partitions import open_dead_letter, open_history
 from ...shared.request_events import RequestEvent, RequestSummary
 from ..client_core import ClientCore
 
@@ -54,13 +55,12 @@ class RequestView(ClientCore):
 
     async def cancel_requests(self, wanted: RequestFilter, *, model: str | None = None) -> int:
         """End the requests that ``wanted`` takes and that wait, run or await input; returns how many."""
-        history = await self._history(model)
-        return await cancel_matching(Broker(self._commands, history.keys), history, wanted)
+        return await cancel_matching(await self._history(model), wanted)
 
     async def replay_requests(self, request_ids: Iterable[str] | None = None, *, model: str | None = None) -> int:
         """Queue parked requests anew, those with these ids or all; returns how many, without what cannot be run."""
-        history = await self._history(model)
-        return await replay_parked(DeadLetter(self._commands, history.keys), request_ids)
+        letter = await open_dead_letter(self._commands, self._keys, (await self._card(model)).model)
+        return await replay_parked(letter, request_ids)
 
     async def _history(self, model: str | None) -> RequestHistory:
-        return RequestHistory(self._commands, self._keys.model((await self._card(model)).model))
+        return await open_history(self._commands, self._keys, (await self._card(model)).model)

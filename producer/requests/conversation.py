@@ -86,7 +86,8 @@ class Conversation:
             if self._outgoing is None:
                 raise ValidationError("the input must have at least one chunk: call send before close_input")
             request = self._outgoing.request
-            await self._requests.broker(request.model).input.close(request.request_id)
+            broker = await self._requests.broker(request.model).find(request.request_id)
+            await broker.input.close(request.request_id)
 
     async def segment(self) -> AsyncGenerator[Delta]:
         """Iterate over the deltas up to the next end of a segment: what is left of the answer to one chunk."""
@@ -131,7 +132,8 @@ class Conversation:
         request = outgoing.request
         params = request.sampling_params
         max_tokens = 0 if params is None or params.max_tokens is None else params.max_tokens
-        await self._requests.broker(request.model).input.extend(
+        broker = await self._requests.broker(request.model).find(request.request_id)
+        await broker.input.extend(
             request.request_id,
             self._num_chunks,
             chunk,

@@ -7,30 +7,30 @@ import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ...shared.broker import Broker
 from ...shared.errors import PenstockError
+from .lease import InteractiveRequest
 
 # The clocks of client and Redis differ, and engines end what they run by themselves.
 GRACE_S = 1.0
 
 
 @contextmanager
-def ended_when_due(broker: Broker, due_in_s: float | None) -> Iterator[None]:
+def ended_when_due(request: InteractiveRequest, due_in_s: float | None) -> Iterator[None]:
     """From its deadline on, have the broker end what is due, for as long as the block is not left."""
     if due_in_s is None:
         yield
         return
-    sweeping = asyncio.create_task(_sweep(broker, due_in_s))
+    sweeping = asyncio.create_task(_sweep(request, due_in_s))
     try:
         yield
     finally:
         sweeping.cancel()
 
 
-async def _sweep(broker: Broker, due_in_s: float) -> None:
+async def _sweep(request: InteractiveRequest, due_in_s: float) -> None:
     await asyncio.sleep(max(0.0, due_in_s) + GRACE_S)
     while True:
         # Redis is away: whoever waits for the request waits for it, too.
         with contextlib.suppress(PenstockError):
-            await broker.expire()
+            await request.broker.expire()
         await asyncio.sleep(GRACE_S)

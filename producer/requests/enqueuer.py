@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 
-from ...shared.broker import Broker, Entry
+from ...shared.broker import Entry
 from ...shared.errors import PenstockError
+from ...shared.partitions import PartitionedBroker
 
 # A call holds up the server for about 10 microseconds a request, and as long as its bytes take.
 MAX_ENTRIES = 128
@@ -17,7 +18,7 @@ MAX_CALLS_OF_MANY = 4
 class Enqueuer:
     """Enqueues into the lanes of one model."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: PartitionedBroker) -> None:
         self._broker = broker
         self._waiting: list[tuple[Entry, asyncio.Future[str]]] = []
         self._sending: asyncio.Task[None] | None = None

@@ -31,6 +31,7 @@ class InteractiveRequest:
     """A request that this client enqueued, or is enqueueing, and waits for.
 
     Args:
+        broker: of the partition that it is in, or expected in while it is being enqueued.
         enqueueing: the call; its result says whether it made the request, or found one of that id.
         linger_ms: how long it shall go on after it was left; 0 cancels it at once.
     """

@@ -72,11 +72,11 @@ class LossWatch:
             await asyncio.gather(looks.close(), probes.close())
 
     def _take_silent(self) -> dict[str, list[DeltaReader]]:
-        """The readers that have heard nothing since the last look, by model."""
+        """The readers that have heard nothing since the last look, by partition."""
         silent: dict[str, list[DeltaReader]] = {}
         for reader in self._readers:
             if reader.take_silence():
-                silent.setdefault(reader.model, []).append(reader)
+                silent.setdefault(reader.partition, []).append(reader)
         return silent
 
     def _end_at_replicas(self) -> None:

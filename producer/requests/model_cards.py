@@ -7,11 +7,11 @@ import time
 
 import msgspec
 
-from ...shared.broker import Queue
 from ...shared.connection import CommandConnection
 from ...shared.errors import UnknownModelError, ValidationError
 from ...shared.heartbeats import read_heartbeats
 from ...shared.keys import Keys, check_name
+from ...shared.partitions import open_dead_letter, open_queue
 from ...shared.records import EngineHeartbeat, ModelCard
 from ...shared.shown import shown
 from .health import may_serve
@@ -105,10 +105,9 @@ class ModelCards:
 
     async def _check_unused(self, model: str) -> None:
         serving = [engine.engine_id for engine in await self._engines() if engine.model == model]
-        keys = self._keys.model(model)
-        stats = await Queue(self._connection, keys).stats()
+        stats = await (await open_queue(self._connection, self._keys, model)).stats()
         num_requests = stats.depth + stats.num_running + stats.num_awaiting_input
-        num_parked = await self._connection.execute("ZCARD", keys.dead)
+        num_parked = await (await open_dead_letter(self._connection, self._keys, model)).count()
         use = ""
         if serving:
             use = f"it is served by {', '.join(serving)}; drain that first"

@@ -80,8 +80,16 @@ class DeltaReader:
             self._broker.keys.output(self._request_id), self._on_message, self.catch_up
         )
 
+    async def follow_at(self, broker: Broker) -> None:
+        """Follow the request in another partition than it was expected in; does nothing if it is the same one."""
+        if broker is not self._broker:
+            self.close()
+            self._broker = broker
+            await self.subscribe()
+
     @property
-    def model(self) -> str:
+    def partition(self) -> str:
+        """By the name that keys know it by."""
         return self._broker.keys.name
 
     @property

@@ -18,6 +18,7 @@ from ...shared.connection import CommandConnection, Subscriber
 from ...shared.errors import PenstockError, RequestLostError
 from ...shared.keys import Keys
 from ...shared.messages import Delta
+from ...shared.partitions import Layouts, PartitionedBroker
 from ..home import Home
 from ..options import read_ttl_of
 from ..webhooks.targets import WebhookTargets
@@ -109,18 +110,19 @@ class SingleRequests:
         self._read_results = ReadResults()
         self._targets = WebhookTargets(commands, keys)
         self._losses = LossWatch(commands, keys)
-        self._brokers: dict[str, Broker] = {}
-        self._enqueuers: dict[str, Enqueuer] = {}
+        self._layouts = Layouts(commands, keys)
+        self._brokers: dict[str, PartitionedBroker] = {}
+        self._enqueuers: dict[Broker, Enqueuer] = {}
 
     async def close(self) -> None:
         """Tell Redis what it does not know yet."""
         await self._read_results.close()
 
-    def broker(self, model: str) -> Broker:
-        """Return the broker of one model."""
+    def broker(self, model: str) -> PartitionedBroker:
+        """Return what puts requests of one model in line, and finds them."""
         broker = self._brokers.get(model)
         if broker is None:
-            broker = self._brokers[model] = Broker(self._commands, self._keys.model(model))
+            broker = self._brokers[model] = PartitionedBroker(self._commands, self._keys, model, self._layouts)
         return broker
 
     async def run(self, outgoing: Outgoing) -> AsyncGenerator[Delta]:
@@ -139,19 +141,22 @@ class SingleRequests:
         self.home.check()
         request, options = outgoing.request, outgoing.options
         read_ttl_s = read_ttl_of(options.get("read_ttl_s"), request_id=options.get("request_id"))
-        broker = self.broker(request.model)
+        partitions = self.broker(request.model)
+        broker = await partitions.expected(request.tenant, request.request_id)
         reader = DeltaReader(broker, self._subscriber, request.request_id)
         interactive: InteractiveRequest | None = None
         is_ours = False
         subscribing = asyncio.create_task(reader.subscribe())
         try:
-            enqueueing = asyncio.create_task(self._enqueue(outgoing))
+            enqueueing = asyncio.create_task(self._enqueue(outgoing, broker))
             linger_ms = int((options.get("linger_s") or 0) * 1000)
             interactive = InteractiveRequest(broker, request.request_id, enqueueing, linger_ms=linger_ms)
             self._lease.hold(interactive)
-            with self._health.watching(request.model), ended_when_due(broker, outgoing.due_in_s):
+            with self._health.watching(request.model), ended_when_due(interactive, outgoing.due_in_s):
                 is_ours = await interactive.is_ours()
                 await subscribing
+                interactive.broker = broker = partitions.where(request.request_id)
+                await reader.follow_at(broker)
                 if is_ours:
                     reader.expect_first()
                 else:
@@ -175,7 +180,7 @@ class SingleRequests:
     ) -> AsyncGenerator[Delta]:
         """Iterate over the deltas of a request that is already enqueued; leaving early cancels nothing."""
         self.home.check()
-        broker = self.broker(model)
+        broker = await self.broker(model).find(request_id)
         reader = DeltaReader(broker, self._subscriber, request_id, after, border=border)
         try:
             await reader.subscribe()
@@ -193,8 +198,10 @@ class SingleRequests:
         if target is not None:
             await self._targets.admit(target)
         with self._health.watching(model):
+            first = outgoing[0].request
+            enqueuer = self._enqueuer(model, await self.broker(model).expected(first.tenant, first.request_id))
             if len(outgoing) == 1:
-                await self._answered(model, await self._enqueuer(model).enqueue(self._entry(outgoing[0])))
+                await self._answered(model, await enqueuer.enqueue(self._entry(outgoing[0])))
                 return
             failures: list[PenstockError] = []
 
@@ -204,7 +211,7 @@ class SingleRequests:
                 except PenstockError as error:
                     failures.append(error)
 
-            answers = await self._enqueuer(model).enqueue_many(entries())
+            answers = await enqueuer.enqueue_many(entries())
             try:
                 for answer in (*failures, *(answer for _, answer in answers)):
                     if isinstance(answer, BaseException):
@@ -224,22 +231,24 @@ class SingleRequests:
             **lease,
         )
 
-    def _enqueuer(self, model: str) -> Enqueuer:
-        enqueuer = self._enqueuers.get(model)
+    def _enqueuer(self, model: str, expected: Broker) -> Enqueuer:
+        """Return what enqueues for one partition, so that one that is away keeps nobody from the others."""
+        enqueuer = self._enqueuers.get(expected)
         if enqueuer is None:
-            enqueuer = self._enqueuers[model] = Enqueuer(self.broker(model))
+            enqueuer = self._enqueuers[expected] = Enqueuer(self.broker(model))
         return enqueuer
 
-    async def _enqueue(self, outgoing: Outgoing, *, timeout_ms: int | None = None) -> bool:
+    async def _enqueue(self, outgoing: Outgoing, expected: Broker, *, timeout_ms: int | None = None) -> bool:
         """Enqueue an interactive request; returns whether it is new, or its id was known.
 
-        ``timeout_ms`` is what is left of its timeout, where that has begun already.
+        ``expected`` is the partition that it is taken to belong to; ``timeout_ms`` is what is left of its timeout,
+        where that has begun already.
         """
         entry = self._entry(outgoing, client_id=self._lease.client_id, client_ttl_ms=self._lease.ttl_ms)
         if timeout_ms is not None:
             entry = msgspec.structs.replace(entry, timeout_ms=timeout_ms)
         model = outgoing.request.model
-        return await self._answered(model, await self._enqueuer(model).enqueue(entry))
+        return await self._answered(model, await self._enqueuer(model, expected).enqueue(entry))
 
     async def _send_again(self, outgoing: Outgoing) -> None:
         """Enqueue an interactive request anew that Redis has lost: under its id, with its seed.
@@ -251,7 +260,8 @@ class SingleRequests:
         # A timeout went on while Redis forgot it. A deadline is Redis's time, which is not to be reckoned by ours.
         if outgoing.options.get("timeout_s") is not None and outgoing.due_in_s is not None:
             left_ms = max(1, math.ceil(1000 * outgoing.due_in_s))
-        await self._enqueue(outgoing, timeout_ms=left_ms)
+        expected = self.broker(request.model).where(request.request_id)
+        await self._enqueue(outgoing, expected, timeout_ms=left_ms)
 
     async def _answered(self, model: str, answer: str) -> bool:
         if answer == UNSERVED:

@@ -5,7 +5,7 @@ alike. Each call is one round trip. Fencing, admission and claim are decided by 
 first and wrote after would be wrong by construction.
 """
 
-from .admission import NEW, UNSERVED, Entry
+from .admission import LEFT, NEW, RELAID, UNSERVED, Entry
 from .broker import (
     IDLE_POLL_S,
     LEASE_TTL_MS,
@@ -28,10 +28,12 @@ from .writes import FinalRecord, Record, SegmentRecord
 __all__ = [
     "IDLE_POLL_S",
     "LEASE_TTL_MS",
+    "LEFT",
     "MAX_CHUNKS",
     "MAX_INPUT_BYTES",
     "NEW",
     "REAP_INTERVAL_S",
+    "RELAID",
     "SCRIPTS",
     "SEQS_PER_KEPT_ONE",
     "STATE_WORDS",

@@ -12,6 +12,8 @@ from ..shown import shown
 
 NEW = "new"
 UNSERVED = "unserved"
+RELAID = "relaid"
+LEFT = "left"
 
 _encoder = msgspec.msgpack.Encoder()
 _QUOTAS = {
@@ -40,6 +42,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         digests: of what its conversation was when it was answered before, the longest first; by these it comes to the
             engine that has that in its cache.
         own_digests: those by which later requests find the engine that it came to.
+        layout: version of the layout of the model's partitions that the caller goes by; 0 while it has one.
+        may_have_left: the tenant has another partition in this layout, and stays here while it has to.
+        is_fresh: its id was made for it, so no other request has it. Not on the wire.
     """
 
     request_id: str
@@ -61,6 +66,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     webhook_n: int | None = None
     digests: tuple[str, ...] = ()
     own_digests: tuple[str, ...] = ()
+    layout: int = 0
+    may_have_left: bool = False
+    is_fresh: bool = False
 
 
 def enqueue_args(entries: Sequence[Entry]) -> list[bytes]:
@@ -86,11 +94,17 @@ def enqueue_args(entries: Sequence[Entry]) -> list[bytes]:
             entry.webhook,
             entry.webhook_of,
             entry.webhook_n,
-            *((entry.digests, " ".join(entry.own_digests)) if entry.digests else ()),
+            *_optional_fields(entry),
         )
         for entry in entries
     ]
     return [_encoder.encode(fields), *[entry.payload for entry in entries]]
+
+
+def _optional_fields(entry: Entry) -> tuple[Any, ...]:
+    """What most entries have nothing of, and do not carry."""
+    digests = (entry.digests, " ".join(entry.own_digests)) if entry.digests else ()
+    return (*(digests or (None, None)), entry.layout, entry.may_have_left) if entry.layout else digests
 
 
 def read_answer(entry: Entry, answer: bytes | list[Any]) -> str | PenstockError:

@@ -54,6 +54,8 @@ class Claim(msgspec.Struct, frozen=True):
     num_kv_tokens: int = 0
     expires_in_ms: int = -1
     waited_ms: int = 0
+    # Number of the partition that it was claimed from.
+    partition: int = 0
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,10 +75,12 @@ class Wave(msgspec.Struct, frozen=True):
     """What one claim got. After ``retry_ms`` there may be more without a wake; -1 if nothing is known of.
 
     It took all there was or all that there was room for. What comes after it wakes an engine with room.
+    ``is_saving``: the engine is to take nothing elsewhere either, since it saves its room for one that waits here.
     """
 
     claims: list[Claim]
     retry_ms: int = -1
+    is_saving: bool = False
 
     @property
     def wait_s(self) -> float:
@@ -97,12 +101,15 @@ class Reaped(msgspec.Struct, frozen=True):
 class Broker:
     """Every change of state of one model's requests, as one round trip each. ``input`` is that of resumable ones.
 
+    A model may have several partitions (``shared/partitions/``): it is of one of them then, with its keys and number.
+
     All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries.
     """
 
-    def __init__(self, connection: CommandConnection, keys: ModelKeys) -> None:
+    def __init__(self, connection: CommandConnection, keys: ModelKeys, partition: int = 0) -> None:
         self._connection = connection
         self.keys = keys
+        self.partition = partition
         self.input = RequestInput(connection, keys)
 
     async def enqueue(self, request_id: str, payload: bytes, **options: Any) -> str:
@@ -118,8 +125,9 @@ class Broker:
     async def enqueue_many(self, entries: Sequence[Entry]) -> list[str | PenstockError]:
         """Put encoded requests in line, in order, unless their ids are known: then nothing changes.
 
-        Returns for each ``NEW``, ``UNSERVED``, the state of the request that already has the id, or the error by which
-        it was refused: ``QueueFullError``, ``QuotaExceededError``, ``ValidationError`` of an unknown band.
+        Returns for each ``NEW``, ``UNSERVED``, the state of the request that already has the id, ``RELAID`` or ``LEFT``
+        (to who goes by partitions, see ``shared/partitions/``), or the error by which it was refused:
+        ``QueueFullError``, ``QuotaExceededError``, ``ValidationError`` of an unknown band.
 
         Raises:
             RedisFullError: Redis has no memory left; nothing was enqueued.
@@ -132,7 +140,7 @@ class Broker:
 
         Not repeated after a lost connection, since a wave may have been handed out unseen: compare ``claims`` then.
         """
-        wave, retry_ms = await run_script(
+        wave, retry_ms, is_saving = await run_script(
             self._connection,
             self.keys,
             "claim",
@@ -148,7 +156,10 @@ class Broker:
             ],
             retry=False,
         )
-        return Wave([Claim(request_id.decode(errors="replace"), *rest) for request_id, *rest in wave], retry_ms)
+        claims = [
+            Claim(request_id.decode(errors="replace"), *rest, partition=self.partition) for request_id, *rest in wave
+        ]
+        return Wave(claims, retry_ms, bool(is_saving))
 
     async def claims(self, engine_id: str) -> list[tuple[str, int]]:
         """Return what an engine holds by Redis's word, as (request_id, epoch)."""
@@ -240,6 +251,22 @@ class Broker:
         """Return how many of these ids are those of a request that has not expired."""
         parts = in_parts([self.keys.request(request_id) for request_id in request_ids])
         return sum([await self._connection.execute("EXISTS", *part) for part in parts])
+
+    async def known(self, request_id: str) -> bool:
+        """Whether there is a request of this id that has not expired."""
+        return bool(await self._connection.execute("EXISTS", self.keys.request(request_id)))
+
+    async def count_waiting(self) -> int:
+        """Return how many requests wait that an engine may claim; 0 while the queue is paused."""
+        return await self._run("count_waiting", [self.keys.leases], [])
+
+    async def lay_out(self, version: int) -> None:
+        """Refuse from now on who goes by an older layout of the model's partitions."""
+        await self._run("lay_out", [self.keys.leases], [version])
+
+    async def engines(self) -> list[str]:
+        """Return the ids of the engines that hold a lease here, or did a moment ago, in order."""
+        return sorted(name.decode() for name in await self._connection.execute("ZRANGE", self.keys.leases, 0, -1))
 
     async def forget(self, request_id: str) -> None:
         """Take away what is kept of a request that has ended, before its time; ``cancel`` one that may not have."""

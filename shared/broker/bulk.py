@@ -25,7 +25,7 @@ async def count_matching(history: RequestHistory, wanted: RequestFilter) -> int:
     return len(await history.requests(_live(wanted), limit=MAX_LISTED))
 
 
-async def cancel_matching(broker: Broker, history: RequestHistory, wanted: RequestFilter) -> int:
+async def cancel_matching(history: RequestHistory, wanted: RequestFilter) -> int:
     """End the requests that a filter takes and that have not ended; returns how many those were.
 
     What comes while this runs may or may not be ended.
@@ -33,16 +33,20 @@ async def cancel_matching(broker: Broker, history: RequestHistory, wanted: Reque
     Raises:
         ValidationError: ``wanted`` names only states that are ends.
     """
-    num_cancelled = 0
-    while found := await history.requests(_live(wanted), limit=MAX_LISTED):
+    live = _live(wanted)
+    return sum([await _cancel_in(part, live) for part in history.parts])
+
+
+async def _cancel_in(part: RequestHistory, live: RequestFilter) -> int:
+    broker, num_cancelled, num_found = Broker(part.connection, part.keys), 0, MAX_LISTED
+    while num_found == MAX_LISTED:
+        found = await part.requests(live, limit=MAX_LISTED)
         states: list[RequestState | None] = []
         for start in range(0, len(found), AT_ONCE):
-            part = found[start : start + AT_ONCE]
-            states += await asyncio.gather(*(broker.cancel(request.request_id) for request in part))
+            ids = [request.request_id for request in found[start : start + AT_ONCE]]
+            states += await asyncio.gather(*map(broker.cancel, ids))
         num_ended = sum(state is RequestState.CANCELLED for state in states)
-        num_cancelled += num_ended
-        if not num_ended or len(found) < MAX_LISTED:
-            break
+        num_found, num_cancelled = len(found) if num_ended else 0, num_cancelled + num_ended
     return num_cancelled
 
 

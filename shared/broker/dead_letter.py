@@ -42,6 +42,9 @@ class DeadLetter:
         found = [await self.show(request_id) for request_id in await self.ids()]
         return [request for request in found if request is not None]
 
+    async def count(self) -> int:
+        return await self._connection.execute("ZCARD", self._keys.dead)
+
     async def show(self, request_id: str) -> DeadRequest | None:
         """Return one parked request, or None if there is none of this id."""
         try:

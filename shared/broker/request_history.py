@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -73,8 +73,13 @@ class RequestHistory:
     """All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries."""
 
     def __init__(self, connection: CommandConnection, keys: ModelKeys) -> None:
-        self._connection = connection
+        self.connection = connection
         self.keys = keys
+
+    @property
+    def parts(self) -> Sequence[RequestHistory]:
+        """Of each partition of the model."""
+        return [self]
 
     async def events(self, *, after: str = "0-0", limit: int = PAGE) -> list[RequestEvent]:
         """Return the events behind one, the oldest first; at most ``limit``. For whoever follows them."""
@@ -103,7 +108,7 @@ class RequestHistory:
         )
         if not record:
             found = [event async for event in self._newest_first() if event.request_id == request_id]
-        return sorted(found, key=_place)
+        return sorted(found, key=lambda event: event.place)
 
     async def find(self, request_id: str) -> RequestSummary | None:
         """Return what is known of one request, also after its result has expired; None if that is nothing."""
@@ -159,26 +164,22 @@ class RequestHistory:
         """Entries up to ``last``, the newest first."""
 
         def read() -> Awaitable[Any]:
-            return self._connection.execute("XREVRANGE", self.keys.events, last, "-", "COUNT", count)
+            return self.connection.execute("XREVRANGE", self.keys.events, last, "-", "COUNT", count)
 
-        return await repairing(self._connection, self.keys, read)
+        return await repairing(self.connection, self.keys, read)
 
     async def _rows(self, which: str, limit: int, wanted: RequestFilter, *ids: str) -> list[RequestSummary]:
         filters = (wanted.tenant, wanted.band, wanted.engine_id, wanted.id_prefix)
         args = [which, min(limit, MAX_LISTED), *filters, *ids]
-        rows = await run_script(self._connection, self.keys, "requests", [self.keys.leases], args)
+        rows = await run_script(self.connection, self.keys, "requests", [self.keys.leases], args)
         return _known(_summary(row) for row in rows)
 
     async def _read(self, *command: Any) -> Any:
-        return await repairing(self._connection, self.keys, lambda: self._connection.execute(*command))
+        return await repairing(self.connection, self.keys, lambda: self.connection.execute(*command))
 
 
 def _known(found: Iterable[T | None]) -> list[T]:
     return [one for one in found if one is not None]
-
-
-def _place(event: RequestEvent) -> tuple[int, ...]:
-    return tuple(int(part) for part in event.event_id.split("-"))
 
 
 def _summary(row: list[bytes | None]) -> RequestSummary | None:

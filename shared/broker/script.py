@@ -13,7 +13,18 @@ from ..request_state import moves_as_lua
 # What changes who waits, runs or has ended needs all of these; what only writes to a request needs the first. Each call
 # makes every function of its text anew, about a tenth of a microsecond each.
 _SHARED = ("lib", "rooms", "tenants", "events", "lanes", "damage", "life")
-_PLAIN = ("append", "renew", "renew_client", "leave", "withdraw", "shorten", "add_series", "read_series")
+_PLAIN = (
+    "append",
+    "renew",
+    "renew_client",
+    "leave",
+    "withdraw",
+    "shorten",
+    "add_series",
+    "read_series",
+    "lay_out",
+    "count_waiting",
+)
 # Each script's own parts, in order.
 _PARTS = {
     "enqueue": ("enqueue",),
@@ -46,6 +57,8 @@ _PARTS = {
     "requests": ("requests",),
     "add_series": ("series", "add_series"),
     "read_series": ("read_series",),
+    "lay_out": ("lay_out",),
+    "count_waiting": ("tenants", "count_waiting"),
     "repair": ("repair",),
 }
 

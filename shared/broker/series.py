@@ -8,6 +8,7 @@ kept as sums: they are means over their samples.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -133,6 +134,44 @@ def bucket_amounts(name: str, now: Histogram, before: Histogram | None) -> dict[
     if found:
         found[f"{name}:sum"] = round(1e6 * (now.sum - (before.sum if before is not None else 0.0)))
     return found
+
+
+def summed_points(series: Sequence[Sequence[SeriesPoint]]) -> list[SeriesPoint]:
+    """Return the series of a model's partitions as one; a step that not all have begun is left out."""
+    if len(series) == 1:
+        return [*series[0]]
+    by_start = [{point.at: point for point in points} for points in series]
+    starts = sorted(set.intersection(*(set(points) for points in by_start)))
+    return [_summed([points[at] for points in by_start]) for at in starts]
+
+
+def _summed(points: Sequence[SeriesPoint]) -> SeriesPoint:
+    whole = SeriesPoint(at=points[0].at)
+    for point in points:
+        whole.tokens_in += point.tokens_in
+        whole.tokens_out += point.tokens_out
+        for state, count in point.ended.items():
+            whole.ended[state] = whole.ended.get(state, 0) + count
+        for tenant, of in point.tenants.items():
+            into = whole.tenants.setdefault(tenant, TenantPoint())
+            for kind in TENANT_KINDS:
+                setattr(into, kind, getattr(into, kind) + getattr(of, kind))
+        for name, histogram in point.histograms.items():
+            before = whole.histograms.get(name)
+            whole.histograms[name] = histogram if before is None else _merged(before, histogram)
+        for name, mean in point.gauges.items():
+            # Engines hold a lease in every partition, and the oldest is the oldest of all.
+            both = max if name in ("engines", "oldest_ms") else sum
+            whole.gauges[name] = both((whole.gauges.get(name, 0.0), mean))
+    return whole
+
+
+def _merged(one: Histogram, other: Histogram) -> Histogram:
+    counts: Counter[float] = Counter()
+    for histogram in (one, other):
+        counts.update(dict(zip((*histogram.bounds, math.inf), histogram.counts, strict=True)))
+    bounds = sorted(bound for bound in counts if bound != math.inf)
+    return Histogram(tuple(bounds), [counts[bound] for bound in (*bounds, math.inf)], one.sum + other.sum)
 
 
 def _point(at: float, flat: Sequence[bytes]) -> SeriesPoint:

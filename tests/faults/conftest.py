@@ -40,12 +40,8 @@ def trio(tmp_path: Path) -> Iterator[SentinelTrio]:
     """A primary, replicas and Sentinels that ask for passwords. To be named before ``start``, so that it ends last."""
     if not has_sentinel_mode(tmp_path):
         pytest.skip("the redis-server here cannot be a Sentinel")
-    trio = SentinelTrio(tmp_path / "redis", password="s3cret")
-    try:
-        trio.start()
+    with SentinelTrio(tmp_path / "redis", password="s3cret") as trio:
         yield trio
-    finally:
-        trio.stop()
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Protocol
 
 import pytest
 
+from penstock.ops.redis_processes import free_port
 from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
@@ -119,11 +119,6 @@ class Backup:
 
     def kill(self) -> None:
         self.redis.kill()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def record(claim: Claim, index: int, *token_ids: int) -> Record:

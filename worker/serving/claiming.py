@@ -1,14 +1,18 @@
-"""The claim loop: asks Redis for as many requests as the engine has room for, and hands them to the engine core."""
+"""The claim loop: asks Redis for as many requests as the engine has room for, and hands them to the engine core.
+
+A model may have several partitions: a round of it goes from one to the next while there is room.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import msgspec
 import structlog
 
-from ...shared.broker import SEQS_PER_KEPT_ONE, Broker, Claim, Room, Wave
+from ...shared.broker import SEQS_PER_KEPT_ONE, Claim, Room, Wave
 from ...shared.errors import PenstockError, RedisUnavailableError
 from ...shared.messages import Delta, FinishReason, Ready, RequestError
 from ...shared.records import DeathCause
@@ -16,12 +20,11 @@ from ..worker_config import WorkerConfig
 from .core_client import CoreClient
 from .generation import Generation, SegmentGeneration
 from .intake import Intake, UndecodableEntryError, ids_of
-from .publisher import Publisher
 from .request_log import RequestLog
 from .running_generations import RunningGenerations
 from .segments import Segment
+from .served_partitions import REDIS_PAUSE_S, ServedPartition, ServedPartitions
 
-REDIS_PAUSE_S = 0.2
 LEAVE_TIMEOUT_S = 1.0
 # A claim that a stopped Redis still had in its socket may be carried out after we have looked.
 LOOK_FOR_UNSEEN_EVERY_S = 10.0
@@ -32,48 +35,36 @@ log = structlog.get_logger()
 
 
 class ClaimLoop:
-    """Claims waves until ``stop``. Its parts are shared with the ``WorkerService``."""
+    """Claims waves until ``stop``. ``parts``, and what else it has, are shared with the ``WorkerService``."""
 
     def __init__(
         self,
         config: WorkerConfig,
-        broker: Broker,
+        parts: ServedPartitions,
         core: CoreClient,
         live: RunningGenerations,
-        publisher: Publisher,
         request_log: RequestLog,
     ) -> None:
         self._request_log = request_log
         self._engine_id = config.engine_id
         self._lease_ttl_ms = config.lease_ttl_ms
-        self._broker = broker
+        self.parts = parts
         self._core = core
         self._live = live
-        self._publisher = publisher
         self._wake = asyncio.Event()
         self._is_stopping = False
         self._is_paused = False
         self._claiming = asyncio.Lock()
-        # A claim of this engine's former life may have been carried out after its claims were taken back.
-        self._may_hold_unseen = True
-        self._looked_for_unseen_at = time.monotonic()
-        self._claimed_at = 0.0
-
-    def has_claimed_within(self, seconds: float) -> bool:
-        """Whether a claim, which renews the lease, was answered so lately."""
-        return time.monotonic() - self._claimed_at < seconds
+        self._awaiting: set[asyncio.Task[None]] = set()
 
     def wake(self, _: object = None) -> None:
-        """Look again: something came for this engine, the queue goes on, or there is more room."""
+        """Look again: the queue goes on, or there is more room."""
         self._wake.set()
 
-    def look_for_unseen(self) -> None:
-        """Compare with Redis before the next claim: it may say of a request that it is ours, and we know nothing of it.
-
-        A claim whose reply was lost may have handed out a wave, and a Redis that came back without its last second
-        refuses what we append to a log that is shorter than we know.
-        """
-        self._may_hold_unseen = True
+    def wake_at(self, part: ServedPartition) -> None:
+        """Look again: something came there for this engine."""
+        part.is_woken = True
+        self._wake.set()
 
     def stop(self) -> None:
         """Claim nothing more. A claim under way is admitted first: the wave in its reply would be nobody's."""
@@ -82,9 +73,11 @@ class ClaimLoop:
 
     async def leave(self) -> None:
         """Let nobody count on this engine's room or wake it; after ``stop``. Not for long: that heals by itself."""
+        for task in self._awaiting:
+            task.cancel()
         try:
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
-                await self._broker.withdraw(self._engine_id)
+                await self.parts.withdraw()
         except (TimeoutError, RedisUnavailableError) as error:
             log.warning("room_not_withdrawn", error=str(error))
 
@@ -92,7 +85,7 @@ class ClaimLoop:
         """Claim nothing until ``resume``. Returns when a claim under way is admitted; doing it twice does nothing."""
         self._is_paused = True
         async with self._claiming:
-            await self._broker.withdraw(self._engine_id)
+            await self.parts.withdraw()
 
     def resume(self) -> None:
         """Claim again; does nothing if it was not paused."""
@@ -103,22 +96,51 @@ class ClaimLoop:
         """Claim and admit until ``stop``."""
         while not self._is_stopping:
             self._wake.clear()
+            for task in [task for task in self._awaiting if task.done()]:
+                self._awaiting.discard(task)
+                task.result()
             async with self._claiming:
-                wave = await self._claim(ready)
-                num_admitted = sum([await self._admit(claim, intake) for claim in wave.claims])
-            # One that was refused has left room of which Redis knows nothing.
-            if num_admitted == len(wave.claims) and not self._is_stopping:
+                wait_s = await self._go_round(intake, ready)
+            if wait_s and not self._is_stopping:
                 try:
-                    async with asyncio.timeout(wave.wait_s):
+                    async with asyncio.timeout(wait_s):
                         await self._wake.wait()
                 except TimeoutError:
                     continue
 
-    async def _claim(self, ready: Ready) -> Wave:
-        if self._may_hold_unseen or time.monotonic() - self._looked_for_unseen_at > LOOK_FOR_UNSEEN_EVERY_S:
-            await self._release_unseen()
-        if self._is_paused or len(self._live) >= ready.max_num_seqs or self._live.has_probationer:
-            return _NO_WAVE
+    async def _go_round(self, intake: Intake, ready: Ready) -> float:
+        """Claim in each partition in turn while there is room; returns how long to wait, 0 if there may be more."""
+        for part in self.parts:
+            is_due = time.monotonic() - part.looked_for_unseen_at > LOOK_FOR_UNSEEN_EVERY_S
+            if (part.may_hold_unseen or is_due) and not part.is_away:
+                await self._release_unseen(part)
+        wait_s, goes_on = await self._claim_from(self.parts.homes(), intake, ready)
+        if goes_on:
+            others_wait_s, _ = await self._claim_from(await self.parts.others(), intake, ready)
+            wait_s = min(wait_s, others_wait_s)
+        if not self._has_room(ready):
+            await self.parts.withdraw(also_homes=False)
+        return wait_s
+
+    async def _claim_from(self, parts: Sequence[ServedPartition], intake: Intake, ready: Ready) -> tuple[float, bool]:
+        """Claim in each while there is room; returns as ``_go_round``, and whether to go on elsewhere."""
+        wait_s = _NO_WAVE.wait_s
+        for part in parts:
+            if not self._has_room(ready):
+                return wait_s, False
+            wave = await self._claim(part, ready)
+            # One that was refused has left room of which Redis knows nothing.
+            if sum([await self._admit(claim, intake) for claim in wave.claims]) < len(wave.claims):
+                return 0.0, False
+            wait_s = min(wait_s, wave.wait_s)
+            if wave.is_saving:
+                return wait_s, False
+        return wait_s, self._has_room(ready)
+
+    def _has_room(self, ready: Ready) -> bool:
+        return not (self._is_paused or len(self._live) >= ready.max_num_seqs or self._live.has_probationer)
+
+    async def _claim(self, part: ServedPartition, ready: Ready) -> Wave:
         room = Room(
             max_num_seqs=ready.max_num_seqs,
             num_seqs=len(self._live),
@@ -126,26 +148,51 @@ class ClaimLoop:
             num_held_kv_tokens=self._live.num_kv_tokens(ready.block_size),
             num_kept_seqs=ready.max_num_seqs // SEQS_PER_KEPT_ONE,
         )
+        part.is_woken = False
+        part.has_our_room = True
         try:
-            wave = await self._broker.claim(self._engine_id, room, lease_ttl_ms=self._lease_ttl_ms)
-        except RedisUnavailableError as error:
+            async with asyncio.timeout(self.parts.patience_s):
+                wave = await part.broker.claim(self._engine_id, room, lease_ttl_ms=self._lease_ttl_ms)
+        except (TimeoutError, RedisUnavailableError) as error:
             log.warning("claim_failed", error=str(error))
-            self.look_for_unseen()
-            await asyncio.sleep(REDIS_PAUSE_S)
+            self._set_aside(part)
             return _NO_WAVE
-        self._claimed_at = time.monotonic()
+        part.claimed_at = time.monotonic()
         return wave
 
-    async def _release_unseen(self) -> None:
-        """Hand back what Redis says we hold and we do not."""
-        held = await self._broker.claims(self._engine_id)
-        # What ended here since has been written after this; it would look like something unseen before.
-        await self._publisher.flush()
-        known = set(self._live.claims())
-        unseen = [claim for claim in held if claim not in known]
-        num_released = await self._broker.release(unseen) if unseen else 0
-        self._may_hold_unseen = False
-        self._looked_for_unseen_at = time.monotonic()
+    def _set_aside(self, part: ServedPartition) -> None:
+        """Claim nothing there until its Redis has said what we hold: the claim may have been carried out."""
+        part.may_hold_unseen = part.is_away = True
+        self._awaiting.add(asyncio.create_task(self._await_answer(part)))
+
+    async def _await_answer(self, part: ServedPartition) -> None:
+        try:
+            await asyncio.sleep(REDIS_PAUSE_S)
+            await part.broker.claims(self._engine_id)
+        finally:
+            part.is_away = False
+            self._wake.set()
+
+    async def _release_unseen(self, part: ServedPartition) -> None:
+        """Hand back what Redis says we hold and we do not.
+
+        A claim whose reply was lost may have handed out a wave, and a Redis that came back without its last second
+        refuses what we append to a log that is shorter than we know.
+        """
+        try:
+            async with asyncio.timeout(self.parts.patience_s):
+                held = await part.broker.claims(self._engine_id)
+                # What ended here since has been written after this; it would look like something unseen before.
+                await part.publisher.flush()
+                known = set(self._live.claims(part.number))
+                unseen = [claim for claim in held if claim not in known]
+                num_released = await part.broker.release(unseen) if unseen else 0
+        except TimeoutError as error:
+            log.warning("claim_failed", error=str(error))
+            self._set_aside(part)
+            return
+        part.may_hold_unseen = False
+        part.looked_for_unseen_at = time.monotonic()
         if num_released:
             log.warning("unknown_requests_handed_back", num_requests=num_released)
 
@@ -158,7 +205,7 @@ class ClaimLoop:
         except UndecodableEntryError as error:
             log.warning("request_undecodable", **ids_of(claim), error=str(error))
             cause = DeathCause(engine_id=self._engine_id, reason=str(error))
-            await self._broker.park(claim, cause, error.code, str(error))
+            await self.parts[claim.partition].broker.park(claim, cause, error.code, str(error))
             return False
         except PenstockError as error:
             log.warning("request_refused", **ids_of(claim), code=error.code, error=str(error))
@@ -183,16 +230,17 @@ class ClaimLoop:
 
     async def _segment(self, claim: Claim, intake: Intake) -> Segment:
         """Return what is to be generated under a claim; a request that is not resumable has one segment."""
-        request = await intake.prepare(claim)
+        request, broker = await intake.prepare(claim), self.parts[claim.partition].broker
         if request.resumable:
-            logged = await self._broker.read_log(claim.request_id)
-            return await intake.segment(request, await self._broker.input.read(claim.request_id), logged)
-        return Segment(request, await self._broker.read_log(claim.request_id) if claim.num_logged_tokens else [])
+            logged = await broker.read_log(claim.request_id)
+            return await intake.segment(request, await broker.input.read(claim.request_id), logged)
+        return Segment(request, await broker.read_log(claim.request_id) if claim.num_logged_tokens else [])
 
     def _expire(self, generation: Generation) -> None:
         """Its deadline has come while it was here, which its removal would have prevented."""
         last = generation.cut_off(FinishReason.EXPIRED)
-        self._publisher.publish(generation.request_id, generation.epoch, last)
+        publisher = self.parts[generation.partition].publisher
+        publisher.publish(generation.request_id, generation.epoch, last)
         self._request_log.note_end(generation, last)
         core_id = self._live.remove(generation.request_id)
         if core_id is not None:
@@ -201,4 +249,4 @@ class ClaimLoop:
 
     def _refuse(self, claim: Claim, error: RequestError) -> None:
         delta = Delta(index=claim.num_logged_tokens, finish_reason=FinishReason.ERROR, error=error)
-        self._publisher.publish(claim.request_id, claim.epoch, delta)
+        self.parts[claim.partition].publisher.publish(claim.request_id, claim.epoch, delta)

@@ -36,6 +36,7 @@ class Generation:
         assert params is not None
         self.request_id = request.request_id
         self.epoch = request.epoch
+        self.partition = claim.partition
         self.tenant = request.tenant
         self.ids = log_ids(request.request_id, request.external_req_id, request.trace_headers)
         self.expiry: asyncio.TimerHandle | None = None

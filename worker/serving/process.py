@@ -20,8 +20,6 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from ...shared.broker import Broker, EngineCalls
-from ...shared.broker.series import SeriesStore
 from ...shared.errors import EngineDeadError, PenstockError
 from ...shared.keys import Keys
 from ...shared.log import configure_logging
@@ -33,7 +31,6 @@ from ..worker_config import STATUS_INTERVAL_S, WorkerConfig
 from .core_client import CoreClient, CoreLostError, CoreStartupError
 from .heartbeat import Heartbeat
 from .model_card import make_card
-from .redis_pressure import RedisPressure
 from .service import WorkerService
 from .stall import StallWatch
 
@@ -89,20 +86,7 @@ class WorkerProcess:
         self._core = CoreClient(
             self._on_outputs, log_options, engine_id=config.engine_id, fork_server=config.fork_server
         )
-        keys = self._keys.model(config.engine.model_name)
-        broker, calls = Broker(self._commands, keys), EngineCalls(self._commands, keys)
-        series = SeriesStore(self._commands, keys)
-        self._pressure = RedisPressure(self._commands, keys)
-        self._service = WorkerService(
-            config,
-            broker,
-            calls,
-            self._subscriber,
-            self._core,
-            self._heartbeat,
-            self._pressure,
-            series,
-        )
+        self._service = WorkerService(config, self._commands, self._subscriber, self._core, self._heartbeat)
         self._stall_watch = StallWatch(self._core.progress, config.stall_timeout_s)
         self._heartbeat.watch(self._core.progress, self._stall_watch)
         self._status = EngineState.STARTING
@@ -152,7 +136,6 @@ class WorkerProcess:
         _collect_garbage_rarely()
         self._report(EngineState.READY)
         watching = asyncio.create_task(self._watch_for_stalls())
-        looking = asyncio.create_task(self._pressure.run())
         await self._service.serve(ready, codec, signals.stop)
         if not self._core.dead.is_set():
             self._report(EngineState.DRAINING)
@@ -160,7 +143,6 @@ class WorkerProcess:
             if num_returned:
                 log.info("requests_handed_back", num_requests=num_returned)
         watching.cancel()
-        looking.cancel()
         if not self._core.dead.is_set():
             return 0
         await self._bury_core()

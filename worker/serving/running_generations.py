@@ -60,9 +60,13 @@ class RunningGenerations:
             self.changed.set()
         return core_id
 
-    def claims(self) -> list[tuple[str, int]]:
-        """(request_id, epoch) of all."""
-        return [(generation.request_id, generation.epoch) for generation in self._by_core_id.values()]
+    def claims(self, partition: int = 0) -> list[tuple[str, int]]:
+        """(request_id, epoch) of all that were claimed from a partition."""
+        return [
+            (generation.request_id, generation.epoch)
+            for generation in self._by_core_id.values()
+            if generation.partition == partition
+        ]
 
     def core_ids(self) -> list[str]:
         return list(self._by_core_id)

@@ -17,6 +17,7 @@ from ...shared.stats import EngineStats
 from .engine_meter import EngineMeter
 
 INTERVAL_S = 10.0
+LAST_TIMEOUT_S = 1.0
 # Of an interval, so many tenants are told apart: those with the most tokens.
 MAX_TENANTS = 100
 
@@ -37,14 +38,18 @@ class SeriesWriter:
         """Add every ``INTERVAL_S`` until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_S)
-            await self.add_or_tell()
+            try:
+                await self.add()
+            except PenstockError as error:
+                log.warning("series_not_written", error=str(error))
 
-    async def add_or_tell(self) -> None:
-        """Add what there is; a Redis that refuses it, being full, keeps nothing else from being done."""
+    async def add_last(self) -> None:
+        """Add what there is, as long as that is soon done: a Redis that is away keeps nobody from leaving."""
         try:
-            await self.add()
-        except PenstockError as error:
-            log.warning("series_not_written", error=str(error))
+            async with asyncio.timeout(LAST_TIMEOUT_S):
+                await self.add()
+        except (TimeoutError, PenstockError) as error:
+            log.warning("series_not_written", error=str(error) or "Redis does not answer")
 
     async def add(self) -> None:
         """Add what there is now."""

@@ -9,17 +9,22 @@ that its claim is stale: in answer to a write, or to the renewal of the lease.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import structlog
 
 from ...shared.broker import Broker, EngineCalls
 from ...shared.broker.series import SeriesStore
-from ...shared.connection import Subscriber
+from ...shared.connection import CommandConnection, Subscriber
 from ...shared.errors import DamagedRecordError
+from ...shared.keys import Keys
 from ...shared.messages import CancelCommand, EngineCoreOutputs, EngineState, FinishReason, Ready
+from ...shared.partitions import Layouts
 from ...shared.records import DeathCause
 from ...shared.request_state import RequestState
+from ...shared.side_by_side import SideBySide
 from ..text.tokenizer import TextCodec
 from ..worker_config import WorkerConfig
 from .call_handler import ControlCalls, decode_command
@@ -34,10 +39,13 @@ from .redis_pressure import RedisPressure
 from .request_log import RequestLog
 from .running_generations import RunningGenerations
 from .series_writer import SeriesWriter
+from .served_partitions import LOOK_EVERY_S, ServedPartition, ServedPartitions
 from .sleep import SleepControl
 from .text_calls import TextCalls
 
 LEASE_RENEWALS_PER_TTL = 3
+# For as long as it takes.
+NO_HURRY_S = 1e6
 _ENDED_FROM_OUTSIDE: dict[str | None, FinishReason] = {
     RequestState.CANCELLED: FinishReason.CANCELLED,
     RequestState.EXPIRED: FinishReason.EXPIRED,
@@ -52,54 +60,71 @@ class WorkerService:
     def __init__(
         self,
         config: WorkerConfig,
-        broker: Broker,
-        calls: EngineCalls,
+        commands: CommandConnection,
         subscriber: Subscriber,
         core: CoreClient,
         heartbeat: Heartbeat,
-        pressure: RedisPressure,
-        series: SeriesStore,
     ) -> None:
         self._config = config
         self._engine_id = config.engine_id
-        self._broker = broker
+        self._commands = commands
         self._subscriber = subscriber
         self._core = core
         self._heartbeat = heartbeat
+        self._model = config.engine.model_name
+        self._keys = Keys(config.namespace)
         self._meter = EngineMeter()
         heartbeat.engine_stats = self._meter.stats
-        self._series = SeriesWriter(series, self._meter)
+        self._series = SeriesWriter(SeriesStore(commands, self._keys.model(self._model)), self._meter)
         self._live = RunningGenerations()
-        interval_s = config.stream_interval_ms / 1000
-        self._publisher = Publisher(broker, self._on_stale, self._meter, interval_s, lambda: pressure.pause_s)
-        self._request_log = RequestLog(config.engine.model_name, is_on=config.log_requests)
-        self._claiming = ClaimLoop(config, broker, core, self._live, self._publisher, self._request_log)
+        layouts = Layouts(commands, self._keys)
+        self._parts = ServedPartitions(self._engine_id, self._make_partition, lambda: layouts.read(self._model))
+        self._request_log = RequestLog(self._model, is_on=config.log_requests)
+        self._claiming = ClaimLoop(config, self._parts, core, self._live, self._request_log)
         self._telling: set[asyncio.Task[None]] = set()
-        sleep = SleepControl(config.engine_id, broker, core, self._live, self._publisher, self._claiming, heartbeat)
+        sleep = SleepControl(config.engine_id, core, self._live, self._parts, self._claiming, heartbeat)
+        calls = EngineCalls(commands, self._keys.model(self._model))
         self._control = ControlCalls(config.engine_id, calls, core, sleep)
+        self._renewals = SideBySide(self._renew)
+        self._attentions = SideBySide(self._attend)
+        self._publishing: dict[ServedPartition, asyncio.Task[None]] = {}
+        self._has_new_part = asyncio.Event()
+
+    def _make_partition(self, number: int) -> ServedPartition:
+        keys = self._keys.model(self._model, number)
+        pressure = RedisPressure(self._commands, keys)
+        broker = Broker(self._commands, keys, number)
+        publisher = Publisher(
+            broker,
+            partial(self._on_stale, number),
+            self._meter,
+            self._config.stream_interval_ms / 1000,
+            lambda: pressure.pause_s,
+        )
+        return ServedPartition(broker, publisher, pressure)
 
     async def take_lease(self) -> None:
         """Hold the engine's lease from now on; ``serve`` renews it."""
-        await self._renew()
+        await self._parts.look()
+        await self._renew_all(self._parts, self._parts.patience_s or NO_HURRY_S)
 
     async def serve(self, ready: Ready, codec: TextCodec, stop: asyncio.Event) -> None:
         """Claim and publish until ``stop`` is set or the core is dead; ``drain`` or ``abandon`` comes next."""
-        keys = self._broker.keys
         text_calls = TextCalls(Path(ready.model_folder), codec, ready.max_model_len, ready.vocab_size)
         self._control.answer_too(text_calls.functions)
-        for channel in (keys.engine_wake(self._engine_id), keys.wake):
-            await self._subscriber.subscribe(channel, self._claiming.wake, self._claiming.wake)
-        await self._subscriber.subscribe(keys.engine_commands(self._engine_id), self._on_command)
-        self._publishing = asyncio.create_task(self._publisher.run())
+        await self._attend_all(self._parts)
         self._renewing = asyncio.create_task(self._renew_forever())
+        self._looking = asyncio.create_task(self._look_forever())
+        self._watching = asyncio.create_task(self._watch_publishers())
         self._counting = asyncio.create_task(self._series.run())
         intake = Intake(codec, ready.max_model_len)
         claiming = asyncio.create_task(self._claiming.run(intake, ready))
         ends = [asyncio.create_task(event.wait()) for event in (stop, self._core.dead)]
-        works = [claiming, self._publishing, self._renewing]
+        works = [claiming, self._watching, self._renewing, self._looking]
         done, _ = await asyncio.wait([*works, *ends], return_when=asyncio.FIRST_COMPLETED)
         for task in ends:
             task.cancel()
+        self._looking.cancel()
         await self._control.close()
         self._claiming.stop()
         await claiming
@@ -119,17 +144,29 @@ class WorkerService:
             task.cancel()
         if self._core.dead.is_set():
             return 0
-        await self._let_go()
+        self._stop_work()
+        cause = DeathCause(engine_id=self._engine_id, reason="the engine left")
+        num_returned = await asyncio.gather(*(self._hand_back(part, cause) for part in self._parts))
+        await self._end_tasks()
+        return sum(num_returned)
+
+    async def _hand_back(self, part: ServedPartition, cause: DeathCause) -> int:
+        await self._flush(part)
         # What Redis says, not what we know: the reply of the last claim may have been lost.
-        claims = await self._broker.claims(self._engine_id)
-        num_returned = await self._broker.release(claims) if claims else 0
-        await self.abandon(DeathCause(engine_id=self._engine_id, reason="the engine left"), is_external=True)
+        claims = await part.broker.claims(self._engine_id)
+        num_returned = await part.broker.release(claims) if claims else 0
+        await self._give_up(part, cause, is_external=True)
         return num_returned
 
     async def abandon(self, cause: DeathCause, *, is_external: bool) -> None:
         """Give up the lease and all claims: the core is dead, or nothing is left to do."""
-        await self._let_go()
-        num_returned, num_parked = await self._broker.reclaim(
+        self._stop_work()
+        await asyncio.gather(*(self._give_up(part, cause, is_external=is_external) for part in self._parts))
+        await self._end_tasks()
+
+    async def _give_up(self, part: ServedPartition, cause: DeathCause, *, is_external: bool) -> None:
+        await self._flush(part)
+        num_returned, num_parked = await part.broker.reclaim(
             self._engine_id, cause, is_external=is_external, max_deliveries=self._config.max_deliveries
         )
         if num_returned or num_parked:
@@ -158,10 +195,11 @@ class WorkerService:
             self._meter.note_tenant(generation.tenant, num_tokens, delta)
             if num_tokens > 1:
                 num_at_once += num_tokens - 1
+            publisher = self._parts[generation.partition].publisher
             if delta is None:
-                self._publisher.gather(generation)
+                publisher.gather(generation)
             else:
-                self._publisher.publish(generation.request_id, generation.epoch, delta)
+                publisher.publish(generation.request_id, generation.epoch, delta)
                 if generation.finished:
                     self._request_log.note_end(generation, delta)
             if stop_core:
@@ -173,63 +211,113 @@ class WorkerService:
         if intervals_s or num_at_once:
             self._meter.note_token_intervals(intervals_s, num_at_once)
 
+    async def _attend_all(self, parts: Iterable[ServedPartition]) -> None:
+        """Where a Redis is away, later."""
+        for error in await self._attentions.round(parts, self._parts.patience_s or NO_HURRY_S):
+            raise error
+
+    async def _attend(self, part: ServedPartition) -> None:
+        """Hear what is meant for this engine there, and publish there."""
+        keys = part.broker.keys
+
+        def wake(_: object = None) -> None:
+            self._claiming.wake_at(part)
+
+        self._publishing[part] = asyncio.create_task(part.run())
+        self._has_new_part.set()
+        for channel in (keys.engine_wake(self._engine_id), keys.wake):
+            await self._subscriber.subscribe(channel, wake, wake)
+        await self._subscriber.subscribe(keys.engine_commands(self._engine_id), self._on_command)
+
+    async def _watch_publishers(self) -> None:
+        """Raises what ends one of them."""
+        while True:
+            self._has_new_part.clear()
+            is_new = asyncio.create_task(self._has_new_part.wait())
+            done, _ = await asyncio.wait([is_new, *self._publishing.values()], return_when=asyncio.FIRST_COMPLETED)
+            is_new.cancel()
+            for task in done - {is_new}:
+                task.result()
+
+    async def _look_forever(self) -> None:
+        """Serve the partitions that the model is given, and share them with the engines that there are."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if added := await self._parts.look():
+                await self._renew_all(added, 0.0)
+                await self._attend_all(added)
+                self._claiming.wake()
+
     async def _renew_forever(self) -> None:
         interval_s = self._config.lease_ttl_s / LEASE_RENEWALS_PER_TTL
         while True:
             await asyncio.sleep(interval_s)
             # An idle engine polls, which renews its lease as well.
-            if len(self._live) or not self._claiming.has_claimed_within(2 * interval_s):
-                await self._renew()
+            due = [part for part in self._parts if len(self._live) or not part.has_claimed_within(2 * interval_s)]
+            await self._renew_all(due, interval_s / 2)
 
-    async def _renew(self) -> None:
-        claims = self._live.claims()
-        stale = set(await self._broker.renew(self._engine_id, claims, lease_ttl_ms=self._config.lease_ttl_ms))
+    async def _renew_all(self, parts: Iterable[ServedPartition], patience_s: float) -> None:
+        """Side by side, so that one whose Redis is away keeps nobody from the others."""
+        for error in await self._renewals.round(parts, patience_s):
+            raise error
+
+    async def _renew(self, part: ServedPartition) -> None:
+        claims = self._live.claims(part.number)
+        stale = set(await part.broker.renew(self._engine_id, claims, lease_ttl_ms=self._config.lease_ttl_ms))
         for request_id, epoch in claims:
             if request_id in stale:
-                self._on_stale(request_id, epoch)
+                self._on_stale(part.number, request_id, epoch)
 
-    async def _let_go(self) -> None:
-        """Stop the work on everything, with what has been generated so far in Redis. Doing it twice does nothing."""
+    def _stop_work(self) -> None:
+        """On everything. Doing it twice does nothing."""
         self._renewing.cancel()
         self._core.abort_requests(self._live.core_ids())
-        for request_id, _ in self._live.claims():
-            self._live.remove(request_id)
-        if not self._publishing.done():
-            await self._flush()
-        self._publishing.cancel()
-        self._counting.cancel()
-        await asyncio.gather(self._publishing, self._renewing, self._counting, *self._telling, return_exceptions=True)
-        await self._series.add_or_tell()
+        for generation in self._live.all():
+            self._live.remove(generation.request_id)
+
+    async def _end_tasks(self) -> None:
+        tasks = [self._renewing, self._counting, self._looking, self._watching, *self._publishing.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, *self._telling, return_exceptions=True)
+        await asyncio.gather(self._renewals.close(), self._attentions.close())
+        await self._series.add_last()
 
     def _on_command(self, data: bytes) -> None:
         command = decode_command(data)
         if isinstance(command, CancelCommand):
             generation = self._live.get(command.request_id)
             if generation is not None:
-                self._tell_later(generation.request_id, generation.epoch, generation, is_refused=False)
+                part = self._parts[generation.partition]
+                self._tell_later(part, generation.request_id, generation.epoch, generation, is_refused=False)
                 self._drop(generation)
         else:
             self._control.receive(command)
 
-    def _on_stale(self, request_id: str, epoch: int) -> None:
+    def _on_stale(self, partition: int, request_id: str, epoch: int) -> None:
         """Redis has refused us: the request was cancelled, or moved while we were taken for dead."""
-        self._claiming.look_for_unseen()
+        part = self._parts[partition]
+        part.may_hold_unseen = True
         generation = self._live.get(request_id)
         if generation is not None and generation.epoch != epoch:
             generation = None
-        self._tell_later(request_id, epoch, generation, is_refused=True)
+        self._tell_later(part, request_id, epoch, generation, is_refused=True)
         self._drop(generation)
 
-    def _tell_later(self, request_id: str, epoch: int, generation: Generation | None, *, is_refused: bool) -> None:
-        telling = asyncio.create_task(self._tell_why(request_id, epoch, generation, is_refused=is_refused))
+    def _tell_later(
+        self, part: ServedPartition, request_id: str, epoch: int, generation: Generation | None, *, is_refused: bool
+    ) -> None:
+        telling = asyncio.create_task(self._tell_why(part, request_id, epoch, generation, is_refused=is_refused))
         self._telling.add(telling)
         telling.add_done_callback(self._telling.discard)
 
-    async def _tell_why(self, request_id: str, epoch: int, generation: Generation | None, *, is_refused: bool) -> None:
+    async def _tell_why(
+        self, part: ServedPartition, request_id: str, epoch: int, generation: Generation | None, *, is_refused: bool
+    ) -> None:
         """Log why work on a request was dropped: that it was cancelled is ordinary, that a claim has moved is not."""
         ids = {"request_id": request_id} if generation is None else generation.ids
         try:
-            state = await self._broker.state(request_id)
+            state = await part.broker.state(request_id)
         except DamagedRecordError as error:
             state = error.code
         end = _ENDED_FROM_OUTSIDE.get(state)
@@ -243,16 +331,17 @@ class WorkerService:
     def _drop(self, generation: Generation | None) -> None:
         if generation is None:
             return
-        self._publisher.forget(generation.request_id)
+        self._parts[generation.partition].publisher.forget(generation.request_id)
         core_id = self._live.remove(generation.request_id)
         if core_id is not None:
             self._core.abort_requests([core_id])
         self._claiming.wake()
 
-    async def _flush(self) -> None:
-        """Wait until everything published is in Redis; a publisher that has failed raises instead."""
-        flushing = asyncio.create_task(self._publisher.flush())
-        await asyncio.wait([flushing, self._publishing], return_when=asyncio.FIRST_COMPLETED)
+    async def _flush(self, part: ServedPartition) -> None:
+        """Wait until everything published there is in Redis, unless its publisher has failed."""
+        publishing = self._publishing.get(part)
+        if publishing is None or publishing.cancelled():
+            return
+        flushing = asyncio.create_task(part.publisher.flush())
+        await asyncio.wait([flushing, publishing], return_when=asyncio.FIRST_COMPLETED)
         flushing.cancel()
-        if self._publishing.done():
-            self._publishing.result()

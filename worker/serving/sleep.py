@@ -11,15 +11,14 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from ...shared.broker import Broker
 from ...shared.control import IsSleeping, ResetPrefixCache, Sleep, SleepState, Utility, UtilityAnswer, WakeUp
 from ...shared.errors import BrokerError
 from ...shared.messages import EngineState, FinishReason
 from .claiming import ClaimLoop
 from .core_client import CoreClient
 from .heartbeat import Heartbeat
-from .publisher import Publisher
 from .running_generations import RunningGenerations
+from .served_partitions import ServedPartition, ServedPartitions
 
 log = structlog.get_logger()
 
@@ -30,18 +29,16 @@ class SleepControl:
     def __init__(
         self,
         engine_id: str,
-        broker: Broker,
         core: CoreClient,
         live: RunningGenerations,
-        publisher: Publisher,
+        parts: ServedPartitions,
         claiming: ClaimLoop,
         heartbeat: Heartbeat,
     ) -> None:
         self._engine_id = engine_id
-        self._broker = broker
         self._core = core
         self._live = live
-        self._publisher = publisher
+        self._parts = parts
         self._claiming = claiming
         self._heartbeat = heartbeat
         self._modes: dict[str, Callable[[Sleep], Awaitable[None]]] = {
@@ -105,19 +102,23 @@ class SleepControl:
     async def _abort(self, _: Sleep) -> None:
         for generation in self._live.all():
             delta = generation.cut_off(FinishReason.ABORT)
-            self._publisher.publish(generation.request_id, generation.epoch, delta)
+            publisher = self._parts[generation.partition].publisher
+            publisher.publish(generation.request_id, generation.epoch, delta)
             self._forget(generation.request_id)
 
     async def _hand_back(self) -> None:
         """Give what is still here to others, with all that it has generated in Redis."""
         for generation in self._live.all():
             self._forget(generation.request_id)
-        await self._publisher.flush()
-        # What Redis says, not what we know: the reply of a claim may have been lost.
-        claims = await self._broker.claims(self._engine_id)
-        num_returned = await self._broker.release(claims) if claims else 0
+        num_returned = sum(await asyncio.gather(*map(self._release, self._parts)))
         if num_returned:
             log.info("requests_handed_back", num_requests=num_returned)
+
+    async def _release(self, part: ServedPartition) -> int:
+        await part.publisher.flush()
+        # What Redis says, not what we know: the reply of a claim may have been lost.
+        claims = await part.broker.claims(self._engine_id)
+        return await part.broker.release(claims) if claims else 0
 
     def _forget(self, request_id: str) -> None:
         core_id = self._live.remove(request_id)

@@ -15,7 +15,8 @@ from redis.exceptions import RedisError
 from ...shared.broker import REAP_INTERVAL_S, Broker, Reaped
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
-from ...shared.keys import Keys
+from ...shared.keys import Keys, partition_name
+from ...shared.partitions import Layout, read_layouts
 from ...shared.records import DeathCause
 from ...shared.side_by_side import SideBySide
 from ..worker_config import WorkerConfig
@@ -26,6 +27,7 @@ LOOKS_PER_LIST = 10
 # For a Redis that answers, but with errors: then requests stay where they are, and the engine is started all the same.
 MAX_RECLAIM_TRIES = 30
 RECLAIM_PAUSE_S = 1.0
+PARTITION_PATIENCE_S = 3.0
 
 log = structlog.get_logger()
 
@@ -47,15 +49,18 @@ class Reaper:
         self._trouble = ""
 
     async def run(self) -> None:
-        """Look at all models until cancelled; no error ends it, and none keeps it from the other models."""
-        models: list[bytes] = []
+        """Look at all models until cancelled; no error ends it, and none keeps it from the other models.
+
+        To a reaper each partition of a model is one.
+        """
+        partitions: list[str] = []
         looks = SideBySide(self._look)
         try:
             for num_looks in itertools.count():
                 try:
-                    if num_looks % LOOKS_PER_LIST == 0 or not models:
-                        models = await self._connection.execute("HKEYS", self._keys.models())
-                    self._note(await looks.round(models, REAP_INTERVAL_S))
+                    if num_looks % LOOKS_PER_LIST == 0 or not partitions:
+                        partitions = await self._list()
+                    self._note(await looks.round(partitions, REAP_INTERVAL_S))
                 except Exception as error:
                     self._note([error])
                 await asyncio.sleep(REAP_INTERVAL_S)
@@ -66,10 +71,25 @@ class Reaper:
         """Take back what an engine of this host held, which is known to be dead. Returns when that is done.
 
         It has to be done before the engine is started again: its next life has the same name. Nothing is lost by
-        waiting for a Redis that is away, since an engine cannot start without it either.
+        waiting for a Redis that is away, since an engine cannot start without it either; but it can without that of one
+        partition of several, where it hands back what its former life held as soon as it is there again.
         """
-        broker = Broker(self._connection, self._keys.model(self._model))
         cause = DeathCause(engine_id=engine_id, reason=death.reason, trace=death.trace)
+        layout = (await read_layouts(self._connection, self._keys)).get(self._model, Layout())
+        reclaims = [asyncio.create_task(self._reclaim(number, engine_id, cause, death)) for number in range(layout.num)]
+        try:
+            await asyncio.wait(reclaims, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(reclaims, timeout=PARTITION_PATIENCE_S)
+        finally:
+            for task in reclaims:
+                task.cancel()
+            outcomes = await asyncio.gather(*reclaims, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    async def _reclaim(self, partition: int, engine_id: str, cause: DeathCause, death: Death) -> None:
+        broker = Broker(self._connection, self._keys.model(self._model, partition), partition)
         for num_tries in itertools.count(1):
             try:
                 num_returned, num_parked = await broker.reclaim(
@@ -87,8 +107,12 @@ class Reaper:
                     )
                 return
 
-    async def _look(self, name: bytes) -> None:
-        model = name.decode()
+    async def _list(self) -> list[str]:
+        models = [name.decode() for name in await self._connection.execute("HKEYS", self._keys.models())]
+        layouts = await read_layouts(self._connection, self._keys)
+        return [partition_name(model, number) for model in models for number in range(layouts.get(model, Layout()).num)]
+
+    async def _look(self, model: str) -> None:
         cause = DeathCause(engine_id="", reason="its lease ended: its host, its process or its way to Redis is gone")
         found = await Broker(self._connection, self._keys.model(model)).reap(
             cause, max_deliveries=self._max_deliveries, lease_ttl_ms=self._lease_ttl_ms

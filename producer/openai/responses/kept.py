@@ -14,6 +14,7 @@ from ....shared.broker import Broker
 from ....shared.connection import CommandConnection
 from ....shared.errors import PenstockError
 from ....shared.keys import Keys
+from ....shared.partitions import Layouts, PartitionedBroker
 from ....shared.request_state import RequestState
 from ....shared.shown import shown
 from ...client import Client
@@ -36,6 +37,7 @@ class KeptResponses:
         self._client = client
         self._commands = commands
         self._keys = keys
+        self._layouts = Layouts(commands, keys)
         self._store = ResponseStore(commands, keys, result_ttl_s=result_ttl_s)
         self._linger_s = linger_s
 
@@ -92,7 +94,7 @@ class KeptResponses:
         """
         record, _ = await self._find(tenant, response_id)
         await self._store.delete(tenant, response_id)
-        broker = self._broker(record)
+        broker = await self._broker(record)
         await broker.cancel(record.id)
         await broker.forget(record.id)
         return DeletedResponse(response_id)
@@ -134,7 +136,7 @@ class KeptResponses:
         if state is RequestState.CLAIMED:
             transcriber.start()
         # After the state: whatever that says, the log that is read now has at least so much.
-        for delta in await self._broker(record).read_log(record.id):
+        for delta in await (await self._broker(record)).read_log(record.id):
             transcriber.take(delta)
         response = transcriber.response
         if response.status in ENDED:
@@ -145,12 +147,12 @@ class KeptResponses:
         """Return a record and the state of its request."""
         record = await self._store.get(tenant, response_id)
         if record is not None:
-            state = await self._broker(record).state(record.id)
+            state = await (await self._broker(record)).state(record.id)
             if state is not None:
                 return record, state
             await self._store.delete(tenant, response_id)
         message = f"response {shown(response_id)} is unknown or has expired"
         raise OpenAIError(404, message, param="response_id", code="response_not_found")
 
-    def _broker(self, record: StoredResponse) -> Broker:
-        return Broker(self._commands, self._keys.model(record.model))
+    async def _broker(self, record: StoredResponse) -> Broker:
+        return await PartitionedBroker(self._commands, self._keys, record.model, self._layouts).find(record.id)

@@ -3,15 +3,16 @@
 -- limit is how many more sequences it takes beside the ones it holds, kv_tokens what its cache holds in all, of which
 -- held_kv_tokens are spoken for; kept is how many of its sequences are for tenants that have few.
 -- Each claim gives the request another epoch, which fences every later write.
--- Returns {wave, retry_ms}. A wave is a list of {id, payload, epoch, count, attempts, alone_until, kv_tokens,
+-- Returns {wave, retry_ms, is_saving}. A wave is a list of {id, payload, epoch, count, attempts, alone_until, kv_tokens,
 -- expires_in_ms, waited_ms}. alone_until is -1, or the number of output tokens before which the engine is to take no
 -- other request: this one may have killed its last engine. kv_tokens is what it is reckoned to take of the cache;
 -- expires_in_ms is -1 without a deadline; waited_ms is the time since it entered its lane. retry_ms says when more may
--- be had without a wake, 0 if this claim has only looked at a part of what waits; -1 if nothing is known of.
+-- be had without a wake, 0 if this claim has only looked at a part of what waits; -1 if nothing is known of. is_saving is
+-- 1 if the engine is to take nothing elsewhere either: it empties itself for a suspect, or keeps its cache for a large one.
 local prefix, engine, limit, held = ARGV[1], ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5])
 local kv_tokens, held_kv_tokens = tonumber(ARGV[6]), tonumber(ARGV[7])
 local now, queue = now_ms(), prefix .. 'queue'
-local wave, retry_ms, num_taken, taken_tokens = {}, -1, 0, 0
+local wave, retry_ms, num_taken, taken_tokens, is_saving = {}, -1, 0, 0, 0
 local WARD_AFTER_MS, WARD_TTL_MS = 2000, 10000
 -- How long an engine leaves a request to others that have more room, and the cache kept for one that does not fit yet.
 local PATIENCE_MS, RESERVED_TTL_MS = 100, 10000
@@ -23,7 +24,7 @@ local OUTPUT_TOKENS = 256
 redis.call('ZADD', prefix .. 'leases', now + tonumber(ARGV[3]), engine)
 
 local totals = fields(queue, 'paused', 'mean_output', 'shared_at', 'warm')
-if totals.paused then return {wave, retry_ms} end
+if totals.paused then return {wave, retry_ms, is_saving} end
 local mean_output = math.ceil(amount(totals.mean_output or OUTPUT_TOKENS))
 
 local num_kept = tonumber(ARGV[8])
@@ -50,6 +51,7 @@ local function reserve()
   local holder = redis.call('GET', prefix .. 'reserved')
   if holder and holder ~= engine then return false end
   redis.call('SET', prefix .. 'reserved', engine, 'PX', RESERVED_TTL_MS)
+  is_saving = 1
   return true
 end
 
@@ -141,7 +143,7 @@ end
 local function reply(takes_more)
   set_room(prefix, engine, room())
   if takes_more and num_taken < limit then set_vacant(prefix, engine, room(), num_kept) end
-  return {wave, retry_ms}
+  return {wave, retry_ms, is_saving}
 end
 
 redis.call('ZREM', prefix .. 'vacant', engine)
@@ -161,6 +163,7 @@ if suspect and limit > 0 then
   if now - since > WARD_AFTER_MS then redis.call('SET', prefix .. 'ward', engine, 'NX', 'PX', WARD_TTL_MS) end
   if redis.call('GET', prefix .. 'ward') == engine then
     redis.call('PEXPIRE', prefix .. 'ward', WARD_TTL_MS)
+    is_saving = 1
     return reply(false)
   end
 end

@@ -1,12 +1,15 @@
 -- Accept requests, each once. KEYS: leases. ARGV: prefix, a msgpack array of requests, then the payload of each.
 -- A request is an array: id, ttl_ms, client, client_ttl_ms, fail_fast, call, tenant, band, prompt, max, deadline_ms,
--- timeout_ms, is_resumable, webhook, webhook_of, webhook_n, digests, own_digests. An empty client means detached, an empty band the policy's
+-- timeout_ms, is_resumable, webhook, webhook_of, webhook_n, digests, own_digests, layout, may_have_left. An empty client means detached, an empty band the policy's
 -- default. A deadline is by this server's clock; a timeout counts from now, and the earlier of the two holds; either may
 -- be nil. prompt and max are numbers of tokens. What is resumable has one chunk of input so far. Those of the webhook are
 -- nil without one, its last two where a request has one answer. digests are as in warmth.lua, a list or nil; own_digests
--- are words, those by which others find the engine that it came to.
+-- are words, those by which others find the engine that it came to. layout is the version of the layout of the model's
+-- partitions that the caller goes by, nil or 0 while it has one; may_have_left says that the tenant has another partition
+-- by now than this one, which it keeps for as long as something of it counts here (shared/partitions/).
 -- Returns one answer each: 'new', 'unserved' if it was not to wait and no engine lives, or the state of the request that
--- already has this id: the caller attaches to it. A call that is sent again is 'new' again. What is refused gets a list:
+-- already has this id: the caller attaches to it. A call that is sent again is 'new' again. 'relaid' says that this
+-- partition has another layout, 'left' that the tenant has another partition. What else is refused gets a list:
 -- {'unknown_band', names}, {'queue_full', scope, unit, limit, retry_after_ms} or {'over_quota', quota, limit,
 -- retry_after_ms}.
 local prefix, queue, answers = ARGV[1], ARGV[1] .. 'queue', {}
@@ -79,6 +82,20 @@ local function append_all(list, ...)
   for _, value in ipairs({...}) do list[#list + 1] = value end
 end
 
+local layout
+local function has_layout(version)
+  layout = layout or tonumber(redis.call('GET', prefix .. 'layout') or 0) or 0
+  return layout == version
+end
+
+-- Whether a tenant still has something here that what comes now must stand behind, or be counted with.
+local function stays(tenant)
+  if backlog(prefix .. 'tenant:' .. tenant).depth > 0 then return true end
+  local of = tenant_policy(prefix, tenant)
+  if limit_of(of.max_concurrent_requests) < math.huge and num_started(prefix, tenant) > 0 then return true end
+  return has_rate_quota(of) and used(prefix, tenant) > 0
+end
+
 local requests, preferred, num_warm = cmsgpack.unpack(ARGV[2]), {}, 0 -- preferred: engine -> how many of these
 local mark_warm
 for _, request in ipairs(requests) do mark_warm = mark_warm or request[17] and true end
@@ -106,11 +123,13 @@ end
 
 local function accept(request, payload)
   local id, ttl_ms, client, client_ttl_ms, fail_fast, call, tenant, band, prompt, most, deadline_ms, timeout_ms,
-    is_resumable, webhook, webhook_of, webhook_n, digests, own_digests = unpack(request, 1, 18)
+    is_resumable, webhook, webhook_of, webhook_n, digests, own_digests, laid_out, may_have_left = unpack(request, 1, 20)
   local key = prefix .. 'request:' .. id
   local known_state, known_call = values_of(key, 'state', 'call')
   if known_state then return call ~= '' and known_call == call and 'new' or known_state end
   if known_state == nil then redis.call('DEL', key) end -- it is no hash
+  if not has_layout(laid_out or 0) then return 'relaid' end
+  if may_have_left and not stays(tenant) then return 'left' end
   if band == '' then band = queue_policy(prefix).default_band end
   if not has_band(prefix, band) then return {'unknown_band', table.concat(queue_policy(prefix).bands, ', ')} end
   if fail_fast and not is_served(prefix) then return 'unserved' end

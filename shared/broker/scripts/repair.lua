@@ -153,7 +153,7 @@ end
 
 for name, wanted in pairs({policy = 'string', active = 'set', returned = 'list', suspects = 'list', leases = 'zset',
   clients = 'zset', deadlines = 'zset', fail_fast = 'set', dead = 'zset', reserved = 'string', ward = 'string',
-  blocked = 'zset', vacant = 'zset', outbox = 'stream', events = 'stream'}) do
+  blocked = 'zset', vacant = 'zset', outbox = 'stream', events = 'stream', layout = 'string'}) do
   keep_type(name, wanted)
 end
 keep_fields('queue', {credit = is_number, depth = is_integer, tokens = is_integer, num_started = is_count,

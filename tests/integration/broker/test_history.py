@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 
 from penstock.shared.broker import Broker, DeadLetter, Queue, RequestFilter, RequestHistory
+from penstock.shared.broker.bulk import cancel_matching, count_matching
+from penstock.shared.broker.series import SeriesPoint, SeriesStore
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ValidationError
+from penstock.shared.keys import Keys
+from penstock.shared.partitions import Layout, open_history, read_series
 from penstock.shared.policy import QueuePolicy
 from penstock.shared.request_events import EventKind, RequestEvent
 from penstock.shared.request_state import MOVES, RequestState
@@ -205,3 +210,37 @@ async def test_a_stranger_in_the_stream_hides_nothing(
 def test_an_unknown_state_is_refused(wanted) -> None:
     with pytest.raises(ValidationError, match=r"states must be of waiting, running, .*got 'lost'"):
         RequestFilter(**wanted)
+
+
+async def test_partitions_are_listed_as_one(commands: CommandConnection, broker: Broker, namespace: str) -> None:
+    keys = Keys(namespace)
+    layout = Layout(version=1, num=2, num_before=2, is_settled=True)
+    await commands.execute("HSET", keys.layouts(), "m", msgspec.json.encode(layout))
+    brokers = [Broker(commands, keys.model("m", number), number) for number in range(2)]
+    for number, part in enumerate(brokers):
+        await enqueue(part, f"run-{number}", f"wait-{number}", tenant=f"t{number}")
+        (claim,) = await take(part, "e0", 1)
+        await part.finish([final(claim.request_id, claim.epoch, 0, 9)])
+        await SeriesStore(commands, part.keys).add("w", 1, {"tokens_out": 5, "latency_s:1": 2, "latency_s:sum": 7})
+    history = await open_history(commands, keys, "m")
+    assert await ids(history, states=("ended",)) == ["run-1", "run-0"]
+    assert set(await ids(history, states=("waiting",))) == {"wait-0", "wait-1"}
+    assert told(await history.history("run-1")) == [("queued", "", 0), ("claimed", "e0", 0), ("finished", "e0", 1)]
+    assert (await history.find("wait-1") or pytest.fail("not found")).tenant == "t1"
+    events = await history.events()
+    assert [event.event_id for event in events] == sorted((event.event_id for event in events), key=_place)
+    assert await history.last_event_id() == events[-1].event_id
+    points = await read_series(commands, keys, "m", hours=2, step_s=3600)
+    assert total_out(points) == 10
+    assert [point.histograms["latency_s"].count for point in points if point.histograms] == [4]
+    assert await count_matching(history, RequestFilter(states=("waiting",))) == 2
+    assert await cancel_matching(history, RequestFilter(id_prefix="wait-")) == 2
+    assert await ids(history, states=("waiting",)) == []
+
+
+def _place(event_id: str) -> tuple[int, ...]:
+    return tuple(map(int, event_id.split("-")))
+
+
+def total_out(points: list[SeriesPoint]) -> int:
+    return sum(point.tokens_out for point in points)

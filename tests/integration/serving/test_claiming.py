@@ -16,14 +16,17 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.messages import EngineCoreRequest, Ready
 from penstock.shared.params import SamplingParams
+from penstock.shared.partitions import Layout
 from penstock.worker.config import EngineConfig
 from penstock.worker.serving.claiming import ClaimLoop
 from penstock.worker.serving.core_client import CoreClient
 from penstock.worker.serving.engine_meter import EngineMeter
 from penstock.worker.serving.intake import Intake
 from penstock.worker.serving.publisher import Publisher
+from penstock.worker.serving.redis_pressure import RedisPressure
 from penstock.worker.serving.request_log import RequestLog
 from penstock.worker.serving.running_generations import RunningGenerations
+from penstock.worker.serving.served_partitions import ServedPartition, ServedPartitions
 from penstock.worker.text.tokenizer import TextCodec
 from penstock.worker.worker_config import WorkerConfig
 
@@ -65,11 +68,20 @@ def ready(demo_model: Path) -> Ready:
     )
 
 
+def part_of(broker: Broker) -> ServedPartition:
+    publisher = Publisher(broker, lambda request_id, epoch: None, EngineMeter())
+    return ServedPartition(broker, publisher, RedisPressure(broker._connection, broker.keys))
+
+
+async def one_partition() -> Layout:
+    return Layout()
+
+
 @asynccontextmanager
 async def claiming(broker: Broker, codec: TextCodec, ready: Ready) -> AsyncIterator[tuple[ClaimLoop, Core]]:
     core, live = Core(), RunningGenerations()
-    publisher = Publisher(broker, lambda request_id, epoch: None, EngineMeter())
-    loop = ClaimLoop(CONFIG, broker, cast(CoreClient, core), live, publisher, RequestLog("m", is_on=False))
+    parts = ServedPartitions("e0", lambda number: part_of(broker), one_partition)
+    loop = ClaimLoop(CONFIG, parts, cast(CoreClient, core), live, RequestLog("m", is_on=False))
     running = asyncio.create_task(loop.run(Intake(codec, ready.max_model_len), ready))
     try:
         yield loop, core
@@ -106,7 +118,7 @@ async def test_a_claim_whose_reply_was_lost_is_handed_back(broker: Broker, codec
         await loop.pause()
         await enqueue(broker, "b")
         epoch = await claim_unseen(broker)
-        loop.look_for_unseen()
+        loop.parts[0].may_hold_unseen = True
         loop.resume()
         second = await core.request_ids.get()
     assert (first.partition("#")[0], second.partition("#")[0]) == ("a", "b")

@@ -81,9 +81,9 @@ async def client(deployment: Deployment) -> AsyncIterator[Client]:
         yield client
 
 
-async def place(home: CommandConnection, model: str, shard: str) -> None:
+async def place(home: CommandConnection, model: str, shard: str, keys: Keys | None = None) -> None:
     """Record where a model is to be, before it is used."""
-    keys = Keys()
+    keys = keys or Keys()
     await home.execute("HSET", keys.placements(), model, shard)
     if shard != "home":
         await home.execute("SET", keys.model(model).place, shard)

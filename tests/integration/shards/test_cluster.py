@@ -31,12 +31,8 @@ CAUSE = DeathCause(engine_id="e0", reason="it fell over")
 @pytest.fixture
 def own_cluster(tmp_path: Path) -> Iterator[ClusterTrio]:
     """One that the test may do with what it likes."""
-    trio = ClusterTrio(tmp_path / "cluster", password="s3cret", is_kept=True)
-    try:
-        trio.start()
+    with ClusterTrio(tmp_path / "cluster", password="s3cret", is_kept=True) as trio:
         yield trio
-    finally:
-        trio.stop()
 
 
 @pytest.fixture

@@ -1,0 +1,10 @@
+-- How many requests of a partition wait that may be claimed; some of their tenants may be over a quota. KEYS: leases.
+-- ARGV: prefix. 0 while it is paused. It is what engines choose by where to help out, so it must be cheap.
+local prefix, queue = ARGV[1], ARGV[1] .. 'queue'
+if redis.call('HEXISTS', queue, 'paused') == 1 then return 0 end
+local count, num_ready = 0, 0
+for _, band in ipairs(queue_policy(prefix).bands) do
+  num_ready = num_ready + redis.call('ZCARD', prefix .. 'ready:' .. band)
+end
+if num_ready > 0 then count = waiting(prefix, queue) end
+return count + redis.call('LLEN', prefix .. 'returned') + redis.call('LLEN', prefix .. 'suspects')

@@ -1,0 +1,98 @@
+"""Gives a model more partitions, while requests wait and run.
+
+Home is told first, and nobody goes by it yet: each partition refuses who has another layout than its own. After
+``MAX_AGE_S`` whoever looks for a request knows the new partitions, and engines serve them. Then one partition after the
+other changes over. A tenant that has another partition from then on keeps its former one until nothing of it waits
+there: the script that enqueues there knows (``enqueue.lua``), so order holds and nothing is moved.
+
+A change that was cut short leaves those that it had not reached refusing who knows the new layout. Whoever runs the
+command again takes it up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from ..broker import Queue
+from ..connection import CommandConnection
+from ..errors import ValidationError
+from ..keys import Keys, check_name, is_partition_name
+from ..shown import shown
+from .layout import MAX_AGE_S, MAX_PARTITIONS, Layout, Layouts, choose_partition, lay_out
+
+MAX_TOLD = 5
+
+
+async def change_partitions(
+    connection: CommandConnection, keys: Keys, model: str, num: int, spread: Sequence[str] | None = None
+) -> Layout:
+    """Give a model ``num`` partitions, and say which tenants go to all of them; None: as before. Doing it twice does
+    nothing. Returns the layout when all go by it.
+
+    Raises:
+        ValidationError: ``num`` is not in [what it is, 64], or the last change is not over yet.
+    """
+    if is_partition_name(model):
+        raise ValidationError(f"model must be that of all partitions, got {shown(model)}")
+    layouts = Layouts(connection, keys)
+    old = await layouts.read(model)
+    if isinstance(num, bool) or not isinstance(num, int) or not old.num <= num <= MAX_PARTITIONS:
+        raise ValidationError(
+            f"partitions must be a number in [{old.num}, {MAX_PARTITIONS}], got {shown(num)}: a model keeps those that "
+            "it has, since requests are in them"
+        )
+    tenants = old.spread if spread is None else tuple(sorted({check_name("spread", tenant) for tenant in spread}))
+    is_other = (num, tenants) != (old.num, old.spread)
+    staying = await _staying(connection, keys, model, old) if old.num_before != old.num else []
+    if is_other and staying:
+        raise ValidationError(
+            f"{len(staying)} tenants of model {shown(model)} still have requests in the partition that they had before "
+            f"the last change ({', '.join(staying[:MAX_TOLD])}{', …' if len(staying) > MAX_TOLD else ''}); change the "
+            "partitions when those are done"
+        )
+    new = old
+    if is_other or (old.num_before != old.num and not staying):
+        seconds, micros = await connection.execute("TIME")
+        version = max(old.version + 1, int(seconds) * 1_000_000 + int(micros))
+        new = Layout(version=version, num=num, num_before=old.num, spread=tenants)
+        await _copy_policies(connection, keys, model, new)
+        await _record(connection, keys, model, new)
+    if not new.version:
+        return new
+    if not new.is_settled:
+        await asyncio.sleep(MAX_AGE_S)
+    await lay_out(connection, keys, model, new)
+    settled = msgspec.structs.replace(new, is_settled=True)
+    await _record(connection, keys, model, settled)
+    return settled
+
+
+async def _record(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> None:
+    await connection.execute("HSET", keys.layouts(), model, msgspec.json.encode(layout))
+
+
+async def _staying(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> list[str]:
+    """Return the tenants that have something in a partition that is not theirs any more."""
+    found: set[str] = set()
+    for number in range(layout.num_before):
+        for tenant in await Queue(connection, keys.model(model, number)).tenants():
+            if tenant not in layout.spread and choose_partition(tenant, layout.num) != number:
+                found.add(tenant)
+    return sorted(found)
+
+
+async def _copy_policies(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> None:
+    """Give the new partitions what the first has been told."""
+    first = Queue(connection, keys.model(model))
+    policy, tenants = await asyncio.gather(first.policy(), first.tenant_policies())
+    is_paused = await first.is_paused()
+    for number in range(layout.num_before, layout.num):
+        part = Queue(connection, keys.model(model, number))
+        await part.configure(policy)
+        for tenant, own in tenants.items():
+            await part.configure_tenant(tenant, own)
+        if is_paused:
+            await part.pause(put_back=False)

@@ -1,0 +1,123 @@
+"""How many partitions a model has, and which of them a request goes to.
+
+A tenant's requests go to one partition, by a rendezvous hash of its name: more partitions take their part of the
+tenants, and no other moves. Tenants that are spread go to all, by the ids of their requests.
+
+Source: Thaler and Ravishankar 1998, "Using name-based mappings to increase hit rates" (rendezvous hashing).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from functools import lru_cache
+
+import msgspec
+
+from ..broker import Broker
+from ..connection import CommandConnection
+from ..errors import ConfigurationError, RedisUnavailableError
+from ..keys import Keys
+from ..shown import shown
+
+MAX_PARTITIONS = 64
+# Nobody looks for requests by a layout that is older; a new one is used from so much later on.
+MAX_AGE_S = 5.0
+# Home is away: what is known is gone by, and nothing changes meanwhile.
+PATIENCE_S = 1.0
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """The partitions of a model.
+
+    Args:
+        version: the microseconds of home's clock at the change, and higher than that before; 0 for a model that has
+            never had more than one.
+        num: of partitions.
+        num_before: how many there were before; whoever had another partition then has it until nothing waits there.
+        spread: tenants that go to all.
+        is_settled: whether all partitions are to go by it by now; one that does not has lost its data.
+    """
+
+    version: int = 0
+    num: int = 1
+    num_before: int = 1
+    spread: tuple[str, ...] = ()
+    is_settled: bool = False
+
+    def partition_of(self, tenant: str, request_id: str) -> int:
+        """Return the partition of a request."""
+        return choose_partition(request_id if tenant in self.spread else tenant, self.num)
+
+    def former_partition_of(self, tenant: str) -> int | None:
+        """Return the partition that the tenant had before, if that was another one."""
+        if self.num_before == self.num or tenant in self.spread:
+            return None
+        former = choose_partition(tenant, self.num_before)
+        return None if former == choose_partition(tenant, self.num) else former
+
+
+@lru_cache(maxsize=1 << 16)
+def choose_partition(name: str, num: int) -> int:
+    """Return the partition of a tenant, or of a request of one that is spread."""
+    if num == 1:
+        return 0
+    return max(range(num), key=lambda number: hashlib.sha256(f"{number}\0{name}".encode()).digest())
+
+
+class Layouts:
+    """What a process knows of the layouts of models, by the word of home."""
+
+    def __init__(self, connection: CommandConnection, keys: Keys) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._known: dict[str, tuple[Layout, float]] = {}
+
+    async def get(self, model: str) -> Layout:
+        """Return the layout of a model, which may be an old one: the server refuses who enqueues by it."""
+        found = self._known.get(model)
+        return await self.read(model) if found is None else found[0]
+
+    async def recent(self, model: str) -> Layout:
+        """Return the layout of a model: by it every request is found."""
+        found = self._known.get(model)
+        if found is None:
+            return await self.read(model)
+        if time.monotonic() - found[1] > MAX_AGE_S:
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    return await self.read(model)
+            except (TimeoutError, RedisUnavailableError):
+                self._known[model] = (found[0], time.monotonic())
+        return found[0]
+
+    async def read(self, model: str) -> Layout:
+        """Ask home."""
+        # Before it is asked: that is how old the answer may be.
+        asked_at = time.monotonic()
+        data = await self._connection.execute("HGET", self._keys.layouts(), model)
+        layout = Layout() if data is None else decode_layout(model, data)
+        self._known[model] = (layout, asked_at)
+        return layout
+
+
+async def lay_out(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> None:
+    """Have all partitions go by a layout, and refuse who goes by an older one; the new ones first."""
+    for number in reversed(range(layout.num)):
+        await Broker(connection, keys.model(model, number), number).lay_out(layout.version)
+
+
+async def read_layouts(connection: CommandConnection, keys: Keys) -> dict[str, Layout]:
+    """Return the layouts of all models that have one, by the word of home."""
+    flat = await connection.execute("HGETALL", keys.layouts())
+    pairs = zip(flat[::2], flat[1::2], strict=True)
+    return {name.decode(): decode_layout(name.decode(), data) for name, data in pairs}
+
+
+def decode_layout(model: str, data: bytes) -> Layout:
+    """Raises ``ConfigurationError`` of what is none."""
+    try:
+        return msgspec.json.decode(data, type=Layout)
+    except msgspec.MsgspecError as error:
+        raise ConfigurationError(f"the partitions of model {shown(model)} cannot be read: {error}") from error

@@ -1,0 +1,194 @@
+"""Queue and dead letter of a model whose partitions are several, as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from ..broker import DeadLetter, Queue
+from ..connection import CommandConnection
+from ..errors import ValidationError
+from ..keys import Keys
+from ..policy import QueuePolicy, TenantPolicy
+from ..queue_stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
+from ..records import DeadRequest
+from .layout import Layouts
+
+T = TypeVar("T")
+
+
+async def open_queue(connection: CommandConnection, keys: Keys, model: str) -> Queue:
+    """Return a model's queue as a whole, with the partitions that it has now."""
+    num = (await Layouts(connection, keys).read(model)).num
+    return Queue(connection, keys.model(model)) if num == 1 else WholeQueue(connection, keys, model, num)
+
+
+async def open_dead_letter(connection: CommandConnection, keys: Keys, model: str) -> DeadLetter:
+    """Return a model's dead letter as a whole, with the partitions that it has now."""
+    num = (await Layouts(connection, keys).read(model)).num
+    return DeadLetter(connection, keys.model(model)) if num == 1 else WholeDeadLetter(connection, keys, model, num)
+
+
+async def partition_stats(connection: CommandConnection, keys: Keys, model: str, num: int) -> list[QueueStats]:
+    """Return the state of each partition."""
+    return await asyncio.gather(*(Queue(connection, keys.model(model, number)).stats() for number in range(num)))
+
+
+class WholeQueue(Queue):
+    """Several partitions as one queue: what is said to it is said to all. What it knows of policies is the first's."""
+
+    def __init__(self, connection: CommandConnection, keys: Keys, model: str, num: int) -> None:
+        super().__init__(connection, keys.model(model))
+        self._parts = [Queue(connection, keys.model(model, number)) for number in range(num)]
+
+    async def stats(self, *, tenants: bool = False) -> QueueStats:
+        policy = await self.policy()
+        parts = await asyncio.gather(*(part.stats(tenants=tenants) for part in self._parts))
+        return summed(parts, policy.default_band)
+
+    async def status(self, request_id: str) -> RequestStatus | None:
+        found = await asyncio.gather(*(part.status(request_id) for part in self._parts))
+        return next((status for status in found if status is not None), None)
+
+    async def pause(self, *, put_back: bool, abort: bool = False) -> int:
+        return sum(await asyncio.gather(*(part.pause(put_back=put_back, abort=abort) for part in self._parts)))
+
+    async def resume(self) -> bool:
+        return any(await asyncio.gather(*(part.resume() for part in self._parts)))
+
+    async def is_paused(self) -> bool:
+        return any(await asyncio.gather(*(part.is_paused() for part in self._parts)))
+
+    async def purge(self, tenant: str, band: str = "") -> int:
+        return sum(await asyncio.gather(*(part.purge(tenant, band) for part in self._parts)))
+
+    async def tenants(self) -> list[str]:
+        found = await asyncio.gather(*(part.tenants() for part in self._parts))
+        return sorted({tenant for tenants in found for tenant in tenants})
+
+    async def configure(self, policy: QueuePolicy) -> None:
+        bands = (await self.stats()).bands
+        if occupied := [band.band for band in bands if band.depth and band.band not in policy.bands]:
+            names = ", ".join(occupied)
+            raise ValidationError(f"bands must keep {names} while requests wait there, got {', '.join(policy.bands)}")
+        for part in self._parts:
+            await part.configure(policy)
+
+    async def configure_tenant(self, tenant: str, policy: TenantPolicy | None) -> None:
+        for part in self._parts:
+            await part.configure_tenant(tenant, policy)
+
+
+class WholeDeadLetter(DeadLetter):
+    """What is parked in any partition. A request is parked, and replayed, in the one that it was in."""
+
+    def __init__(self, connection: CommandConnection, keys: Keys, model: str, num: int) -> None:
+        super().__init__(connection, keys.model(model))
+        self._parts = [DeadLetter(connection, keys.model(model, number)) for number in range(num)]
+
+    async def ids(self) -> list[str]:
+        return [one for ids in await asyncio.gather(*(part.ids() for part in self._parts)) for one in ids]
+
+    async def list(self) -> list[DeadRequest]:
+        found = await asyncio.gather(*(part.list() for part in self._parts))
+        return sorted((request for parked in found for request in parked), key=lambda request: request.parked_at)
+
+    async def count(self) -> int:
+        return sum(await asyncio.gather(*(part.count() for part in self._parts)))
+
+    async def show(self, request_id: str) -> DeadRequest | None:
+        found = await asyncio.gather(*(part.show(request_id) for part in self._parts))
+        return next((parked for parked in found if parked is not None), None)
+
+    async def replay(self, request_id: str) -> bool:
+        return any(await asyncio.gather(*(part.replay(request_id) for part in self._parts)))
+
+    async def purge(self, request_id: str) -> bool:
+        return any(await asyncio.gather(*(part.purge(request_id) for part in self._parts)))
+
+
+def summed(parts: Sequence[QueueStats], default_band: str) -> QueueStats:
+    """Return the state of the whole. Engines help out where most waits, so what waits is served at the rate of all."""
+    first, tokens_per_s = parts[0], sum(part.tokens_per_s for part in parts)
+    requests_per_s = sum(part.requests_per_s for part in parts)
+    bands = _summed_bands(parts, tokens_per_s)
+    mean = sum(part.mean_output_tokens * part.requests_per_s for part in parts)
+    paused = [part.paused_at for part in parts if part.paused_at is not None]
+    return QueueStats(
+        model=first.model,
+        paused_at=min(paused, default=None),
+        depth=_sum(parts, lambda part: part.depth),
+        num_tokens=_sum(parts, lambda part: part.num_tokens),
+        num_running=_sum(parts, lambda part: part.num_running),
+        num_returned=_sum(parts, lambda part: part.num_returned),
+        oldest_age_s=max(part.oldest_age_s for part in parts),
+        estimated_wait_s=next((band.estimated_wait_s for band in bands if band.band == default_band), None),
+        requests_per_s=requests_per_s,
+        tokens_per_s=tokens_per_s,
+        mean_output_tokens=mean / requests_per_s if requests_per_s else first.mean_output_tokens,
+        bands=bands,
+        tenants=_merged_tenants(tenant for part in parts for tenant in part.tenants),
+        num_awaiting_input=_sum(parts, lambda part: part.num_awaiting_input),
+        num_warm=_sum(parts, lambda part: part.num_warm),
+        num_warm_kept=_sum(parts, lambda part: part.num_warm_kept),
+    )
+
+
+def _sum(parts: Iterable[T], number: Callable[[T], int]) -> int:
+    return sum(map(number, parts))
+
+
+def _summed_bands(parts: Sequence[QueueStats], tokens_per_s: float) -> list[BandStats]:
+    bands: list[BandStats] = []
+    num_tokens_before = 0
+    for name in [band.band for band in parts[0].bands]:
+        same = [band for part in parts for band in part.bands if band.band == name]
+        num_tokens = _sum(same, lambda band: band.num_tokens)
+        num_tokens_before += num_tokens
+        bands.append(
+            BandStats(
+                band=name,
+                depth=_sum(same, lambda band: band.depth),
+                num_tokens=num_tokens,
+                num_tenants=_sum(same, lambda band: band.num_tenants),
+                oldest_age_s=max(band.oldest_age_s for band in same),
+                estimated_wait_s=num_tokens_before / tokens_per_s if tokens_per_s else None,
+            )
+        )
+    return bands
+
+
+def _merged_tenants(found: Iterable[TenantStats]) -> list[TenantStats]:
+    """A tenant may have something in several partitions: when it is spread, or has just got another one."""
+    tenants: dict[str, TenantStats] = {}
+    for tenant in found:
+        before = tenants.get(tenant.tenant)
+        tenants[tenant.tenant] = tenant if before is None else _merged(before, tenant)
+    return sorted(tenants.values(), key=lambda tenant: (-tenant.depth, tenant.tenant))
+
+
+def _merged(one: TenantStats, other: TenantStats) -> TenantStats:
+    lanes = {lane.band: lane for lane in one.lanes}
+    for lane in other.lanes:
+        before = lanes.get(lane.band)
+        lanes[lane.band] = lane if before is None else _merged_lanes(before, lane)
+    return msgspec.structs.replace(
+        one,
+        num_running=one.num_running + other.num_running,
+        blocked_for_s=min(one.blocked_for_s, other.blocked_for_s),
+        lanes=[*lanes.values()],
+    )
+
+
+def _merged_lanes(one: LaneStats, other: LaneStats) -> LaneStats:
+    waits = [lane.estimated_wait_s for lane in (one, other) if lane.estimated_wait_s is not None]
+    return msgspec.structs.replace(
+        one,
+        depth=one.depth + other.depth,
+        num_tokens=one.num_tokens + other.num_tokens,
+        oldest_age_s=max(one.oldest_age_s, other.oldest_age_s),
+        estimated_wait_s=max(waits, default=None),
+    )
