@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import structlog
+from redis.exceptions import RedisError
 
 from .command_parts import in_parts
 from .connection import CommandConnection
@@ -88,7 +89,7 @@ class Presence:
         while True:
             try:
                 await self.say()
-            except PenstockError as error:
+            except (PenstockError, RedisError) as error:
                 log.debug("presence_not_written", error=str(error))
             await asyncio.sleep(INTERVAL_S)
 
@@ -116,7 +117,7 @@ class Presence:
             async with asyncio.timeout(1.0):
                 await self._connection.execute("DEL", self._keys.process(self.record.process_id))
                 await self._connection.execute("SREM", self._keys.processes(), self.record.process_id)
-        except (TimeoutError, PenstockError) as error:
+        except (TimeoutError, PenstockError, RedisError) as error:
             log.debug("presence_not_removed", error=str(error))
 
 

@@ -7,6 +7,7 @@ import uuid
 
 import msgspec
 import structlog
+from redis.exceptions import RedisError
 
 from ...shared.broker.series import HISTOGRAMS, SeriesStore, TenantPoint, bucket_amounts
 from ...shared.broker.writes import STATE_OF
@@ -40,7 +41,7 @@ class SeriesWriter:
             await asyncio.sleep(INTERVAL_S)
             try:
                 await self.add()
-            except PenstockError as error:
+            except (PenstockError, RedisError) as error:
                 log.warning("series_not_written", error=str(error))
 
     async def add_last(self) -> None:
@@ -48,7 +49,7 @@ class SeriesWriter:
         try:
             async with asyncio.timeout(LAST_TIMEOUT_S):
                 await self.add()
-        except (TimeoutError, PenstockError) as error:
+        except (TimeoutError, PenstockError, RedisError) as error:
             log.warning("series_not_written", error=str(error) or "Redis does not answer")
 
     async def add(self) -> None:

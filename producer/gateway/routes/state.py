@@ -7,6 +7,7 @@ from importlib import metadata
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
+from redis.exceptions import RedisError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -88,7 +89,7 @@ async def _warnings(request: Request) -> list[str]:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             processes = await read_processes(gateway.connection.execute, keys)
             found = jobs_findings(processes, await count_due(gateway.connection, keys))
-    except (TimeoutError, PenstockError) as error:
+    except (TimeoutError, PenstockError, RedisError) as error:
         return [f"what is due is not known: {error or 'Redis does not answer'}"]
     return [f"{finding.message}; {finding.remedy}" for finding in found]
 
