@@ -84,9 +84,11 @@ async def test_the_engine_adds_to_the_series_and_its_supervisor_says_that_it_is_
 ) -> None:
     before = sum(point.tokens_out for point in await client.queue_history(hours=24))
     await client.generate(COUNT, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True), request_id="counted")
+    points = await client.queue_history(hours=24)
     async with asyncio.timeout(60):
-        while sum(point.tokens_out for point in (points := await client.queue_history(hours=24))) < before + 20:
+        while sum(point.tokens_out for point in points) < before + 20:
             await asyncio.sleep(0.1)
+            points = await client.queue_history(hours=24)
     counted = [point for point in points if point.histograms]
     assert set(counted[-1].histograms) == {
         "time_to_first_token_s",
