@@ -75,6 +75,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="deepseek_r1, qwen3, mistral, seed_oss, kimi; none leaves it in the answer (by the chat template)",
     )
     parser.add_argument("--fail-fast", action="store_true", help="503 while no engine serves the model, without a wait")
+    parser.add_argument(
+        "--metrics",
+        choices=("own", "deployment"),
+        default="own",
+        help="what /metrics tells: of this process, or of queues and engines, too, as `penstock metrics` does (own)",
+    )
     parser.add_argument("--files-dir", metavar="DIR", help="of /v1/files, shared by all hosts (in the data folder)")
     parser.add_argument("--log-level", choices=LEVELS, default="info")
     parser.add_argument("--log-format", choices=FORMATS, default="auto")
@@ -123,6 +129,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             parsers=ParserChoice(tool_call=arguments.tool_call_parser, reasoning=arguments.reasoning_parser),
             fail_fast=arguments.fail_fast,
             files_dir=arguments.files_dir,
+            deployment_metrics=arguments.metrics == "deployment",
         )
         return serve(settings, host=arguments.host, port=arguments.port)
 

@@ -43,6 +43,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         cors_origins: which pages may call from a browser, by origins and patterns (see ``cors``); none turns CORS off.
         parsers: what reads tool calls and reasoning in answers to chats.
         fail_fast: answer 503 at once while no engine serves the model, instead of waiting for one.
+        deployment_metrics: whether /metrics tells of queues and engines, too. Only one process of a deployment should:
+            sums over several would count all of it several times.
         files_dir: where uploaded files and the answers of batches are; PENSTOCK_FILES_DIR, or "files" in the user's
             data folder, when None. All hosts that serve or run them share it.
 
@@ -70,6 +72,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     fail_fast: bool = False
     files_dir: str | None = None
     shards: str | None = None
+    deployment_metrics: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("namespace", self.namespace), ("tenant", self.tenant)):

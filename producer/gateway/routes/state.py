@@ -13,11 +13,12 @@ from starlette.responses import Response
 
 from ....shared.errors import EngineDeadError, PenstockError
 from ....shared.keys import Keys
+from ....shared.metrics.exposition import expose
 from ....shared.presence import read_processes
 from ...control.deployment import count_due, jobs_findings
+from ...control.deployment_samples import read_models
 from ...openai.errors import OpenAIError
 from ..http import gateway_of, json_response
-from ..metrics import deployment_metrics, read_deployment
 from ..operations import Operation
 
 # A probe that takes longer has its answer: Redis does not answer.
@@ -66,10 +67,13 @@ async def ready(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """Answer GET /metrics."""
+    """Answer GET /metrics: this gateway's own figures, and those of all queues and engines if it is to tell them."""
     gateway = gateway_of(request)
-    figures = deployment_metrics(await read_deployment(gateway.client))
-    return Response(gateway.metrics.render(figures), media_type=CONTENT_TYPE_LATEST)
+    figures = gateway.metrics.render()
+    if gateway.settings.deployment_metrics:
+        models = await read_models(gateway.client)
+        figures += expose(sample for model in models or [] for sample in model.samples())
+    return Response(figures, media_type=CONTENT_TYPE_LATEST)
 
 
 async def version(_: Request) -> Response:

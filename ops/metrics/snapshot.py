@@ -1,0 +1,134 @@
+"""The figures of a deployment, read every few seconds, so that a scrape waits for nothing and costs Redis nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from importlib import metadata
+
+import msgspec
+import structlog
+from redis.exceptions import RedisError
+
+from ...producer import Client
+from ...producer.control.deployment_samples import PATIENCE_S, ModelState, read_models
+from ...producer.webhooks.event_records import EventState
+from ...shared.connection import CommandConnection
+from ...shared.errors import PenstockError
+from ...shared.keys import Keys
+from ...shared.metrics import Sample, values_of
+from ...shared.partitions import open_dead_letter
+from ...shared.shards import HOME, make_commands, make_servers
+from .redis_samples import redis_samples
+from .wanted import ServiceRate, WantedOptions, wanted_engines
+
+log = structlog.get_logger()
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What an autoscaler asks for of one model: how many engines its load wants, and how many serve it."""
+
+    wanted_engines: float
+    num_engines: int
+
+
+class Snapshot:
+    """Reads again and again while ``run`` does; what it read last is there at any time.
+
+    Args:
+        url, shards: the deployment, as of ``Client``.
+        options: of the wanted number of engines.
+    """
+
+    def __init__(
+        self, url: str, shards: Mapping[str, str], keys: Keys, options: WantedOptions, *, refresh_s: float
+    ) -> None:
+        self._url = url
+        self._shards = shards
+        self._keys = keys
+        self._options = options
+        self._refresh_s = refresh_s
+        self._rates: dict[str, ServiceRate] = defaultdict(ServiceRate)
+        self._samples: list[Sample] = []
+        self._read_at = time.monotonic()
+        self.is_good = False
+        self.wanted: dict[str, Wanted] = {}
+
+    def samples(self) -> list[Sample]:
+        """Return what was read last, and how long ago that was."""
+        own = {"snapshot_ok": float(self.is_good), "snapshot_age_seconds": time.monotonic() - self._read_at}
+        build = values_of((metadata.version("penstock"),), {"build_info": 1.0})
+        return [*build, *values_of((), own), *self._samples]
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        servers = make_servers(self._url, self._shards)
+        commands = make_commands(self._url, self._shards, self._keys)
+        client: Client | None = None
+        try:
+            while True:
+                client = client or await self._connected()
+                await self._read(client, commands, servers)
+                await asyncio.sleep(self._refresh_s)
+        finally:
+            if client is not None:
+                await client.close()
+            for connection in (commands, *servers.values()):
+                await connection.close()
+
+    async def _connected(self) -> Client | None:
+        """A client once Redis is there; how long it is away is told meanwhile."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await Client.connect(self._url, namespace=self._keys.namespace, shards=self._shards)
+        except (TimeoutError, PenstockError, RedisError) as error:
+            log.warning("not_connected", reason=str(error) or "Redis does not answer in time")
+            return None
+
+    async def _read(
+        self, client: Client | None, commands: CommandConnection, servers: Mapping[str, CommandConnection]
+    ) -> None:
+        states, redis, home = await asyncio.gather(
+            _models(client), redis_samples(servers), self._of_home(servers[HOME])
+        )
+        samples = [*redis, *home]
+        for state in states or []:
+            samples += [*state.samples(), *self._want(state), *await self._parked(commands, state.model)]
+        self.is_good = states is not None and all(state.queue is not None for state in states)
+        self._samples, self._read_at = samples, time.monotonic()
+
+    def _want(self, state: ModelState) -> list[Sample]:
+        """How many engines are wanted; as before while the queue cannot be read."""
+        if state.queue is not None:
+            wanted = wanted_engines(state.queue, state.engines, self._rates[state.model], self._options)
+            self.wanted[state.model] = Wanted(wanted, state.num_serving)
+        if state.model not in self.wanted:
+            return []
+        return [*values_of((state.model,), {"wanted_engines": self.wanted[state.model].wanted_engines})]
+
+    async def _parked(self, commands: CommandConnection, model: str) -> list[Sample]:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                letter = await open_dead_letter(commands, self._keys, model)
+                return [*values_of((model,), {"dead_letter_requests": await letter.count()})]
+        except (TimeoutError, PenstockError, RedisError):
+            return []
+
+    async def _of_home(self, home: CommandConnection) -> list[Sample]:
+        """Webhooks and batches, which are at home."""
+        samples: list[Sample] = []
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                for state in (EventState.PENDING, EventState.DEAD):
+                    number = await home.execute("ZCARD", self._keys.webhook_events(state))
+                    samples += values_of((state.value,), {"webhook_deliveries": number})
+                samples += values_of((), {"open_batches": await home.execute("ZCARD", self._keys.batches().open)})
+        except (TimeoutError, PenstockError, RedisError) as error:
+            log.warning("snapshot_incomplete", reason=str(error) or "Redis does not answer in time")
+        return samples
+
+
+async def _models(client: Client | None) -> list[ModelState] | None:
+    return None if client is None else await read_models(client)

@@ -1,0 +1,54 @@
+"""How many engines a model's load asks for: the signal of an autoscaler.
+
+    wanted = KV cache in use, in engines / target usage  +  tokens that wait / (tokens/s of an engine x wanted wait)
+
+Both sides of the second quotient count prompts and ``max_tokens``, so requests that ask for more than they use do not
+bias it. It is known while no engine runs, since the queue is in Redis: then an engine serves as fast as one did last,
+and if none was ever seen, whatever waits asks for one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...shared.metrics import SERVING
+from ...shared.queue_stats import QueueStats
+from ...shared.records import EngineHeartbeat
+
+
+class WantedOptions(msgspec.Struct, frozen=True):
+    """What an operator wants.
+
+    Args:
+        wait_s: how long what waits may take to be served, in seconds.
+        kv_cache_usage: share of their KV caches that engines are meant to use.
+    """
+
+    wait_s: float = 10.0
+    kv_cache_usage: float = 0.8
+
+
+class ServiceRate:
+    """Tokens that one engine of a model serves in a second, remembered while none does."""
+
+    def __init__(self) -> None:
+        self.tokens_per_s: float | None = None
+
+    def saw(self, queue: QueueStats, num_serving: int) -> None:
+        if num_serving and queue.tokens_per_s > 0:
+            self.tokens_per_s = queue.tokens_per_s / num_serving
+
+
+def wanted_engines(
+    queue: QueueStats, engines: list[EngineHeartbeat], rate: ServiceRate, options: WantedOptions
+) -> float:
+    """Return how many engines the load of a model asks for, to be rounded up; 0 if it asks for none."""
+    serving = [engine for engine in engines if engine.state in SERVING]
+    rate.saw(queue, len(serving))
+    busy = sum(engine.kv_cache_usage for engine in serving) / options.kv_cache_usage
+    num_waiting = queue.num_tokens + queue.num_returned
+    if queue.is_paused or not num_waiting:
+        return busy
+    if rate.tokens_per_s is None:
+        return busy + 1.0
+    return busy + num_waiting / (rate.tokens_per_s * options.wait_s)

@@ -1,0 +1,105 @@
+"""Every metric of engines, queues and the deployment: name, kind, labels and what it means.
+
+A name stands behind ``penstock_`` where Prometheus asks, and behind ``penstock:`` in ``Client.get_metrics``. Where vLLM
+has a metric of the same meaning it has the same name, and is there with ``vllm:`` as well if that is asked for.
+
+Source: vLLM 0.33, ``vllm/v1/metrics/loggers.py``, for its names and their meaning.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class MetricKind(StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class MetricSpec(msgspec.Struct, frozen=True):
+    """One metric.
+
+    Args:
+        help: what it counts, and in which unit.
+        labels: behind ``model_name``, which all have but those of the deployment.
+        is_vllms: whether vLLM has one of that name and meaning.
+    """
+
+    name: str
+    kind: MetricKind
+    help: str
+    labels: tuple[str, ...]
+    is_vllms: bool = False
+
+
+MODEL = "model_name"
+OF_MODEL = (MODEL,)
+OF_ENGINE = (MODEL, "engine")
+COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
+
+# Names of counters are told without "_total", which the exposition adds.
+ENGINES = (
+    MetricSpec("engine_up", GAUGE, "1 while the engine serves", OF_ENGINE),
+    MetricSpec("engine_state", GAUGE, "1 for the state that the engine is in, 0 for the others", (*OF_ENGINE, "state")),
+    MetricSpec("engine_info", GAUGE, "1; where the engine runs", (*OF_ENGINE, "worker", "host", "device")),
+    MetricSpec("engine_start_time_seconds", GAUGE, "Unix time at which its worker process began", OF_ENGINE),
+    MetricSpec("num_requests_running", GAUGE, "Requests in the batch", OF_ENGINE, is_vllms=True),
+    MetricSpec("engine_num_requests_waiting", GAUGE, "Claimed requests outside of the batch", OF_ENGINE),
+    MetricSpec("kv_cache_usage_perc", GAUGE, "Share of the KV cache in use, from 0 to 1", OF_ENGINE, is_vllms=True),
+    MetricSpec("generation_tokens_per_s", GAUGE, "Output tokens a second", OF_ENGINE),
+    MetricSpec("engine_sleep_state", GAUGE, "1 while the engine sleeps", OF_ENGINE),
+    MetricSpec("engine_resident_memory_bytes", GAUGE, "Memory of its processes", (*OF_ENGINE, "process")),
+    MetricSpec("engine_device_memory_bytes", GAUGE, "Memory of the device that it uses", OF_ENGINE),
+    MetricSpec("engine_restarts", COUNTER, "How often its core was started again", OF_ENGINE),
+    MetricSpec("prompt_tokens", COUNTER, "Prompt tokens of requests", OF_ENGINE, is_vllms=True),
+    MetricSpec("generation_tokens", COUNTER, "Output tokens of requests", OF_ENGINE, is_vllms=True),
+    MetricSpec("num_preemptions", COUNTER, "Requests that lost their place in the KV cache", OF_ENGINE, is_vllms=True),
+    MetricSpec("prefix_cache_queries", COUNTER, "Tokens looked for in the KV cache", OF_ENGINE, is_vllms=True),
+    MetricSpec("prefix_cache_hits", COUNTER, "Tokens found in the KV cache", OF_ENGINE, is_vllms=True),
+    MetricSpec("engine_steps", COUNTER, "Steps of the engine", OF_ENGINE),
+    MetricSpec("engine_prefill_tokens", COUNTER, "Tokens computed in prefills; recomputed ones count again", OF_ENGINE),
+    MetricSpec("engine_decode_tokens", COUNTER, "Tokens computed in decodes", OF_ENGINE),
+    MetricSpec("request_success", COUNTER, "Requests that ended", (*OF_ENGINE, "finished_reason"), is_vllms=True),
+    MetricSpec("time_to_first_token_seconds", HISTOGRAM, "From arrival to the first token", OF_ENGINE, is_vllms=True),
+    MetricSpec(
+        "inter_token_latency_seconds", HISTOGRAM, "From one token of a request to the next", OF_ENGINE, is_vllms=True
+    ),
+    MetricSpec("e2e_request_latency_seconds", HISTOGRAM, "From arrival to the end", OF_ENGINE, is_vllms=True),
+    MetricSpec("request_queue_time_seconds", HISTOGRAM, "From arrival to the first step", OF_ENGINE, is_vllms=True),
+    MetricSpec(
+        "request_prefill_time_seconds", HISTOGRAM, "From the first step to the first token", OF_ENGINE, is_vllms=True
+    ),
+    MetricSpec("request_decode_time_seconds", HISTOGRAM, "From the first token to the last", OF_ENGINE, is_vllms=True),
+    MetricSpec("engine_step_time_seconds", HISTOGRAM, "Time of a step", OF_ENGINE),
+)
+QUEUES = (
+    MetricSpec("num_requests_waiting", GAUGE, "Requests that wait", OF_MODEL, is_vllms=True),
+    MetricSpec("queue_waiting_requests", GAUGE, "Requests that wait, by band", (MODEL, "band")),
+    MetricSpec("queue_tokens_waiting", GAUGE, "Prompts and max_tokens of what waits", OF_MODEL),
+    MetricSpec("queue_oldest_age_seconds", GAUGE, "Age of the oldest that waits", OF_MODEL),
+    MetricSpec("queue_estimated_wait_seconds", GAUGE, "How long one that comes now waits at most", OF_MODEL),
+    MetricSpec("queue_running_requests", GAUGE, "Requests that engines hold", OF_MODEL),
+    MetricSpec("queue_returned_requests", GAUGE, "Requests that wait for their next engine", OF_MODEL),
+    MetricSpec("queue_tokens_per_s", GAUGE, "Prompts and max_tokens served a second", OF_MODEL),
+    MetricSpec("queue_paused", GAUGE, "1 while nothing is handed out", OF_MODEL),
+    MetricSpec("queue_warm_requests", COUNTER, "Requests whose conversation an engine had", OF_MODEL),
+    MetricSpec("queue_warm_kept_requests", COUNTER, "Of these, those that went to that engine", OF_MODEL),
+    MetricSpec("wanted_engines", GAUGE, "How many engines the load asks for", OF_MODEL),
+    MetricSpec("dead_letter_requests", GAUGE, "Requests that were parked", OF_MODEL),
+)
+DEPLOYMENT = (
+    MetricSpec("build_info", GAUGE, "1; the version of what exports this", ("version",)),
+    MetricSpec("snapshot_ok", GAUGE, "1 if the figures of queues and engines could be read last time", ()),
+    MetricSpec("snapshot_age_seconds", GAUGE, "Since they were read", ()),
+    MetricSpec("webhook_deliveries", GAUGE, "Webhook deliveries by state", ("state",)),
+    MetricSpec("open_batches", GAUGE, "Batches that have not ended", ()),
+    MetricSpec("redis_used_memory_bytes", GAUGE, "What Redis uses", ("server",)),
+    MetricSpec("redis_max_memory_bytes", GAUGE, "What it may use; 0 without a limit", ("server",)),
+    MetricSpec("redis_append_only", GAUGE, "1 if Redis keeps an append-only file", ("server",)),
+    MetricSpec("redis_up", GAUGE, "1 if Redis answers", ("server",)),
+)
+
+ALL = {spec.name: spec for spec in (*ENGINES, *QUEUES, *DEPLOYMENT)}

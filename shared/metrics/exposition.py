@@ -1,0 +1,73 @@
+"""Samples in the text that Prometheus reads; needs prometheus_client, which only exporters install."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from ..stats import Histogram
+from .catalogue import MetricKind, MetricSpec
+from .sample import Sample
+
+
+class MetricNames(StrEnum):
+    """Which names to give: our own, or those of vLLM as well, for boards and rules that were written for it."""
+
+    PENSTOCK = "penstock"
+    VLLM = "vllm"
+
+
+def expose(samples: Iterable[Sample], names: MetricNames = MetricNames.PENSTOCK) -> bytes:
+    """Return the samples as text, each metric's together."""
+    registry = CollectorRegistry()
+    registry.register(_Collected([*_families([*samples], names)]))
+    return generate_latest(registry)
+
+
+class _Collected:
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families
+
+
+def _families(samples: list[Sample], names: MetricNames) -> Iterator[Metric]:
+    by_spec: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_spec.setdefault(sample.spec.name, []).append(sample)
+    for of_one in by_spec.values():
+        spec = of_one[0].spec
+        yield _family(f"penstock_{spec.name}", spec, of_one)
+        if names == MetricNames.VLLM and spec.is_vllms:
+            yield _family(f"vllm:{spec.name}", spec, of_one)
+
+
+def _family(name: str, spec: MetricSpec, samples: list[Sample]) -> Metric:
+    family = _FAMILIES[spec.kind](name, spec.help, labels=spec.labels)
+    for sample in samples:
+        if isinstance(family, HistogramMetricFamily):
+            assert isinstance(sample.value, Histogram)
+            family.add_metric(sample.labels, *_cumulative(sample.value))
+        else:
+            family.add_metric(sample.labels, sample.value)
+    return family
+
+
+def _cumulative(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
+    """Its buckets as Prometheus counts them, each with all that lies below, and its sum."""
+    buckets, at_most = [], 0
+    for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
+        at_most += count
+        buckets.append((bound, at_most))
+    return buckets, histogram.sum
+
+
+_FAMILIES = {
+    MetricKind.COUNTER: CounterMetricFamily,
+    MetricKind.GAUGE: GaugeMetricFamily,
+    MetricKind.HISTOGRAM: HistogramMetricFamily,
+}
