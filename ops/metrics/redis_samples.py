@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
 from ...producer.control.deployment_samples import PATIENCE_S
 from ...shared.connection import CommandConnection
@@ -25,6 +25,8 @@ async def _of_server(name: str, server: CommandConnection) -> list[Sample]:
         async with asyncio.timeout(PATIENCE_S):
             # By sections, since 6.2 takes one at a time.
             said = [info_fields(await server.execute("INFO", section)) for section in ("memory", "persistence")]
+    except NoPermissionError:
+        return [*values_of((name,), {"redis_up": 1.0})]  # it answers, though not that
     except (TimeoutError, PenstockError, RedisError):
         return [*values_of((name,), {"redis_up": 0.0})]
     memory, persistence = said

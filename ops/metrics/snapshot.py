@@ -24,6 +24,8 @@ from ...shared.shards import HOME, make_commands, make_servers
 from .redis_samples import redis_samples
 from .wanted import ServiceRate, WantedOptions, wanted_engines
 
+VERSION = metadata.version("penstock")
+
 log = structlog.get_logger()
 
 
@@ -59,7 +61,7 @@ class Snapshot:
     def samples(self) -> list[Sample]:
         """Return what was read last, and how long ago that was."""
         own = {"snapshot_ok": float(self.is_good), "snapshot_age_seconds": time.monotonic() - self._read_at}
-        build = values_of((metadata.version("penstock"),), {"build_info": 1.0})
+        build = values_of((VERSION,), {"build_info": 1.0})
         return [*build, *values_of((), own), *self._samples]
 
     async def run(self) -> None:
@@ -95,18 +97,24 @@ class Snapshot:
         )
         samples = [*redis, *home]
         for state in states or []:
-            samples += [*state.samples(), *self._want(state), *await self._parked(commands, state.model)]
+            samples += [*state.samples(), *await self._parked(commands, state.model)]
+        if states is not None:
+            self._want(states)
+        for model, wanted in self.wanted.items():
+            samples += values_of((model,), {"wanted_engines": wanted.wanted_engines})
         self.is_good = states is not None and all(state.queue is not None for state in states)
         self._samples, self._read_at = samples, time.monotonic()
 
-    def _want(self, state: ModelState) -> list[Sample]:
-        """How many engines are wanted; as before while the queue cannot be read."""
-        if state.queue is not None:
-            wanted = wanted_engines(state.queue, state.engines, self._rates[state.model], self._options)
-            self.wanted[state.model] = Wanted(wanted, state.num_serving)
-        if state.model not in self.wanted:
-            return []
-        return [*values_of((state.model,), {"wanted_engines": self.wanted[state.model].wanted_engines})]
+    def _want(self, states: list[ModelState]) -> None:
+        """How many engines are wanted; as before where a queue cannot be read, so that nobody takes engines away."""
+        wanted: dict[str, Wanted] = {}
+        for state in states:
+            if state.queue is not None:
+                number = wanted_engines(state.queue, state.engines, self._rates[state.model], self._options)
+                wanted[state.model] = Wanted(number, state.num_serving)
+            elif state.model in self.wanted:
+                wanted[state.model] = self.wanted[state.model]
+        self.wanted = wanted
 
     async def _parked(self, commands: CommandConnection, model: str) -> list[Sample]:
         try:

@@ -39,6 +39,13 @@ class ServiceRate:
             self.tokens_per_s = queue.tokens_per_s / num_serving
 
 
+def wanted_for_waiting(num_tokens: float, tokens_per_s: float | None, wait_s: float) -> float:
+    """Return how many engines serve ``num_tokens`` in ``wait_s``, each ``tokens_per_s``; 1 where that is not known."""
+    if not num_tokens:
+        return 0.0
+    return num_tokens / (tokens_per_s * wait_s) if tokens_per_s else 1.0
+
+
 def wanted_engines(
     queue: QueueStats, engines: list[EngineHeartbeat], rate: ServiceRate, options: WantedOptions
 ) -> float:
@@ -46,9 +53,6 @@ def wanted_engines(
     serving = [engine for engine in engines if engine.state in SERVING]
     rate.saw(queue, len(serving))
     busy = sum(engine.kv_cache_usage for engine in serving) / options.kv_cache_usage
-    num_waiting = queue.num_tokens + queue.num_returned
-    if queue.is_paused or not num_waiting:
-        return busy
-    if rate.tokens_per_s is None:
-        return busy + 1.0
-    return busy + num_waiting / (rate.tokens_per_s * options.wait_s)
+    # What was handed back has no count of tokens; it still wants somebody.
+    num_waiting = 0 if queue.is_paused else queue.num_tokens + queue.num_returned
+    return busy + wanted_for_waiting(num_waiting, rate.tokens_per_s, options.wait_s)

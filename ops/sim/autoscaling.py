@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ..metrics.wanted import wanted_for_waiting
 from .scenario import Autoscaling
 
 
@@ -19,7 +20,5 @@ def wanted_engines(
         tokens_per_s: what all engines were measured to serve in these units; 0 while nothing is known.
     """
     of_one = tokens_per_s / max(1, num_engines)
-    if waiting_tokens and not of_one:
-        return min(rule.most, max(rule.least, num_engines + 1))
-    wanted = busy * num_engines + (waiting_tokens / of_one / rule.wanted_wait_s if waiting_tokens else 0.0)
+    wanted = busy * num_engines + wanted_for_waiting(waiting_tokens, of_one, rule.wanted_wait_s)
     return min(rule.most, max(rule.least, math.ceil(wanted - 1e-9)))

@@ -56,11 +56,11 @@ async def read_deployment(connection: CommandConnection, keys: Keys) -> Deployme
         RedisUnavailableError: the home Redis is away.
     """
     cards = sorted(await ModelCards(connection, keys, default=None, wait_for_model=True).read())
-    processes, engines, num_due, *queues = await asyncio.gather(
+    processes, engines, num_due, queues = await asyncio.gather(
         read_processes(connection.execute, keys),
         read_heartbeats(connection.execute, keys),
         count_due(connection, keys),
-        *(_stats_soon(connection, keys, name) for name in cards),
+        asyncio.gather(*(_stats_soon(connection, keys, name) for name in cards)),
     )
     found = [stats for stats in queues if stats is not None]
     findings = [
@@ -82,7 +82,8 @@ async def count_due(connection: CommandConnection, keys: Keys) -> dict[str, int]
     """Return how much is due beside requests, and nobody at it: of "webhooks", "batches" and whatever else there is."""
     last_ms = int(1000 * (time.time() - DUE_AFTER_S))
     due = await connection.execute("ZRANGEBYSCORE", keys.jobs_due(), "-inf", last_ms, "LIMIT", 0, MAX_DUE_LOOKED_AT)
-    counts = Counter(_DUE_NAMES.get(kind := item.decode().partition(":")[0], kind) for item in due)
+    kinds = [item.decode().partition(":")[0] for item in due]
+    counts = Counter(_DUE_NAMES.get(kind, kind) for kind in kinds)
     outboxes = await outboxes_of(connection, keys)
     ended = await asyncio.gather(*(_ended_before(connection, outbox, last_ms) for outbox in outboxes))
     if sum(ended):

@@ -48,6 +48,7 @@ PROSE = (
     "figures",
     "logs",
     "models",
+    "operating/metrics",
     "operating/scale",
     "operating/shards",
     "simulator",

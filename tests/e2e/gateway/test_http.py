@@ -169,9 +169,7 @@ def test_state_for_operators(http: httpx.Client) -> None:
     route = f'route="{CHAT}"'
     assert re.search(rf'penstock_http_requests_total\{{method="POST",{route},status="200"\}} \d', text)
     assert re.search(rf"penstock_http_time_to_first_chunk_seconds_count\{{{route}\}} [1-9]", text)
-    assert 'penstock_engine_up{engine="' in text
-    assert 'penstock_queue_waiting_requests{band="interactive",model="demo"} 0.0' in text
-    assert 'penstock_queue_warm_kept_requests_total{model="demo"}' in text
+    assert "penstock_engine_up" not in text  # every gateway would tell it, and sums would be too large
     assert "xxx" not in text
 
 

@@ -118,6 +118,7 @@ async def assert_nothing_is_left(commands: CommandConnection, broker: Broker) ->
         "request",
         "log",
         "events",
+        "series",
         "queue",
         "policy",
         "leases",

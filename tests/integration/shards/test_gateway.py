@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.producer.gateway import metrics as metrics_module
+from penstock.producer.control import deployment_samples
 from penstock.producer.gateway.app import build_app
 from penstock.producer.gateway.settings import GatewaySettings
 from penstock.shared.connection import CommandConnection
@@ -26,13 +26,16 @@ async def test_kept_responses_and_figures(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(metrics_module, "QUEUE_PATIENCE_S", 0.5)
+    monkeypatch.setattr(deployment_samples, "PATIENCE_S", 0.5)
     for model, name in (("m", "a"), ("n", "b")):
         await place(plain["home"], model, name)
         await serve(plain["home"], model)
     broker = await serve(connect(), "m")
     settings = GatewaySettings(
-        redis_url=deployment.url, shards=shards_text(deployment.shards), files_dir=str(tmp_path / "files")
+        redis_url=deployment.url,
+        shards=shards_text(deployment.shards),
+        files_dir=str(tmp_path / "files"),
+        deployment_metrics=True,
     )
     app = await asyncio.to_thread(build_app, settings)  # it reads the version from the disk
     async with (
@@ -48,5 +51,5 @@ async def test_kept_responses_and_figures(
         assert found["output"][0]["content"][0]["text"] == "Hi"
         deployment.servers["b"].kill()
         figures = (await http.get("/metrics")).text
-        assert 'penstock_queue_waiting_tokens{model="m"}' in figures
-        assert 'penstock_queue_waiting_tokens{model="n"}' not in figures
+        assert 'penstock_queue_tokens_waiting{model_name="m"}' in figures
+        assert 'penstock_queue_tokens_waiting{model_name="n"}' not in figures

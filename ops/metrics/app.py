@@ -1,0 +1,80 @@
+"""The exporter's HTTP side: /metrics, the signal for autoscalers as JSON, and probes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ...shared.metrics.exposition import MetricNames, expose
+from .snapshot import Snapshot, Wanted
+
+
+class WantedReply(msgspec.Struct, frozen=True):
+    """One model, as autoscalers read it: ``replicas`` is the wanted number, rounded up."""
+
+    model: str
+    replicas: int
+    wanted_engines: float
+    num_engines: int
+
+
+def build_app(snapshot: Snapshot, names: MetricNames) -> Starlette:
+    """Return the application; it reads the deployment from its start to its end."""
+
+    async def metrics(_: Request) -> Response:
+        return Response(expose(snapshot.samples(), names), media_type=CONTENT_TYPE_LATEST)
+
+    async def wanted(_: Request) -> Response:
+        return _json([_reply(model, found) for model, found in sorted(snapshot.wanted.items())])
+
+    async def wanted_of(request: Request) -> Response:
+        model = request.path_params["model"]
+        if model not in snapshot.wanted:
+            return _json({"error": f"no worker has served model {model!r} yet, or it could not be read so far"}, 404)
+        return _json(_reply(model, snapshot.wanted[model]))
+
+    async def healthz(_: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def readyz(_: Request) -> Response:
+        if snapshot.is_good:
+            return _json({"status": "ok"})
+        return _json({"error": "Redis, or the one that holds a model, does not answer"}, 503)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        reading = asyncio.create_task(snapshot.run())
+        try:
+            yield
+        finally:
+            reading.cancel()
+            with suppress(asyncio.CancelledError):
+                await reading
+
+    return Starlette(
+        routes=[
+            Route("/metrics", metrics),
+            Route("/wanted", wanted),
+            Route("/wanted/{model:path}", wanted_of),
+            Route("/healthz", healthz),
+            Route("/readyz", readyz),
+        ],
+        lifespan=lifespan,
+    )
+
+
+def _reply(model: str, wanted: Wanted) -> WantedReply:
+    return WantedReply(model, math.ceil(wanted.wanted_engines), round(wanted.wanted_engines, 3), wanted.num_engines)
+
+
+def _json(content: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")

@@ -1,0 +1,67 @@
+"""A web application as a process: where it listens, one line when it is ready, an end in order."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import uvicorn
+
+from ..shared.errors import ConfigurationError
+from ..shared.shown import shown
+
+# Waiting connections on top of those that run.
+BACKLOG = 2048
+
+
+class WebServer(uvicorn.Server):
+    """Prints where it listens, with ``path`` behind, and ends in order on a signal, which uvicorn would raise again."""
+
+    def __init__(self, config: uvicorn.Config, path: str = "") -> None:
+        super().__init__(config)
+        self._path = path
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and sockets:
+            host, port = sockets[0].getsockname()[:2]
+            print(f"ready: http://{f'[{host}]' if ':' in host else host}:{port}{self._path}", flush=True)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM)
+        for number in signals:
+            loop.add_signal_handler(number, self._stop)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    def _stop(self) -> None:
+        """The first signal ends in order, a second one at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+@contextmanager
+def listening(host: str, port: int) -> Generator[socket.socket]:
+    """Listen there; a port of 0 is a free one.
+
+    Raises:
+        ConfigurationError: that cannot be done; says why.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0].rstrip(".")
+        raise ConfigurationError(
+            f"cannot listen on host {shown(host)}, port {port} ({reason}); pass another --host or --port"
+        ) from error
+    with listener:
+        yield listener

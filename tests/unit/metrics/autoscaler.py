@@ -1,0 +1,144 @@
+"""A model of what acts on the signal: KEDA's poll, and the scaler of Kubernetes with its windows and policies.
+
+Sources: Kubernetes documentation, "Horizontal Pod Autoscaling" (algorithm, stabilization window, scaling policies);
+KEDA documentation, ScaledObject specification (activation, cooldownPeriod). Time is virtual.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+
+from penstock.ops.metrics.wanted import ServiceRate, WantedOptions, wanted_engines
+from penstock.shared.messages import EngineState
+from penstock.shared.queue_stats import QueueStats
+from penstock.shared.records import EngineHeartbeat
+
+POLL_S = 10
+UP_WINDOW_S, DOWN_WINDOW_S = 30, 300
+UP_PODS_A_MINUTE, DOWN_PODS_A_2_MINUTES = 2, 1
+COOLDOWN_S = 300
+# The HPA leaves alone what is within a tenth.
+TOLERANCE = 0.1
+
+
+class Autoscaler:
+    """Decides on replicas every ``POLL_S``, as the ScaledObject of the guide sets it."""
+
+    def __init__(self, max_replicas: int) -> None:
+        self.replicas = 0
+        self._max = max_replicas
+        self._wished: deque[tuple[float, int]] = deque()
+        self._changes: deque[tuple[float, int]] = deque()
+        self._active_at = -math.inf
+
+    def poll(self, now: float, wanted: float) -> None:
+        if wanted > 0:
+            self._active_at = now
+        if self.replicas == 0:
+            if wanted > 0:
+                self._become(now, 1)
+            return
+        if now - self._active_at > COOLDOWN_S:
+            self._become(now, 0)
+            return
+        is_near = abs(wanted / self.replicas - 1) <= TOLERANCE
+        wish = self.replicas if is_near else min(max(math.ceil(wanted), 1), self._max)
+        self._wished.append((now, wish))
+        while self._wished[0][0] < now - DOWN_WINDOW_S:
+            self._wished.popleft()
+        lowest = min(wish for at, wish in self._wished if at >= now - UP_WINDOW_S)
+        highest = max(wish for _, wish in self._wished)
+        if lowest > self.replicas:
+            self._become(now, min(lowest, self.replicas + UP_PODS_A_MINUTE - self._changed(now - 60, 1)))
+        elif highest < self.replicas:
+            self._become(now, max(highest, self.replicas - DOWN_PODS_A_2_MINUTES + self._changed(now - 120, -1)))
+
+    def _changed(self, since: float, sign: int) -> int:
+        return sum(abs(change) for at, change in self._changes if at > since and change * sign > 0)
+
+    def _become(self, now: float, replicas: int) -> None:
+        if replicas != self.replicas:
+            self._changes.append((now, replicas - self.replicas))
+            self.replicas = replicas
+
+
+class Deployment:
+    """Engines that serve ``engine_tokens_per_s`` each, start in ``start_s``, and a queue in front of them."""
+
+    def __init__(self, engine_tokens_per_s: float, kv_tokens: float, start_s: float, max_replicas: int) -> None:
+        self._speed, self._kv_tokens, self._start_s = engine_tokens_per_s, kv_tokens, start_s
+        self.scaler = Autoscaler(max_replicas)
+        self._ready_at: list[float] = []
+        self._rate, self._options = ServiceRate(), WantedOptions()
+        self._waiting = self._running = self._mean_rate = 0.0
+        self.served = self.arrived = 0.0
+        self.replicas: list[int] = []
+        self.longest_wait_s = 0.0
+
+    def run(self, seconds: int, arrivals: Callable[[int], float]) -> None:
+        """Run with ``arrivals(second)`` tokens a second."""
+        for now in range(seconds):
+            self._step(now, arrivals(now))
+
+    def _step(self, now: int, arriving: float) -> None:
+        while len(self._ready_at) < self.scaler.replicas:
+            self._ready_at.append(now + self._start_s)
+        # The newest leaves first; what it had goes on elsewhere.
+        del self._ready_at[self.scaler.replicas :]
+        serving = sum(at <= now for at in self._ready_at)
+        self.arrived += arriving
+        self._waiting += arriving
+        room = max(0.0, serving * self._kv_tokens - self._running)
+        claimed = min(room, self._waiting)
+        self._waiting -= claimed
+        self._running += claimed
+        # By Little's law: each token stays for as long as one does in an engine whose cache is full at full speed.
+        done = min(self._running * self._speed / self._kv_tokens, serving * self._speed)
+        self._running -= done
+        self.served += done
+        if serving and done:
+            self._mean_rate += (done - self._mean_rate) / 30
+            self.longest_wait_s = max(self.longest_wait_s, self._waiting / (serving * self._speed))
+        if now % POLL_S == 0:
+            self.scaler.poll(now, self._wanted(serving))
+        self.replicas.append(self.scaler.replicas)
+
+    def _wanted(self, serving: int) -> float:
+        queue = QueueStats(
+            model="m",
+            paused_at=None,
+            depth=int(self._waiting > 0),
+            num_tokens=round(self._waiting),
+            num_running=0,
+            num_returned=0,
+            oldest_age_s=0.0,
+            estimated_wait_s=None,
+            requests_per_s=0.0,
+            tokens_per_s=self._mean_rate,
+            mean_output_tokens=0.0,
+            bands=[],
+        )
+        usage = self._running / (serving * self._kv_tokens) if serving else 0.0
+        engines = [
+            EngineHeartbeat(
+                worker_id="w",
+                engine_id=str(number),
+                model="m",
+                state=EngineState.BUSY,
+                host="h",
+                worker_pid=1,
+                core_pid=2,
+                kv_cache_usage=usage,
+            )
+            for number in range(serving)
+        ]
+        return wanted_engines(queue, engines, self._rate, self._options)
+
+    def num_turns(self) -> int:
+        """How often the number of replicas has turned from growing to shrinking or back."""
+        changes = [after - before for before, after in pairwise(self.replicas)]
+        signs = [change > 0 for change in changes if change]
+        return sum(before != after for before, after in pairwise(signs))
