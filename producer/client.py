@@ -14,7 +14,9 @@ from ..shared.shown import shown
 from .control.engine_control import EngineControl
 from .control.model_view import ModelView
 from .control.queue_control import QueueControl
+from .control.request_view import RequestView
 from .control.text_calls import TextControl
+from .control.worker_control import WorkerControl
 from .detached import DetachedRequests
 from .generations import Generations
 from .options import check_flag
@@ -28,7 +30,9 @@ from .requests.single_requests import SingleRequests
 RESULT_TTL_S = 3600.0
 
 
-class Client(Generations, DetachedRequests, QueueControl, EngineControl, ModelView, TextControl):
+class Client(
+    Generations, DetachedRequests, QueueControl, RequestView, EngineControl, WorkerControl, ModelView, TextControl
+):
     """Enqueue requests and stream or await their results.
 
     Use ``async with Client.connect(url) as client:`` (or ``client = await Client.connect(url)`` and ``close()``).

@@ -56,6 +56,9 @@ class LLMControl(ABC):
     stop_profile = _blocking(Client.stop_profile)
     wake_up = _blocking(Client.wake_up)
 
+    drain_worker = _blocking(Client.drain_worker)
+    stop_worker = _blocking(Client.stop_worker)
+
     detokenize = _blocking(Client.detokenize)
     get_tokenizer = _blocking(Client.get_tokenizer)
     tokenize = _blocking(Client.tokenize)
@@ -70,6 +73,15 @@ class LLMControl(ABC):
     is_tracing_enabled = _blocking(Client.is_tracing_enabled)
     models = _blocking(Client.models)
 
+    cancel_requests = _blocking(Client.cancel_requests)
+    count_requests = _blocking(Client.count_requests)
+    find_request = _blocking(Client.find_request)
+    history = _blocking(Client.history)
+    last_event_id = _blocking(Client.last_event_id)
+    replay_requests = _blocking(Client.replay_requests)
+    request_events = _blocking(Client.request_events)
+    requests = _blocking(Client.requests)
+
     configure_queue = _blocking(Client.configure_queue)
     configure_tenant = _blocking(Client.configure_tenant)
     get_num_unfinished_requests = _blocking(Client.get_num_unfinished_requests)
@@ -77,6 +89,7 @@ class LLMControl(ABC):
     is_paused = _blocking(Client.is_paused)
     pause_generation = _blocking(Client.pause_generation)
     purge = _blocking(Client.purge)
+    queue_history = _blocking(Client.queue_history)
     queue_policy = _blocking(Client.queue_policy)
     queue_stats = _blocking(Client.queue_stats)
     resume_generation = _blocking(Client.resume_generation)

@@ -11,6 +11,8 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:models                              hash      for ever; model name -> ModelCard
     NS:engines                             set       engine ids; dead ones are dropped by whoever lists them
     NS:engine:ENGINE                       string    heartbeat, expires after heartbeat_ttl_s
+    NS:processes                           set       ids of processes beside engines; as engines
+    NS:process:PROCESS                     string    ProcessRecord of one, expires 16 s after it was last said
     NS:api_keys                            hash      id -> ApiKey of the gateway; until revoked
     NS:operator_keys                       hash      id -> OperatorKey of the dashboard; until revoked
     NS:dashboard_secret                    string    what signs the sessions of dashboards; for ever
@@ -71,6 +73,9 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:{MODEL}:engine:ENGINE:wake          channel   "something came for you", to one engine with room
     NS:{MODEL}:request:ID                  hash      state of a request; result_ttl_ms after its end
     NS:{MODEL}:log:ID                      list      its Delta records; result_ttl_ms after its end
+    NS:{MODEL}:events                      stream    moves of requests; the last events_kept of the policy
+    NS:{MODEL}:series:STEP:START           hash      what was counted in those seconds; a day, a week or 90 days
+    NS:{MODEL}:series_writer:WRITER        string    number of the last addition of a process; an hour
     NS:{MODEL}:outbox                      stream    ends of requests that have a webhook, until a job takes them
     NS:{MODEL}:ends:ID                     hash      answers to a request with a webhook that have ended, until all have
     NS:{MODEL}:input:ID                    list      InputChunks after its first, if it is resumable; as the log
@@ -135,6 +140,12 @@ class Keys:
 
     def engine(self, engine_id: str) -> str:
         return f"{self.namespace}:engine:{engine_id}"
+
+    def processes(self) -> str:
+        return f"{self.namespace}:processes"
+
+    def process(self, process_id: str) -> str:
+        return f"{self.namespace}:process:{check_text('process_id', process_id)}"
 
     def api_keys(self) -> str:
         return f"{self.namespace}:api_keys"
@@ -254,6 +265,7 @@ class ModelKeys:
         self.clients = self.prefix + "clients"
         self.dead = self.prefix + "dead"
         self.outbox = self.prefix + "outbox"
+        self.events = self.prefix + "events"
         self.wake = self.prefix + "wake"
         self.virtual = self.prefix + "virtual"
         self.expiries = self.prefix + "expiries"
@@ -286,6 +298,9 @@ class ModelKeys:
 
     def payload(self, request_id: str) -> str:
         return f"{self.prefix}payload:{check_text('request_id', request_id)}"
+
+    def series(self, step_s: int, start: int) -> str:
+        return f"{self.prefix}series:{step_s}:{start}"
 
     def parked(self, request_id: str) -> str:
         return f"{self.prefix}parked:{check_text('request_id', request_id)}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import time
 from collections.abc import Mapping
 from typing import TextIO
 
@@ -23,6 +24,9 @@ from .shown import shown
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FORMATS = ("auto", "pretty", "json")
+
+MAX_ERROR_CHARS = 300
+_last_error: tuple[str, float] = ("", 0.0)
 
 _EVENT = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+")
 _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
@@ -53,6 +57,7 @@ def configure_logging(level: str = "info", fmt: str = "auto", stream: TextIO | N
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
+            _note_error,
             structlog.stdlib.PositionalArgumentsFormatter(),
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
@@ -77,6 +82,20 @@ def configure_logging(level: str = "info", fmt: str = "auto", stream: TextIO | N
     root.handlers = [*(h for h in root.handlers if not isinstance(h, _PenstockStream)), handler]
     root.setLevel(level.upper())
     logging.captureWarnings(True)
+
+
+def last_error() -> tuple[str, float]:
+    """Return the last error that this process has logged, as event and reason, and its Unix time; "" and 0 without."""
+    return _last_error
+
+
+def _note_error(_logger: WrappedLogger, method: str, record: EventDict) -> EventDict:
+    global _last_error  # of the process, as its log is
+    if method in ("error", "critical", "exception"):
+        reason = record.get("error") or record.get("reason") or record.get("finding") or ""
+        words = f"{str(record.get('event', '')).replace('_', ' ')}{f': {reason}' if reason else ''}"
+        _last_error = (words[:MAX_ERROR_CHARS], time.time())
+    return record
 
 
 def log_ids(

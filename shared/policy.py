@@ -18,6 +18,8 @@ from .shown import shown
 MAX_BANDS = 8
 MAX_QUEUE_DEPTH = 100_000
 MAX_AFFINITY_MS = 60_000
+EVENTS_KEPT = 20_000
+MAX_EVENTS_KEPT = 10_000_000
 P = TypeVar("P", "QueuePolicy", "TenantPolicy")
 _BAND_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
@@ -91,6 +93,8 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             conversations go to any engine.
         affinity_ms: how long other engines leave a request to the one that has its conversation in its cache, while
             that has room for it, in [0, 60000]. With 0 that engine is woken for it, and nobody waits.
+        events_kept: how many events of requests the model keeps, about, in [0, 10000000]; with 0 none are written, and
+            nothing is known of a request but its state.
 
     Raises:
         ValidationError: a value is out of range; the message names the field.
@@ -106,6 +110,7 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tenant: TenantPolicy = msgspec.field(default_factory=TenantPolicy)
     warm_ttl_s: float | None = 600.0
     affinity_ms: int = 100
+    events_kept: int = EVENTS_KEPT
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.bands) <= MAX_BANDS or len(set(self.bands)) != len(self.bands):
@@ -128,6 +133,9 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.warm_ttl_s is not None:
             _check_number("warm_ttl_s", self.warm_ttl_s, 0.001, 1e9)
         _check_number("affinity_ms", self.affinity_ms, 0, MAX_AFFINITY_MS)
+        if isinstance(self.events_kept, bool) or not isinstance(self.events_kept, int):
+            raise ValidationError(f"events_kept must be an integer, got {shown(self.events_kept)}")
+        _check_number("events_kept", self.events_kept, 0, MAX_EVENTS_KEPT)
 
     def encode(self) -> bytes:
         """JSON bytes, every field in them."""

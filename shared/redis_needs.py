@@ -58,6 +58,8 @@ NEEDED: dict[str, tuple[Any, ...]] = {
     "XDEL": (_KEY, "0-1"),
     "XLEN": (_KEY,),
     "XRANGE": (_KEY, "-", "+"),
+    "XREVRANGE": (_KEY, "+", "-"),
+    "XTRIM": (_KEY, "MAXLEN", 0),
     "ZADD": (_KEY, 0, ""),
     "ZCARD": (_KEY,),
     "ZCOUNT": (_KEY, 0, 0),

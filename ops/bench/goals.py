@@ -12,6 +12,7 @@ from .follow import FollowRow
 from .gateway_row import GatewayRow
 from .growth import GrowthRow
 from .queue_enqueue import EnqueueRow
+from .queue_figures import FiguresRow
 from .queue_fleet import FleetRow
 from .sessions import SessionsRow
 from .sides import ALONE, ALONE_INT8, LLAMA, SERVED, VLLM_ASYNC, VLLM_HTTP, VLLM_OFFLINE
@@ -29,6 +30,8 @@ MAX_RSS_OVER_VLLM = 0.4
 # The most engines over one.
 MAX_FLEET_P50_RATIO = 1.5
 MAX_FLEET_REDIS_RATIO = 3.0
+# Of the Redis CPU of enqueue, claim and finish.
+MAX_EVENTS_SHARE = 0.05
 # Of what was computed for the turn before, where there is room; and how fair it stays where there is none.
 MIN_SESSION_HITS = 0.9
 MIN_SESSION_JAIN_RATIO = 0.97
@@ -159,6 +162,13 @@ def fleet_goals(row: FleetRow) -> Iterator[Goal]:
     over = f"of {most:,} engines over {least}"
     yield Goal(model="none", what=f"enqueue to claim p50 {over}", value=row.p50_ratio, at_most=MAX_FLEET_P50_RATIO)
     yield Goal(model="none", what=f"Redis CPU a request {over}", value=row.redis_ratio, at_most=MAX_FLEET_REDIS_RATIO)
+
+
+def figures_goals(row: FiguresRow) -> Iterator[Goal]:
+    """What events add to a request."""
+    for cost in row.events:
+        what = f"what events add to a request's Redis CPU, calls of {cost.at_once}"
+        yield Goal(model="none", what=what, value=cost.share, at_most=MAX_EVENTS_SHARE)
 
 
 def enqueue_goals(row: EnqueueRow) -> Iterator[Goal]:

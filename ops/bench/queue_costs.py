@@ -50,19 +50,19 @@ async def _measure(url: str) -> CostsRow:
     broker = Broker(commands, Keys().model("bench-costs"))
     try:
         us_per_delta = {tokens: await _deltas(broker, commands, subscriber, tokens) for tokens in (1, 4)}
-        sizes = [await _memory(commands)]
+        sizes = [await memory_bytes(commands)]
         cpu_s = await redis_cpu_s(commands)
         ids = [f"r{number}" for number in range(NUM_REQUESTS)]
-        await _enqueue(broker, ids)
-        sizes.append(await _memory(commands))
-        claims = await _claim(broker, len(ids))
+        await enqueue_all(broker, ids)
+        sizes.append(await memory_bytes(commands))
+        claims = await claim_all(broker, len(ids))
         cpu_s -= await redis_cpu_s(commands)
         await _append(broker, claims, num_deltas=50, num_tokens=4)
-        sizes.append(await _memory(commands))
+        sizes.append(await memory_bytes(commands))
         cpu_s += await redis_cpu_s(commands)
-        await _finish(broker, claims, index=200)
+        await finish_all(broker, claims, index=200)
         cpu_s -= await redis_cpu_s(commands)
-        sizes.append(await _memory(commands))
+        sizes.append(await memory_bytes(commands))
     finally:
         await subscriber.close()
         await commands.close()
@@ -80,19 +80,19 @@ async def _deltas(broker: Broker, commands: CommandConnection, subscriber: Subsc
     """CPU microseconds of a delta with so many tokens, of streams that one client listens to."""
     ids = [f"d{num_tokens}-{number}" for number in range(NUM_STREAMS)]
     listening = [await subscriber.subscribe(broker.keys.output(request_id), lambda _: None) for request_id in ids]
-    await _enqueue(broker, ids)
-    claims = await _claim(broker, NUM_STREAMS)
+    await enqueue_all(broker, ids)
+    claims = await claim_all(broker, NUM_STREAMS)
     before_s = await redis_cpu_s(commands)
     await _append(broker, claims, num_deltas=DELTAS_PER_STREAM, num_tokens=num_tokens)
     took_s = await redis_cpu_s(commands) - before_s
-    await _finish(broker, claims, index=DELTAS_PER_STREAM * num_tokens)
+    await finish_all(broker, claims, index=DELTAS_PER_STREAM * num_tokens)
     for subscription in listening:
         subscriber.unsubscribe(subscription)
     return 1e6 * took_s / NUM_STREAMS / DELTAS_PER_STREAM
 
 
-async def _enqueue(broker: Broker, ids: list[str]) -> None:
-    for start in range(0, len(ids), NUM_STREAMS):
+async def enqueue_all(broker: Broker, ids: list[str], at_once: int = NUM_STREAMS) -> None:
+    for start in range(0, len(ids), at_once):
         await broker.enqueue_many(
             [
                 Entry(
@@ -102,15 +102,15 @@ async def _enqueue(broker: Broker, ids: list[str]) -> None:
                     num_prompt_tokens=100,
                     max_tokens=200,
                 )
-                for request_id in ids[start : start + NUM_STREAMS]
+                for request_id in ids[start : start + at_once]
             ]
         )
 
 
-async def _claim(broker: Broker, number: int) -> list[Claim]:
+async def claim_all(broker: Broker, number: int, at_once: int = NUM_STREAMS) -> list[Claim]:
     claims: list[Claim] = []
     while len(claims) < number:
-        room = Room(max_num_seqs=len(claims) + NUM_STREAMS, num_seqs=len(claims))
+        room = Room(max_num_seqs=len(claims) + at_once, num_seqs=len(claims))
         claims += (await broker.claim("engine", room, lease_ttl_ms=RESULT_TTL_MS)).claims
     return claims
 
@@ -123,13 +123,13 @@ async def _append(broker: Broker, claims: list[Claim], *, num_deltas: int, num_t
             await broker.append([Record(claim.request_id, claim.epoch, delta) for claim in part])
 
 
-async def _finish(broker: Broker, claims: list[Claim], *, index: int) -> None:
+async def finish_all(broker: Broker, claims: list[Claim], *, index: int, at_once: int = NUM_STREAMS) -> None:
     last = Delta(index=index, finish_reason=FinishReason.STOP)
-    for start in range(0, len(claims), NUM_STREAMS):
-        part = claims[start : start + NUM_STREAMS]
+    for start in range(0, len(claims), at_once):
+        part = claims[start : start + at_once]
         await broker.finish([FinalRecord(claim.request_id, claim.epoch, last) for claim in part])
 
 
-async def _memory(commands: CommandConnection) -> int:
+async def memory_bytes(commands: CommandConnection) -> int:
     """What the data take, in bytes."""
     return int(info_fields(await commands.execute("INFO", "memory"))["used_memory_dataset"])

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import msgspec
 from rich.table import Table
 
-from .goals import MAX_FLEET_P50_RATIO, MAX_FLEET_REDIS_RATIO, MIN_ENQUEUE_OVER_RIVAL
+from .goals import MAX_EVENTS_SHARE, MAX_FLEET_P50_RATIO, MAX_FLEET_REDIS_RATIO, MIN_ENQUEUE_OVER_RIVAL
 from .queue_costs import CostsRow
 from .queue_enqueue import EnqueueRow
 from .queue_fairness import FairnessRow, Feel
+from .queue_figures import FiguresRow
 from .queue_fleet import FleetRow
 from .queue_idle import IdleRow
 from .queue_scale import ScaleRow
@@ -31,6 +32,7 @@ class QueueRows(msgspec.Struct, kw_only=True):
     idle: IdleRow | None = None
     fleet: FleetRow | None = None
     costs: CostsRow | None = None
+    figures: FiguresRow | None = None
 
 
 def measured_rows(rows: QueueRows) -> list[str]:
@@ -164,6 +166,24 @@ def _costs(row: CostsRow) -> Table:
     return table
 
 
+def _figures(row: FiguresRow) -> Table:
+    table = figure_table("what it costs to know what happened", "of", "without events", "with events")
+    for cost in row.events:
+        what = f"a request: enqueued, claimed, ended, in calls of {cost.at_once}, CPU µs"
+        table.add_row(what, f"{cost.us_off:.1f}", f"{cost.us_on:.1f} ({100 * cost.share:+.1f} %)")
+    table.add_row(
+        "a request that has ended, bytes", f"{row.bytes_per_ended_off:,.0f}", f"{row.bytes_per_ended_on:,.0f}"
+    )
+    table.add_row(f"the stream of {row.events_kept:,} events, bytes", "", f"{row.events_bytes:,.0f}")
+    table.caption = (
+        f"goal of what events add: ≤ {100 * MAX_EVENTS_SHARE:g} %, medians of pairs; nothing per token; series take "
+        f"{row.series_day_bytes / 2**20:.1f} MiB a model and day where each minute has "
+        f"every bucket and 100 tenants, {row.series_all_bytes / 2**20:.1f} MiB in all; an engine's addition, every "
+        f"10 s, {row.us_per_addition:.0f} µs"
+    )
+    return table
+
+
 _TABLES: dict[str, Callable[..., Table]] = {
     "enqueue": _rates,
     "scale": _scale,
@@ -171,4 +191,5 @@ _TABLES: dict[str, Callable[..., Table]] = {
     "idle": _idle,
     "fleet": _fleet,
     "costs": _costs,
+    "figures": _figures,
 }

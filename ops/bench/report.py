@@ -30,6 +30,7 @@ from .goals import (
     Goal,
     engine_goals,
     enqueue_goals,
+    figures_goals,
     fleet_goals,
     follow_goals,
     gateway_goals,
@@ -185,6 +186,8 @@ def _goals_by_row(report: BenchReport) -> Iterator[tuple[str, Callable[[], Itera
         yield "follow", partial(follow_goals, report.follow)
     if report.queue.enqueue is not None:
         yield "enqueue", partial(enqueue_goals, report.queue.enqueue)
+    if report.queue.figures is not None:
+        yield "figures", partial(figures_goals, report.queue.figures)
     if report.queue.fleet is not None:
         yield "fleet", partial(fleet_goals, report.queue.fleet)
 

@@ -34,6 +34,7 @@ from .private_redis import private_redis
 from .queue_costs import measure_costs
 from .queue_enqueue import measure_enqueue
 from .queue_fairness import measure_fairness
+from .queue_figures import measure_figures
 from .queue_fleet import measure_fleet
 from .queue_idle import measure_idle
 from .queue_scale import measure_scale
@@ -181,6 +182,9 @@ def _other_rows(
     def costs() -> None:
         report.queue.costs = measure_costs()
 
+    def figures() -> None:
+        report.queue.figures = measure_figures()
+
     def fleet() -> None:
         report.queue.fleet = measure_fleet(seed=options.seed)
 
@@ -199,6 +203,7 @@ def _other_rows(
         ("idle", "watching an idle worker …", idle),
         ("fleet", "waking engines, one to 1,000 …", fleet),
         ("costs", "what Redis spends on a request and a delta …", costs),
+        ("figures", "what events and series cost …", figures),
         ("follow", "following streams …", follow),
     ]
 

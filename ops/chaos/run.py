@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 from rich.console import Console
 from rich.table import Table
 
+from ...producer import Client
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys, partition_name
@@ -30,6 +31,7 @@ from .disturber import Disturber
 from .load import LoadResult, run_load
 from .owner_watch import OwnerWatch
 from .owners import Owners
+from .timelines import read_timelines
 from .verdict import Verdict, judge
 from .workload import ChaosRequest, make_requests
 
@@ -135,6 +137,12 @@ async def _run(
         growing = asyncio.create_task(_partition(stack, models, options.num_partitions))
         disturbed = await _under_fire(stack, requests, options, disturber, clock)
         await growing
+    # A replica that takes over may lack what was written last.
+    may_lose = options.loses_data or options.has_sentinels
+    timelines = None
+    if not may_lose:
+        async with Client.connect(stack.url, shards=stack.shards or {}) as client:
+            timelines = await read_timelines(client, models)
     return ChaosReport(
         machine=machine(),
         versions=versions(),
@@ -145,8 +153,8 @@ async def _run(
             Owners.joined(owners),
             num_kills=disturber.num_kills,
             missing=disturber.missing,
-            # A replica that takes over may lack what was written last.
-            loses_data=options.loses_data or options.has_sentinels,
+            loses_data=may_lose,
+            timelines=timelines,
         ),
         events=dict(disturber.events),
         undisturbed_tokens_per_s=undisturbed.tokens_per_s,
@@ -239,12 +247,14 @@ def _print(console: Console, report: ChaosReport) -> None:
         "ends ≠ 1": verdict.wrong_ends,
         "failed": verdict.failed,
         "two owners": verdict.two_owners,
+        "wrong events": verdict.wrong_timelines,
     }
     for column in harms:
         table.add_column(column, justify="right")
     table.add_row(*map(str, harms.values()))
     console.print(table)
     console.print(f"{verdict.num_records} records were seen being written; {verdict.num_moved} requests changed owner")
+    console.print(f"the events of {verdict.num_timelines} requests were held against what was seen")
     if verdict.shows_nothing:
         console.print(
             f"{verdict.shows_nothing}, so this shows nothing: go on for longer (--seconds, --events)", style="red"

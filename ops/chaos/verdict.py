@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ...shared.request_events import EventKind, RequestEvent
 from .load import Sighting
 from .owners import Owners
+from .timelines import Timelines, harm_of
 
 MAX_EXAMPLES = 10
 
@@ -21,7 +23,8 @@ class Verdict(msgspec.Struct, kw_only=True):
     replica had yet, and was killed.
 
     ``num_records`` were seen going into logs, whose writers are known; ``num_moved`` requests went on under another
-    owner. ``two_owners``: writes of an owner that was none any more.
+    owner. ``two_owners``: writes of an owner that was none any more. ``num_timelines`` requests have all their events;
+    those of ``wrong_timelines`` do not fit what was seen.
     """
 
     num_requests: int = 0
@@ -38,12 +41,14 @@ class Verdict(msgspec.Struct, kw_only=True):
     wrong_ends: int = 0
     failed: int = 0
     two_owners: int = 0
+    num_timelines: int = 0
+    wrong_timelines: int = 0
     examples: list[str] = []
 
     @property
     def num_harms(self) -> int:
         seen = self.lost + self.duplicated + self.reordered + self.different + self.wrong_ends + self.failed
-        return seen + self.two_owners
+        return seen + self.two_owners + self.wrong_timelines
 
     @property
     def shows_nothing(self) -> str:
@@ -69,6 +74,7 @@ def judge(
     num_kills: int,
     missing: Sequence[str] = (),
     loses_data: bool = False,
+    timelines: Timelines | None = None,
 ) -> Verdict:
     """Compare each of ``seen`` with the undisturbed run of the same request (they repeat in order).
 
@@ -77,6 +83,8 @@ def judge(
         missing: actions that were asked for and did not happen.
         loses_data: Redis was made to lose its data, or to fail over, which may lose the last of it; so requests may
             have ended with the error that says so.
+        timelines: events by request; None where Redis may have lost some. A request whose first are kept no more is
+            passed over.
     """
     verdict = Verdict(
         num_requests=len(seen),
@@ -98,7 +106,22 @@ def judge(
         if harms and len(verdict.examples) < 2 * MAX_EXAMPLES:
             told = f"{', '.join(harms)} {sighting.error}".strip()
             verdict.examples.append(f"{sighting.request_id}: {told}{_difference(whole, sighting)}")
+        timeline = (timelines or {}).get(sighting.request_id)
+        if (
+            timeline
+            and timeline[0].kind is EventKind.QUEUED
+            and sighting.finish_reasons
+            and not sighting.num_sent_again
+        ):
+            _judge_timeline(verdict, timeline, sighting)
     return verdict
+
+
+def _judge_timeline(verdict: Verdict, timeline: Sequence[RequestEvent], sighting: Sighting) -> None:
+    verdict.num_timelines += 1
+    if harm := harm_of(timeline, sighting):
+        verdict.wrong_timelines += 1
+        verdict.examples.append(f"{sighting.request_id}: {harm}")
 
 
 def _harms(expected: Sighting, seen: Sighting, *, is_excused: bool) -> list[str]:

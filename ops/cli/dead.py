@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 
 from ...shared.broker import DeadLetter
-from ...shared.command_line import Command, UsageError, add_redis_arguments, format_table
+from ...shared.command_line import EXIT_FAILED, Command, UsageError, add_redis_arguments, format_table
 from ...shared.errors import PenstockError, RequestNotFoundError, ValidationError
 from ...shared.messages import EngineCoreRequest
 from ...shared.partitions import open_dead_letter
 from ...shared.records import DeadRequest
 from ..words import format_time
-from .broker_command import OpenModel, on_model, print_json
+from .broker_command import OpenModel, on_model, print_json, run_on_model
+from .confirm import confirmed
 
 _HEADER = ("REQUEST", "PARKED", "DELIVERIES", "TOKENS", "ENGINE", "CAUSE")
 _MAX_CAUSE_CHARS = 60
@@ -41,13 +42,16 @@ def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_replay_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("request_id", metavar="ID")
+    parser.add_argument("request_id", metavar="ID", nargs="?")
+    parser.add_argument("--all", action="store_true", help="every parked request of the model")
+    parser.add_argument("--yes", action="store_true", help="with --all, do not ask")
     _add_arguments(parser)
 
 
 def _add_purge_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("request_id", metavar="ID", nargs="?")
     parser.add_argument("--all", action="store_true", help="every parked request of the model")
+    parser.add_argument("--yes", action="store_true", help="with --all, do not ask")
     _add_arguments(parser)
 
 
@@ -70,6 +74,9 @@ async def _show(model: OpenModel, arguments: argparse.Namespace) -> None:
 
 
 async def _replay(model: OpenModel, arguments: argparse.Namespace) -> None:
+    if arguments.all:
+        print(f"{await model.operations.replay_all_dead(model.name)} queued again")
+        return
     parked = await _found(await _letter(model), arguments.request_id)
     if not parked.is_request:
         raise ValidationError(
@@ -85,20 +92,35 @@ async def _replay(model: OpenModel, arguments: argparse.Namespace) -> None:
 
 
 async def _purge(model: OpenModel, arguments: argparse.Namespace) -> None:
-    if arguments.all == (arguments.request_id is not None):
-        raise UsageError("give either an ID or --all, which throws away every parked request of the model")
     if not arguments.all:
         if not await model.operations.purge_dead(model.name, arguments.request_id):
             raise _not_parked(arguments.request_id)
         print(f"{arguments.request_id} is thrown away")
         return
-    parked = await (await _letter(model)).list()
-    gone = [await model.operations.purge_dead(model.name, request.request_id) for request in parked]
-    print(f"{sum(gone)} thrown away")
+    print(f"{await model.operations.purge_all_dead(model.name)} thrown away")
 
 
 async def _letter(model: OpenModel) -> DeadLetter:
     return await open_dead_letter(model.connection, model.keys, model.name)
+
+
+def _for_one_or_all(work: Work, question: str) -> Callable[[argparse.Namespace], int]:
+    """Return the ``run`` of a command that takes an ID or --all, and asks before it does ``work`` on all."""
+
+    async def count(model: OpenModel, _: argparse.Namespace) -> int:
+        return await (await _letter(model)).count()
+
+    def run(arguments: argparse.Namespace) -> int:
+        if arguments.all == (arguments.request_id is not None):
+            raise UsageError("give either an ID or --all, which means every parked request of the model")
+        if arguments.all and not arguments.yes:
+            num_parked = run_on_model(count, arguments)
+            if num_parked and not confirmed(question.format(num_parked), arguments):
+                print("nothing is done")
+                return EXIT_FAILED
+        return on_model(work)(arguments)
+
+    return run
 
 
 async def _found(letter: DeadLetter, request_id: str) -> DeadRequest:
@@ -214,8 +236,16 @@ COMMAND = Command(
         Command("list", "Show what is parked, oldest first.", run=on_model(_list), add_arguments=_add_list_arguments),
         Command("show", "Show one with its cause and input.", run=on_model(_show), add_arguments=_add_show_arguments),
         Command(
-            "replay", "Queue one again, from its start.", run=on_model(_replay), add_arguments=_add_replay_arguments
+            "replay",
+            "Queue one again, or all, from the start.",
+            run=_for_one_or_all(_replay, "queue {} parked requests again?"),
+            add_arguments=_add_replay_arguments,
         ),
-        Command("purge", "Throw one away, or all.", run=on_model(_purge), add_arguments=_add_purge_arguments),
+        Command(
+            "purge",
+            "Throw one away, or all.",
+            run=_for_one_or_all(_purge, "throw {} parked requests away?"),
+            add_arguments=_add_purge_arguments,
+        ),
     ),
 )

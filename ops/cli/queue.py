@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shlex
-import sys
 
 from ...shared.broker import Queue
-from ...shared.command_line import EXIT_FAILED, Command, UsageError, add_redis_arguments, format_table
+from ...shared.command_line import EXIT_FAILED, Command, add_redis_arguments, format_table
 from ...shared.errors import PenstockError, ValidationError
 from ...shared.partitions import Layouts, change_partitions, partition_stats
 from .broker_command import OpenModel, on_model, run_on_model
+from .confirm import confirmed
+from .queue_history import HISTORY
 from .queue_policy import CONFIGURE, TENANT
 from .queue_show import LIST, SHOW, TENANTS
 
@@ -123,21 +124,12 @@ async def _partitions(model: OpenModel, arguments: argparse.Namespace) -> None:
 def _run_purge(arguments: argparse.Namespace) -> int:
     whose = f"of tenant {arguments.tenant}" + (f" in band {arguments.band}" if arguments.band else "")
     if not arguments.yes:
-        if not sys.stdin.isatty():
-            raise UsageError(f"without a terminal to ask on, --yes must be given to cancel what waits {whose}")
         num_waiting = run_on_model(_count_waiting, arguments)
-        if num_waiting and not _agrees(f"cancel what waits {whose} ({num_waiting})? [y/N] "):
+        if num_waiting and not confirmed(f"cancel what waits {whose} ({num_waiting})?", arguments):
             print("nothing is cancelled")
             return EXIT_FAILED
     print(f"{run_on_model(_purge, arguments)} cancelled {whose}")
     return 0
-
-
-def _agrees(question: str) -> bool:
-    try:
-        return input(question).strip().lower() in ("y", "yes")
-    except EOFError:
-        return False
 
 
 COMMAND = Command(
@@ -147,6 +139,7 @@ COMMAND = Command(
         LIST,
         SHOW,
         TENANTS,
+        HISTORY,
         Command(
             "pause",
             "Hand out no more requests until resumed; what runs runs on.",

@@ -43,6 +43,7 @@ def describe_policy(policy: QueuePolicy) -> str:
         "strictness": f"{policy.strictness:g} of the tokens stay with a band while work below it has aged",
         "order": str(policy.order),
         "sessions": _sessions(policy),
+        "events": f"about {policy.events_kept:,} are kept" if policy.events_kept else "none are written",
         "limits": f"{_or_any(depth)} requests and {_or_any(tokens)} tokens wait",
         "tenants": f"{describe_tenant_policy(policy.tenant)}, unless a tenant has a policy of its own",
     }
@@ -99,6 +100,12 @@ def _milliseconds(text: str) -> int:
     return int(text)
 
 
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be 0 or a positive integer, got {text!r}")
+    return int(text)
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 
@@ -124,6 +131,7 @@ _QUEUE_OPTIONS = (
     _Option("order", "order", "fcfs|edf", _member(Order), "first come, first served, or earliest deadline first"),
     _Option("warm-ttl", "warm_ttl_s", "S|none", _seconds, "how long it is known which engine had a conversation"),
     _Option("affinity", "affinity_ms", "MS", _milliseconds, "how long others leave a conversation to that engine"),
+    _Option("events-kept", "events_kept", "N", _number, "how many events of requests are kept; 0 writes none"),
     *_DEPTHS,
 )
 _TENANT_OPTIONS = (

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import msgspec
+
 from ...shared.audit import Audit
-from ...shared.broker import DeadLetter, Queue
+from ...shared.broker import DeadLetter, Queue, RequestFilter
+from ...shared.broker.bulk import cancel_matching, purge_parked, replay_parked
 from ...shared.connection import CommandConnection
 from ...shared.errors import RequestNotFoundError
 from ...shared.keys import Keys
-from ...shared.partitions import Layouts, PartitionedBroker, open_dead_letter, open_queue
+from ...shared.partitions import Layouts, PartitionedBroker, open_dead_letter, open_history, open_queue
 from ...shared.policy import QueuePolicy, TenantPolicy
 from ...shared.request_state import RequestState
 from ...shared.shown import shown
@@ -81,6 +86,29 @@ class Operations:
         async with self.audit.audited("dead.purge", request_id, model=model) as told:
             told["found"] = was_parked = await (await self._dead(model)).purge(request_id)
             return was_parked
+
+    async def replay_all_dead(self, model: str, request_ids: Iterable[str] | None = None) -> int:
+        """As ``replay_parked``."""
+        async with self.audit.audited("dead.replay_all", model) as told:
+            told["replayed"] = count = await replay_parked(await self._dead(model), request_ids)
+            return count
+
+    async def purge_all_dead(self, model: str, request_ids: Iterable[str] | None = None) -> int:
+        """As ``purge_parked``."""
+        async with self.audit.audited("dead.purge_all", model) as told:
+            told["purged"] = count = await purge_parked(await self._dead(model), request_ids)
+            return count
+
+    async def cancel_matching(self, model: str, wanted: RequestFilter) -> int:
+        """As ``cancel_matching`` of the broker.
+
+        Raises:
+            ValidationError: ``wanted`` names only states that are ends.
+        """
+        async with self.audit.audited("request.cancel_all", model, filter=msgspec.json.encode(wanted).decode()) as told:
+            history = await open_history(self._connection, self._keys, model)
+            told["cancelled"] = count = await cancel_matching(history, wanted)
+            return count
 
     async def replay_webhook(self, event_id: str) -> None:
         """As ``EventStore.replay``."""

@@ -6,9 +6,11 @@ import asyncio
 import time
 from typing import Literal, get_args
 
+from ...shared.broker.series import SeriesPoint
 from ...shared.control import PrefixCacheReset, ResetPrefixCache, check_timeout
 from ...shared.errors import DrainTimeoutError, EngineDeadError, RequestNotFoundError, ValidationError
 from ...shared.keys import check_name
+from ...shared.partitions import read_series
 from ...shared.policy import QueuePolicy, TenantPolicy
 from ...shared.queue_stats import QueueStats, RequestStatus
 from ...shared.shown import shown
@@ -34,6 +36,20 @@ class QueueControl(ClientCore):
             tenants: leave the tenants out when False, which takes one short look however many there are.
         """
         return await (await self._queue(model)).stats(tenants=tenants)
+
+    async def queue_history(
+        self, model: str | None = None, *, hours: float = 1.0, step_s: int | None = None
+    ) -> list[SeriesPoint]:
+        """Return what was counted of a model in the last ``hours``, a point for each step, the oldest first.
+
+        Args:
+            step_s: 60 (kept a day), 600 (a week) or 3600 (90 days); by default the finest that reaches back so far.
+
+        Raises:
+            ValidationError: ``hours`` is not above 0 and at most 2160, or ``step_s`` does not reach back so far.
+        """
+        name = (await self._card(model)).model
+        return await read_series(self._commands, self._keys, name, hours=hours, step_s=step_s)
 
     async def status(self, request_id: str, model: str | None = None) -> RequestStatus:
         """Return where a request stands: its state, and while it waits its position and estimated start.

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ...shared.keys import Keys
+from ...shared.presence import Presence, ProcessKind
 from ...shared.shards import make_commands
 from .. import Client
 from ..batches import BatchStore
@@ -54,6 +55,7 @@ def build_app(settings: GatewaySettings) -> Starlette:
     connection = make_commands(settings.redis_url, settings.shards, keys)
     authenticator = Authenticator(ApiKeys(connection, keys) if settings.api_keys else None, tenant=settings.tenant)
     metrics = Metrics()
+    presence = Presence(connection, keys, ProcessKind.GATEWAY, {"api_keys": "on" if settings.api_keys else "off"})
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
@@ -74,8 +76,12 @@ def build_app(settings: GatewaySettings) -> Starlette:
                 fail_fast=settings.fail_fast,
                 status_wait_s=settings.status_wait_s,
             )
-            app.state.gateway = Gateway(settings, client, authenticator, metrics, parsers, responses, store)
-            yield
+            app.state.gateway = Gateway(settings, client, authenticator, metrics, parsers, responses, store, connection)
+            presence.start()
+            try:
+                yield
+            finally:
+                await presence.leave()
         await connection.close()
 
     edge = Middleware(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ...shared.connection import CommandConnection
 from .. import Client
 from ..batches import BatchStore
 from ..openai.parsers import ModelParsers
@@ -23,3 +24,4 @@ class Gateway(msgspec.Struct, frozen=True):
     parsers: ModelParsers
     responses: Responses
     batches: BatchStore
+    connection: CommandConnection

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...shared.errors import ConfigurationError
+from ...shared.presence import Presence, ProcessKind
 from ...shared.shards import make_commands
 from ..agenda import Agenda
 from ..batches import ROW_RESULT_TTL_S, BatchStore
@@ -50,6 +51,7 @@ class JobContext:
         events = EventStore(self.connection, self.keys, self.agenda)
         self.outbox = Outbox(self.connection, self.keys, events)
         self.delivery = Delivery(self.connection, self.keys, events, settings.webhooks)
+        self._presence = Presence(self.connection, self.keys, ProcessKind.JOBS, {"queue": settings.queue})
 
     @classmethod
     def of(cls, ctx: dict[str, Any]) -> JobContext:
@@ -77,9 +79,11 @@ class JobContext:
         await self.batches.open()
         await self.connection.open()
         await WebhookTargets(self.connection, self.keys).publish_networks(self.settings.webhooks.allowed_networks)
+        self._presence.start()
 
     async def close(self) -> None:
         """Disconnect; doing it twice does nothing."""
+        await self._presence.leave()
         await self.client.close()
         await self.batch_client.close()
         await self.batches.close()

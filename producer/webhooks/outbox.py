@@ -38,12 +38,7 @@ class Outbox:
 
     async def collect(self) -> None:
         """Make events of what is there. An entry goes when its event is made: who dies in between does it again."""
-        members = await self._connection.execute("SMEMBERS", self._keys.webhook_models())
-        layouts = await read_layouts(self._connection, self._keys)
-        outboxes = [self._keys.webhook_outbox()]
-        for model in (name.decode() for name in members):
-            num_partitions = layouts[model].num if model in layouts else 1
-            outboxes += [self._keys.model(model, partition).outbox for partition in range(num_partitions)]
+        outboxes = await outboxes_of(self._connection, self._keys)
         for error in await self._taking.round(outboxes, PATIENCE_S):
             raise error
 
@@ -64,6 +59,17 @@ class Outbox:
         else:
             await self._store.create(event)
         await self._connection.execute("XDEL", key, entry_id)
+
+
+async def outboxes_of(connection: CommandConnection, keys: Keys) -> list[str]:
+    """Return the keys of all outboxes of a namespace."""
+    members = await connection.execute("SMEMBERS", keys.webhook_models())
+    layouts = await read_layouts(connection, keys)
+    outboxes = [keys.webhook_outbox()]
+    for model in (name.decode() for name in members):
+        num_partitions = layouts[model].num if model in layouts else 1
+        outboxes += [keys.model(model, partition).outbox for partition in range(num_partitions)]
+    return outboxes
 
 
 def outbox_command(

@@ -21,6 +21,7 @@ from .dead_letter import DeadLetter
 from .engine_calls import EngineCalls
 from .input import MAX_CHUNKS, MAX_INPUT_BYTES, RequestInput
 from .queue import Queue
+from .request_history import STATE_WORDS, RequestFilter, RequestHistory
 from .script import SCRIPTS, Script
 from .writes import FinalRecord, Record, SegmentRecord
 
@@ -35,6 +36,7 @@ __all__ = [
     "RELAID",
     "SCRIPTS",
     "SEQS_PER_KEPT_ONE",
+    "STATE_WORDS",
     "UNSERVED",
     "Broker",
     "Claim",
@@ -45,6 +47,8 @@ __all__ = [
     "Queue",
     "Reaped",
     "Record",
+    "RequestFilter",
+    "RequestHistory",
     "RequestInput",
     "Room",
     "Script",

@@ -34,10 +34,13 @@ class DeadLetter:
         self._connection = connection
         self._keys = keys
 
+    async def ids(self) -> list[str]:
+        """Return the ids of all parked requests, oldest first."""
+        return [one.decode() for one in await self._connection.execute("ZRANGE", self._keys.dead, 0, -1)]
+
     async def list(self) -> list[DeadRequest]:
         """Return all parked requests, oldest first."""
-        ids = await self._connection.execute("ZRANGE", self._keys.dead, 0, -1)
-        found = [await self.show(request_id.decode()) for request_id in ids]
+        found = [await self.show(request_id) for request_id in await self.ids()]
         return [request for request in found if request is not None]
 
     async def count(self) -> int:

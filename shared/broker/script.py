@@ -12,8 +12,19 @@ from ..request_state import moves_as_lua
 
 # What changes who waits, runs or has ended needs all of these; what only writes to a request needs the first. Each call
 # makes every function of its text anew, about a tenth of a microsecond each.
-_SHARED = ("lib", "rooms", "tenants", "lanes", "damage", "life")
-_PLAIN = ("append", "renew", "renew_client", "leave", "withdraw", "shorten", "lay_out", "count_waiting")
+_SHARED = ("lib", "rooms", "tenants", "events", "lanes", "damage", "life")
+_PLAIN = (
+    "append",
+    "renew",
+    "renew_client",
+    "leave",
+    "withdraw",
+    "shorten",
+    "add_series",
+    "read_series",
+    "lay_out",
+    "count_waiting",
+)
 # Each script's own parts, in order.
 _PARTS = {
     "enqueue": ("enqueue",),
@@ -31,7 +42,7 @@ _PARTS = {
     "leave": ("leave",),
     "shorten": ("shorten",),
     "reclaim": ("death", "reclaim"),
-    "reap": ("death", "reap"),
+    "reap": ("death", "series", "sample", "reap"),
     "expire": ("expire",),
     "park": ("park",),
     "replay": ("replay",),
@@ -43,6 +54,9 @@ _PARTS = {
     "stats": ("stats",),
     "tenant_stats": ("tenant_stats",),
     "status": ("status",),
+    "requests": ("requests",),
+    "add_series": ("series", "add_series"),
+    "read_series": ("read_series",),
     "lay_out": ("lay_out",),
     "count_waiting": ("tenants", "count_waiting"),
     "repair": ("repair",),

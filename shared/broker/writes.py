@@ -15,9 +15,9 @@ from ..request_state import RequestState
 REFUSED, WRITTEN, REPEATED = 0, 1, 2
 
 # How many arguments each record of a call has; the first three are request, epoch and the index of its first token.
-NUM_WRITE_ARGS = {"append": 5, "finish": 7, "end_segment": 8}
+NUM_WRITE_ARGS = {"append": 5, "finish": 8, "end_segment": 8}
 
-_STATE_OF = {
+STATE_OF = {
     FinishReason.ERROR: RequestState.FAILED,
     FinishReason.CANCELLED: RequestState.CANCELLED,
     FinishReason.EXPIRED: RequestState.EXPIRED,
@@ -58,7 +58,9 @@ def final_args(record: FinalRecord) -> list[Any]:
     if reason is None:
         raise BrokerError(f"request {record.request_id}: the last delta must carry a finish_reason")
     num_prompt_tokens = "" if usage is None else usage.num_prompt_tokens
-    return [*record_args(record), _STATE_OF.get(reason, RequestState.FINISHED), num_prompt_tokens]
+    error = record.delta.error
+    cause = reason if error is None else error.code
+    return [*record_args(record), STATE_OF.get(reason, RequestState.FINISHED), num_prompt_tokens, cause]
 
 
 def segment_args(record: SegmentRecord) -> list[Any]:

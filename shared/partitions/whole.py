@@ -89,6 +89,9 @@ class WholeDeadLetter(DeadLetter):
         super().__init__(connection, keys.model(model))
         self._parts = [DeadLetter(connection, keys.model(model, number)) for number in range(num)]
 
+    async def ids(self) -> list[str]:
+        return [one for ids in await asyncio.gather(*(part.ids() for part in self._parts)) for one in ids]
+
     async def list(self) -> list[DeadRequest]:
         found = await asyncio.gather(*(part.list() for part in self._parts))
         return sorted((request for parked in found for request in parked), key=lambda request: request.parked_at)

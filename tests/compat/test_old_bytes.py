@@ -26,6 +26,7 @@ from penstock.shared.messages import (
     InputChunk,
     WorkerCommand,
 )
+from penstock.shared.request_events import EventKind, RequestEvent, decode_event
 
 RECORDED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "wire_v1.json").read_text())
 TYPES: dict[str, Any] = {
@@ -92,3 +93,33 @@ def test_every_wire_struct_is_a_versioned_or_enclosed_array() -> None:
     ]
     for kind in (*kinds, control.ControlCommand, control.ControlReply):
         assert kind.__struct_fields__[0] == "version"
+
+
+def test_events_of_version_1_still_decode() -> None:
+    event = decode_event(
+        "1795000000123-4", b"1\nfinished\n200\nhost-1-0\n\nstop\n2\n100\n256\n12\n3400", request_id="r", tenant="t"
+    )
+    assert event == RequestEvent(
+        event_id="1795000000123-4",
+        at=1795000000.123,
+        request_id="r",
+        tenant="t",
+        band="",
+        kind=EventKind.FINISHED,
+        num_output_tokens=200,
+        engine_id="host-1-0",
+        cause="stop",
+        num_attempts=2,
+        num_prompt_tokens=100,
+        max_tokens=256,
+        waited_s=0.012,
+        took_s=3.4,
+    )
+
+
+def test_events_of_a_later_version_are_read_as_far_as_they_are_known() -> None:
+    lines = b"2\nclaimed\n3\nhost-1-0\n1795000000123456\n\n1\n\n\n\n\nsomething new"
+    event = decode_event("1-0", lines, request_id="r")
+    assert event is not None
+    assert (event.kind, event.epoch, event.num_attempts) == (EventKind.CLAIMED, 1795000000123456, 1)
+    assert decode_event("1-0", b"2\nteleported\n3", request_id="r") is None

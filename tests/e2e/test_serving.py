@@ -99,7 +99,7 @@ async def test_what_only_the_worker_can_know_comes_back_as_the_callers_error(cli
 
 
 async def test_bytes_that_are_no_request_fail_that_one_and_stop_nothing(client: Client, commands) -> None:
-    broker = client._requests.broker("demo")
+    broker = await client._requests.broker("demo").find("garbage")
     for request_id, payload in (("garbage", b"\xc1\xff"), ("wrong-type", msgspec.msgpack.encode(["add", 1, 7]))):
         await broker.enqueue(request_id, payload, result_ttl_ms=60_000)
         with pytest.raises(errors.ValidationError, match="not a request this worker can read"):

@@ -7,7 +7,11 @@ import time
 
 import pytest
 
+from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, Delta, RequestStats, SamplingParams
+from penstock.producer.control.deployment import read_deployment
+from penstock.shared.connection import CommandConnection
+from penstock.shared.keys import Keys
 from penstock.shared.stats import EngineStats
 
 pytestmark = pytest.mark.xdist_group("deployment")
@@ -73,3 +77,31 @@ async def test_the_engine_adds_up_what_its_requests_took(client: Client) -> None
     assert after.num_decode_tokens + after.num_prefill_tokens >= after.num_output_tokens
     assert 0 < after.prefix_cache_hits <= after.prefix_cache_queries
     assert after.execute_time_s > before.execute_time_s
+
+
+async def test_the_engine_adds_to_the_series_and_its_supervisor_says_that_it_is_there(
+    client: Client, deployment: LocalStack
+) -> None:
+    before = sum(point.tokens_out for point in await client.queue_history(hours=24))
+    await client.generate(COUNT, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True), request_id="counted")
+    points = await client.queue_history(hours=24)
+    async with asyncio.timeout(60):
+        while sum(point.tokens_out for point in points) < before + 20:
+            await asyncio.sleep(0.1)
+            points = await client.queue_history(hours=24)
+    counted = [point for point in points if point.histograms]
+    assert set(counted[-1].histograms) == {
+        "time_to_first_token_s",
+        "inter_token_latency_s",
+        "queue_time_s",
+        "latency_s",
+    }
+    assert sum(point.ended.get("finished", 0) for point in points) >= 1
+    assert sum(point.tenants["default"].tokens_out for point in points if "default" in point.tenants) >= 20
+    assert [event.kind.value for event in await client.history("counted")] == ["queued", "claimed", "finished"]
+    connection = CommandConnection(deployment.url)
+    found = await read_deployment(connection, Keys())
+    await connection.close()
+    (supervisor,) = [process for process in found.processes if process.kind == "supervisor"]
+    assert supervisor.options["worker"] == (await client.engines("demo"))[0].worker_id
+    assert not [finding for finding in found.findings if finding.code == "no_engine"]

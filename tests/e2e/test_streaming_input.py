@@ -133,7 +133,7 @@ async def test_a_chunk_that_only_the_engine_finds_wrong_ends_the_request(
         await conversation.send(CHUNKS[0])
         assert conversation.request_id is not None
         answer = [delta async for delta in conversation.segment()]
-        extend = client._requests.broker("demo").input.extend
+        extend = (await client._requests.broker("demo").find(conversation.request_id)).input.extend
         await extend(conversation.request_id, 1, chunk)
         with pytest.raises(errors.ValidationError, match=said):
             await anext(conversation)

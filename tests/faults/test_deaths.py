@@ -12,9 +12,10 @@ import pytest
 
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, SamplingParams
-from penstock.shared.broker import Broker
+from penstock.shared.broker import Broker, RequestFilter
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
+from penstock.shared.request_events import EventKind
 
 from ..gate import Gate
 from .conftest import Start
@@ -97,6 +98,39 @@ async def test_a_generation_killed_after_every_token_is_the_undisturbed_one(star
             await until(lambda k=k, watched=watched: all(one.num_tokens == k for one in watched))
             await kill_busy(stack, "core")
             await finish(watched, whole, gate)
+
+
+async def test_a_timeline_crosses_two_deaths(start: Start, gate: Gate) -> None:
+    """Its events name each engine, and the token behind which the next took over; they end once."""
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    stack = await start(2, "--deterministic")
+    async with Client.connect(stack.url) as client:
+        whole = await undisturbed(client, [params])
+        gate.hold_at(2)
+        watched = Watched(client.stream(PROMPT, params, request_id="twice"))
+        holders: list[str] = []
+        for k in (2, 5):
+            gate.hold_at(k)
+            await until(lambda k=k: watched.num_tokens == k)
+            holders.append((await busiest(stack.url)).engine_id)
+            await kill_busy(stack, "core")
+        await finish([watched], whole, gate)
+        events = await client.history("twice")
+        (listed,) = await client.requests(RequestFilter(states=("finished",), id_prefix="twice"))
+    assert [(event.kind.value, event.num_output_tokens) for event in events] == [
+        ("queued", 0),
+        ("claimed", 0),
+        ("reclaimed", 2),
+        ("claimed", 2),
+        ("reclaimed", 5),
+        ("claimed", 5),
+        ("finished", 8),
+    ]
+    claims = [event for event in events if event.kind is EventKind.CLAIMED]
+    assert [event.engine_id for event in claims[:2]] == holders
+    assert sorted(event.epoch for event in claims) == [event.epoch for event in claims]
+    assert all("signal 9" in event.cause or "SIGKILL" in event.cause for event in events if event.kind == "reclaimed")
+    assert (listed.num_output_tokens, listed.num_attempts, listed.engine_id) == (8, 3, events[-1].engine_id)
 
 
 CLIENT = """

@@ -6,20 +6,13 @@ import argparse
 import asyncio
 from functools import partial
 
-import msgspec
-import redis.asyncio
-
 from ...shared.command_line import Command, UsageError, add_redis_arguments
 from ...shared.embedded import resolve_redis_url
-from ...shared.errors import ConfigurationError, PenstockError
+from ...shared.errors import ConfigurationError
 from ...shared.keys import Keys
+from ...shared.leave import MARGIN_S, known_workers, make_leave
 from ...shared.messages import DrainCommand, StopCommand, WorkerCommand
 from ...shared.redis_check import checked_client
-from .heartbeats import by_worker, read_heartbeats
-
-# For what follows the last request: handing back, unloading the model, the last heartbeat.
-MARGIN_S = 15.0
-POLL_INTERVAL_S = 0.1
 
 
 def _add_arguments(parser: argparse.ArgumentParser, *, drains: bool) -> None:
@@ -57,18 +50,8 @@ async def _command(url: str, arguments: argparse.Namespace, command: WorkerComma
     """Send ``command`` to the workers meant and return their ids when they are gone."""
     keys = Keys(arguments.namespace)
     async with checked_client(url, namespace=arguments.namespace) as client:
-        known = by_worker(await read_heartbeats(client, keys))
-        worker_ids = _choose(arguments, sorted(known))
-        try:
-            async with asyncio.timeout(patience_s):
-                await asyncio.gather(*(_send(client, keys, worker_id, command) for worker_id in worker_ids))
-                await _await_gone(client, keys, set(worker_ids))
-        except TimeoutError:
-            staying = by_worker(await read_heartbeats(client, keys)).keys() & set(worker_ids)
-            raise PenstockError(
-                f"still there after {patience_s:g} s: {', '.join(sorted(staying)) or 'none'}; "
-                "look at their logs, or send their supervisors SIGKILL"
-            ) from None
+        worker_ids = _choose(arguments, sorted(await known_workers(client.execute_command, keys)))
+        await make_leave(client.execute_command, keys, worker_ids, command, patience_s)
     return worker_ids
 
 
@@ -84,19 +67,6 @@ def _choose(arguments: argparse.Namespace, known: list[str]) -> list[str]:
     if len(known) > 1:
         raise UsageError(f"name one of the workers or give --all; known are {', '.join(known)}")
     return known
-
-
-async def _send(client: redis.asyncio.Redis, keys: Keys, worker_id: str, command: WorkerCommand) -> None:
-    """Publish until a supervisor has heard it: one that lost its connection listens again in a moment."""
-    while not await client.publish(keys.worker_commands(worker_id), msgspec.msgpack.encode(command)):
-        if worker_id not in by_worker(await read_heartbeats(client, keys)):
-            return
-        await asyncio.sleep(POLL_INTERVAL_S)
-
-
-async def _await_gone(client: redis.asyncio.Redis, keys: Keys, worker_ids: set[str]) -> None:
-    while worker_ids & by_worker(await read_heartbeats(client, keys)).keys():  # noqa: ASYNC110  # no event crosses hosts
-        await asyncio.sleep(POLL_INTERVAL_S)
 
 
 DRAIN = Command(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ...shared.broker.series import TenantPoint
 from ...shared.messages import Delta, SchedulerStats
 from ...shared.stats import EngineStats, StepStats
 
@@ -13,6 +14,26 @@ class EngineMeter:
 
     def __init__(self) -> None:
         self.stats = EngineStats()
+        self._tenants: dict[str, TenantPoint] = {}
+
+    def note_tenant(self, tenant: str, num_tokens: int, delta: Delta | None) -> None:
+        """Count new output tokens of a tenant, and an end if the delta is one."""
+        is_end = delta is not None and delta.finish_reason is not None
+        if not (num_tokens or is_end):
+            return
+        point = self._tenants.get(tenant)
+        if point is None:
+            point = self._tenants[tenant] = TenantPoint()
+        point.tokens_out += num_tokens
+        if is_end:
+            point.requests += 1
+            if delta is not None and delta.usage is not None:
+                point.tokens_in += delta.usage.num_prompt_tokens
+
+    def take_tenants(self) -> dict[str, TenantPoint]:
+        """Return what was counted of each tenant since the last call."""
+        taken, self._tenants = self._tenants, {}
+        return taken
 
     def note_scheduler(self, scheduler: SchedulerStats) -> None:
         """Take over the core's own counters, which run since its start."""

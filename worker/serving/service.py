@@ -16,6 +16,7 @@ from pathlib import Path
 import structlog
 
 from ...shared.broker import Broker, EngineCalls
+from ...shared.broker.series import SeriesStore
 from ...shared.connection import CommandConnection, Subscriber
 from ...shared.errors import DamagedRecordError
 from ...shared.keys import Keys
@@ -37,6 +38,7 @@ from .publisher import Publisher
 from .redis_pressure import RedisPressure
 from .request_log import RequestLog
 from .running_generations import RunningGenerations
+from .series_writer import SeriesWriter
 from .served_partitions import LOOK_EVERY_S, ServedPartition, ServedPartitions
 from .sleep import SleepControl
 from .text_calls import TextCalls
@@ -73,6 +75,7 @@ class WorkerService:
         self._keys = Keys(config.namespace)
         self._meter = EngineMeter()
         heartbeat.engine_stats = self._meter.stats
+        self._series = SeriesWriter(SeriesStore(commands, self._keys.model(self._model)), self._meter)
         self._live = RunningGenerations()
         layouts = Layouts(commands, self._keys)
         self._parts = ServedPartitions(self._engine_id, self._make_partition, lambda: layouts.read(self._model))
@@ -113,6 +116,7 @@ class WorkerService:
         self._renewing = asyncio.create_task(self._renew_forever())
         self._looking = asyncio.create_task(self._look_forever())
         self._watching = asyncio.create_task(self._watch_publishers())
+        self._counting = asyncio.create_task(self._series.run())
         intake = Intake(codec, ready.max_model_len)
         claiming = asyncio.create_task(self._claiming.run(intake, ready))
         ends = [asyncio.create_task(event.wait()) for event in (stop, self._core.dead)]
@@ -188,6 +192,7 @@ class WorkerService:
             delta, stop_core = generation.absorb(output)
             num_tokens = generation.num_output_tokens - num_before
             self._heartbeat.num_tokens += num_tokens
+            self._meter.note_tenant(generation.tenant, num_tokens, delta)
             if num_tokens > 1:
                 num_at_once += num_tokens - 1
             publisher = self._parts[generation.partition].publisher
@@ -271,11 +276,12 @@ class WorkerService:
             self._live.remove(generation.request_id)
 
     async def _end_tasks(self) -> None:
-        tasks = [self._renewing, self._looking, self._watching, *self._publishing.values()]
+        tasks = [self._renewing, self._counting, self._looking, self._watching, *self._publishing.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, *self._telling, return_exceptions=True)
         await asyncio.gather(self._renewals.close(), self._attentions.close())
+        await self._series.add_last()
 
     def _on_command(self, data: bytes) -> None:
         command = decode_command(data)

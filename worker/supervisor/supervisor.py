@@ -30,6 +30,7 @@ import structlog
 from ...shared.errors import ConfigurationError, EngineDeadError, PenstockError
 from ...shared.keys import Keys
 from ...shared.messages import DrainCommand, WorkerCommand
+from ...shared.presence import Presence, ProcessKind
 from ...shared.shards import check_servers, make_connections
 from ..worker_config import WorkerConfig
 from .death_notices import DeathNotices
@@ -88,6 +89,9 @@ class Supervisor:
         )
         self._reaper = Reaper(self._redis, self._config)
         self._engines = [Engine(config, self._reaper, self._on_change) for config in configs]
+        self._presence = Presence(
+            self._redis, keys, ProcessKind.SUPERVISOR, {"worker": self._config.worker_id, "engines": str(len(configs))}
+        )
         self._notices = DeathNotices(self._redis, self._config, self._engines)
         self._silence = SilenceWatch(self._config, self._lives_that_ought_to_speak)
         self._running: list[asyncio.Task[None]] = []
@@ -111,6 +115,7 @@ class Supervisor:
             await subscriber.open()
             await subscriber.subscribe(Keys(config.namespace).worker_commands(config.worker_id), self._on_command)
             await self._redis.open()
+            self._presence.start()
             self._running = [asyncio.create_task(engine.run()) for engine in self._engines]
             watchers = (self._reaper, self._notices, self._silence)
             watching = [asyncio.create_task(watcher.run()) for watcher in watchers]
@@ -123,6 +128,7 @@ class Supervisor:
             await asyncio.gather(*watching, return_exceptions=True)
             if self._running:
                 await self._notices.remove()
+            await self._presence.leave()
             await subscriber.close()
             await self._redis.close()
         # Raises what nobody foresaw in an engine's task.

@@ -7,11 +7,15 @@ from importlib import metadata
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
+from redis.exceptions import RedisError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ....shared.errors import EngineDeadError
+from ....shared.errors import EngineDeadError, PenstockError
+from ....shared.keys import Keys
 from ....shared.metrics.exposition import expose
+from ....shared.presence import read_processes
+from ...control.deployment import count_due, jobs_findings
 from ...control.deployment_samples import read_models
 from ...openai.errors import OpenAIError
 from ..http import gateway_of, json_response
@@ -27,6 +31,12 @@ class Health(msgspec.Struct):
     status: str
 
 
+class Readiness(Health, omit_defaults=True):
+    """``warnings`` are what this gateway serves without, and somebody should look at."""
+
+    warnings: list[str] = []
+
+
 class Version(msgspec.Struct):
     """Of the installed distribution."""
 
@@ -40,7 +50,10 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """Answer GET /ready: 200 if a live engine serves at least one model; else 503, which says why."""
+    """Answer GET /ready: 200 if a live engine serves at least one model; else 503, which says why.
+
+    What nobody does beside requests is a warning: a gateway that is taken out for it would not help.
+    """
     client = gateway_of(request).client
     causes = ["no worker has served a model yet"]
     for model in await _models(request):
@@ -49,7 +62,7 @@ async def ready(request: Request) -> Response:
         except EngineDeadError as error:
             causes.append(str(error))
         else:
-            return json_response(Health("ok"))
+            return json_response(Readiness("ok", await _warnings(request)))
     raise OpenAIError(503, causes[-1], type="server_error", code="not_ready", retry_after_s=1)
 
 
@@ -71,6 +84,18 @@ async def version(_: Request) -> Response:
 async def openapi(request: Request) -> Response:
     """Answer GET /openapi.json."""
     return Response(request.app.state.openapi, media_type="application/json")
+
+
+async def _warnings(request: Request) -> list[str]:
+    gateway = gateway_of(request)
+    keys = Keys(gateway.settings.namespace)
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            processes = await read_processes(gateway.connection.execute, keys)
+            found = jobs_findings(processes, await count_due(gateway.connection, keys))
+    except (TimeoutError, PenstockError, RedisError) as error:
+        return [f"what is due is not known: {error or 'Redis does not answer'}"]
+    return [f"{finding.message}; {finding.remedy}" for finding in found]
 
 
 async def _models(request: Request) -> list[str]:
@@ -97,7 +122,7 @@ OPERATIONS = (
         path="/ready",
         handler=ready,
         summary="Whether a model is served",
-        response=Health,
+        response=Readiness,
         is_public=True,
     ),
     Operation(

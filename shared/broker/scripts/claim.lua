@@ -65,16 +65,21 @@ local function take(id, payload, request, wanted, charged, is_suspect)
     end
   end
   local epoch = next_epoch(tonumber(request.epoch))
+  local epoch_digits = string.format('%.0f', epoch)
   local attempts = redis.call('HINCRBY', key, 'attempts', 1)
+  local function note()
+    return note_move(prefix, id, request.tenant, request.band, 'claimed', request.count, engine,
+      '\n' .. epoch_digits .. '\n\n' .. attempts)
+  end
   if charged then
-    move(key, request.state, 'claimed', 'epoch', epoch, 'engine', engine, 'claimed_count', count, 'charged', charged,
-      'charged_at', now, 'arrived_at', request.arrived_at)
+    move(key, request.state, 'claimed', 'epoch', epoch_digits, 'engine', engine, 'claimed_count', count, 'charged',
+      charged, 'charged_at', now, 'arrived_at', request.arrived_at, note())
     redis.call('HDEL', key, 'entry')
   else
-    move(key, request.state, 'claimed', 'epoch', epoch, 'engine', engine, 'claimed_count', count)
+    move(key, request.state, 'claimed', 'epoch', epoch_digits, 'engine', engine, 'claimed_count', count, note())
     redis.call('HDEL', key, 'suspected_at', 'line')
   end
-  redis.call('HSET', prefix .. 'claims:' .. engine, id, epoch)
+  redis.call('HSET', prefix .. 'claims:' .. engine, id, epoch_digits)
   local alone_until = is_suspect and count + probation_tokens(request.acquittals) or -1
   local expires_in_ms = request.deadline and tonumber(request.deadline) - now or -1
   num_taken, taken_tokens = num_taken + 1, taken_tokens + wanted

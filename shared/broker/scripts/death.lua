@@ -21,7 +21,7 @@ local function bury(prefix, id, is_external, is_alone, max_deliveries, cause, en
   local deaths = whole(request.deaths) or 0
   if is_external and progress > 0 then
     redis.call('HSET', key, 'deaths', 0)
-    put_back(prefix, key, id, 'returned')
+    put_back(prefix, key, id, 'returned', 'reclaimed', words_of(cause))
     return false
   end
   if progress >= probation_tokens(request.acquittals) then
@@ -37,9 +37,9 @@ local function bury(prefix, id, is_external, is_alone, max_deliveries, cause, en
     return true
   end
   if is_external and deaths < max_deliveries - 1 then
-    put_back(prefix, key, id, 'returned')
+    put_back(prefix, key, id, 'returned', 'reclaimed', words_of(cause))
   else
-    put_back(prefix, key, id, 'suspects')
+    put_back(prefix, key, id, 'suspects', 'reclaimed', words_of(cause))
     redis.call('HSET', key, 'suspected_at', now_ms())
   end
   return false

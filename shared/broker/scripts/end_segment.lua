@@ -14,13 +14,14 @@ local function end_segment(key, id, number, num_prompt_tokens, ending, count)
   redis.call('HDEL', key, 'deaths') -- deaths count in a row, and this engine lives
   if number + 1 < tonumber(now.chunks) then
     redis.call('HSET', key, 'arrived_at', now_ms())
-    return put_back(prefix, key, id, 'returned')
+    return put_back(prefix, key, id, 'returned', 'continued')
   end
   redis.call('HSET', key, 'prompt', num_prompt_tokens)
   if now.closed then return end_input(prefix, key, id, ending, count) end
   redis.call('HDEL', prefix .. 'claims:' .. now.engine, id)
   redis.call('HDEL', key, 'engine')
-  move(key, 'claimed', 'awaiting_input', 'ending', ending)
+  move(key, 'claimed', 'awaiting_input', 'ending', ending, note_move(prefix, id, now.tenant, now.band, 'awaiting_input', count,
+    now.engine, ''))
   redis.call('HINCRBY', prefix .. 'queue', 'num_awaiting', 1)
   -- It keeps its place among what its tenant may have under way, but nothing is computed for it.
   stop_working(prefix)

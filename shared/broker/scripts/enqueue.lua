@@ -161,7 +161,7 @@ local function accept(request, payload)
   -- The first answer comes first: what is there is of an earlier request of this id, not all of which was accepted.
   if webhook_of == id then redis.call('DEL', prefix .. 'ends:' .. id) end
   if digests and queue_policy(prefix).warm_ttl_s ~= cjson.null then mark_warm(id, digests, own_digests, record) end
-  enter_lane(prefix, id, payload, tenant, band, tokens, due, record)
+  enter_lane(prefix, id, payload, tenant, band, prompt, most, due, record, 'queued')
   note_backlog(queue, tokens)
   note_backlog(prefix .. 'tenant:' .. tenant, tokens)
   return 'new'
@@ -169,4 +169,5 @@ end
 
 for i, request in ipairs(requests) do answers[i] = accept(request, ARGV[i + 2]) end
 note_entered(prefix, preferred)
+trim_events(prefix)
 return answers

@@ -6,7 +6,8 @@
 -- {'gap', number of the next}, {'full', unit, limit}.
 local prefix, id, number, chunk = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local key, input, queue = KEYS[1], prefix .. 'input:' .. id, prefix .. 'queue'
-local now = fields_of(key, 'state', 'chunks', 'closed', 'input_bytes', 'entry', 'tenant', 'band', 'prompt', 'max')
+local now = fields_of(key, 'state', 'chunks', 'closed', 'input_bytes', 'entry', 'tenant', 'band', 'prompt', 'max',
+  'count')
 local state, num_chunks, num_bytes = now.state, whole(now.chunks or '0'), (whole(now.input_bytes) or 0) + #chunk
 if not state then return nil end
 local is_sound = MOVES[state] and num_chunks and whole(now.prompt) and whole(now.max) and now.tenant and now.band
@@ -35,5 +36,5 @@ if now.entry then
     redis.call('HINCRBY', of, 'tokens:' .. now.band, ARGV[5] + ARGV[6])
   end
 end
-if state == 'awaiting_input' then resume(prefix, key, id) end
+if state == 'awaiting_input' then resume(prefix, key, id, now) end
 return {'added'}

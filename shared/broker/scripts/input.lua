@@ -8,14 +8,16 @@
 -- there is a log to write that to.
 local function end_input(prefix, key, id, ending, count)
   if not emit(prefix, key, id, ending, count) then return false end
-  close_request(prefix, key, id, 'finished')
+  close_request(prefix, key, id, 'finished', 'input_closed')
+  note_uncounted_end(prefix, 'finished')
   return true
 end
 
 -- Put a request that awaits its next chunk in line: there is one now. The engine that had the last segment is woken.
-local function resume(prefix, key, id)
+local function resume(prefix, key, id, now)
   leave_awaiting(prefix, key)
-  move(key, 'awaiting_input', 'queued', 'line', 'returned', 'arrived_at', now_ms())
+  move(key, 'awaiting_input', 'queued', 'line', 'returned', 'arrived_at', now_ms(), note_move(prefix, id, now.tenant, now.band,
+    'continued', now.count or 0, '', ''))
   redis.call('RPUSH', prefix .. 'returned', id)
   local digests = redis.call('HGET', key, 'digests')
   local engine = digests and attempt('GET', prefix .. 'warm:' .. string.match(digests, '%S*$'))

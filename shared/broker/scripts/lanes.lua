@@ -65,9 +65,10 @@ local function unblock(prefix, tenant)
   wake_engines(prefix, math.min(may_start, (waiting(prefix, prefix .. 'tenant:' .. tenant))))
 end
 
--- Put a request at the end of its lane, and write its hash, of which record is a part. note_entered comes last.
+-- Put a request at the end of its lane, and write its hash, of which record is a part, with its first event, of that kind.
+-- note_entered comes last.
 local entered = {}
-local function enter_lane(prefix, id, payload, tenant, band, tokens, deadline, record)
+local function enter_lane(prefix, id, payload, tenant, band, prompt, most, deadline, record, kind)
   local lane = lane_key(prefix, band, tenant)
   local of = entered[lane]
   if not of then
@@ -79,7 +80,9 @@ local function enter_lane(prefix, id, payload, tenant, band, tokens, deadline, r
   local entry = redis.call('XADD', lane, '*', 'id', id, 'request', payload)
   if deadline then redis.call('ZADD', due_key(prefix, band, tenant), deadline, entry) end
   of.first = of.first or entry
-  of.depth, of.tokens, of.number = of.depth + 1, of.tokens + tokens, of.number + 1
+  of.depth, of.tokens, of.number = of.depth + 1, of.tokens + prompt + most, of.number + 1
+  record[#record + 1], record[#record + 2] = note_move(prefix, id, tenant, band, kind, 0, '',
+    '\n\n\n0\n' .. prompt .. '\n' .. most)
   redis.call('HSET', prefix .. 'request:' .. id, 'state', 'queued', 'count', '0', 'entry', entry, 'number', of.number,
     'tenant', tenant, 'band', band, unpack(record))
 end

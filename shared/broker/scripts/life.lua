@@ -106,11 +106,22 @@ local function leave_claims(prefix, engine, id)
   if holder then redis.call('HDEL', prefix .. 'claims:' .. holder, id) end
 end
 
--- Give a request its last state: it leaves its line, its tenant is charged, hash and log begin to expire.
-local function close_request(prefix, key, id, state)
+-- The event of an end, as note_move.
+local function note_end_move(prefix, id, state, now, cause)
+  local arrived = now.entry and arrival_ms(now.entry) or whole(now.arrived_at) or now_ms()
+  local started = now.charged_at and tonumber(now.charged_at) or now_ms()
+  return note_move(prefix, id, now.tenant, now.band, state, now.count, now.engine or '', cause_line(cause) .. '\n'
+    .. (now.attempts or 0) .. '\n' .. now.prompt .. '\n' .. now.max .. '\n' .. math.max(0, started - arrived) .. '\n'
+    .. math.max(0, now_ms() - started))
+end
+
+-- Give a request its last state: it leaves its line, its tenant is charged, hash and log begin to expire. cause says why,
+-- for people.
+local function close_request(prefix, key, id, state, cause)
   local function read()
     local now = fields(key, 'state', 'ttl', 'engine', 'client', 'fail_fast', 'entry', 'line', 'deadline', 'charged',
-      'tenant', 'band', 'prompt', 'max', 'count', 'charged_at', 'chunks', 'ending', 'webhook', 'webhook_of', 'webhook_n', 'warm')
+      'tenant', 'band', 'prompt', 'max', 'count', 'charged_at', 'chunks', 'ending', 'webhook', 'webhook_of', 'webhook_n', 'warm', 'attempts',
+      'arrived_at')
     local is_placed = now.entry and is_entry(now.entry) or not now.entry and whole(now.charged) and whole(now.charged_at)
     local is_sound = is_placed and is_live(now.state) and (not now.line or LINES[now.line]) and whole(now.ttl)
       and whole(now.prompt) and whole(now.max) and whole(now.count) and now.tenant and now.band
@@ -122,7 +133,7 @@ local function close_request(prefix, key, id, state)
     mend_request(prefix, id)
     now = read()
   end
-  move(key, now.state, state)
+  move(key, now.state, state, note_end_move(prefix, id, state, now, cause))
   redis.call('HDEL', key, 'entry', 'line')
   if now.warm then
     redis.call('HDEL', key, 'warm')
@@ -152,10 +163,14 @@ local function close_request(prefix, key, id, state)
   forget_idle(prefix, tenant)
 end
 
+-- An end that no engine counts; the series get it with the next sample.
+local function note_uncounted_end(prefix, state) redis.call('HINCRBY', prefix .. 'queue', 'ended:' .. state, 1) end
+
 -- Write the end of a request that no engine writes. The raised epoch refuses whoever still runs it.
--- code and message become the error that its caller gets; without them the end is no error. One that has ended, and that
+-- code and message become the error that its caller gets; without them the end is no error. cause is for its event; code
+-- or reason without one. One that has ended, and that
 -- a damaged record has left somewhere, has no second end.
-local function end_request(prefix, id, state, reason, code, message)
+local function end_request(prefix, id, state, reason, code, message, cause)
   local key = prefix .. 'request:' .. id
   local now = fields_of(key, 'state', 'count', 'epoch')
   if ENDED[now.state] or not now.state and not is_somewhere(prefix, id) then return end
@@ -175,7 +190,8 @@ local function end_request(prefix, id, state, reason, code, message)
     redis.call('DEL', prefix .. 'log:' .. id)
     emit(prefix, key, id, record, count)
   end
-  close_request(prefix, key, id, state)
+  close_request(prefix, key, id, state, cause or code or reason)
+  note_uncounted_end(prefix, state)
 end
 
 -- Tell the engine that runs a request, if one does, to stop computing it.
@@ -190,11 +206,14 @@ local function stop_request(prefix, id, state)
   tell_engine(prefix, engine, id)
 end
 
--- Put a claimed request back in line: at the end of "returned", or of "suspects", which run alone.
-local function put_back(prefix, key, id, line)
+-- Put a claimed request back in line: at the end of "returned", or of "suspects", which run alone. kind and cause are those
+-- of its event.
+local function put_back(prefix, key, id, line, kind, cause)
   redis.call('RPUSH', prefix .. line, id) -- first: if that cannot be, it stays where it is
-  leave_claims(prefix, redis.call('HGET', key, 'engine'), id)
-  move(key, 'claimed', 'queued', 'line', line)
+  local now = fields(key, 'engine', 'tenant', 'band', 'count')
+  leave_claims(prefix, now.engine, id)
+  move(key, 'claimed', 'queued', 'line', line, note_move(prefix, id, now.tenant or '', now.band or '', kind,
+    now.count or 0, now.engine or '', cause_line(cause)))
   redis.call('HDEL', key, 'engine')
   wake_engines(prefix, 1)
 end
@@ -216,7 +235,7 @@ local function park(prefix, id, cause, reason, code, message, payload)
     'result_ttl_ms', request.ttl, 'epoch', request.epoch + 1, 'engine', request.engine or '', 'tenant', request.tenant,
     'band', request.band, 'prompt', request.prompt, 'max', request.max, 'parked_at_ms', parked_at)
   redis.call('ZADD', prefix .. 'dead', parked_at, id)
-  end_request(prefix, id, 'parked', reason, code, message)
+  end_request(prefix, id, 'parked', reason, code, message, code .. ': ' .. words_of(cause))
 end
 
 -- Park a request whose record in Redis is damaged. own is as of mend_request, and may have its payload.

@@ -11,7 +11,7 @@ for _, engine in ipairs(redis.call('ZRANGE', prefix .. 'leases', 0, -1)) do
     if ARGV[2] == '2' then
       end_request(prefix, id, 'cancelled', 'abort')
     elseif fields_of(prefix .. 'request:' .. id, 'state').state == 'claimed' then
-      put_back(prefix, prefix .. 'request:' .. id, id, 'returned')
+      put_back(prefix, prefix .. 'request:' .. id, id, 'returned', 'handed_back', 'paused')
     else
       set_aside(prefix, id, {engine = engine})
     end

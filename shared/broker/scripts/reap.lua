@@ -10,8 +10,10 @@ local RECOUNT_EVERY_MS, WAKE_EVERY_MS, MAX_WOKEN = 10000, 500, 8
 local MAX_ENGINES, MAX_CLIENTS = 64, 256 -- one call must not hold up the server; who gets so many calls again
 local reaper, now, found = prefix .. 'reaper', now_ms(), {}
 expire_due(prefix, 1000, 1000)
-local last = fields(reaper, 'looked_at', 'not_before', 'recounted_at', 'woken_at')
+trim_events(prefix)
+local last = fields(reaper, 'looked_at', 'not_before', 'recounted_at', 'woken_at', 'sampled_at')
 redis.call('HSET', reaper, 'looked_at', now)
+sample(prefix, last.sampled_at)
 
 -- A wake that a dead engine has swallowed goes to another one.
 if now - (whole(last.woken_at) or 0) > WAKE_EVERY_MS then

@@ -7,7 +7,7 @@ for i = 2, #ARGV, 2 do
   local key = prefix .. 'request:' .. id
   local now = fields_of(key, 'epoch', 'state')
   if now.epoch == ARGV[i + 1] and now.state == 'claimed' then
-    put_back(prefix, key, id, 'returned')
+    put_back(prefix, key, id, 'returned', 'handed_back')
     verdicts[#verdicts + 1] = 1
   else
     local engine = not (whole(now.epoch) and MOVES[now.state]) and holder_of(prefix, id)

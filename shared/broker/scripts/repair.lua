@@ -50,6 +50,7 @@ local function is_policy(of)
   return has_default and type(strictness) == 'number' and strictness > 0 and strictness <= 1
     and (of.ageing_s == nil or of.ageing_s == cjson.null or type(of.ageing_s) == 'number')
     and is_limit(of.warm_ttl_s) and (of.affinity_ms == nil or type(of.affinity_ms) == 'number')
+    and (of.events_kept == nil or type(of.events_kept) == 'number')
     and is_limit(of.max_queue_depth) and is_limit(of.max_queue_tokens) and (of.tenant == nil or is_tenant_policy(of.tenant))
 end
 
@@ -152,11 +153,11 @@ end
 
 for name, wanted in pairs({policy = 'string', active = 'set', returned = 'list', suspects = 'list', leases = 'zset',
   clients = 'zset', deadlines = 'zset', fail_fast = 'set', dead = 'zset', reserved = 'string', ward = 'string',
-  blocked = 'zset', vacant = 'zset', outbox = 'stream', layout = 'string'}) do
+  blocked = 'zset', vacant = 'zset', outbox = 'stream', events = 'stream', layout = 'string'}) do
   keep_type(name, wanted)
 end
 keep_fields('queue', {credit = is_number, depth = is_integer, tokens = is_integer, num_started = is_count,
-  num_awaiting = is_count})
+  num_awaiting = is_count, ended = is_count, ended_seen = is_count})
 keep_fields('rooms', read_room)
 keep_fields('reaper', is_count)
 repair_policies()

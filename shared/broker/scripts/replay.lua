@@ -18,10 +18,14 @@ if kept.input then
   is_read, input = pcall(cmsgpack.unpack, kept.input)
   if not is_read or type(input) ~= 'table' then return 0 end
 end
+local record = {'epoch', epoch, 'ttl', ttl, 'prompt', prompt, 'max', most}
+local past = attempt('HGETALL', key) or {}
+for i = 1, #past, 2 do -- the events of its former life
+  if is_entry(past[i]) then record[#record + 1], record[#record + 2] = past[i], past[i + 1] end
+end
 redis.call('DEL', key, prefix .. 'log:' .. id, prefix .. 'input:' .. id, parked)
 redis.call('ZREM', prefix .. 'dead', id)
 local band = kept.band and has_band(prefix, kept.band) and kept.band or queue_policy(prefix).default_band
-local record = {'epoch', epoch, 'ttl', ttl, 'prompt', prompt, 'max', most}
 if input then
   for _, chunk in ipairs(input) do redis.call('RPUSH', prefix .. 'input:' .. id, chunk) end
   for _, field in ipairs({'chunks', #input + 1, 'closed', 1}) do record[#record + 1] = field end
@@ -30,6 +34,6 @@ if kept.webhook then
   -- One answer of several is told of alone: the others have been, with its parking.
   for _, field in ipairs({'webhook', kept.webhook}) do record[#record + 1] = field end
 end
-enter_lane(prefix, id, kept.payload, tenant, band, prompt + most, nil, record)
+enter_lane(prefix, id, kept.payload, tenant, band, prompt, most, nil, record, 'replayed')
 note_entered(prefix)
 return 1

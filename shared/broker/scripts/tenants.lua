@@ -13,7 +13,8 @@ local WINDOW_S = 60
 local function with_defaults(found, part)
   return setmetatable(found, {__index = function(_, name)
     local defaults = cjson.decode(DEFAULT_POLICY)
-    return (part and defaults[part] or defaults)[name]
+    found[name] = (part and defaults[part] or defaults)[name] -- once: decoding takes long
+    return rawget(found, name)
   end})
 end
 

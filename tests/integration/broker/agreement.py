@@ -9,6 +9,8 @@ import msgspec
 
 from penstock.shared import keys
 from penstock.shared.messages import Delta
+from penstock.shared.request_events import decode_event
+from penstock.shared.request_state import RequestState
 
 from .expected import BANDS, ExpectedQueue, ExpectedRequest
 from .snapshot import Snapshot
@@ -21,6 +23,7 @@ _decoder = msgspec.msgpack.Decoder(Delta)
 def check_all(found: Snapshot, expected: ExpectedQueue) -> None:
     assert found.kinds <= _KINDS
     check_requests(found, expected)
+    check_events(found, expected)
     check_lanes(found, expected)
     check_turns(found, expected)
     check_sums(found, expected)
@@ -42,6 +45,26 @@ def check_requests(found: Snapshot, expected: ExpectedQueue) -> None:
         assert (found.ttl_ms("request", request_id) == -1) == request.alive
         if log:
             assert (found.ttl_ms("log", request_id) == -1) == request.alive
+
+
+def check_events(found: Snapshot, expected: ExpectedQueue) -> None:
+    """Each move of a request has one event, of the state and the tokens that it had then, and nothing else has one."""
+    told: set[tuple[str, str]] = set()
+    for request_id, request in expected.requests.items():
+        record = found.of("request")[request_id]
+        entries = sorted((name for name in record if re.fullmatch(r"\d+-\d+", name)), key=_place)
+        events = [decode_event(entry, record[entry].encode("latin-1"), request_id=request_id) for entry in entries]
+        assert [(event.state, event.num_output_tokens) for event in events if event] == request.moves
+        if request.state is RequestState.CLAIMED:
+            last = events[-1]
+            assert last is not None
+            assert (last.engine_id, last.epoch, last.num_attempts) == (request.engine, request.epoch, request.attempts)
+        told |= {(entry, request_id) for entry in entries}
+    assert set(found.one("events") or []) == told
+
+
+def _place(entry: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in entry.split("-"))
 
 
 def check_lanes(found: Snapshot, expected: ExpectedQueue) -> None:

@@ -117,6 +117,8 @@ async def assert_nothing_is_left(commands: CommandConnection, broker: Broker) ->
     assert found.kinds <= {
         "request",
         "log",
+        "events",
+        "series",
         "queue",
         "policy",
         "leases",

@@ -108,12 +108,13 @@ class EngineMachine(ClaimMachine):
         self.expected.rooms.pop(engine, None)
         for request_id, request in held.items():
             request.num_deaths += 1
-            request.queue_again()
             if self.do(self.connection.execute("ZSCORE", self.broker.keys.dead, request_id)) is not None:
                 assert len(held) == 1
                 assert request.num_deaths >= MAX_DELIVERIES
                 request.end_from_outside(RequestState.PARKED)
                 num_parked -= 1
+            else:
+                request.queue_again()
         assert num_parked == 0
         self.expected.end_unserved()
 

@@ -39,6 +39,8 @@ class ExpectedRequest:
     # What it makes known of the engine that it comes to, and the engine that it was marked for as it came.
     own_digests: tuple[str, ...] = ()
     warm: str = ""
+    # What it has gone through: each state, and its tokens then.
+    moves: list[tuple[RequestState, int]] = field(default_factory=lambda: [(RequestState.QUEUED, 0)])
 
     @property
     def alive(self) -> bool:
@@ -61,6 +63,7 @@ class ExpectedRequest:
         """Go to a state that the table allows next; no history of the machine has another."""
         assert state in MOVES[self.state], f"{self.state} -> {state}"
         self.state, self.engine = state, engine
+        self.moves.append((state, len(self.tokens)))
 
     def claimed_by(self, engine: str, epoch: int) -> None:
         assert epoch > self.epoch

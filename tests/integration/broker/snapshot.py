@@ -98,7 +98,7 @@ def _read(kind: bytes, value: Any) -> Any:
     if kind == b"hash":
         return {field.decode(): content.decode("latin-1") for field, content in _pairs(value)}
     if kind == b"stream":
-        return [(entry.decode(), fields[1].decode()) for entry, fields in value]
+        return [(entry.decode(), fields[1].partition(b"\n")[0].decode()) for entry, fields in value]  # ids of requests
     return value
 
 

@@ -47,6 +47,7 @@ class BrokerMachine(InputMachine):
         assert self.do(self.dead_letter.replay(request_id)) == is_parked
         if known is not None and is_parked:
             again = ExpectedRequest("", False, known.tenant, known.band, known.num_tokens, None, epoch=known.epoch)
+            again.moves = [*known.moves, *again.moves]
             again.num_chunks, again.is_closed = known.num_chunks, known.num_chunks > 0
             self.expected.add(request_id, again)
 

@@ -140,7 +140,8 @@ def test_purge_wants_an_id_or_all(dead, redis_url, namespace) -> None:
     assert dead("purge", "a", "--all")[0] == EXIT_USAGE
     assert dead("purge", "a")[1] == "a is thrown away\n"
     assert "no request 'a' is parked" in dead("purge", "a")[2]
-    assert dead("purge", "--all")[1] == "2 thrown away\n"
+    assert dead("purge", "--all")[0] == EXIT_USAGE  # nobody to ask
+    assert dead("purge", "--all", "--yes")[1] == "2 thrown away\n"
     assert dead("list")[1] == "nothing is parked\n"
 
 

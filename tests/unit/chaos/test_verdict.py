@@ -9,6 +9,7 @@ from penstock.ops.chaos.owners import Owners
 from penstock.ops.chaos.verdict import judge
 from penstock.ops.chaos.workload import ChaosRequest
 from penstock.producer import SamplingParams
+from penstock.shared.request_events import EventKind, RequestEvent
 
 REQUEST = ChaosRequest("hi", SamplingParams(max_tokens=3), is_detached=False)
 
@@ -71,3 +72,28 @@ def test_harms(seen: Sighting, harm: str) -> None:
     verdict = judge([WHOLE], [seen], OWNERS, num_kills=1)
     assert getattr(verdict, harm) == 1
     assert not verdict.is_clean
+
+
+def event(kind: str, number: int = 0) -> RequestEvent:
+    return RequestEvent(
+        event_id="1-0", at=1.0, request_id="r", tenant="t", band="b", kind=EventKind(kind), num_output_tokens=number
+    )
+
+
+@pytest.mark.parametrize(
+    ("events", "num_judged", "is_wrong"),
+    [
+        ([event("queued"), event("claimed"), event("reclaimed"), event("claimed"), event("finished", 3)], 1, 0),
+        ([event("queued"), event("claimed"), event("finished", 3), event("finished", 3)], 1, 1),
+        ([event("queued"), event("claimed")], 1, 1),
+        ([event("queued"), event("finished", 3)], 1, 1),
+        ([event("queued"), event("claimed"), event("finished", 1)], 1, 1),
+        ([event("queued"), event("claimed"), event("cancelled", 3)], 1, 1),
+        # The first of its events are kept no more.
+        ([event("claimed"), event("finished", 3)], 0, 0),
+        ([], 0, 0),
+    ],
+)
+def test_events_that_do_not_fit_are_harm(events: list[RequestEvent], num_judged: int, is_wrong: int) -> None:
+    verdict = judge([WHOLE], [WHOLE], OWNERS, num_kills=1, timelines={WHOLE.request_id: events})
+    assert (verdict.num_timelines, verdict.wrong_timelines, verdict.is_clean) == (num_judged, is_wrong, not is_wrong)

@@ -1,0 +1,85 @@
+"""``penstock status``: what there is of a deployment, and what is missing."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+
+from ...producer.control.deployment import Deployment, read_deployment
+from ...shared.command_line import EXIT_FAILED, Command, add_redis_arguments, format_table
+from ...shared.connection import CommandConnection
+from ...shared.keys import Keys
+from ...shared.presence import ProcessRecord
+from .broker_command import print_json, run_on_redis
+from .words import format_duration
+
+_PROCESS_HEADER = ("KIND", "HOST", "PID", "VERSION", "SINCE", "OPTIONS", "LAST ERROR")
+_MODEL_HEADER = ("MODEL", "ENGINES", "WAITING", "RUNNING", "OLDEST")
+_MAX_ERROR_CHARS = 60
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_redis_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="one object with every field")
+
+
+async def _read(connection: CommandConnection, keys: Keys, _: argparse.Namespace) -> Deployment:
+    return await read_deployment(connection, keys)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    found = run_on_redis(_read, arguments)
+    if arguments.json:
+        print_json(found)
+    else:
+        print(_told(found))
+    return EXIT_FAILED if any(finding.is_error for finding in found.findings) else 0
+
+
+def _told(found: Deployment) -> str:
+    parts = [
+        f"{'ERROR' if finding.is_error else 'note'}: {finding.message}; {finding.remedy}" for finding in found.findings
+    ]
+    if not parts:
+        parts.append("nothing is missing")
+    num_engines = Counter(engine.model for engine in found.engines)
+    if found.queues:
+        rows = [
+            (
+                stats.model,
+                str(num_engines[stats.model] or "none"),
+                str(stats.depth),
+                str(stats.num_running),
+                format_duration(stats.oldest_age_s),
+            )
+            for stats in found.queues
+        ]
+        parts.append("\n" + format_table(_MODEL_HEADER, rows))
+    if found.processes:
+        parts.append("\n" + format_table(_PROCESS_HEADER, [_row(process) for process in found.processes]))
+    return "\n".join(parts)
+
+
+def _row(process: ProcessRecord) -> tuple[str, ...]:
+    error = process.last_error
+    if error:
+        ago = format_duration(max(0.0, time.time() - process.last_error_at))
+        error = f"{error[:_MAX_ERROR_CHARS]}, {ago} ago"
+    return (
+        process.kind,
+        process.host,
+        str(process.pid),
+        process.package_version,
+        format_duration(max(0.0, time.time() - process.started_at)),
+        ", ".join(f"{name} {value}" for name, value in process.options.items()) or "-",
+        error or "-",
+    )
+
+
+COMMAND = Command(
+    "status",
+    "Show what there is and what is missing; exit status 1 if requests or jobs stand still.",
+    run=_run,
+    add_arguments=_add_arguments,
+)

@@ -1,0 +1,149 @@
+"""What there is of a deployment, and what is missing: one reading, for the command, the gateway and the page."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+import msgspec
+
+from ...shared.connection import CommandConnection
+from ...shared.errors import PenstockError
+from ...shared.heartbeats import read_heartbeats
+from ...shared.keys import Keys
+from ...shared.messages import EngineState
+from ...shared.partitions import open_queue
+from ...shared.presence import ProcessKind, ProcessRecord, read_processes
+from ...shared.queue_stats import QueueStats
+from ...shared.records import EngineHeartbeat
+from ..requests.health import may_serve
+from ..requests.model_cards import ModelCards
+from ..webhooks.event_store import DELIVER
+from ..webhooks.outbox import outboxes_of
+
+PATIENCE_S = 5.0
+# What is due for so long has nobody who does it; a jobs process looks every second.
+DUE_AFTER_S = 5.0
+MAX_DUE_LOOKED_AT = 1000
+# The kinds of items on the agenda, for people; the second is named where arq is needed (``jobs/batches.py``).
+_DUE_NAMES = {DELIVER: "webhooks", "run_batch": "batches"}
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that somebody should look at. ``is_error``: requests or jobs stand still for it."""
+
+    code: str
+    message: str
+    remedy: str
+    is_error: bool = True
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is. ``queues`` are those of all models that were ever served; ``num_due`` by what is due."""
+
+    processes: list[ProcessRecord]
+    engines: list[EngineHeartbeat]
+    queues: list[QueueStats]
+    num_due: dict[str, int]
+    findings: list[Finding]
+
+
+async def read_deployment(connection: CommandConnection, keys: Keys) -> Deployment:
+    """Look at everything now. A model whose Redis does not answer within 5 s is a finding.
+
+    Raises:
+        RedisUnavailableError: the home Redis is away.
+    """
+    cards = sorted(await ModelCards(connection, keys, default=None, wait_for_model=True).read())
+    processes, engines, num_due, queues = await asyncio.gather(
+        read_processes(connection.execute, keys),
+        read_heartbeats(connection.execute, keys),
+        count_due(connection, keys),
+        asyncio.gather(*(_stats_soon(connection, keys, name) for name in cards)),
+    )
+    found = [stats for stats in queues if stats is not None]
+    findings = [
+        Finding(
+            code="model_away",
+            message=f"the Redis that holds model {name} does not answer",
+            remedy="see penstock shard list",
+        )
+        for name, stats in zip(cards, queues, strict=True)
+        if stats is None
+    ]
+    findings += jobs_findings(processes, num_due)
+    findings += [finding for stats in found for finding in _queue_findings(stats, engines)]
+    findings += [_engine_finding(engine) for engine in engines if engine.state is EngineState.FAILED]
+    return Deployment(processes=processes, engines=engines, queues=found, num_due=num_due, findings=findings)
+
+
+async def count_due(connection: CommandConnection, keys: Keys) -> dict[str, int]:
+    """Return how much is due beside requests, and nobody at it: of "webhooks", "batches" and whatever else there is."""
+    last_ms = int(1000 * (time.time() - DUE_AFTER_S))
+    due = await connection.execute("ZRANGEBYSCORE", keys.jobs_due(), "-inf", last_ms, "LIMIT", 0, MAX_DUE_LOOKED_AT)
+    kinds: list[str] = [item.decode().partition(":")[0] for item in due]
+    counts = Counter(_DUE_NAMES.get(kind, kind) for kind in kinds)
+    outboxes = await outboxes_of(connection, keys)
+    ended = await asyncio.gather(*(_ended_before(connection, outbox, last_ms) for outbox in outboxes))
+    if sum(ended):
+        counts["webhooks"] += sum(ended)
+    return dict(counts)
+
+
+def jobs_findings(processes: list[ProcessRecord], num_due: dict[str, int]) -> list[Finding]:
+    """Return what is to be said of those who do what is due."""
+    if any(process.kind == ProcessKind.JOBS for process in processes) or not num_due:
+        return []
+    what = " and ".join(f"{count} {name}" for name, count in sorted(num_due.items()))
+    return [Finding(code="no_jobs", message=f"nobody runs jobs, and {what} are due", remedy="start 'penstock jobs'")]
+
+
+async def _ended_before(connection: CommandConnection, outbox: str, last_ms: int) -> int:
+    """How many ends of an outbox nobody has taken in time."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            return len(await connection.execute("XRANGE", outbox, "-", last_ms, "COUNT", MAX_DUE_LOOKED_AT))
+    except (TimeoutError, PenstockError):
+        return 0
+
+
+async def _stats_soon(connection: CommandConnection, keys: Keys, model: str) -> QueueStats | None:
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            return await (await open_queue(connection, keys, model)).stats()
+    except (TimeoutError, PenstockError):
+        return None
+
+
+def _queue_findings(stats: QueueStats, engines: list[EngineHeartbeat]) -> list[Finding]:
+    found: list[Finding] = []
+    is_served = any(engine.model == stats.model and may_serve(engine) for engine in engines)
+    if stats.depth and not is_served:
+        found.append(
+            Finding(
+                code="no_engine",
+                message=f"no engine serves model {stats.model}, and {stats.depth} requests wait for it",
+                remedy="start 'penstock worker start'",
+            )
+        )
+    if stats.is_paused:
+        found.append(
+            Finding(
+                code="paused",
+                message=f"the queue of model {stats.model} is paused, and {stats.depth} requests wait",
+                remedy=f"penstock queue resume {stats.model}",
+                is_error=False,
+            )
+        )
+    return found
+
+
+def _engine_finding(engine: EngineHeartbeat) -> Finding:
+    comes_back = f"it starts again in {max(0.0, engine.restart_at - time.time()):.0f} s" if engine.restart_at else ""
+    return Finding(
+        code="engine_failed",
+        message=f"engine {engine.engine_id} has failed: {engine.error.splitlines()[0] if engine.error else 'unknown'}",
+        remedy=comes_back or f"look at the log of worker {engine.worker_id}",
+        is_error=not engine.restart_at,
+    )

@@ -1,0 +1,65 @@
+"""What a client may know of requests, whoever sent them, and do with many of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...shared.broker import RequestFilter, RequestHistory
+from ...shared.broker.bulk import count_matching
+from ...shared.partitions import open_history
+from ...shared.request_events import RequestEvent, RequestSummary
+from ..client_core import ClientCore
+
+
+class RequestView(ClientCore):
+    """The part of the client that is about requests as operators see them: without prompts and outputs.
+
+    All methods raise ``UnknownModelError`` if no worker has ever served ``model`` here.
+    """
+
+    async def requests(
+        self, wanted: RequestFilter | None = None, *, model: str | None = None, limit: int = 100
+    ) -> list[RequestSummary]:
+        """Return the requests of a model that ``wanted`` takes, all without it; see ``RequestHistory.requests``.
+
+        Raises:
+            ValidationError: ``limit`` is not in [1, 10000].
+        """
+        return await (await self._history(model)).requests(wanted or RequestFilter(), limit=limit)
+
+    async def find_request(self, request_id: str, *, model: str | None = None) -> RequestSummary | None:
+        """Return what is known of one request, also after its result has expired; None if that is nothing."""
+        return await (await self._history(model)).find(request_id)
+
+    async def history(self, request_id: str, *, model: str | None = None) -> list[RequestEvent]:
+        """Return what a request has lived through, the oldest first; [] if nothing is known of it."""
+        return await (await self._history(model)).history(request_id)
+
+    async def request_events(
+        self, *, after: str = "0-0", model: str | None = None, limit: int = 500
+    ) -> list[RequestEvent]:
+        """Return the events of all requests of a model behind the one with the id ``after``, the oldest first.
+
+        Raises:
+            ValidationError: ``after`` is no id of an event.
+        """
+        return await (await self._history(model)).events(after=after, limit=limit)
+
+    async def last_event_id(self, *, model: str | None = None) -> str:
+        """Return the id of a model's newest event, to follow what comes after it; "0-0" without any."""
+        return await (await self._history(model)).last_event_id()
+
+    async def count_requests(self, wanted: RequestFilter, *, model: str | None = None) -> int:
+        """Return how many requests ``cancel_requests`` would end now, counted up to 10,000."""
+        return await count_matching(await self._history(model), wanted)
+
+    async def cancel_requests(self, wanted: RequestFilter, *, model: str | None = None) -> int:
+        """End the requests that ``wanted`` takes and that wait, run or await input; returns how many."""
+        return await self._operations.cancel_matching((await self._card(model)).model, wanted)
+
+    async def replay_requests(self, request_ids: Iterable[str] | None = None, *, model: str | None = None) -> int:
+        """Queue parked requests anew, those with these ids or all; returns how many, without what cannot be run."""
+        return await self._operations.replay_all_dead((await self._card(model)).model, request_ids)
+
+    async def _history(self, model: str | None) -> RequestHistory:
+        return await open_history(self._commands, self._keys, (await self._card(model)).model)

@@ -1,0 +1,207 @@
+"""What was counted of a model, by time: sums of a minute (kept a day), ten minutes (a week) and an hour (90 days).
+
+Whoever counts adds what has come since its last call, with a number by which a call that is sent again is known. So
+nobody has to lead, and a process that is killed loses what it has counted since. Gauges are sampled by reapers, and
+kept as sums: they are means over their samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from ..connection import CommandConnection
+from ..errors import ValidationError
+from ..keys import ModelKeys
+from ..shown import shown
+from ..stats import Histogram
+from .repair import run_script
+
+# Seconds of a step, and of how long its series reaches back.
+STEPS_S = {60: 24 * 3600, 600: 7 * 24 * 3600, 3600: 90 * 24 * 3600}
+MAX_HOURS = 90 * 24
+# What is said of a tenant, and of requests: kinds of fields.
+TENANT_KINDS = ("tokens_in", "tokens_out", "requests")
+HISTOGRAMS = ("time_to_first_token_s", "inter_token_latency_s", "queue_time_s", "latency_s")
+GAUGES = ("waiting", "waiting_tokens", "running", "oldest_ms", "engines")
+_AT_ONCE = 120
+_encoder = msgspec.msgpack.Encoder()
+
+
+class TenantPoint(msgspec.Struct, kw_only=True):
+    """What one tenant had in one step."""
+
+    tokens_in: int = 0
+    tokens_out: int = 0
+    requests: int = 0
+
+
+class SeriesPoint(msgspec.Struct, kw_only=True):
+    """One step of a series.
+
+    Args:
+        at: Unix time in seconds at which it begins.
+        tokens_in: prompt tokens of requests that ended; ``tokens_out`` come as they are generated.
+        ended: requests by the state of their end; without those that were ended while Redis forgot.
+        tenants: of up to 100; "" has what the others had together.
+        histograms: of ``HISTOGRAMS``, seconds; those of no value are absent.
+        gauges: of ``GAUGES``, means over the samples of the step; empty where none was taken.
+    """
+
+    at: float
+    tokens_in: int = 0
+    tokens_out: int = 0
+    ended: dict[str, int] = {}
+    tenants: dict[str, TenantPoint] = {}
+    histograms: dict[str, Histogram] = {}
+    gauges: dict[str, float] = {}
+
+    def quantile(self, name: str, share: float) -> float | None:
+        """An upper bound of that share of the values, as fine as the buckets; None without any."""
+        histogram = self.histograms.get(name)
+        return None if histogram is None or not histogram.count else histogram.quantile(share)
+
+
+class SeriesStore:
+    """All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries."""
+
+    def __init__(self, connection: CommandConnection, keys: ModelKeys) -> None:
+        self._connection = connection
+        self._keys = keys
+
+    async def add(
+        self,
+        writer: str,
+        number: int,
+        amounts: Mapping[str, int],
+        tenants: Mapping[str, TenantPoint] | None = None,
+    ) -> bool:
+        """Add what ``writer`` has counted since its last call; False if it had been added already.
+
+        Args:
+            writer: one life of one process.
+            number: of this call of the writer, from 1 on.
+            amounts: whole numbers, by the names of fields; see ``bucket_amounts``.
+        """
+        flat = [part for pair in amounts.items() for part in pair]
+        of_tenants = [
+            part
+            for tenant, point in (tenants or {}).items()
+            for kind in TENANT_KINDS
+            if getattr(point, kind)
+            for part in (kind, tenant, getattr(point, kind))
+        ]
+        args = [writer, number, _encoder.encode(flat), _encoder.encode(of_tenants)]
+        return bool(await run_script(self._connection, self._keys, "add_series", [self._keys.leases], args))
+
+    async def read(self, *, hours: float = 1.0, step_s: int | None = None) -> list[SeriesPoint]:
+        """Return the steps of the last ``hours``, the oldest first, the one under way last; each is there.
+
+        Args:
+            step_s: 60, 600 or 3600; by default the finest that reaches back so far.
+
+        Raises:
+            ValidationError: ``hours`` is not above 0 and at most 2160, or ``step_s`` does not reach back so far.
+        """
+        valid = isinstance(hours, int | float) and not isinstance(hours, bool) and math.isfinite(hours)
+        if not valid or not 0 < hours <= MAX_HOURS:
+            raise ValidationError(f"hours must be a number above 0, at most {MAX_HOURS}, got {shown(hours)}")
+        reaching = [step for step, reach_s in STEPS_S.items() if reach_s >= 3600 * hours]
+        step = reaching[0] if step_s is None else step_s
+        if step not in reaching:
+            raise ValidationError(f"step_s must be one of {reaching} for {hours:g} hours, got {shown(step_s)}")
+        number = max(1, math.ceil(3600 * hours / step))
+        points: list[SeriesPoint] = []
+        last = 0
+        while len(points) < number:
+            num_before = number - 1 - len(points)
+            args = [step, last, num_before, min(_AT_ONCE, num_before + 1)]
+            last, rows = await run_script(self._connection, self._keys, "read_series", [self._keys.leases], args)
+            points += [_point(last - (num_before - i) * step, row) for i, row in enumerate(rows)]
+        return points
+
+
+def bucket_amounts(name: str, now: Histogram, before: Histogram | None) -> dict[str, int]:
+    """Return fields and amounts of what a histogram has got since it was ``before``; its sum in microseconds."""
+    old = before.counts if before is not None else [0] * len(now.counts)
+    bounds = [*(f"{bound:g}" for bound in now.bounds), "inf"]
+    found = {
+        f"{name}:{bound}": count - was for bound, count, was in zip(bounds, now.counts, old, strict=True) if count > was
+    }
+    if found:
+        found[f"{name}:sum"] = round(1e6 * (now.sum - (before.sum if before is not None else 0.0)))
+    return found
+
+
+def summed_points(series: Sequence[Sequence[SeriesPoint]]) -> list[SeriesPoint]:
+    """Return the series of a model's partitions as one; a step that not all have begun is left out."""
+    if len(series) == 1:
+        return [*series[0]]
+    by_start = [{point.at: point for point in points} for points in series]
+    starts = sorted(set.intersection(*(set(points) for points in by_start)))
+    return [_summed([points[at] for points in by_start]) for at in starts]
+
+
+def _summed(points: Sequence[SeriesPoint]) -> SeriesPoint:
+    whole = SeriesPoint(at=points[0].at)
+    for point in points:
+        whole.tokens_in += point.tokens_in
+        whole.tokens_out += point.tokens_out
+        for state, count in point.ended.items():
+            whole.ended[state] = whole.ended.get(state, 0) + count
+        for tenant, of in point.tenants.items():
+            into = whole.tenants.setdefault(tenant, TenantPoint())
+            for kind in TENANT_KINDS:
+                setattr(into, kind, getattr(into, kind) + getattr(of, kind))
+        for name, histogram in point.histograms.items():
+            before = whole.histograms.get(name)
+            whole.histograms[name] = histogram if before is None else _merged(before, histogram)
+        for name, mean in point.gauges.items():
+            # Engines hold a lease in every partition, and the oldest is the oldest of all.
+            both = max if name in ("engines", "oldest_ms") else sum
+            whole.gauges[name] = both((whole.gauges.get(name, 0.0), mean))
+    return whole
+
+
+def _merged(one: Histogram, other: Histogram) -> Histogram:
+    counts: Counter[float] = Counter()
+    for histogram in (one, other):
+        counts.update(dict(zip((*histogram.bounds, math.inf), histogram.counts, strict=True)))
+    bounds = sorted(bound for bound in counts if bound != math.inf)
+    return Histogram(tuple(bounds), [counts[bound] for bound in (*bounds, math.inf)], one.sum + other.sum)
+
+
+def _point(at: float, flat: Sequence[bytes]) -> SeriesPoint:
+    point, samples, gauges = SeriesPoint(at=at), 0, {}
+    counts: dict[str, dict[float, int]] = {}
+    sums: dict[str, int] = {}
+    for field, value in zip(flat[::2], flat[1::2], strict=True):
+        name, _, rest = field.decode(errors="replace").partition(":")
+        try:
+            number = int(value)
+        except ValueError:
+            continue  # others than the scripts have written it
+        if name == "samples":
+            samples = number
+        elif name in GAUGES:
+            gauges[name] = number
+        elif name in HISTOGRAMS and rest == "sum":
+            sums[name] = number
+        elif name in HISTOGRAMS:
+            counts.setdefault(name, {})[float(rest)] = number
+        elif name == "ended":
+            point.ended[rest] = number
+        elif name in TENANT_KINDS and b":" in field:
+            setattr(point.tenants.setdefault(rest, TenantPoint()), name, number)
+        elif name in ("tokens_in", "tokens_out"):
+            setattr(point, name, number)
+    if samples:
+        point.gauges = {name: total / samples for name, total in gauges.items()}
+    for name, of in counts.items():
+        bounds = sorted(bound for bound in of if bound != math.inf)
+        by_bound = [of[bound] for bound in bounds] + [of.get(math.inf, 0)]
+        point.histograms[name] = Histogram(tuple(bounds), by_bound, sums.get(name, 0) / 1e6)
+    return point

@@ -1,0 +1,65 @@
+"""What happened in a model whose partitions are several, as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from ..broker import RequestFilter, RequestHistory
+from ..broker.series import SeriesPoint, SeriesStore, summed_points
+from ..connection import CommandConnection
+from ..keys import Keys
+from ..request_events import RequestEvent, RequestSummary
+from ..request_state import RequestState
+from .layout import Layouts
+
+
+async def open_history(connection: CommandConnection, keys: Keys, model: str) -> RequestHistory:
+    """Return what is known of a model's requests, with the partitions that it has now."""
+    num = (await Layouts(connection, keys).read(model)).num
+    return RequestHistory(connection, keys.model(model)) if num == 1 else WholeHistory(connection, keys, model, num)
+
+
+async def read_series(
+    connection: CommandConnection, keys: Keys, model: str, *, hours: float, step_s: int | None = None
+) -> list[SeriesPoint]:
+    """Return what was counted of a model in all partitions; as ``SeriesStore.read``."""
+    num = (await Layouts(connection, keys).read(model)).num
+    stores = [SeriesStore(connection, keys.model(model, number)) for number in range(num)]
+    return summed_points(await asyncio.gather(*(store.read(hours=hours, step_s=step_s) for store in stores)))
+
+
+class WholeHistory(RequestHistory):
+    """Several partitions as one. Events of different partitions are in order by the clocks of their servers alone, so
+    who follows them may miss one of a server whose clock is behind."""
+
+    def __init__(self, connection: CommandConnection, keys: Keys, model: str, num: int) -> None:
+        super().__init__(connection, keys.model(model))
+        self._parts = [RequestHistory(connection, keys.model(model, number)) for number in range(num)]
+
+    @property
+    def parts(self) -> Sequence[RequestHistory]:
+        return self._parts
+
+    async def events(self, *, after: str = "0-0", limit: int = 500) -> list[RequestEvent]:
+        found = await asyncio.gather(*(part.events(after=after, limit=limit) for part in self._parts))
+        return sorted((event for events in found for event in events), key=lambda event: event.place)[:limit]
+
+    async def last_event_id(self) -> str:
+        found = await asyncio.gather(*(part.last_event_id() for part in self._parts))
+        return max(found, key=lambda event_id: tuple(map(int, event_id.split("-"))))
+
+    async def history(self, request_id: str) -> list[RequestEvent]:
+        found = await asyncio.gather(*(part.history(request_id) for part in self._parts))
+        return next((events for events in found if events), [])
+
+    async def find(self, request_id: str) -> RequestSummary | None:
+        found = await asyncio.gather(*(part.find(request_id) for part in self._parts))
+        return next((request for request in found if request is not None), None)
+
+    async def requests(self, wanted: RequestFilter = RequestFilter(), *, limit: int = 100) -> list[RequestSummary]:  # noqa: B008  # frozen
+        found = await asyncio.gather(*(part.requests(wanted, limit=limit) for part in self._parts))
+        every = [request for requests in found for request in requests]
+        moved = [request for request in every if request.state is not RequestState.QUEUED]
+        moved.sort(key=lambda request: -request.at)
+        return [*moved, *(request for request in every if request.state is RequestState.QUEUED)][:limit]

@@ -1,0 +1,110 @@
+"""``penstock requests`` and ``penstock queue history`` against what the test's own broker calls have made."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from penstock.ops import cli as penstock_cli
+from penstock.shared.broker import Broker, FinalRecord, Room
+from penstock.shared.broker.series import SeriesStore
+from penstock.shared.command_line import EXIT_FAILED, EXIT_USAGE
+from penstock.shared.connection import CommandConnection
+from penstock.shared.keys import Keys
+from penstock.shared.messages import Delta, FinishReason, RequestError
+from penstock.shared.records import ModelCard
+
+
+async def live(url: str, namespace: str) -> None:
+    """One request fails, one runs, two wait; something was counted."""
+    connection, keys = CommandConnection(url), Keys(namespace)
+    await connection.execute("HSET", keys.models(), "m", msgspec.json.encode(ModelCard(model="m")))
+    broker = Broker(connection, keys.model("m"))
+    for request_id in ("bad", "run"):
+        await broker.enqueue(request_id, b"p", result_ttl_ms=60_000, tenant="shop")
+    bad, _ = (await broker.claim("host-1-0", Room(max_num_seqs=2))).claims
+    error = RequestError("context_length_exceeded", "the prompt 'my secret' is too long")
+    delta = Delta(index=0, finish_reason=FinishReason.ERROR, error=error)
+    assert await broker.finish([FinalRecord("bad", bad.epoch, delta)]) == []
+    for request_id in ("wait-1", "wait-2"):
+        await broker.enqueue(request_id, b"p", result_ttl_ms=60_000, tenant="other")
+    await SeriesStore(connection, broker.keys).add("w", 1, {"tokens_out": 600, "ended:failed": 1})
+    await connection.close()
+
+
+@pytest.fixture
+def penstock(redis_url: str, namespace: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run ``penstock ...`` in this process; returns status, output and errors."""
+    asyncio.run(live(redis_url, namespace))
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = penstock_cli.main([*arguments, "--redis-url", redis_url, "--namespace", namespace])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def ids(told: str) -> list[str]:
+    return [request["request_id"] for request in json.loads(told)]
+
+
+def test_lists_are_filtered(penstock) -> None:
+    listed = ("requests", "list", "--json")
+    assert set(ids(penstock(*listed)[1])) == {"bad", "run", "wait-1", "wait-2"}
+    assert ids(penstock(*listed, "--state", "failed", "--tenant", "shop", "--since", "1h")[1]) == ["bad"]
+    assert ids(penstock(*listed, "--state", "waiting")[1]) == ["wait-1", "wait-2"]
+    assert ids(penstock(*listed, "--engine", "host-1-0", "--state", "running")[1]) == ["run"]
+    assert "context_length_exceeded" in penstock("requests", "list", "--state", "failed")[1]
+    assert penstock("requests", "list", "--tenant", "nobody")[1] == "no such requests\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("--state", "lost"), "states must be of waiting, running"), (("--limit", "0"), "limit must be an integer")],
+)
+def test_what_cannot_be_is_refused(penstock, arguments, message) -> None:
+    status, _, error = penstock("requests", "list", *arguments)
+    assert (status, message in error, "Traceback" in error) == (EXIT_FAILED, True, False)
+
+
+def test_one_is_shown_with_its_timeline_and_without_contents(penstock) -> None:
+    status, told, _ = penstock("requests", "show", "bad")
+    assert status == 0
+    assert [word for word in ("queued", "claimed", "failed") if word in told] == ["queued", "claimed", "failed"]
+    assert "secret" not in told
+    found = json.loads(penstock("requests", "show", "bad", "--json")[1])
+    assert [event["kind"] for event in found["events"]] == ["queued", "claimed", "failed"]
+    assert found["request"]["cause"] == "context_length_exceeded"
+    status, _, error = penstock("requests", "show", "nobody")
+    assert (status, "has no request 'nobody'" in error) == (EXIT_FAILED, True)
+
+
+def test_many_are_cancelled_after_a_question(penstock) -> None:
+    status, _, error = penstock("requests", "cancel", "--tenant", "other")
+    assert (status, "cancel 2 requests?" in error) == (EXIT_USAGE, True)
+    assert penstock("requests", "cancel")[0] == EXIT_USAGE
+    assert penstock("requests", "cancel", "--state", "failed", "--yes")[0] == EXIT_FAILED
+    assert penstock("requests", "cancel", "--tenant", "other", "--yes")[1] == "2 cancelled\n"
+    assert penstock("requests", "cancel", "--tenant", "other", "--yes")[1] == "0 cancelled\n"
+    assert set(ids(penstock("requests", "list", "--state", "cancelled", "--json")[1])) == {"wait-1", "wait-2"}
+    assert ids(penstock("requests", "list", "--state", "running", "--json")[1]) == ["run"]
+
+
+def test_what_was_counted_is_shown(penstock) -> None:
+    points = json.loads(penstock("queue", "history", "m", "--hours", "1", "--json")[1])
+    assert len(points) == 60
+    assert sum(point["tokens_out"] for point in points) == 600
+    assert "10.0" in penstock("queue", "history", "m")[1]
+    status, _, error = penstock("queue", "history", "m", "--hours", "0")
+    assert (status, "hours must be a number above 0" in error) == (EXIT_FAILED, True)
+
+
+def test_the_policy_says_how_many_events_are_kept(penstock) -> None:
+    assert penstock("queue", "configure", "m", "--events-kept", "0")[0] == 0
+    assert "none are written" in penstock("queue", "show", "m")[1]
+    assert penstock("queue", "configure", "m", "--events-kept", "20000001")[0] == EXIT_FAILED
