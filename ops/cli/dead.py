@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -21,6 +22,8 @@ _HEADER = ("REQUEST", "PARKED", "DELIVERIES", "TOKENS", "ENGINE", "CAUSE")
 _MAX_CAUSE_CHARS = 60
 _MAX_PROMPT_CHARS = 400
 _MAX_PROMPT_TOKENS = 64
+
+Work = Callable[[OpenModel, argparse.Namespace], Awaitable[None]]
 
 _decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
 

@@ -11,8 +11,8 @@ import msgspec
 from ...shared.broker.series import STEPS_S, SeriesPoint
 from ...shared.command_line import Command, add_redis_arguments, format_table
 from ...shared.partitions import read_series
+from ..words import format_duration, format_time
 from .broker_command import OpenModel, on_model, print_json
-from .words import format_duration, format_time
 
 _HEADER = ("FROM", "WAITING", "RUNNING", "IN/S", "OUT/S", "ENDED", "FAILED", "TTFT P50", "P99", "ITL P50", "WAIT P99")
 _FAILED = ("failed", "expired", "parked")

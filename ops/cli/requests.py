@@ -12,9 +12,9 @@ from ...shared.command_line import EXIT_FAILED, Command, UsageError, add_redis_a
 from ...shared.errors import RequestNotFoundError
 from ...shared.partitions import open_history
 from ...shared.request_events import EventKind, RequestEvent, RequestSummary
+from ..words import format_duration, format_sheet, format_time
 from .broker_command import OpenModel, on_model, print_json, run_on_model
 from .confirm import confirmed
-from .words import format_duration, format_sheet, format_time
 
 _HEADER = ("REQUEST", "STATE", "TENANT", "BAND", "LAST MOVE", "TOKENS", "TRIES", "WAITED", "TOOK", "ENGINE", "CAUSE")
 _TIMELINE_HEADER = ("AT", "AFTER", "WHAT", "TOKENS", "ENGINE", "EPOCH", "WHY")

@@ -11,8 +11,8 @@ from ...shared.command_line import EXIT_FAILED, Command, add_redis_arguments, fo
 from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
 from ...shared.presence import ProcessRecord
+from ..words import format_duration
 from .broker_command import print_json, run_on_redis
-from .words import format_duration
 
 _PROCESS_HEADER = ("KIND", "HOST", "PID", "VERSION", "SINCE", "OPTIONS", "LAST ERROR")
 _MODEL_HEADER = ("MODEL", "ENGINES", "WAITING", "RUNNING", "OLDEST")
