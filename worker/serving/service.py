@@ -9,7 +9,6 @@ that its claim is stale: in answer to a write, or to the renewal of the lease.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from ...shared.messages import CancelCommand, EngineCoreOutputs, EngineState, Fi
 from ...shared.partitions import Layouts
 from ...shared.records import DeathCause
 from ...shared.request_state import RequestState
-from ...shared.side_by_side import SideBySide
 from ..text.tokenizer import TextCodec
 from ..worker_config import WorkerConfig
 from .call_handler import ControlCalls, decode_command
@@ -34,18 +32,16 @@ from .engine_meter import EngineMeter
 from .generation import Generation
 from .heartbeat import Heartbeat
 from .intake import Intake
+from .partition_upkeep import PartitionUpkeep
 from .publisher import Publisher
 from .redis_pressure import RedisPressure
 from .request_log import RequestLog
 from .running_generations import RunningGenerations
 from .series_writer import SeriesWriter
-from .served_partitions import LOOK_EVERY_S, ServedPartition, ServedPartitions
+from .served_partitions import ServedPartition, ServedPartitions
 from .sleep import SleepControl
 from .text_calls import TextCalls
 
-LEASE_RENEWALS_PER_TTL = 3
-# For as long as it takes.
-NO_HURRY_S = 1e6
 _ENDED_FROM_OUTSIDE: dict[str | None, FinishReason] = {
     RequestState.CANCELLED: FinishReason.CANCELLED,
     RequestState.EXPIRED: FinishReason.EXPIRED,
@@ -68,7 +64,6 @@ class WorkerService:
         self._config = config
         self._engine_id = config.engine_id
         self._commands = commands
-        self._subscriber = subscriber
         self._core = core
         self._heartbeat = heartbeat
         self._model = config.engine.model_name
@@ -85,10 +80,16 @@ class WorkerService:
         sleep = SleepControl(config.engine_id, core, self._live, self._parts, self._claiming, heartbeat)
         calls = EngineCalls(commands, self._keys.model(self._model))
         self._control = ControlCalls(config.engine_id, calls, core, sleep)
-        self._renewals = SideBySide(self._renew)
-        self._attentions = SideBySide(self._attend)
-        self._publishing: dict[ServedPartition, asyncio.Task[None]] = {}
-        self._has_new_part = asyncio.Event()
+        self._upkeep = PartitionUpkeep(
+            self._engine_id,
+            self._parts,
+            self._live,
+            self._claiming,
+            subscriber,
+            self._on_command,
+            self._on_stale,
+            lease_ttl_s=config.lease_ttl_s,
+        )
 
     def _make_partition(self, number: int) -> ServedPartition:
         keys = self._keys.model(self._model, number)
@@ -105,26 +106,21 @@ class WorkerService:
 
     async def take_lease(self) -> None:
         """Hold the engine's lease from now on; ``serve`` renews it."""
-        await self._parts.look()
-        await self._renew_all(self._parts, self._parts.patience_s or NO_HURRY_S)
+        await self._upkeep.take_leases()
 
     async def serve(self, ready: Ready, codec: TextCodec, stop: asyncio.Event) -> None:
         """Claim and publish until ``stop`` is set or the core is dead; ``drain`` or ``abandon`` comes next."""
         text_calls = TextCalls(Path(ready.model_folder), codec, ready.max_model_len, ready.vocab_size)
         self._control.answer_too(text_calls.functions)
-        await self._attend_all(self._parts)
-        self._renewing = asyncio.create_task(self._renew_forever())
-        self._looking = asyncio.create_task(self._look_forever())
-        self._watching = asyncio.create_task(self._watch_publishers())
+        await self._upkeep.begin()
+        self._keeping = asyncio.create_task(self._upkeep.run())
         self._counting = asyncio.create_task(self._series.run())
         intake = Intake(codec, ready.max_model_len)
         claiming = asyncio.create_task(self._claiming.run(intake, ready))
         ends = [asyncio.create_task(event.wait()) for event in (stop, self._core.dead)]
-        works = [claiming, self._watching, self._renewing, self._looking]
-        done, _ = await asyncio.wait([*works, *ends], return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([claiming, self._keeping, *ends], return_when=asyncio.FIRST_COMPLETED)
         for task in ends:
             task.cancel()
-        self._looking.cancel()
         await self._control.close()
         self._claiming.stop()
         await claiming
@@ -144,14 +140,14 @@ class WorkerService:
             task.cancel()
         if self._core.dead.is_set():
             return 0
-        self._stop_work()
+        await self._stop_work()
         cause = DeathCause(engine_id=self._engine_id, reason="the engine left")
         num_returned = await asyncio.gather(*(self._hand_back(part, cause) for part in self._parts))
         await self._end_tasks()
         return sum(num_returned)
 
     async def _hand_back(self, part: ServedPartition, cause: DeathCause) -> int:
-        await self._flush(part)
+        await self._upkeep.flush(part)
         # What Redis says, not what we know: the reply of the last claim may have been lost.
         claims = await part.broker.claims(self._engine_id)
         num_returned = await part.broker.release(claims) if claims else 0
@@ -160,12 +156,12 @@ class WorkerService:
 
     async def abandon(self, cause: DeathCause, *, is_external: bool) -> None:
         """Give up the lease and all claims: the core is dead, or nothing is left to do."""
-        self._stop_work()
+        await self._stop_work()
         await asyncio.gather(*(self._give_up(part, cause, is_external=is_external) for part in self._parts))
         await self._end_tasks()
 
     async def _give_up(self, part: ServedPartition, cause: DeathCause, *, is_external: bool) -> None:
-        await self._flush(part)
+        await self._upkeep.flush(part)
         num_returned, num_parked = await part.broker.reclaim(
             self._engine_id, cause, is_external=is_external, max_deliveries=self._config.max_deliveries
         )
@@ -211,76 +207,19 @@ class WorkerService:
         if intervals_s or num_at_once:
             self._meter.note_token_intervals(intervals_s, num_at_once)
 
-    async def _attend_all(self, parts: Iterable[ServedPartition]) -> None:
-        """Where a Redis is away, later."""
-        for error in await self._attentions.round(parts, self._parts.patience_s or NO_HURRY_S):
-            raise error
-
-    async def _attend(self, part: ServedPartition) -> None:
-        """Hear what is meant for this engine there, and publish there."""
-        keys = part.broker.keys
-
-        def wake(_: object = None) -> None:
-            self._claiming.wake_at(part)
-
-        self._publishing[part] = asyncio.create_task(part.run())
-        self._has_new_part.set()
-        for channel in (keys.engine_wake(self._engine_id), keys.wake):
-            await self._subscriber.subscribe(channel, wake, wake)
-        await self._subscriber.subscribe(keys.engine_commands(self._engine_id), self._on_command)
-
-    async def _watch_publishers(self) -> None:
-        """Raises what ends one of them."""
-        while True:
-            self._has_new_part.clear()
-            is_new = asyncio.create_task(self._has_new_part.wait())
-            done, _ = await asyncio.wait([is_new, *self._publishing.values()], return_when=asyncio.FIRST_COMPLETED)
-            is_new.cancel()
-            for task in done - {is_new}:
-                task.result()
-
-    async def _look_forever(self) -> None:
-        """Serve the partitions that the model is given, and share them with the engines that there are."""
-        while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            if added := await self._parts.look():
-                await self._renew_all(added, 0.0)
-                await self._attend_all(added)
-                self._claiming.wake()
-
-    async def _renew_forever(self) -> None:
-        interval_s = self._config.lease_ttl_s / LEASE_RENEWALS_PER_TTL
-        while True:
-            await asyncio.sleep(interval_s)
-            # An idle engine polls, which renews its lease as well.
-            due = [part for part in self._parts if len(self._live) or not part.has_claimed_within(2 * interval_s)]
-            await self._renew_all(due, interval_s / 2)
-
-    async def _renew_all(self, parts: Iterable[ServedPartition], patience_s: float) -> None:
-        """Side by side, so that one whose Redis is away keeps nobody from the others."""
-        for error in await self._renewals.round(parts, patience_s):
-            raise error
-
-    async def _renew(self, part: ServedPartition) -> None:
-        claims = self._live.claims(part.number)
-        stale = set(await part.broker.renew(self._engine_id, claims, lease_ttl_ms=self._config.lease_ttl_ms))
-        for request_id, epoch in claims:
-            if request_id in stale:
-                self._on_stale(part.number, request_id, epoch)
-
-    def _stop_work(self) -> None:
+    async def _stop_work(self) -> None:
         """On everything. Doing it twice does nothing."""
-        self._renewing.cancel()
+        self._keeping.cancel()
+        await asyncio.gather(self._keeping, return_exceptions=True)
+        await self._upkeep.stop()
         self._core.abort_requests(self._live.core_ids())
         for generation in self._live.all():
             self._live.remove(generation.request_id)
 
     async def _end_tasks(self) -> None:
-        tasks = [self._renewing, self._counting, self._looking, self._watching, *self._publishing.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, *self._telling, return_exceptions=True)
-        await asyncio.gather(self._renewals.close(), self._attentions.close())
+        await self._upkeep.end()
+        self._counting.cancel()
+        await asyncio.gather(self._counting, *self._telling, return_exceptions=True)
         await self._series.add_last()
 
     def _on_command(self, data: bytes) -> None:
@@ -336,12 +275,3 @@ class WorkerService:
         if core_id is not None:
             self._core.abort_requests([core_id])
         self._claiming.wake()
-
-    async def _flush(self, part: ServedPartition) -> None:
-        """Wait until everything published there is in Redis, unless its publisher has failed."""
-        publishing = self._publishing.get(part)
-        if publishing is None or publishing.cancelled():
-            return
-        flushing = asyncio.create_task(part.publisher.flush())
-        await asyncio.wait([flushing, publishing], return_when=asyncio.FIRST_COMPLETED)
-        flushing.cancel()
