@@ -31,12 +31,14 @@ class InteractiveRequest:
     """A request that this client enqueued, or is enqueueing, and waits for.
 
     Args:
-        broker: of the partition that it is in, or expected in while it is being enqueued.
-        enqueueing: the call; its result says whether it made the request, or found one of that id.
+        broker: of the partition that it is expected in; ``broker`` is that of the one it is in, once it is enqueued.
+        enqueueing: the call; its result says whether it made the request, or found one of that id, and where that is.
         linger_ms: how long it shall go on after it was left; 0 cancels it at once.
     """
 
-    def __init__(self, broker: Broker, request_id: str, enqueueing: asyncio.Task[bool], *, linger_ms: int = 0) -> None:
+    def __init__(
+        self, broker: Broker, request_id: str, enqueueing: asyncio.Task[tuple[bool, Broker]], *, linger_ms: int = 0
+    ) -> None:
         self.broker = broker
         self._linger_ms = linger_ms
         self._request_id = request_id
@@ -44,7 +46,8 @@ class InteractiveRequest:
 
     async def is_ours(self) -> bool:
         """Wait until it is enqueued; False if somebody else had made it. Raises what the call raised."""
-        return await asyncio.shield(self._enqueueing)
+        is_new, self.broker = await asyncio.shield(self._enqueueing)
+        return is_new
 
     async def leave(self) -> None:
         """Let it linger, or cancel it, if it is ours.
@@ -57,7 +60,7 @@ class InteractiveRequest:
     async def _leave(self) -> None:
         # What went wrong with the call was told to whoever waited for it; the lease ends what made it all the same.
         with contextlib.suppress(Exception):
-            if not await self._enqueueing:
+            if not await self.is_ours():
                 return
             if self._linger_ms:
                 await self.broker.leave(self._request_id, self._linger_ms)

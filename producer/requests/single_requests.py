@@ -141,22 +141,20 @@ class SingleRequests:
         self.home.check()
         request, options = outgoing.request, outgoing.options
         read_ttl_s = read_ttl_of(options.get("read_ttl_s"), request_id=options.get("request_id"))
-        partitions = self.broker(request.model)
-        broker = await partitions.expected(request.tenant, request.request_id)
+        broker = await self.broker(request.model).expected(request.tenant, request.request_id)
         reader = DeltaReader(broker, self._subscriber, request.request_id)
         interactive: InteractiveRequest | None = None
         is_ours = False
         subscribing = asyncio.create_task(reader.subscribe())
         try:
-            enqueueing = asyncio.create_task(self._enqueue(outgoing, broker))
+            enqueueing = asyncio.create_task(self._enqueue_somewhere(outgoing, broker))
             linger_ms = int((options.get("linger_s") or 0) * 1000)
             interactive = InteractiveRequest(broker, request.request_id, enqueueing, linger_ms=linger_ms)
             self._lease.hold(interactive)
             with self._health.watching(request.model), ended_when_due(interactive, outgoing.due_in_s):
                 is_ours = await interactive.is_ours()
                 await subscribing
-                interactive.broker = broker = partitions.where(request.request_id)
-                await reader.follow_at(broker)
+                await reader.follow_at(interactive.broker)
                 if is_ours:
                     reader.expect_first()
                 else:
@@ -172,7 +170,7 @@ class SingleRequests:
                 if not reader.ended and self.home.is_open:
                     await interactive.leave()
                 elif reader.ended and is_ours and read_ttl_s is not None:
-                    self._read_results.note(broker, request.request_id, read_ttl_s)
+                    self._read_results.note(interactive.broker, request.request_id, read_ttl_s)
                 self._lease.let_go(interactive)
 
     async def follow(
@@ -249,6 +247,11 @@ class SingleRequests:
             entry = msgspec.structs.replace(entry, timeout_ms=timeout_ms)
         model = outgoing.request.model
         return await self._answered(model, await self._enqueuer(model, expected).enqueue(entry))
+
+    async def _enqueue_somewhere(self, outgoing: Outgoing, expected: Broker) -> tuple[bool, Broker]:
+        """As ``_enqueue``; returns where the request is, too."""
+        is_new = await self._enqueue(outgoing, expected)
+        return is_new, self.broker(outgoing.request.model).where(outgoing.request.request_id)
 
     async def _send_again(self, outgoing: Outgoing) -> None:
         """Enqueue an interactive request anew that Redis has lost: under its id, with its seed.
