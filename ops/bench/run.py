@@ -167,27 +167,6 @@ def _other_rows(
     def recovery() -> None:
         report.recoveries = [measure_recovery(num_engines) for num_engines in (2, 1)]
 
-    def enqueue() -> None:
-        report.queue.enqueue = measure_enqueue()
-
-    def scale() -> None:
-        report.queue.scale = measure_scale(options.queue_depth, options.seed)
-
-    def fairness() -> None:
-        report.queue.fairness = measure_fairness(options.rounds, options.seed)
-
-    def idle() -> None:
-        report.queue.idle = measure_idle()
-
-    def costs() -> None:
-        report.queue.costs = measure_costs()
-
-    def figures() -> None:
-        report.queue.figures = measure_figures()
-
-    def fleet() -> None:
-        report.queue.fleet = measure_fleet(seed=options.seed)
-
     def follow() -> None:
         report.follow = measure_follow()
 
@@ -197,15 +176,31 @@ def _other_rows(
         ("sessions", "holding conversations …", sessions),
         ("durability", "appending …", durability),
         ("recovery", "killing engine cores …", recovery),
-        ("enqueue", "putting requests in line …", enqueue),
-        ("scale", f"filling a queue with {options.queue_depth:,} requests …", scale),
-        ("fairness", "flooding …", fairness),
-        ("idle", "watching an idle worker …", idle),
-        ("fleet", "waking engines, one to 1,000 …", fleet),
-        ("costs", "what Redis spends on a request and a delta …", costs),
-        ("figures", "what events and series cost …", figures),
+        *_queue_rows(options, report),
         ("follow", "following streams …", follow),
     ]
+
+
+def _queue_rows(options: BenchOptions, report: BenchReport) -> Iterator[tuple[str, str, Callable[[], None]]]:
+    """The same of those that need Redis alone; each has a field of its name in ``report.queue``."""
+    measured: dict[str, tuple[str, Callable[[], object]]] = {
+        "enqueue": ("putting requests in line …", measure_enqueue),
+        "scale": (
+            f"filling a queue with {options.queue_depth:,} requests …",
+            partial(measure_scale, options.queue_depth, options.seed),
+        ),
+        "fairness": ("flooding …", partial(measure_fairness, options.rounds, options.seed)),
+        "idle": ("watching an idle worker …", measure_idle),
+        "fleet": ("waking engines, one to 1,000 …", partial(measure_fleet, seed=options.seed)),
+        "costs": ("what Redis spends on a request and a delta …", measure_costs),
+        "figures": ("what events and series cost …", measure_figures),
+    }
+
+    def fill(name: str, measure: Callable[[], object]) -> None:
+        setattr(report.queue, name, measure())
+
+    for name, (say, measure) in measured.items():
+        yield name, say, partial(fill, name, measure)
 
 
 def _measure_bandwidth(report: BenchReport) -> None:
