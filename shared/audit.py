@@ -6,6 +6,7 @@ result. Who did it is the ``Actor`` of the current task: a command, a page and a
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -15,6 +16,8 @@ from contextvars import ContextVar
 from typing import Any
 
 import msgspec
+import structlog
+from redis.exceptions import RedisError
 
 from .connection import CommandConnection
 from .errors import PenstockError
@@ -25,6 +28,10 @@ from .messages import WIRE_VERSION
 MAX_ENTRIES = 10_000
 MAX_DETAIL_CHARS = 200
 MAX_READ = 1000
+# A change is not held up by a Redis that is away, or full.
+PATIENCE_S = 5.0
+
+log = structlog.get_logger()
 
 
 class Actor(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,19 +103,25 @@ class Audit:
         told = dict(details)
         try:
             yield told
-        except PenstockError as error:
-            await self._write(action, target, told, error.code)
-            raise
         except Exception as error:
-            await self._write(action, target, told, type(error).__name__)
+            code = error.code if isinstance(error, PenstockError) else type(error).__name__
+            await self._note(action, target, told, code)
             raise
-        await self._write(action, target, told, "ok")
+        await self._note(action, target, told, "ok")
 
     async def read(self, *, limit: int = 100, before: str = "") -> list[AuditEntry]:
         """Return up to ``limit`` entries, the newest first, those alone that are older than the entry id ``before``."""
         start = f"({before}" if before else "+"
         rows = await self._connection.execute("XREVRANGE", self._key, start, "-", "COUNT", min(limit, MAX_READ))
         return [_entry(entry_id.decode(), fields[1]) for entry_id, fields in rows]
+
+    async def _note(self, action: str, target: str, details: dict[str, Any], result: str) -> None:
+        """Write an entry if that can be done in time; if not, the log has it: what was done is done all the same."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._write(action, target, details, result)
+        except (TimeoutError, PenstockError, RedisError) as error:
+            log.error("audit_not_written", action=action, target=_plain(target), result=result, error=str(error))
 
     async def _write(self, action: str, target: str, details: dict[str, Any], result: str) -> None:
         actor = current_actor()
@@ -118,12 +131,17 @@ class Audit:
             via=actor.via,
             address=actor.address,
             action=action,
-            target=target[:MAX_DETAIL_CHARS],
-            details={name: str(value)[:MAX_DETAIL_CHARS] for name, value in details.items() if value not in (None, "")},
+            target=_plain(target),
+            details={name: _plain(value) for name, value in details.items() if value not in (None, "")},
             result=result,
         )
         record = msgspec.json.encode(entry)
         await self._connection.execute("XADD", self._key, "MAXLEN", "~", MAX_ENTRIES, "*", "entry", record)
+
+
+def _plain(value: object) -> str:
+    """As text that can be encoded, whatever a caller gave, and not longer than it may be."""
+    return str(value)[:MAX_DETAIL_CHARS].encode(errors="replace").decode()
 
 
 def _entry(entry_id: str, record: bytes) -> AuditEntry:

@@ -10,9 +10,11 @@ local RECOUNT_EVERY_MS, WAKE_EVERY_MS, MAX_WOKEN = 10000, 500, 8
 local MAX_ENGINES, MAX_CLIENTS = 64, 256 -- one call must not hold up the server; who gets so many calls again
 local reaper, now, found = prefix .. 'reaper', now_ms(), {}
 expire_due(prefix, 1000, 1000)
-trim_events(prefix)
 local last = fields(reaper, 'looked_at', 'not_before', 'recounted_at', 'woken_at', 'sampled_at')
+-- The first write: a full Redis refuses it, and all that follows. (One that frees memory would be let through, and what
+-- comes after it, too: engines would be taken for dead that could not renew their leases.)
 redis.call('HSET', reaper, 'looked_at', now)
+trim_events(prefix)
 sample(prefix, last.sampled_at)
 
 -- A wake that a dead engine has swallowed goes to another one.
