@@ -128,6 +128,9 @@ async def _run_one(connect: Connect, client: Client, sighting: Sighting, clock: 
             await _try_one(connect, client, sighting, clock)
             return
         except RedisFullError as error:
+            if sighting.indexes:  # what has begun is never refused
+                sighting.error = f"{error.code}: {error}"
+                return
             await asyncio.sleep(error.retry_after_s)
         except UnknownModelError as error:
             # Redis has just lost its data: the engines enter themselves again. A name that was wrong would never come.

@@ -15,7 +15,7 @@ import structlog
 
 from ...shared.broker import NEW, UNSERVED, Broker, Entry
 from ...shared.connection import CommandConnection, Subscriber
-from ...shared.errors import PenstockError, RequestLostError
+from ...shared.errors import PenstockError, RefusedForNowError, RequestLostError
 from ...shared.keys import Keys
 from ...shared.messages import Delta
 from ...shared.partitions import Layouts, PartitionedBroker
@@ -256,17 +256,30 @@ class SingleRequests:
     async def _send_again(self, outgoing: Outgoing) -> None:
         """Enqueue an interactive request anew that Redis has lost: under its id, with its seed.
 
-        What its reader has is held against what comes again.
+        What its reader has is held against what comes again. It was accepted once, so a refusal for now is waited for,
+        as by all that runs.
         """
-        request, left_ms = outgoing.request, None
+        request = outgoing.request
         log.warning("request_sent_again", request_id=request.request_id, model=request.model)
-        # A timeout went on while Redis forgot it. A deadline is Redis's time, which is not to be reckoned by ours.
-        if outgoing.options.get("timeout_s") is not None and outgoing.due_in_s is not None:
-            left_ms = max(1, math.ceil(1000 * outgoing.due_in_s))
         expected = self.broker(request.model).where(request.request_id)
-        await self._enqueue(outgoing, expected, timeout_ms=left_ms)
+        while True:
+            try:
+                await self._enqueue(outgoing, expected, timeout_ms=_left_ms(outgoing))
+                return
+            except RefusedForNowError as error:
+                await asyncio.sleep(error.retry_after_s)
 
     async def _answered(self, model: str, answer: str) -> bool:
         if answer == UNSERVED:
             raise await self._health.unserved(model)
         return answer == NEW
+
+
+def _left_ms(outgoing: Outgoing) -> int | None:
+    """What is left of a timeout, which went on while Redis forgot the request; None without one.
+
+    A deadline is Redis's time, which is not to be reckoned by ours.
+    """
+    if outgoing.options.get("timeout_s") is None or outgoing.due_in_s is None:
+        return None
+    return max(1, math.ceil(1000 * outgoing.due_in_s))

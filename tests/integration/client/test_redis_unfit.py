@@ -102,6 +102,36 @@ async def test_what_a_stream_waits_for_is_sent_again_when_redis_has_forgotten_it
     assert token_indexes(await rest) == [1]
 
 
+async def test_what_is_sent_again_waits_for_a_redis_that_is_full(
+    server: RedisServer, engine: Broker, monkeypatch
+) -> None:
+    """It was accepted once: the refusal is no answer to a stream that has begun."""
+    monkeypatch.setattr(loss_watch, "LOOK_EVERY_S", 0.05)
+    commands = CommandConnection(server.url)
+    async with Client.connect(server.url) as client:
+        stream = client.stream("hi", SamplingParams(), request_id="r")
+        first = asyncio.ensure_future(anext(stream))
+        await write(engine, await claim_one(engine), 0, 65)
+        assert (await first).token_ids == [65]
+        await set_maxmemory(commands, 1)
+        await commands.execute("CONFIG", "RESETSTAT")
+        await engine.forget("r")
+        rest = asyncio.ensure_future(collect_all(stream))
+        await until(lambda: has_refused(commands))
+        assert not rest.done()
+        await set_maxmemory(commands, 0)
+        claim = await claim_one(engine)
+        await write(engine, claim, 0, 65)
+        await write(engine, claim, 1, 66, end=FinishReason.STOP)
+        assert token_indexes(await rest) == [1]
+    await commands.close()
+
+
+async def has_refused(commands: CommandConnection) -> bool:
+    """Whether anybody was refused a command for want of memory."""
+    return b"errorstat_OOM" in await commands.execute("INFO", "errorstats")
+
+
 async def test_text_is_told_once_when_a_shorter_log_is_read_before_it_grows(
     broker: Broker, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
