@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import re
 import time
 
 from ...shared.broker import STATE_WORDS, RequestFilter
 from ...shared.broker.bulk import count_matching
 from ...shared.command_line import EXIT_FAILED, Command, UsageError, add_redis_arguments, format_table
-from ...shared.errors import RequestNotFoundError
+from ...shared.errors import RequestNotFoundError, ValidationError
 from ...shared.partitions import open_history
-from ...shared.request_events import EventKind, RequestEvent, RequestSummary
-from ..words import format_duration, format_sheet, format_time
+from ...shared.request_events import RequestEvent, RequestSummary
+from ..words import event_words, format_duration, format_sheet, format_time, parse_age
 from .broker_command import OpenModel, on_model, print_json, run_on_model
 from .confirm import confirmed
 
 _HEADER = ("REQUEST", "STATE", "TENANT", "BAND", "LAST MOVE", "TOKENS", "TRIES", "WAITED", "TOOK", "ENGINE", "CAUSE")
 _TIMELINE_HEADER = ("AT", "AFTER", "WHAT", "TOKENS", "ENGINE", "EPOCH", "WHY")
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_SINCE = re.compile(r"(\d+)([smhd])")
 _MAX_CAUSE_CHARS = 60
 
 
@@ -56,10 +53,10 @@ def _add_cancel_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _since(text: str) -> float:
     """The Unix time of an age: "1h" ago."""
-    found = _SINCE.fullmatch(text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"must be a number and one of s, m, h, d, such as 15m, got {text!r}")
-    return time.time() - int(found[1]) * _UNITS_S[found[2]]
+    try:
+        return time.time() - parse_age(text)
+    except ValidationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _filter(arguments: argparse.Namespace) -> RequestFilter:
@@ -152,19 +149,11 @@ def _sheet(request: RequestSummary) -> str:
     )
 
 
-_WORDS = {
-    EventKind.HANDED_BACK: "handed back",
-    EventKind.RECLAIMED: "taken back from a dead engine",
-    EventKind.CONTINUED: "queued with more input",
-    EventKind.AWAITING_INPUT: "awaits input",
-}
-
-
 def _event_row(event: RequestEvent, began_at: float) -> tuple[str, ...]:
     return (
         format_time(event.at),
         f"+{event.at - began_at:.3f} s",
-        _WORDS.get(event.kind, event.kind.value),
+        event_words(event.kind),
         str(event.num_output_tokens),
         event.engine_id or "-",
         str(event.epoch or "-"),

@@ -20,12 +20,12 @@ from ...producer.operator_keys import OperatorKeys
 from ...producer.requests.model_cards import ModelCards
 from ...producer.webhooks.event_store import EventStore
 from ...shared.audit import Audit
-from ...shared.broker import Broker, DeadLetter, Queue
+from ...shared.broker import Broker, DeadLetter, Queue, RequestHistory
 from ...shared.connection import CommandConnection
 from ...shared.errors import RedisUnavailableError, UnknownModelError
 from ...shared.heartbeats import read_heartbeats
 from ...shared.keys import Keys
-from ...shared.partitions import Layouts, PartitionedBroker, open_dead_letter, open_queue
+from ...shared.partitions import Layouts, PartitionedBroker, open_dead_letter, open_history, open_queue
 from ...shared.queue_stats import QueueStats
 from ...shared.records import DeadRequest, EngineHeartbeat, ModelCard
 from ...shared.shown import shown
@@ -35,6 +35,7 @@ from .read_log import ReadLog
 PATIENCE_S = 3.0
 # So long a call waits for a Redis that is away: then the page says so, rather than show figures of before.
 RETRY_FOR_S = 5.0
+MOST_KEPT = 200
 
 T = TypeVar("T")
 
@@ -56,6 +57,17 @@ class Source:
         self.parked: dict[str, dict[tuple[str, float], DeadRequest]] = {}
         # Logs of requests that are looked at, by model and id.
         self.logs: OrderedDict[tuple[str, str], ReadLog] = OrderedDict()
+        self._kept: OrderedDict[Any, tuple[float, Any]] = OrderedDict()
+
+    async def kept(self, key: Any, max_age_s: float, read: Callable[[], Awaitable[T]]) -> T:
+        """Return what ``read`` returned under ``key`` at most ``max_age_s`` ago: for what is dear, or changes slowly."""
+        found = self._kept.get(key)
+        if found is None or time.monotonic() - found[0] > max_age_s:
+            found = self._kept[key] = (time.monotonic(), await read())
+            self._kept.move_to_end(key)
+            if len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+        return found[1]
 
     async def queue(self, model: str) -> Queue:
         """The queue of a model, of all its partitions."""
@@ -69,6 +81,10 @@ class Source:
         """One for each partition of a model."""
         num = (await self.layouts.recent(model)).num
         return [Broker(self.connection, self.keys.model(model, number), number) for number in range(num)]
+
+    async def history(self, model: str) -> RequestHistory:
+        """What requests of a model have lived through, of all its partitions."""
+        return await open_history(self.connection, self.keys, model)
 
     async def broker_of(self, model: str, request_id: str) -> Broker:
         """That of the partition that knows a request."""

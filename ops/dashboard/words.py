@@ -20,6 +20,11 @@ def duration(seconds: float | None) -> str:
     return "-" if not seconds else "until one ends" if seconds == float("inf") else format_duration(seconds)
 
 
+def length_of_time(seconds: float) -> str:
+    """A length of time of which thousandths say something, as those of one request's moves."""
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else format_duration(seconds)
+
+
 def moment(at: float | None) -> str:
     """A Unix time in UTC; a dash for none."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)) if at else "-"
@@ -64,6 +69,7 @@ def json(value: object) -> str:
 
 FILTERS = {
     "duration": duration,
+    "length_of_time": length_of_time,
     "moment": moment,
     "number": number,
     "percent": percent,

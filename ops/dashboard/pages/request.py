@@ -1,4 +1,4 @@
-"""One request: where it stands, what it asks for, and its tokens as they come."""
+"""One request: where it stands, what it lived through, what it asks for, and its tokens as they come."""
 
 from __future__ import annotations
 
@@ -7,46 +7,95 @@ from typing import Any
 import msgspec
 
 from ....producer.operator_keys import Role
-from ....shared.broker import Broker
+from ....shared.broker import Broker, RequestHistory
 from ....shared.errors import RequestNotFoundError
 from ....shared.keys import ModelKeys
 from ....shared.messages import Delta
 from ....shared.queue_stats import RequestStatus
+from ....shared.request_events import RequestEvent, summary_of
 from ....shared.request_state import RequestState
 from ..access import Access
 from ..asked import decode_asked
 from ..page import Act, Action, Page, Params, Room, View, field_of
 from ..read_log import MAX_SHOWN_CHARS, ReadLog
 from ..source import Moment, Source, together
+from ..timeline import bars_of, handovers, spans_of
 
 MOST_LOGS = 100
+# Nothing more happens to what has expired, but that its id is given anew.
+EXPIRED_KEPT_S = 30.0
 
 
 async def _read(moment: Moment, params: Params, access: Access) -> View:
     source = moment.source
     model, request_id = (await moment.check_model(field_of(params, "model"))).model, field_of(params, "id")
     broker = await moment.once(("broker", model, request_id), lambda: source.broker_of(model, request_id))
-    keys = broker.keys
-    status, arrived_ms = await together(
-        (await moment.queue(model)).status(request_id),
-        source.connection.execute("HGET", keys.request(request_id), "arrived_at"),
-    )
+    status = await (await moment.queue(model)).status(request_id)
     if status is None:
-        raise RequestNotFoundError(f"request {request_id!r} of {model} is unknown, or its result has expired")
-    payload = await _payload(source, keys, status)
-    said = await _log_of(source, broker, request_id)
-    row = _row(status, said, int(arrived_ms or 0) / 1000)
+        return await _read_expired(moment, model, request_id)
+    events, arrived_ms, payload, said = await together(
+        RequestHistory(source.connection, broker.keys).history(request_id),
+        source.connection.execute("HGET", broker.keys.request(request_id), "arrived_at"),
+        _payload(source, broker.keys, status),
+        _log_of(source, broker, request_id),
+    )
+    facts = _facts(status, said, int(arrived_ms or 0) / 1000)
     return {
-        "model": model,
-        "request_id": request_id,
-        "status": status,
-        "row": row,
-        "rows": [row],
+        **_told(moment, model, status, events, facts),
         "said": said,
         "text": _tail(said.text) if said and access.sees_contents else "",
         "is_cut": said is not None and len(said.text) > MAX_SHOWN_CHARS,
         "asked": decode_asked(payload, access) if payload else None,
-        "facts": {**row, "text": said.text if said and access.sees_contents else None},
+        "facts": {**facts, "text": said.text if said and access.sees_contents else None},
+    }
+
+
+async def _read_expired(moment: Moment, model: str, request_id: str) -> View:
+    """What the model's events still tell of a request whose record is gone. To find them takes a walk over all."""
+
+    async def walk() -> list[RequestEvent]:
+        return await (await moment.source.history(model)).history(request_id)
+
+    events = await moment.source.kept(("expired", model, request_id), EXPIRED_KEPT_S, walk)
+    if not events:
+        raise RequestNotFoundError(
+            f"request {request_id!r} of {model} is unknown, or its result and its events have expired"
+        )
+    last = summary_of(events[-1])
+    status = RequestStatus(
+        request_id=request_id,
+        state=last.state,
+        tenant=last.tenant,
+        band=last.band,
+        position=None,
+        estimated_start_s=None,
+        num_output_tokens=last.num_output_tokens,
+        num_attempts=last.num_attempts,
+        engine_id=last.engine_id,
+        deadline=None,
+    )
+    facts = _facts(status, None, last.arrived_at or events[0].at)
+    if last.started_at is not None and last.arrived_at is not None:
+        facts["queue_time_s"] = last.started_at - last.arrived_at
+    facts["finish_reason"] = last.cause if last.state is RequestState.FINISHED else None
+    facts["error"] = last.cause if last.state is not RequestState.FINISHED and last.cause else None
+    told = _told(moment, model, status, events, facts)
+    return {**told, "is_expired": True, "said": None, "text": "", "is_cut": False, "asked": None, "facts": facts}
+
+
+def _told(moment: Moment, model: str, status: RequestStatus, events: list[RequestEvent], facts: View) -> View:
+    """What both say: where it stands, and its timeline."""
+    spans = spans_of(events, moment.at)
+    return {
+        "model": model,
+        "request_id": status.request_id,
+        "status": status,
+        "is_expired": False,
+        "row": facts,
+        "rows": spans,
+        "bars": bars_of(spans),
+        "num_handovers": handovers(spans),
+        "last_event": events[-1] if events else None,
         "now": moment.at,
     }
 
@@ -73,7 +122,7 @@ async def _log_of(source: Source, broker: Broker, request_id: str) -> Delta | No
     return await log.read_on(request_id)
 
 
-def _row(status: RequestStatus, said: Delta | None, arrived_at: float) -> dict[str, Any]:
+def _facts(status: RequestStatus, said: Delta | None, arrived_at: float) -> dict[str, Any]:
     fields = msgspec.structs.asdict(status)
     fields["arrived_at"] = arrived_at or None
     fields["finish_reason"] = said.finish_reason.value if said and said.finish_reason else None
