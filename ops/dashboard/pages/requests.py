@@ -1,98 +1,141 @@
-"""What runs and what waits: by engine, by tenant, and by id."""
+"""Lists of requests: what runs, waits or has ended, by tenant, band, engine, id and time; and the end of many at once."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from typing import Any
 
-from ....shared.connection import CommandConnection
-from ....shared.keys import ModelKeys
-from ....shared.queue_stats import RequestStatus
-from ..access import Access
-from ..page import Page, Params, Room, View
-from ..source import Moment
+import msgspec
 
+from ....producer.operator_keys import Role
+from ....shared.broker import RequestFilter
+from ....shared.broker.bulk import count_matching
+from ....shared.broker.request_history import MAX_LISTED
+from ....shared.errors import ValidationError
+from ....shared.queue_stats import RequestStatus
+from ....shared.request_events import RequestSummary
+from ....shared.request_state import LIVE_STATES, RequestState
+from ..access import Access
+from ..filters import LIVE, NAMES, STATES, filter_of, names_some, words_of
+from ..page import Act, Action, Page, Params, Room, View, field_of
+from ..source import Moment, together
+
+# Of what runs and of what waits; of what has ended twice as many.
 MOST_SHOWN = 50
+# A list with a filter may take a walk over all events or a long lane.
+FILTERED_KEPT_S = 15.0
 
 
 async def _read(moment: Moment, params: Params, _: Access) -> View:
     models = list(await moment.models())
     model = (await moment.check_model(params["model"])).model if params.get("model") else next(iter(models), "")
     if not model:
-        return {"model": "", "models": [], "rows": [], "num_running": 0, "facts": {}}
-    running = await _running(moment, model)
-    waiting = await _waiting(moment, model, params)
-    shown = [*running[:MOST_SHOWN], *waiting[:MOST_SHOWN]]
+        return {"model": "", "models": [], "rows": [], "facts": {}}
+    found = await _found(moment, model, params)
     queue = await moment.queue(model)
-    found = await asyncio.gather(
-        *(moment.once(("status", model, one), lambda one=one: queue.status(one)) for one in shown)
+    waiting = [one.request_id for one in found if one.state is RequestState.QUEUED]
+    statuses = await together(
+        *(moment.once(("status", model, one), lambda one=one: queue.status(one)) for one in waiting)
     )
-    rows = [_row(model, status) for status in found if status is not None]
+    places = {status.request_id: status for status in statuses if status is not None}
+    stats = await moment.stats(model)
     return {
         "model": model,
         "models": models,
-        "rows": rows,
-        "num_running": len(running),
+        "states": STATES,
+        "rows": [_row(model, request, places.get(request.request_id)) for request in found],
+        "is_filtered": names_some(params),
+        "can_cancel": names_some(params) and bool(filter_of(params).wanted & LIVE_STATES),
+        "words": words_of(params),
+        "num_running": stats and stats.num_running,
+        "num_waiting": stats and stats.depth,
         "most": MOST_SHOWN,
-        "facts": {"running": len(running)},
+        "facts": {"running": stats and stats.num_running, "waiting": stats and stats.depth},
     }
 
 
-async def _running(moment: Moment, model: str) -> list[str]:
-    """Ids of what the engines hold."""
-    engines = [engine.engine_id for engine in await moment.engines() if engine.model == model]
-    brokers = await moment.source.brokers(model)
-    claims = await asyncio.gather(*(broker.claims(engine) for broker in brokers for engine in engines))
-    return [request_id for held in claims for request_id, _ in held]
+async def _found(moment: Moment, model: str, params: Params) -> list[RequestSummary]:
+    wanted = filter_of(params)
+
+    async def read() -> list[RequestSummary]:
+        history = await moment.source.history(model)
+        if wanted.states != LIVE:
+            return await history.requests(wanted, limit=2 * MOST_SHOWN)
+        parts = [msgspec.structs.replace(wanted, states=(state,)) for state in LIVE]
+        both = await together(*(history.requests(part, limit=MOST_SHOWN) for part in parts))
+        return [request for requests in both for request in requests]
+
+    if not names_some(params):
+        return await moment.once(("live", model), read)
+    key = ("requests", model, *(params.get(name, "") for name in NAMES))
+    return await moment.source.kept(key, FILTERED_KEPT_S, read)
 
 
-async def _waiting(moment: Moment, model: str, params: Params) -> list[str]:
-    """The first that wait: those that are to go on, then those of a tenant, or of the tenants that wait longest."""
-    bands, tenant = (await (await moment.queue(model)).policy()).bands, params.get("tenant", "")
-    connection, brokers = moment.source.connection, await moment.source.brokers(model)
-    parts = await asyncio.gather(*(_waiting_in(connection, broker.keys, bands, tenant) for broker in brokers))
-    return [one.decode(errors="replace") for part in parts for one in part]
-
-
-async def _waiting_in(
-    connection: CommandConnection, keys: ModelKeys, bands: Sequence[str], tenant: str
-) -> Sequence[bytes]:
-    """Those of one partition."""
-    ids: list[bytes] = []
-    for line in (keys.suspects, keys.returned):
-        ids += await connection.execute("LRANGE", line, 0, MOST_SHOWN - 1)
-    for band in bands:
-        left = MOST_SHOWN - len(ids)
-        if left <= 0:
-            break
-        oldest = [] if tenant else await connection.execute("ZRANGE", keys.heads(band), 0, left - 1)
-        tenants = [tenant] if tenant else [name.decode() for name in oldest]
-        of_each = -(-left // max(1, len(tenants)))
-        lanes = await asyncio.gather(*(_of_lane(connection, keys.lane(band, name), of_each) for name in tenants))
-        ids += [one for lane in lanes for one in lane][:left]
-    return ids
-
-
-async def _of_lane(connection: CommandConnection, lane: str, count: int) -> Sequence[bytes]:
-    entries = await connection.execute("XRANGE", lane, "-", "+", "COUNT", count)
-    fields = (dict(zip(pairs[::2], pairs[1::2], strict=False)) for _, pairs in entries)
-    return [one[b"id"] for one in fields if b"id" in one]
-
-
-def _row(model: str, status: RequestStatus) -> dict[str, Any]:
+def _row(model: str, request: RequestSummary, place: RequestStatus | None) -> dict[str, Any]:
     return {
-        "request": status.request_id,
+        "request": request.request_id,
         "model": model,
-        "state": status.state.value,
-        "tenant": status.tenant,
-        "band": status.band,
-        "engine": status.engine_id,
-        "position": status.position,
-        "estimated_start_s": status.estimated_start_s,
-        "output_tokens": status.num_output_tokens,
-        "attempts": status.num_attempts,
+        "state": request.state.value,
+        "tenant": request.tenant,
+        "band": request.band,
+        "engine": request.engine_id,
+        "moved_at": request.at,
+        "position": place and place.position,
+        "estimated_start_s": place and place.estimated_start_s,
+        "waited_s": _between(request.arrived_at, request.started_at),
+        "took_s": _between(request.started_at, request.ended_at),
+        "output_tokens": request.num_output_tokens,
+        "attempts": request.num_attempts,
+        "cause": request.cause,
     }
 
 
-ROOM = Room((Page("requests", "/requests", "Requests · {model}", _read, query=("model", "tenant"), nav="Requests"),))
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else max(0.0, end - start)
+
+
+async def _read_cancel(moment: Moment, params: Params, _: Access) -> View:
+    """How many a filter would end, and the first of them."""
+    model, wanted = await _meant(moment, params)
+    history = await moment.source.history(model)
+    live = tuple(state.value for state in wanted.wanted & LIVE_STATES)
+    count = await count_matching(history, wanted)
+    first = await history.requests(msgspec.structs.replace(wanted, states=live), limit=MOST_SHOWN)
+    return {
+        "model": model,
+        "rows": [_row(model, request, None) for request in first],
+        "count": count,
+        "is_more": count == MAX_LISTED,
+        "words": words_of(params),
+        "names": NAMES,
+        "facts": {"count": count},
+    }
+
+
+async def _meant(moment: Moment, params: Params) -> tuple[str, RequestFilter]:
+    model = (await moment.check_model(field_of(params, "model"))).model
+    if not names_some(params):
+        raise ValidationError(f"say which requests: one of {', '.join(NAMES)} must be given")
+    return model, filter_of(params)
+
+
+async def _cancel(act: Act) -> str:
+    model, wanted = await _meant(Moment(act.source), act.form)
+    count = await act.source.operations.cancel_matching(model, wanted)
+    return f"{count} requests are cancelled: {words_of(act.form)}"
+
+
+ROOM = Room(
+    pages=(
+        Page("requests", "/requests", "Requests · {model}", _read, query=("model", *NAMES), nav="Requests"),
+        Page(
+            "cancel",
+            "/requests/cancel",
+            "Cancel requests · {model}",
+            _read_cancel,
+            query=("model", *NAMES),
+            live=False,
+            role=Role.OPERATOR,
+        ),
+    ),
+    actions=(Action("/requests/cancel", Role.OPERATOR, _cancel, "requests", confirm="count"),),
+)

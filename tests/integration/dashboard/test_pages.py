@@ -36,6 +36,7 @@ QUERIES = {
     "parked": "?model=m&id=dead-1",
     "request": "?model=m&id=runs",
     "webhook": "?id=event-1",
+    "cancel": "?model=m&tenant=acme",
 }
 
 
