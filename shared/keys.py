@@ -178,10 +178,6 @@ class Keys:
     def jobs(self) -> str:
         return f"{self.namespace}:jobs"
 
-    def jobs_health(self) -> str:
-        """As arq spells it."""
-        return f"{self.namespace}:jobs:health-check"
-
     def jobs_due(self) -> str:
         return f"{self.namespace}:jobs:due"
 

@@ -47,8 +47,9 @@ def dashboard(
     keys = Keys(namespace)
     connection = make_commands(redis_url, shards, keys, retry_for_s=RETRY_FOR_S)
     resolve = KeyAccess(connection, keys) if access is None else access
-    renderer = Renderer(PAGES, has_login=isinstance(resolve, KeyAccess))
-    hub = Hub(redis_url, shards, connection, keys, renderer)
+    has_login = isinstance(resolve, KeyAccess)
+    renderer = Renderer(PAGES, has_login=has_login)
+    hub = Hub(redis_url, shards, connection, keys, renderer, {"operator_keys": "on" if has_login else "off"})
     endpoints = Endpoints(hub, renderer)
 
     @asynccontextmanager

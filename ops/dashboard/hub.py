@@ -7,6 +7,7 @@ import asyncio
 from ...producer import Client
 from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
+from ...shared.presence import Presence, ProcessKind
 from ...shared.shards import ShardsArgument
 from .render import Renderer
 from .source import RETRY_FOR_S, Source
@@ -14,15 +15,26 @@ from .watcher import Watcher
 
 
 class Hub:
-    """Makes ``Source`` and ``Watcher`` in the event loop that serves the pages."""
+    """Makes ``Source`` and ``Watcher`` in the event loop that serves the pages, and says that this process is there.
+
+    Args:
+        options: what it says of itself, as of ``ProcessRecord``.
+    """
 
     def __init__(
-        self, redis_url: str, shards: ShardsArgument, connection: CommandConnection, keys: Keys, renderer: Renderer
+        self,
+        redis_url: str,
+        shards: ShardsArgument,
+        connection: CommandConnection,
+        keys: Keys,
+        renderer: Renderer,
+        options: dict[str, str],
     ) -> None:
         self._connection = connection
         self._client = Client(redis_url, namespace=keys.namespace, shards=shards, retry_for_s=RETRY_FOR_S)
         self.source = Source(redis_url, connection, keys, self._client)
         self.watcher = Watcher(self.source, renderer)
+        self.presence = Presence(connection, keys, ProcessKind.DASHBOARD, options)
         self._lock = asyncio.Lock()
         self._is_open = False
 
@@ -38,11 +50,13 @@ class Hub:
             if not self._is_open:
                 await self._client.open()
                 await self.source.batches.open()
+                self.presence.start()
                 self._is_open = True
 
     async def close(self) -> None:
         """Disconnect; doing it again does nothing."""
         self._is_open = False
+        await self.presence.leave()
         await self.watcher.close()
         await self._client.close()
         await self.source.batches.close()

@@ -25,6 +25,11 @@ def length_of_time(seconds: float) -> str:
     return f"{1000 * seconds:.0f} ms" if seconds < 1 else format_duration(seconds)
 
 
+def as_unit(value: float | None, unit: str) -> str:
+    """A figure of a chart by the filter of its unit; a dash if it is not known."""
+    return "-" if value is None else {"number": number, "length_of_time": length_of_time}[unit](value)
+
+
 def moment(at: float | None) -> str:
     """A Unix time in UTC; a dash for none."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)) if at else "-"
@@ -70,6 +75,7 @@ def json(value: object) -> str:
 FILTERS = {
     "duration": duration,
     "length_of_time": length_of_time,
+    "as_unit": as_unit,
     "moment": moment,
     "number": number,
     "percent": percent,

@@ -29,11 +29,13 @@ class WorkerControl(ClientCore):
             PenstockError: it is still there 15 s after the time limit.
         """
         check_timeout("timeout_s", timeout_s)
-        await self._make_leave(worker_id, DrainCommand(timeout_s=timeout_s), timeout_s + MARGIN_S)
+        async with self._operations.audit.audited("worker.drain", worker_id, timeout_s=timeout_s):
+            await self._make_leave(worker_id, DrainCommand(timeout_s=timeout_s), timeout_s + MARGIN_S)
 
     async def stop_worker(self, worker_id: str) -> None:
         """Have a worker hand back what runs and leave at once; returns when it is gone. Raises as ``drain_worker``."""
-        await self._make_leave(worker_id, StopCommand(), MARGIN_S)
+        async with self._operations.audit.audited("worker.stop", worker_id):
+            await self._make_leave(worker_id, StopCommand(), MARGIN_S)
 
     async def _make_leave(self, worker_id: str, command: WorkerCommand, patience_s: float) -> None:
         known = await known_workers(self._commands.execute, self._keys)

@@ -1,4 +1,4 @@
-"""The engines of all models: how they are, what they hold, what they died of; putting them to sleep and waking them."""
+"""The engines of all models: how they are, what they hold, what they died of; sleep, and leave."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from ..page import Act, Action, Page, Params, Room, View, field_of
 from ..source import Moment
 
 CALL_TIMEOUT_S = 60.0
+# A browser waits for the answer.
+DRAIN_TIMEOUT_S = 30.0
 _LIGHTS = {
     EngineState.READY: "good",
     EngineState.BUSY: "good",
@@ -25,7 +27,13 @@ _LIGHTS = {
 async def _read(moment: Moment, params: Params, _: Access) -> View:
     wanted = params.get("model", "")
     engines = [engine for engine in await moment.engines() if wanted in ("", engine.model)]
-    return {"rows": [_row(engine) for engine in engines], "now": moment.at, "facts": {"engines": len(engines)}}
+    workers = sorted({engine.worker_id for engine in engines})
+    return {
+        "rows": [_row(engine) for engine in engines],
+        "workers": {worker: [one.engine_id for one in engines if one.worker_id == worker] for worker in workers},
+        "now": moment.at,
+        "facts": {"engines": len(engines)},
+    }
 
 
 def _row(engine: EngineHeartbeat) -> dict[str, Any]:
@@ -67,6 +75,18 @@ async def _wake(act: Act) -> str:
     return f"{engine_id} is awake"
 
 
+async def _drain(act: Act) -> str:
+    worker_id = field_of(act.form, "worker")
+    await act.source.client.drain_worker(worker_id, timeout_s=DRAIN_TIMEOUT_S)
+    return f"worker {worker_id} has left; what it did not finish goes on at others, or waits for some"
+
+
+async def _stop(act: Act) -> str:
+    worker_id = field_of(act.form, "worker")
+    await act.source.client.stop_worker(worker_id)
+    return f"worker {worker_id} has left; what it ran goes on at others, or waits for some"
+
+
 def _options(act: Act, engine_id: str) -> CallOptions:
     return CallOptions(engine_id=engine_id, model=field_of(act.form, "of"), timeout_s=CALL_TIMEOUT_S)
 
@@ -76,5 +96,7 @@ ROOM = Room(
     actions=(
         Action("/engines/sleep", Role.OPERATOR, _sleep, "engines"),
         Action("/engines/wake", Role.OPERATOR, _wake, "engines"),
+        Action("/workers/drain", Role.OPERATOR, _drain, "engines"),
+        Action("/workers/stop", Role.OPERATOR, _stop, "engines", confirm="worker"),
     ),
 )

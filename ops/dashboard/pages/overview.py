@@ -11,14 +11,16 @@ from ....shared.queue_stats import QueueStats
 from ....shared.records import EngineHeartbeat
 from ....shared.stats import Histogram
 from ..access import Access
+from ..charts import read_charts
 from ..page import Page, Params, Room, View
+from ..processes import what_is_missing
 from ..servers import read_servers
 from ..source import Moment, together
 
 _BROKEN = (EngineState.DEAD, EngineState.FAILED, EngineState.STALLED)
 
 
-async def _read(moment: Moment, _: Params, __: Access) -> View:
+async def _read(moment: Moment, params: Params, _: Access) -> View:
     models, engines = await together(moment.models(), moment.engines())
     stats = await together(*map(moment.stats, models))
     num_dead = await together(*map(moment.num_dead, models))
@@ -33,6 +35,7 @@ async def _read(moment: Moment, _: Params, __: Access) -> View:
         "problems": problems,
         "engines": {name: [one for one in engines if one.model == name] for name in models},
         "facts": {"problems": [problem["text"] for problem in problems]},
+        "history": await read_charts(moment, list(models), params),
         "now": moment.at,
     }
 
@@ -101,22 +104,17 @@ def _requests(number: int) -> str:
 
 async def _of_deployment(moment: Moment) -> list[View]:
     source = moment.source
-    servers, num_dead, num_due, has_jobs = await together(
-        read_servers(moment),
-        source.events.count(EventState.DEAD),
-        source.events.count(EventState.PENDING),
-        source.connection.execute("EXISTS", source.keys.jobs_health()),
+    missing, servers, num_dead = await together(
+        what_is_missing(moment), read_servers(moment), source.events.count(EventState.DEAD)
     )
-    found = [
+    found = [{"text": finding.message, "path": "/system", "level": "bad", "model": ""} for finding in missing]
+    found += [
         {"text": text, "path": "/system", "level": "bad", "model": ""} for server in servers for text in server.problems
     ]
     if num_dead:
         text = f"{num_dead} webhook events were given up"
         found.append({"text": text, "path": "/webhooks", "level": "warn", "model": ""})
-    if num_due and not has_jobs:
-        text = f"nobody runs penstock jobs, and {num_due} webhook events wait for it"
-        found.append({"text": text, "path": "/webhooks", "level": "bad", "model": ""})
     return found
 
 
-ROOM = Room((Page("overview", "/", "Overview", _read, nav="Overview"),))
+ROOM = Room((Page("overview", "/", "Overview", _read, query=("span",), nav="Overview"),))

@@ -11,6 +11,7 @@ from ....shared.errors import ValidationError
 from ....shared.policy import QueuePolicy, TenantPolicy
 from ....shared.queue_stats import QueueStats, TenantStats
 from ..access import Access
+from ..charts import facts_of, read_charts
 from ..page import Act, Action, Page, Params, Room, View, field_of
 from ..source import Moment, together
 
@@ -37,18 +38,20 @@ async def _read(moment: Moment, params: Params, _: Access) -> View:
     wanted = names if is_sorted else names[first : first + PAGE_ROWS]
     stats: QueueStats = await moment.once(("tenants", model, tuple(wanted)), lambda: queue.stats(tenants=wanted))
     shown = stats.tenants[first : first + PAGE_ROWS] if is_sorted else stats.tenants
+    history = await read_charts(moment, [model], params)
     total_weight = sum(tenant.weight for tenant in stats.tenants if tenant.depth) if is_sorted else 0.0
     return {
         "model": model,
         "models": list(await moment.models()),
         "stats": stats,
         "policy": policy,
+        "history": history,
         "rows": [_row(tenant, total_weight) for tenant in shown],
         "num_tenants": len(names),
         "first": first,
         "next": first + PAGE_ROWS if first + PAGE_ROWS < len(names) else None,
         "is_sorted": is_sorted,
-        "facts": _facts(stats),
+        "facts": {**_facts(stats), "series": facts_of(history)},
     }
 
 
@@ -183,7 +186,7 @@ def _limit(name: str, text: str) -> int | None:
 
 ROOM = Room(
     pages=(
-        Page("queue", "/queue", "Queue · {model}", _read, query=("model", "q", "from"), nav="Queue"),
+        Page("queue", "/queue", "Queue · {model}", _read, query=("model", "q", "from", "span"), nav="Queue"),
         Page("tenant", "/tenant", "{tenant} · {model}", _read_tenant, query=("model", "tenant")),
         Page("policy", "/policy", "Policy · {model}", _read_policy, query=("model",), live=False),
     ),

@@ -1,32 +1,48 @@
-"""Processes as far as they tell of themselves, and the Redis servers."""
+"""Processes as they say that they are there, the workers of the engines, and the Redis servers."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ....shared.presence import ProcessRecord
 from ....shared.records import EngineHeartbeat
 from ..access import Access
 from ..page import Page, Params, Room, View
+from ..processes import processes_of, what_is_missing
 from ..servers import read_servers
 from ..source import Moment, together
 
 
 async def _read(moment: Moment, _: Params, __: Access) -> View:
-    source = moment.source
-    servers, engines, jobs = await together(
-        read_servers(moment),
-        moment.engines(),
-        source.connection.execute("GET", source.keys.jobs_health()),
+    servers, engines, processes, missing = await together(
+        read_servers(moment), moment.engines(), processes_of(moment), what_is_missing(moment)
     )
-    processes = _workers(engines)
-    if jobs:
-        processes.append({"kind": "jobs", "id": "penstock jobs", "host": "", "tells": jobs.decode(errors="replace")})
+    told = [_process(process) for process in processes]
+    workers = _workers(engines)
     return {
         "rows": [server.row for server in servers],
-        "problems": [text for server in servers for text in server.problems],
-        "processes": processes,
-        "has_jobs": bool(jobs),
-        "facts": {"processes": processes},
+        "problems": [
+            *(f"{finding.message}; {finding.remedy}" for finding in missing),
+            *(text for server in servers for text in server.problems),
+        ],
+        "processes": told,
+        "workers": workers,
+        "now": moment.at,
+        "facts": {"processes": told, "workers": workers, "missing": [finding.message for finding in missing]},
+    }
+
+
+def _process(process: ProcessRecord) -> dict[str, Any]:
+    return {
+        "process": process.process_id,
+        "kind": process.kind,
+        "host": process.host,
+        "pid": process.pid,
+        "package_version": process.package_version,
+        "started_at": process.started_at,
+        "options": process.options,
+        "last_error": process.last_error,
+        "last_error_at": process.last_error_at or None,
     }
 
 
@@ -37,11 +53,11 @@ def _workers(engines: list[EngineHeartbeat]) -> list[dict[str, Any]]:
         found.setdefault(engine.worker_id, []).append(engine)
     return [
         {
-            "kind": "worker",
-            "id": worker_id,
+            "worker": worker_id,
             "host": own[0].host,
-            "tells": f"{len(own)} engines, pid {own[0].supervisor_pid}, "
-            f"{sum(engine.worker_rss_bytes + engine.core_rss_bytes for engine in own) / 2**20:.0f} MiB",
+            "pid": own[0].supervisor_pid,
+            "engines": len(own),
+            "memory_bytes": sum(engine.worker_rss_bytes + engine.core_rss_bytes for engine in own),
         }
         for worker_id, own in sorted(found.items())
     ]

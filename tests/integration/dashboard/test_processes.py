@@ -1,0 +1,99 @@
+"""Which processes are there, which are missing, and workers that are told to leave."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from penstock.ops.dashboard import Access, Role
+from penstock.producer.agenda import Agenda
+from penstock.producer.webhooks.event_store import DELIVER
+from penstock.shared.audit import Audit
+from penstock.shared.connection import Subscriber
+from penstock.shared.messages import DrainCommand, EngineState, StopCommand, WorkerCommand
+from penstock.shared.presence import Presence, ProcessKind, read_processes
+
+from .conftest import Site
+
+
+async def test_a_dashboard_says_that_it_is_there_until_it_ends(site: Site) -> None:
+    app = await site.app(lambda _: Access("ann"))
+    presence = app.state.hub.presence
+    await presence.say()
+    visitor = await site.visitor(app=app)
+    (told,) = (await visitor.get("/system.json")).json()["facts"]["processes"]
+    assert (told["kind"], told["process"]) == ("dashboard", presence.record.process_id)
+    assert told["options"] == {"operator_keys": "off"}
+    assert told["process"] in (await visitor.get("/system")).text
+    await app.state.hub.close()
+    assert await read_processes(site.connection.execute, site.keys) == []
+
+
+async def test_the_page_tells_of_each_process_what_it_says(site: Site) -> None:
+    presence = Presence(site.connection, site.keys, ProcessKind.GATEWAY, {"port": "<b>80</b>"})
+    await presence.say()
+    visitor = await site.visitor()
+    told = (await visitor.get("/system.json")).json()["facts"]["processes"]
+    assert [one["pid"] for one in told if one["kind"] == "gateway"] == [presence.record.pid]
+    html = (await visitor.get("/system")).text
+    assert "port &lt;b&gt;80&lt;/b&gt;" in html
+    assert presence.record.package_version in html
+
+
+async def test_nobody_runs_jobs_and_webhooks_are_due_stands_first(site: Site) -> None:
+    await site.register(state=EngineState.FAILED, error="no memory")
+    for number in range(3):
+        await Agenda(site.connection, site.keys).add(DELIVER, f"event-{number}")
+        await site.connection.execute("ZADD", site.keys.jobs_due(), "XX", 1000, f"{DELIVER}:event-{number}")
+    sentence = "nobody runs jobs, and 3 webhooks are due"
+    visitor = await site.visitor()
+    problems = (await visitor.get("/overview.json")).json()["facts"]["problems"]
+    assert problems[0] == sentence
+    assert len(problems) > 1
+    assert f"{sentence}; start &#39;penstock jobs&#39;" in (await visitor.get("/system")).text
+    await Presence(site.connection, site.keys, ProcessKind.JOBS).say()
+    assert sentence not in (await visitor.get("/overview.json")).json()["facts"]["problems"]
+    assert sentence not in (await visitor.get("/system")).text
+
+
+@pytest.mark.parametrize(
+    ("path", "command", "confirm", "action"),
+    [
+        ("/workers/drain", DrainCommand(timeout_s=30.0), {}, "worker.drain"),
+        ("/workers/stop", StopCommand(), {"confirm": "host-1"}, "worker.stop"),
+    ],
+)
+async def test_a_worker_is_told_to_leave_and_who_said_so_is_kept(
+    path: str, command: WorkerCommand, confirm: dict[str, str], action: str, site: Site
+) -> None:
+    heard: asyncio.Queue[WorkerCommand] = asyncio.Queue()
+    decode = msgspec.msgpack.Decoder(WorkerCommand).decode
+    supervisor = Subscriber(site.url)
+    await supervisor.open()
+    await supervisor.subscribe(site.keys.worker_commands("host-1"), lambda data: heard.put_nowait(decode(data)))
+    operator = await site.visitor(Access("olga", Role.OPERATOR))
+    leaving = asyncio.create_task(operator.post(path, data={"worker": "host-1"} | confirm))
+    assert await heard.get() == command
+    assert not leaving.done(), "it waits until the worker is gone"
+    await site.connection.execute("DEL", site.keys.engine("host-1-0"))
+    assert (await leaving).headers["location"] == "/engines"
+    assert "worker host-1 has left" in (await operator.get("/engines")).text
+    (entry,) = await Audit(site.connection, site.keys).read()
+    assert (entry.actor, entry.action, entry.target, entry.result) == ("olga", action, "host-1", "ok")
+    await supervisor.close()
+
+
+async def test_a_stop_wants_its_word_and_a_viewer_may_not(site: Site) -> None:
+    operator = await site.visitor(Access("olga", Role.OPERATOR))
+    assert (await operator.post("/workers/stop", data={"worker": "host-1", "confirm": "host"})).status_code == 400
+    unknown = await operator.post("/workers/drain", data={"worker": "host-2"})
+    assert unknown.status_code == 400
+    assert "worker_id must be one of host-1" in unknown.text
+    viewer = await site.visitor(Access("vera", Role.VIEWER))
+    assert "Drain" in (await operator.get("/engines")).text
+    assert "Drain" not in (await viewer.get("/engines")).text
+    for path in ("/workers/drain", "/workers/stop"):
+        refused = await viewer.post(path, data={"worker": "host-1", "confirm": "host-1"})
+        assert refused.status_code == 403
