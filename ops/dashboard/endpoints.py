@@ -76,6 +76,8 @@ class Endpoints:
                 note = await action.do(act)
             except (PenstockError, RedisError) as error:
                 return self._trouble(request, f"nothing was done: {error}", _status_of(error))
+            finally:
+                self._hub.source.forget_kept()
             page = self._renderer.named(action.back)
             params = {name: body[name] for name in page.query if body.get(name)}
             if action.is_shown_once:

@@ -60,7 +60,7 @@ class Source:
         self._kept: OrderedDict[Any, tuple[float, Any]] = OrderedDict()
 
     async def kept(self, key: Any, max_age_s: float, read: Callable[[], Awaitable[T]]) -> T:
-        """Return what ``read`` returned under ``key`` at most ``max_age_s`` ago: for what is dear, or changes slowly."""
+        """Return what ``read`` returned under ``key`` at most ``max_age_s`` ago: for what is dear or changes slowly."""
         found = self._kept.get(key)
         if found is None or time.monotonic() - found[0] > max_age_s:
             found = self._kept[key] = (time.monotonic(), await read())
@@ -68,6 +68,10 @@ class Source:
             if len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
         return found[1]
+
+    def forget_kept(self) -> None:
+        """Read anew what was kept: somebody has changed something, and looks at what has come of it."""
+        self._kept.clear()
 
     async def queue(self, model: str) -> Queue:
         """The queue of a model, of all its partitions."""

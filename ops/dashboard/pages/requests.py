@@ -1,4 +1,4 @@
-"""Lists of requests: what runs, waits or has ended, by tenant, band, engine, id and time; and the end of many at once."""
+"""Lists of requests, what runs, waits or has ended, by tenant, band, engine, id and time; and the end of many."""
 
 from __future__ import annotations
 
