@@ -88,7 +88,10 @@ async def fill(connection: CommandConnection, keys: Keys, num_tenants: int, num_
 
 
 async def look(source: Source, page: Page, params: Params, num_looks: int) -> tuple[float, float]:
-    """Return ms of the server and of this process's wall, for one look a second: what is kept for longer is read less."""
+    """Return ms of the server and of this process's wall for one of many looks, which follow each other closely.
+
+    What is kept for seconds is read once in all of them: so look once as well.
+    """
     access = Access("", sees_contents=True)
     source.forget_kept()
     cpu_s, started = await _cpu_s(source.connection), time.perf_counter()

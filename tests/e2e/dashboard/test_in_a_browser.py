@@ -40,7 +40,12 @@ playwright = pytest.importorskip("playwright.sync_api", reason="no playwright")
 SCREENSHOTS = Path(__file__).parents[3] / "build" / "screenshots"
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
 PATIENCE_MS = 60_000
-QUERIES = {"tenant": "?model=demo&tenant=acme", "policy": "?model=demo", "queue": "?model=demo"}
+QUERIES = {
+    "tenant": "?model=demo&tenant=acme",
+    "policy": "?model=demo",
+    "queue": "?model=demo",
+    "cancel": "?model=demo&tenant=acme",
+}
 # Of one thing that has to be there; their tests open them.
 NEED_A_THING = ("request", "parked", "webhook")
 SIMPLE = [page for page in PAGES if page.name not in NEED_A_THING]
@@ -230,6 +235,9 @@ def test_figures_move_while_requests_run(visit: Visit, operators: Operators, gat
     whole = visit.page.locator("#output").inner_text()
     assert len(whole) > len(held)
     assert whole.startswith(held)
+    timeline = visit.page.locator(".timeline li")
+    playwright.expect(timeline).to_have_count(3)
+    playwright.expect(timeline.last).to_contain_text("Finished")
     assert visit.page.evaluate("window.isTheSamePage"), "it came without loading the page again"
 
 
