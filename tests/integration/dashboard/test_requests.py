@@ -55,7 +55,7 @@ async def test_a_request_whose_engine_died_twice_shows_each_engine_and_where_the
         "Waits for T; then claimed.",
         f"Runs on host-1-0 for T, going on behind token 1, 1 token; {taken_back}.",
         "Waits for T; then claimed.",
-        "Runs on host-2-0 since T, going on behind token 2.",
+        "Runs on host-2-0 for T so far, going on behind token 2.",
     ]
     assert "Engines took over 2 times." in html
     drawn = bars(html)
@@ -130,6 +130,12 @@ async def fill(site: Site) -> None:
 async def test_a_list_holds_what_its_filter_takes(query: str, wanted: set[str], site: Site) -> None:
     await fill(site)
     assert await shown(site, query) == wanted
+
+
+async def test_a_list_says_what_it_shows(site: Site) -> None:
+    html = (await (await site.visitor()).get("/requests?model=m&state=ended&tenant=<b>ACME</b>")).text
+    assert "Shown: ended, tenant &lt;b&gt;ACME&lt;/b&gt;." in html
+    assert "No such requests are known." in html
 
 
 async def test_a_list_leads_to_requests_that_have_expired(site: Site) -> None:
