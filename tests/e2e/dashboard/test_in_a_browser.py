@@ -49,6 +49,7 @@ QUERIES = {
 # Of one thing that has to be there; their tests open them.
 NEED_A_THING = ("request", "parked", "webhook")
 SIMPLE = [page for page in PAGES if page.name not in NEED_A_THING]
+UNSERVED = "poisoned"
 EVIL = "<img src=x onerror=alert(1)>\u202e"
 
 
@@ -88,7 +89,7 @@ class Operators:
         """A request of a model that no worker serves, on which an engine of the test's own has died."""
 
         async def work(connection: CommandConnection) -> None:
-            card = ModelCard(model="poisoned")
+            card = ModelCard(model=UNSERVED)
             await connection.execute("HSET", self.keys.models(), card.model, msgspec.json.encode(card))
             broker = Broker(connection, self.keys.model(card.model))
             request = build_request(EVIL, SamplingParams(), card=card, options={"request_id": request_id})
@@ -103,6 +104,14 @@ class Operators:
         return self.do(lambda connection: Broker(connection, self.keys.model(model)).state(request_id))
 
     def close(self) -> None:
+        """Leave the deployment, which other tests look at, without the model that nobody serves."""
+
+        async def work(connection: CommandConnection) -> None:
+            await connection.execute("HDEL", self.keys.models(), UNSERVED)
+            for key in await connection.execute("KEYS", self.keys.model(UNSERVED).pattern):
+                await connection.execute("DEL", key)
+
+        self.do(work)
         self._thread.shutdown()
 
 
