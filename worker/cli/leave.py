@@ -6,7 +6,9 @@ import argparse
 import asyncio
 from functools import partial
 
+from ...shared.audit import Audit, acting_as, process_actor
 from ...shared.command_line import Command, UsageError, add_redis_arguments
+from ...shared.connection import CommandConnection
 from ...shared.embedded import resolve_redis_url
 from ...shared.errors import ConfigurationError
 from ...shared.keys import Keys
@@ -51,7 +53,16 @@ async def _command(url: str, arguments: argparse.Namespace, command: WorkerComma
     keys = Keys(arguments.namespace)
     async with checked_client(url, namespace=arguments.namespace) as client:
         worker_ids = _choose(arguments, sorted(await known_workers(client.execute_command, keys)))
-        await make_leave(client.execute_command, keys, worker_ids, command, patience_s)
+        if not worker_ids:
+            return []
+        commands = CommandConnection(url)
+        action = "worker.drain" if isinstance(command, DrainCommand) else "worker.stop"
+        try:
+            with acting_as(process_actor("cli")):
+                async with Audit(commands, keys).audited(action, ", ".join(worker_ids)):
+                    await make_leave(client.execute_command, keys, worker_ids, command, patience_s)
+        finally:
+            await commands.close()
     return worker_ids
 
 

@@ -210,3 +210,6 @@ def test_drain_of_a_worker_that_does_not_listen_times_out(
     arguments = ["drain", "--timeout", "0.1", "--redis-url", redis_url, "--namespace", namespace]
     assert worker_cli.main(arguments) == 1
     assert "still there after 0.2 s: host-1" in capsys.readouterr().err
+    (entry,) = json.loads(run(PENSTOCK, "audit", "--json", *arguments[3:]).stdout)
+    assert (entry["action"], entry["target"], entry["via"]) == ("worker.drain", "host-1", "cli")
+    assert entry["result"] != "ok"
