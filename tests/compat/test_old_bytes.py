@@ -14,8 +14,10 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
+from penstock.producer.operator_keys import OperatorKey, Role
 from penstock.producer.webhooks.event_records import WebhookEvent, WebhookSecret, WebhookTarget
 from penstock.shared import control, messages, records
+from penstock.shared.audit import AuditEntry
 from penstock.shared.control import ControlReply
 from penstock.shared.messages import (
     CoreInput,
@@ -123,3 +125,24 @@ def test_events_of_a_later_version_are_read_as_far_as_they_are_known() -> None:
     assert event is not None
     assert (event.kind, event.epoch, event.num_attempts) == (EventKind.CLAIMED, 1795000000123456, 1)
     assert decode_event("1-0", b"2\nteleported\n3", request_id="r") is None
+
+
+def test_what_is_kept_of_operators_still_decodes() -> None:
+    entry = msgspec.json.decode(
+        b'{"version":1,"at":1795000000.5,"actor":"olga","via":"cli","address":"host:7","action":"queue.pause",'
+        b'"target":"m","details":{"running":"run on"},"result":"redis_full","something":"new"}',
+        type=AuditEntry,
+    )
+    assert (entry.actor, entry.action, entry.details, entry.result) == (
+        "olga",
+        "queue.pause",
+        {"running": "run on"},
+        "redis_full",
+    )
+    key = msgspec.json.decode(
+        b'{"version":1,"key_id":"k1","digest":"c2hh","name":"olga","role":"operator","sees_contents":true,'
+        b'"created_at":1795000000.0}',
+        type=OperatorKey,
+    )
+    assert (key.digest, key.role, key.sees_contents) == (b"sha", Role.OPERATOR, True)
+    assert msgspec.json.decode(b'{"key_id":"k","digest":"","name":"n"}', type=OperatorKey).role is Role.VIEWER
