@@ -6,6 +6,7 @@ clocks are compared. Same rules as for messages: new fields are only appended an
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 
 import msgspec
@@ -98,6 +99,11 @@ class Histogram(msgspec.Struct, omit_defaults=True):
     def observe(self, value: float, times: int = 1) -> None:
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """Return, by upper bound as text ("+Inf" the last), how many values are at most that: as Prometheus counts."""
+        bounds = (*map(str, self.bounds), "+Inf")
+        return list(zip(bounds, itertools.accumulate(self.counts), strict=True))
 
     def quantile(self, share: float) -> float:
         """An upper bound of that share of the values, as fine as the buckets; 0 without any, ``inf`` past the last."""

@@ -5,7 +5,7 @@ Names are those of ``shared/metrics``, with "penstock:" before them; where vLLM 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -54,14 +54,7 @@ def _metric(sample: Sample) -> Metric:
     spec, value = sample.spec, sample.value
     name, labels = PREFIX + spec.name, dict(zip(spec.labels, sample.labels, strict=True))
     if isinstance(value, Counts):
-        return Histogram(name=name, labels=labels, count=value.count, sum=value.sum, buckets=dict(_buckets(value)))
+        return Histogram(name=name, labels=labels, count=value.count, sum=value.sum, buckets=dict(value.cumulative()))
     if spec.kind == MetricKind.COUNTER:
         return Counter(name=f"{name}_total", labels=labels, value=int(value))
     return Gauge(name=name, labels=labels, value=float(value))
-
-
-def _buckets(counts: Counts) -> Iterator[tuple[str, int]]:
-    at_most = 0
-    for bound, number in zip((*map(str, counts.bounds), "+Inf"), counts.counts, strict=True):
-        at_most += number
-        yield bound, at_most

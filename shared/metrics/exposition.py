@@ -51,19 +51,10 @@ def _family(name: str, spec: MetricSpec, samples: list[Sample]) -> Metric:
     for sample in samples:
         if isinstance(family, HistogramMetricFamily):
             assert isinstance(sample.value, Histogram)
-            family.add_metric(sample.labels, *_cumulative(sample.value))
+            family.add_metric(sample.labels, sample.value.cumulative(), sample.value.sum)
         else:
             family.add_metric(sample.labels, sample.value)
     return family
-
-
-def _cumulative(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
-    """Its buckets as Prometheus counts them, each with all that lies below, and its sum."""
-    buckets, at_most = [], 0
-    for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
-        at_most += count
-        buckets.append((bound, at_most))
-    return buckets, histogram.sum
 
 
 _FAMILIES = {
