@@ -18,14 +18,22 @@ async def read_heartbeats(execute: Callable[..., Awaitable[Any]], keys: Keys) ->
     Args:
         execute: runs one command: ``CommandConnection.execute``, or ``execute_command`` of redis-py's client.
     """
-    engine_ids = sorted(member.decode() for member in await execute("SMEMBERS", keys.engines()))
-    if not engine_ids:
+    beats = await read_listed(execute, keys.engines(), keys.engine)
+    return [msgspec.json.decode(beat, type=EngineHeartbeat) for beat in beats]
+
+
+async def read_listed(
+    execute: Callable[..., Awaitable[Any]], ids_key: str, key_of: Callable[[str], str]
+) -> list[bytes]:
+    """Return what stands under the keys of all ids in a set, by id, and drop the ids whose keys have expired."""
+    ids = sorted(member.decode() for member in await execute("SMEMBERS", ids_key))
+    if not ids:
         return []
-    beats: list[bytes | None] = []
-    for part in in_parts([keys.engine(engine_id) for engine_id in engine_ids]):
-        beats += await execute("MGET", *part)
-    gone = [engine_id for engine_id, beat in zip(engine_ids, beats, strict=True) if beat is None]
+    said: list[bytes | None] = []
+    for part in in_parts([key_of(one) for one in ids]):
+        said += await execute("MGET", *part)
+    gone = [one for one, data in zip(ids, said, strict=True) if data is None]
     if gone:
-        # A slow engine that is dropped here enters itself again with its next beat.
-        await execute("SREM", keys.engines(), *gone)
-    return [msgspec.json.decode(beat, type=EngineHeartbeat) for beat in beats if beat is not None]
+        # One that is slow and dropped here enters itself again, the next time that it says that it is there.
+        await execute("SREM", ids_key, *gone)
+    return [data for data in said if data is not None]

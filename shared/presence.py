@@ -16,9 +16,9 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
-from .command_parts import in_parts
 from .connection import CommandConnection
 from .errors import PenstockError
+from .heartbeats import read_listed
 from .keys import Keys
 from .log import last_error
 from .messages import WIRE_VERSION
@@ -127,20 +127,10 @@ async def read_processes(execute: Callable[..., Awaitable[Any]], keys: Keys) -> 
     Args:
         execute: runs one command: ``CommandConnection.execute``, or ``execute_command`` of redis-py's client.
     """
-    ids = sorted(member.decode() for member in await execute("SMEMBERS", keys.processes()))
-    if not ids:
-        return []
-    said: list[bytes | None] = []
-    for part in in_parts([keys.process(process_id) for process_id in ids]):
-        said += await execute("MGET", *part)
-    gone = [process_id for process_id, data in zip(ids, said, strict=True) if data is None]
-    if gone:
-        # A slow one that is dropped here enters itself again.
-        await execute("SREM", keys.processes(), *gone)
     found: list[ProcessRecord] = []
-    for data in said:
+    for data in await read_listed(execute, keys.processes(), keys.process):
         try:
-            found += [] if data is None else [msgspec.json.decode(data, type=ProcessRecord)]
+            found.append(msgspec.json.decode(data, type=ProcessRecord))
         except msgspec.MsgspecError:
             continue  # others than our processes have written it
     return sorted(found, key=lambda process: (process.kind, process.started_at))
