@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
@@ -52,20 +52,19 @@ async def _cancel_in(part: RequestHistory, live: RequestFilter) -> int:
 
 async def replay_parked(letter: DeadLetter, request_ids: Iterable[str] | None) -> int:
     """Queue parked requests anew, all when ``request_ids`` is None; returns how many could be."""
-    wanted = await letter.ids() if request_ids is None else list(request_ids)
-    replayed = 0
-    for start in range(0, len(wanted), AT_ONCE):
-        replayed += sum(await asyncio.gather(*map(letter.replay, wanted[start : start + AT_ONCE])))
-    return replayed
+    return await _count_done(letter, letter.replay, request_ids)
 
 
 async def purge_parked(letter: DeadLetter, request_ids: Iterable[str] | None) -> int:
     """Throw parked requests away, all when ``request_ids`` is None; returns how many there were."""
+    return await _count_done(letter, letter.purge, request_ids)
+
+
+async def _count_done(
+    letter: DeadLetter, do: Callable[[str], Awaitable[bool]], request_ids: Iterable[str] | None
+) -> int:
     wanted = await letter.ids() if request_ids is None else list(request_ids)
-    purged = 0
-    for start in range(0, len(wanted), AT_ONCE):
-        purged += sum(await asyncio.gather(*map(letter.purge, wanted[start : start + AT_ONCE])))
-    return purged
+    return sum([sum(await asyncio.gather(*map(do, wanted[i : i + AT_ONCE]))) for i in range(0, len(wanted), AT_ONCE)])
 
 
 def _live(wanted: RequestFilter) -> RequestFilter:
