@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -28,13 +27,6 @@ from penstock.shared.log import configure_logging
 from penstock.shared.messages import DrainCommand, EngineState, WorkerCommand
 from penstock.shared.presence import Presence, ProcessKind, ProcessRecord, read_processes
 from penstock.shared.records import EngineHeartbeat, ModelCard
-
-
-@pytest.fixture
-async def commands(redis_url: str) -> AsyncIterator[CommandConnection]:
-    connection = CommandConnection(redis_url)
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture
