@@ -23,17 +23,15 @@ async def redis_samples(servers: Mapping[str, CommandConnection]) -> list[Sample
 async def _of_server(name: str, server: CommandConnection) -> list[Sample]:
     try:
         async with asyncio.timeout(PATIENCE_S):
-            # By sections, since 6.2 takes one at a time.
-            said = [info_fields(await server.execute("INFO", section)) for section in ("memory", "persistence")]
+            info = info_fields(await server.execute("INFO"))
     except NoPermissionError:
         return [*values_of((name,), {"redis_up": 1.0})]  # it answers, though not that
     except (TimeoutError, PenstockError, RedisError):
         return [*values_of((name,), {"redis_up": 0.0})]
-    memory, persistence = said
     figures = {
         "redis_up": 1.0,
-        "redis_used_memory_bytes": float(memory["used_memory"]),
-        "redis_max_memory_bytes": float(memory["maxmemory"]),
-        "redis_append_only": float(persistence["aof_enabled"]),
+        "redis_used_memory_bytes": float(info["used_memory"]),
+        "redis_max_memory_bytes": float(info["maxmemory"]),
+        "redis_append_only": float(info["aof_enabled"]),
     }
     return [*values_of((name,), figures)]

@@ -12,7 +12,6 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
-from ...producer import Client
 from ...producer.control.deployment_samples import PATIENCE_S, ModelState, read_models
 from ...producer.webhooks.event_records import EventState
 from ...shared.connection import CommandConnection
@@ -20,7 +19,7 @@ from ...shared.errors import PenstockError
 from ...shared.keys import Keys
 from ...shared.metrics import Sample, values_of
 from ...shared.partitions import open_dead_letter
-from ...shared.shards import HOME, make_commands, make_servers
+from ...shared.shards import HOME, check_servers, make_commands, make_servers
 from .redis_samples import redis_samples
 from .wanted import ServiceRate, WantedOptions, wanted_engines
 
@@ -68,36 +67,33 @@ class Snapshot:
         """Read until cancelled."""
         servers = make_servers(self._url, self._shards)
         commands = make_commands(self._url, self._shards, self._keys)
-        client: Client | None = None
+        is_fit = False
         try:
             while True:
-                client = client or await self._connected()
-                await self._read(client, commands, servers)
+                is_fit = is_fit or await self._is_fit()
+                await self._read(commands if is_fit else None, servers)
                 await asyncio.sleep(self._refresh_s)
         finally:
-            if client is not None:
-                await client.close()
             for connection in (commands, *servers.values()):
                 await connection.close()
 
-    async def _connected(self) -> Client | None:
-        """A client once Redis is there; how long it is away is told meanwhile."""
+    async def _is_fit(self) -> bool:
+        """Whether Redis is there, and can be used; why not is told."""
         try:
             async with asyncio.timeout(PATIENCE_S):
-                return await Client.connect(self._url, namespace=self._keys.namespace, shards=self._shards)
+                await check_servers(self._url, self._shards, namespace=self._keys.namespace)
         except (TimeoutError, PenstockError, RedisError) as error:
             log.warning("not_connected", reason=str(error) or "Redis does not answer in time")
-            return None
+            return False
+        return True
 
-    async def _read(
-        self, client: Client | None, commands: CommandConnection, servers: Mapping[str, CommandConnection]
-    ) -> None:
-        states, redis, home = await asyncio.gather(
-            _models(client), redis_samples(servers), self._of_home(servers[HOME])
+    async def _read(self, commands: CommandConnection | None, servers: Mapping[str, CommandConnection]) -> None:
+        """Read all anew; without ``commands`` only what the servers say of themselves."""
+        models, redis, home = await asyncio.gather(
+            self._of_models(commands), redis_samples(servers), self._of_home(servers[HOME])
         )
-        samples = [*redis, *home]
-        for state in states or []:
-            samples += [*state.samples(), *await self._parked(commands, state.model)]
+        states, samples = models
+        samples += [*redis, *home]
         if states is not None:
             self._want(states)
         for model, wanted in self.wanted.items():
@@ -115,6 +111,14 @@ class Snapshot:
             elif state.model in self.wanted:
                 wanted[state.model] = self.wanted[state.model]
         self.wanted = wanted
+
+    async def _of_models(self, commands: CommandConnection | None) -> tuple[list[ModelState] | None, list[Sample]]:
+        states = None if commands is None else await read_models(commands, self._keys)
+        if commands is None or states is None:
+            return None, []
+        parked = await asyncio.gather(*(self._parked(commands, state.model) for state in states))
+        of_states = [sample for state in states for sample in state.samples()]
+        return states, [*of_states, *(sample for samples in parked for sample in samples)]
 
     async def _parked(self, commands: CommandConnection, model: str) -> list[Sample]:
         try:
@@ -136,7 +140,3 @@ class Snapshot:
         except (TimeoutError, PenstockError, RedisError) as error:
             log.warning("snapshot_incomplete", reason=str(error) or "Redis does not answer in time")
         return samples
-
-
-async def _models(client: Client | None) -> list[ModelState] | None:
-    return None if client is None else await read_models(client)

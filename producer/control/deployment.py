@@ -60,7 +60,7 @@ async def read_deployment(connection: CommandConnection, keys: Keys) -> Deployme
         read_processes(connection.execute, keys),
         read_heartbeats(connection.execute, keys),
         count_due(connection, keys),
-        asyncio.gather(*(_stats_soon(connection, keys, name) for name in cards)),
+        asyncio.gather(*(stats_soon(connection, keys, name) for name in cards)),
     )
     found = [stats for stats in queues if stats is not None]
     findings = [
@@ -108,9 +108,12 @@ async def _ended_before(connection: CommandConnection, outbox: str, last_ms: int
         return 0
 
 
-async def _stats_soon(connection: CommandConnection, keys: Keys, model: str) -> QueueStats | None:
+async def stats_soon(
+    connection: CommandConnection, keys: Keys, model: str, patience_s: float = PATIENCE_S
+) -> QueueStats | None:
+    """Return the sums of a model's queue; None where the Redis that holds it does not answer in time."""
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(patience_s):
             return await (await open_queue(connection, keys, model)).stats()
     except (TimeoutError, PenstockError):
         return None

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
 
 from redis.exceptions import RedisError
 
+from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
+from ...shared.heartbeats import read_heartbeats
+from ...shared.keys import Keys
 from ...shared.metrics import SERVING, Sample, engine_samples, queue_samples
 from ...shared.queue_stats import QueueStats
 from ...shared.records import EngineHeartbeat
-from ..client import Client
-
-T = TypeVar("T")
+from ..requests.model_cards import ModelCards
+from .deployment import stats_soon
 
 # Prometheus waits 10 s for all of a scrape.
 PATIENCE_S = 2.0
@@ -38,24 +38,23 @@ class ModelState:
         return [*queue, *(sample for engine in self.engines for sample in engine_samples(engine))]
 
 
-async def read_models(client: Client) -> list[ModelState] | None:
+async def read_models(connection: CommandConnection, keys: Keys) -> list[ModelState] | None:
     """Return the state of each model; None while home, the Redis that knows which there are, does not answer."""
-    models = await _in_time(client.models())
-    if models is None:
-        return None
-    return [*await asyncio.gather(*(_read_model(client, model) for model in models))]
-
-
-async def _read_model(client: Client, model: str) -> ModelState:
-    queue, engines = await asyncio.gather(
-        _in_time(client.queue_stats(model, tenants=False)), _in_time(client.engines(model))
-    )
-    return ModelState(model, queue, engines or [])
-
-
-async def _in_time(work: Awaitable[T]) -> T | None:
     try:
         async with asyncio.timeout(PATIENCE_S):
-            return await work
+            models = await ModelCards(connection, keys, default=None, wait_for_model=True).read()
+            engines = await read_heartbeats(connection.execute, keys)
     except (TimeoutError, PenstockError, RedisError):
+        return None
+    queues = await asyncio.gather(*(_stats(connection, keys, model) for model in models))
+    return [
+        ModelState(model, queue, [engine for engine in engines if engine.model == model])
+        for model, queue in zip(models, queues, strict=True)
+    ]
+
+
+async def _stats(connection: CommandConnection, keys: Keys, model: str) -> QueueStats | None:
+    try:
+        return await stats_soon(connection, keys, model, PATIENCE_S)
+    except RedisError:
         return None

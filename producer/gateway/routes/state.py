@@ -71,7 +71,7 @@ async def metrics(request: Request) -> Response:
     gateway = gateway_of(request)
     figures = gateway.metrics.render()
     if gateway.settings.deployment_metrics:
-        models = await read_models(gateway.client)
+        models = await read_models(gateway.connection, Keys(gateway.settings.namespace))
         figures += expose(sample for model in models or [] for sample in model.samples())
     return Response(figures, media_type=CONTENT_TYPE_LATEST)
 
