@@ -7,8 +7,10 @@ import signal
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
 
 from ..shared.errors import ConfigurationError
 from ..shared.shown import shown
@@ -46,6 +48,28 @@ class WebServer(uvicorn.Server):
         """The first signal ends in order, a second one at once."""
         self.force_exit = self.should_exit
         self.should_exit = True
+
+
+def web_config(app: Starlette, *, shutdown_timeout_s: int, **options: Any) -> uvicorn.Config:
+    """Return how uvicorn serves an application of ours; ``options`` are further ones of its ``Config``."""
+    return uvicorn.Config(
+        app,
+        lifespan="off",  # begun by ``serve_app``: uvicorn would log a traceback of what is a sentence
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=shutdown_timeout_s,
+        ws="none",
+        **options,
+    )
+
+
+async def serve_app(app: Starlette, config: uvicorn.Config, listener: socket.socket, path: str = "") -> None:
+    """Begin the application, serve it until a signal comes, and end it."""
+    async with app.router.lifespan_context(app):
+        await WebServer(config, path).serve([listener])
 
 
 @contextmanager

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 
-import uvicorn
-
-from ...producer.web_server import BACKLOG, WebServer, listening
+from ...producer.web_server import listening, serve_app, web_config
 from ...shared.errors import ConfigurationError
 from ...shared.shards import ShardsArgument, check_servers
 from .access import Resolve
@@ -47,23 +45,12 @@ def serve(
             )
         hosts = LOCAL_NAMES if is_open else ()
         app = dashboard(redis_url, access=access, namespace=namespace, shards=shards, hosts=hosts)
-        config = uvicorn.Config(
-            app,
-            lifespan="off",  # begun below: uvicorn would log a traceback of what is a sentence
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            backlog=BACKLOG,
-            proxy_headers=False,  # who is a proxy is for --auth-header to say
-            timeout_graceful_shutdown=SHUTDOWN_S,
-            ws="none",
-        )
+        # Who is a proxy is for --auth-header to say.
+        config = web_config(app, shutdown_timeout_s=SHUTDOWN_S, proxy_headers=False)
 
         async def run() -> None:
             await check_servers(redis_url, shards, namespace=namespace)
-            async with app.router.lifespan_context(app):
-                await WebServer(config).serve([listener])
+            await serve_app(app, config, listener)
 
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(run())

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-import uvicorn
-
-from ...producer.web_server import BACKLOG, WebServer, listening
+from ...producer.web_server import listening, serve_app, web_config
 from ...shared.keys import Keys
 from ...shared.metrics.exposition import MetricNames
 from ...shared.shards import ShardsArgument, parse_shards
@@ -35,22 +33,7 @@ def serve(
     """
     snapshot = Snapshot(redis_url, parse_shards(shards), Keys(namespace), options, refresh_s=refresh_s)
     app = build_app(snapshot, names)
-    config = uvicorn.Config(
-        app,
-        lifespan="off",  # begun below: uvicorn would log a traceback of what is a sentence
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        backlog=BACKLOG,
-        timeout_graceful_shutdown=SHUTDOWN_S,
-        ws="none",
-    )
-
-    async def run() -> None:
-        async with app.router.lifespan_context(app):
-            await WebServer(config, "/metrics").serve([listener])
-
+    config = web_config(app, shutdown_timeout_s=SHUTDOWN_S)
     with listening(host, port) as listener, asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(run())
+        runner.run(serve_app(app, config, listener, "/metrics"))
     return 0

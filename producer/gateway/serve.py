@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import socket
 
 import structlog
-import uvicorn
-from starlette.applications import Starlette
 
 from ...shared.shards import check_servers
-from ..web_server import BACKLOG, WebServer, listening
+from ..web_server import listening, serve_app, web_config
 from .app import build_app
 from .connection import connection_class
 from .cors import ANY
@@ -30,29 +27,14 @@ def serve(settings: GatewaySettings, *, host: str, port: int) -> int:
     connection = connection_class(
         request_timeout_s=settings.request_timeout_s, keep_alive_timeout_s=settings.keep_alive_timeout_s
     )
-    config = uvicorn.Config(
-        app,
-        http=connection,  # pyright: ignore[reportArgumentType]  # it calls it, and asks for nothing of a class
-        lifespan="off",  # begun below: uvicorn would log a traceback of what is a sentence
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        backlog=BACKLOG,
-        timeout_graceful_shutdown=int(settings.shutdown_timeout_s),
-        ws="none",
-    )
+    # It calls what it is given as http, and asks for nothing of a class.
+    config = web_config(app, shutdown_timeout_s=int(settings.shutdown_timeout_s), http=connection)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(check_servers(settings.redis_url, settings.shards, namespace=settings.namespace))
         with listening(host, port) as listener:
             warn_of_strangers(settings, *listener.getsockname()[:2])
-            runner.run(_serve(app, config, listener))
+            runner.run(serve_app(app, config, listener, "/v1"))
     return 0
-
-
-async def _serve(app: Starlette, config: uvicorn.Config, listener: socket.socket) -> None:
-    async with app.router.lifespan_context(app):
-        await WebServer(config, "/v1").serve([listener])
 
 
 def warn_of_strangers(settings: GatewaySettings, address: str, port: int) -> None:
