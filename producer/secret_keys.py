@@ -11,12 +11,69 @@ import hashlib
 import hmac
 import re
 import secrets
+from typing import Generic, TypeVar
 
+import msgspec
+
+from ..shared.audit import Audit
+from ..shared.connection import CommandConnection
+from ..shared.encodable import check_text
 from ..shared.errors import ValidationError
+from ..shared.keys import Keys
 from ..shared.shown import shown
 
 _FORM = re.compile(r"([a-z]+)-([0-9a-f]{12})-[A-Za-z0-9_-]{43}")
 MAX_KEY_NAME_CHARS = 200
+
+
+class SecretKey(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is kept of any key. JSON, so that people can read it; ``digest`` is base64 there."""
+
+    version: int = 1
+    key_id: str
+    digest: bytes
+    created_at: float = 0.0
+
+
+K = TypeVar("K", bound=SecretKey)
+
+
+class KeyStore(Generic[K]):
+    """The keys of one kind, in a hash by their ids. Whoever makes and removes one stands in the audit.
+
+    Args:
+        key: of the hash.
+        kind: in the audit, as "api_key".
+    """
+
+    def __init__(self, connection: CommandConnection, keys: Keys, key: str, record: type[K], kind: str) -> None:
+        self._connection = connection
+        self._audit = Audit(connection, keys)
+        self._key = key
+        self._record = record
+        self._kind = kind
+
+    async def get(self, key_id: str) -> K | None:
+        """Return what is kept of a key; None if there is none of this id."""
+        data = await self._connection.execute("HGET", self._key, check_text("key_id", key_id))
+        return None if data is None else msgspec.json.decode(data, type=self._record)
+
+    async def list(self) -> list[K]:
+        """Return what is kept of all keys, the oldest first."""
+        values = await self._connection.execute("HVALS", self._key)
+        return sorted(
+            (msgspec.json.decode(value, type=self._record) for value in values), key=lambda one: one.created_at
+        )
+
+    async def revoke(self, key_id: str) -> bool:
+        """Remove a key; returns whether there was one. Who has looked it up may let it in for some seconds more."""
+        async with self._audit.audited(f"{self._kind}.revoke", check_text("key_id", key_id)) as told:
+            told["found"] = was_there = bool(await self._connection.execute("HDEL", self._key, key_id))
+            return was_there
+
+    async def _keep(self, record: K, **details: object) -> None:
+        async with self._audit.audited(f"{self._kind}.create", record.key_id, **details):
+            await self._connection.execute("HSET", self._key, record.key_id, msgspec.json.encode(record))
 
 
 def make_key(prefix: str) -> tuple[str, str, bytes]:
