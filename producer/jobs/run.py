@@ -53,6 +53,9 @@ async def _run(jobs: JobSet, worker: Worker) -> None:
             raise
     finally:
         pool = worker.pool
+        # A job may be cancelled while its end is being written, and arq's close would raise that.
+        await asyncio.gather(*worker.tasks.values(), return_exceptions=True)
+        worker.tasks.clear()
         try:
             await worker.close()
         finally:
