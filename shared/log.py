@@ -9,6 +9,7 @@ Records of the standard library's ``logging`` go through the same renderer, so t
 
 from __future__ import annotations
 
+import argparse
 import logging
 import re
 import sys
@@ -30,6 +31,12 @@ _last_error: tuple[str, float] = ("", 0.0)
 
 _EVENT = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+")
 _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+
+
+def add_log_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--log-level`` and ``--log-format``, for ``configure_logging``."""
+    parser.add_argument("--log-level", choices=LEVELS, default="info")
+    parser.add_argument("--log-format", choices=FORMATS, default="auto")
 
 
 def configure_logging(level: str = "info", fmt: str = "auto", stream: TextIO | None = None) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from importlib.util import find_spec
 
 from ...shared.command_line import Command, UsageError, add_redis_arguments
 from ...shared.embedded import resolve_redis_url
-from ...shared.errors import ConfigurationError
-from ...shared.log import FORMATS, LEVELS, configure_logging
+from ...shared.log import add_log_arguments, configure_logging
+from .libraries import need_libraries
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8090
 _NEEDED = ("starlette", "uvicorn", "jinja2", "itsdangerous")
@@ -45,15 +44,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="network whose headers are believed; may be repeated (this machine)",
     )
     parser.add_argument("--show-contents", action="store_true", help="prompts and outputs, where nobody is asked")
-    parser.add_argument("--log-level", choices=LEVELS, default="info")
-    parser.add_argument("--log-format", choices=FORMATS, default="auto")
+    add_log_arguments(parser)
     add_redis_arguments(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise ConfigurationError(f"the dashboard needs {', '.join(missing)}: pip install 'penstock[dashboard]'")
+    need_libraries("the dashboard", *_NEEDED, extra="dashboard")
     if arguments.keys == "on" and arguments.auth_header:
         raise UsageError("give either --keys on or --auth-header")
     from ..dashboard import Access, HeaderAccess, Role, everybody

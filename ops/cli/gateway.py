@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from importlib.util import find_spec
 
 import structlog
 from redis.exceptions import RedisError
 
 from ...shared.command_line import EXIT_FAILED, Command, add_redis_arguments
 from ...shared.embedded import resolve_redis_url
-from ...shared.errors import ConfigurationError, PenstockError
-from ...shared.log import FORMATS, LEVELS, configure_logging
+from ...shared.errors import PenstockError
+from ...shared.log import add_log_arguments, configure_logging
+from .libraries import need_libraries
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 _NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client")
@@ -82,15 +82,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what /metrics tells: of this process, or of queues and engines, too, as `penstock metrics` does (own)",
     )
     parser.add_argument("--files-dir", metavar="DIR", help="of /v1/files, shared by all hosts (in the data folder)")
-    parser.add_argument("--log-level", choices=LEVELS, default="info")
-    parser.add_argument("--log-format", choices=FORMATS, default="auto")
+    add_log_arguments(parser)
     add_redis_arguments(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise ConfigurationError(f"the gateway needs {', '.join(missing)}: pip install 'penstock[gateway]'")
+    need_libraries("the gateway", *_NEEDED, extra="gateway")
     configure_logging(arguments.log_level, arguments.log_format)
     try:
         return _serve(arguments)

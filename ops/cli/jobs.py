@@ -10,7 +10,7 @@ import sys
 from ...shared.command_line import EXIT_FAILED, Command, add_redis_arguments
 from ...shared.embedded import resolve_redis_url
 from ...shared.errors import ConfigurationError
-from ...shared.log import LEVELS, configure_logging
+from ...shared.log import add_log_arguments, configure_logging
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--files-dir", metavar="DIR", help="of batches, shared by all hosts (in the data folder)")
     parser.add_argument("--burst", action="store_true", help="end when nothing is due")
     parser.add_argument("--check", action="store_true", help="run nothing; exit status 0 if a process runs these jobs")
-    parser.add_argument("--log-level", choices=LEVELS, default="info")
+    add_log_arguments(parser)
     add_redis_arguments(parser)
 
 
@@ -63,7 +63,7 @@ def _run(arguments: argparse.Namespace) -> int:
         from ...producer.jobs.run import is_healthy, run_jobs
     except ImportError as error:
         raise ConfigurationError(str(error)) from error
-    configure_logging(arguments.log_level)
+    configure_logging(arguments.log_level, arguments.log_format)
     if arguments.log_level != "debug":
         # Lines for every job, every attempt, and those of a sweep every second.
         for name in ("arq", "httpx"):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from importlib.util import find_spec
 
 from ...shared.command_line import Command, UsageError, add_redis_arguments
 from ...shared.embedded import resolve_redis_url
-from ...shared.errors import ConfigurationError
-from ...shared.log import FORMATS, LEVELS, configure_logging
+from ...shared.log import add_log_arguments, configure_logging
+from .libraries import need_libraries
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 9464
 _NEEDED = ("starlette", "uvicorn", "prometheus_client")
@@ -30,15 +29,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wanted-kv-usage", type=float, default=0.8, metavar="SHARE", help="of KV caches that is to be in use (0.8)"
     )
-    parser.add_argument("--log-level", choices=LEVELS, default="info")
-    parser.add_argument("--log-format", choices=FORMATS, default="auto")
+    add_log_arguments(parser)
     add_redis_arguments(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise ConfigurationError(f"penstock metrics needs {', '.join(missing)}: pip install 'penstock[gateway]'")
+    need_libraries("penstock metrics", *_NEEDED, extra="gateway")
     for name in ("refresh", "wanted_wait"):
         if not 0 < getattr(arguments, name) < float("inf"):
             raise UsageError(f"--{name.replace('_', '-')} must be a positive number of seconds")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from importlib.util import find_spec
 from pathlib import Path
 
 from ...shared.command_line import EXIT_FAILED, Command
 from ...shared.errors import ConfigurationError
+from .libraries import need_libraries
 
 
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def _add_fit_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    _need_libraries()
+    need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
     text = _read(arguments.scenario).decode(errors="replace")
     from ..sim.run import run_scenario  # simpy and matplotlib are not for every `penstock` command
 
@@ -35,7 +35,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    _need_libraries()
+    need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
     text = _read(arguments.scenario).decode(errors="replace")
     from ..sim.comparison import compare  # simpy
 
@@ -44,7 +44,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _fit(arguments: argparse.Namespace) -> int:
-    _need_libraries()
+    need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
     data = _read(arguments.recorded)
     from ..sim.fit import fit_speed  # numpy
 
@@ -63,12 +63,6 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _need_libraries() -> None:
-    missing = [name for name in ("simpy", "matplotlib") if find_spec(name) is None]
-    if missing:
-        raise ConfigurationError(f"the simulator needs {' and '.join(missing)}: pip install 'penstock[sim]'")
 
 
 COMMAND = Command(

@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from ...shared.log import FORMATS, LEVELS, configure_logging
+from ...shared.log import add_log_arguments, configure_logging
 from ..ipc import CoreChannel
 from ..progress import ProgressWriter
 from .process import run_engine_core
@@ -21,8 +21,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--fd", type=int, required=True, help="file descriptor of the inherited Unix socket")
     parser.add_argument("--progress-fd", type=int, help="memory that tells the worker what the core does")
     parser.add_argument("--trace-fd", type=int, help="file for the traceback of its end, or at SIGUSR1")
-    parser.add_argument("--log-level", choices=LEVELS, default="info")
-    parser.add_argument("--log-format", choices=FORMATS, default="auto")
+    add_log_arguments(parser)
     options = parser.parse_args(arguments)
     configure_logging(options.log_level, options.log_format)
     if options.trace_fd is not None:

@@ -26,7 +26,7 @@ from typing import NoReturn
 import msgspec
 import structlog
 
-from ...shared.log import FORMATS, LEVELS, configure_logging
+from ...shared.log import add_log_arguments, configure_logging
 from ..forking import FORK_VERSION, NUM_DESCRIPTORS, CoreExited, ForkAnswer, ForkCore, Forked, NotForked
 from ..ipc import FrameSplitter, frame
 
@@ -279,8 +279,7 @@ def main() -> None:
     """Serve on the inherited socket."""
     parser = argparse.ArgumentParser(prog="penstock.worker.engine.fork_server", description=__doc__)
     parser.add_argument("--listen-fd", type=int, required=True, help="file descriptor of the listening Unix socket")
-    parser.add_argument("--log-level", choices=LEVELS, default="info")
-    parser.add_argument("--log-format", choices=FORMATS, default="auto")
+    add_log_arguments(parser)
     parser.add_argument("--model", default="", help="folder of a model whose architecture is imported, too")
     options = parser.parse_args()
     configure_logging(options.log_level, options.log_format)
