@@ -187,7 +187,7 @@ def test_the_blocking_facade(deployment: LocalStack) -> None:
 
 def penstock(deployment: LocalStack, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "penstock.ops.cli", "engine", *arguments, "--redis-url", deployment.url]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_the_commands(deployment: LocalStack) -> None:

@@ -47,7 +47,7 @@ def run_script(script: str, redis_url: str, namespace: str) -> object:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FRAME + dedent(script), redis_url, namespace]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     try:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
     except subprocess.TimeoutExpired:
         # The child has the pipes as well.
         subprocess.run(["kill", "-9", "--", f"-{process.pid}"], check=True)

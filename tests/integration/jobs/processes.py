@@ -32,7 +32,7 @@ class JobsProcess:
         """SIGTERM; returns the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait(240)
 
 
 async def until(condition: Callable[[], Awaitable[object]], what: str, timeout_s: float = 90.0) -> None:
