@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from penstock.shared.broker import NEW, Broker
+from penstock.shared.broker import NEW, Broker, broker
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.keys import Keys
 from penstock.shared.messages import EngineCoreRequest, Ready
@@ -161,9 +161,14 @@ async def test_home_comes_first_and_the_fullest_of_the_others_next(
 
 
 async def test_what_comes_anywhere_wakes_an_engine_that_has_room(
-    commands: CommandConnection, parts: Parts, codec: TextCodec, subscriber: Subscriber
+    commands: CommandConnection,
+    parts: Parts,
+    codec: TextCodec,
+    subscriber: Subscriber,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody polls: an engine looks by itself every five seconds, which the test does not wait for."""
+    """Nobody polls: an engine that looked by itself would find everything in time, so that it never does here."""
+    monkeypatch.setattr(broker, "IDLE_POLL_S", 3600.0)
     await parts.grow(3)
     engine = Engine("a", commands, parts.keys)
     async with engine.claiming(codec, subscriber):
@@ -172,10 +177,9 @@ async def test_what_comes_anywhere_wakes_an_engine_that_has_room(
             return all(part.has_our_room for part in engine.parts)
 
         await until(is_waiting)
-        async with asyncio.timeout(4):
-            for number in (2, 0, 1):
-                await enqueue(parts, number, f"r{number}")
-                assert await next_ids(engine, 1) == [f"r{number}"]
+        for number in (2, 0, 1):
+            await enqueue(parts, number, f"r{number}")
+            assert await next_ids(engine, 1) == [f"r{number}"]
 
 
 async def test_a_full_engine_is_counted_on_at_home_alone(
