@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..shared.connection import RETRY_FOR_S
 from ..shared.errors import ValidationError
 from ..shared.keys import DEFAULT_NAMESPACE, Keys
 from ..shared.shards import ShardsArgument, check_servers, make_connections
 from ..shared.shown import shown
+from .client_tracing import enqueue_spans
 from .control.engine_control import EngineControl
 from .control.model_view import ModelView
 from .control.queue_control import QueueControl
@@ -26,6 +27,9 @@ from .requests.lease import LEASE_TTL_S, ClientLease
 from .requests.model_cards import ModelCards
 from .requests.request_builder import RequestBuilder
 from .requests.single_requests import SingleRequests
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 RESULT_TTL_S = 3600.0
 
@@ -52,6 +56,9 @@ class Client(
         namespace: prefix of all keys, as given to the workers.
         shards: the Redis servers that hold the models, where ``url`` does not: ``name=url,url,…``, a list or a mapping;
             PENSTOCK_SHARDS when None.
+        otlp_traces_endpoint: where spans of requests are sent, by OTLP over HTTP. Extra ``penstock[otel]``.
+        tracer_provider: whose spans they are instead, in an app that has set up OpenTelemetry by itself:
+            ``opentelemetry.trace.get_tracer_provider()``.
     """
 
     def __init__(
@@ -68,12 +75,15 @@ class Client(
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         namespace: str = DEFAULT_NAMESPACE,
         shards: ShardsArgument = None,
+        otlp_traces_endpoint: str | None = None,
+        tracer_provider: TracerProvider | None = None,
     ) -> None:
         if not result_ttl_s > 0:
             raise ValidationError(f"result_ttl_s must be positive, got {shown(result_ttl_s)}")
         self._url = url
         self._shards = shards
         self._lease = ClientLease(lease_ttl_s)
+        self._spans = enqueue_spans(otlp_traces_endpoint, tracer_provider)
         keys = Keys(namespace)
         commands, subscriber = make_connections(url, shards, keys, retry_for_s=retry_for_s)
         health = Health(commands, keys)
@@ -86,6 +96,7 @@ class Client(
             result_ttl_ms=max(1, int(result_ttl_s * 1000)),
             fail_fast=check_flag("fail_fast", fail_fast),
             max_payload_bytes=max_payload_bytes,
+            spans=self._spans,
         )
         cards = ModelCards(commands, keys, default=model, wait_for_model=wait_for_model)
         builder = RequestBuilder(requests, cards, tenant)
@@ -124,6 +135,7 @@ class Client(
             await check_servers(self._url, self._shards, namespace=self._keys.namespace)
             await self._commands.open()
             await self._subscriber.open()
+            self._spans.open()
         except BaseException:
             await self._disconnect()
             raise
@@ -146,3 +158,4 @@ class Client(
     async def _disconnect(self) -> None:
         await self._subscriber.close()
         await self._commands.close()
+        await self._spans.close()

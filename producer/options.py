@@ -42,7 +42,8 @@ class SharedOptions(TypedDict, total=False):
     ``webhook_url``: who is told of the end, by a signed POST; of detached requests (``submit``) alone.
     ``webhook_events``: how the event is called: "request" (``request.completed``) when None, or "response"
     (``response.completed``, as OpenAI's).
-    ``trace_headers``: of the trace that it belongs to (W3C: "traceparent", "tracestate"); worker processes log its id.
+    ``trace_headers``: of the trace that it belongs to (W3C: "traceparent", "tracestate"); its spans are made there, and
+    worker processes log the trace's id.
     ``external_req_id``: what whoever asks calls it, such as the ``x-request-id`` of a web app's own request; worker
     processes log it as ``x_request_id``. It need not be unique.
     ``session_id``: what it goes on with, such as the conversation or document that its prompt begins with. Requests of

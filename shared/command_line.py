@@ -24,6 +24,7 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 REDIS_URL_HELP = "redis://, rediss://, unix:// or redis+sentinel:// URL"
 SHARDS_HELP = "Redis servers that hold the models, where the home one shall not: NAME=URL,URL,..."
+TRACES_HELP = "send spans of requests there, by OTLP over HTTP: http://HOST:4318/v1/traces"
 NAMESPACE_HELP = "prefix of all keys, to keep deployments apart"
 NAMESPACE_VARIABLE = "PENSTOCK_NAMESPACE"
 
@@ -105,6 +106,11 @@ def add_redis_arguments(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE,
         help=f"{NAMESPACE_HELP} (default: {NAMESPACE_VARIABLE}, else {DEFAULT_NAMESPACE})",
     )
+
+
+def add_tracing_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that says where spans of requests are sent."""
+    parser.add_argument("--otlp-traces-endpoint", metavar="URL", help=TRACES_HELP)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

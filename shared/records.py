@@ -25,7 +25,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
         generation_config: what the model's makers recommend, from ``generation_config.json``; requests do not follow it
             by themselves.
         supported_tasks: what requests may ask for.
-        is_tracing_enabled: whether its workers make spans of requests that carry ``trace_headers``.
+        is_tracing_enabled: whether its workers make spans of requests.
         registered_at: when a worker last said all this, in seconds since the epoch.
         attention_backend, kv_cache_dtype: as in ``messages.Ready``.
         tool_call_parser, reasoning_parser: those that fit its chat template; empty where none is known to.

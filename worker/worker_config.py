@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from ..shared.command_line import NAMESPACE_HELP
+from ..shared.command_line import NAMESPACE_HELP, TRACES_HELP
 from ..shared.keys import DEFAULT_NAMESPACE
 from ..shared.log import FORMATS, LEVELS
 from .config import EngineConfig
@@ -86,6 +86,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     fork_server: str = ""
     log_requests: Annotated[bool, Option("a line at the end of each request, at level info", Switch(), group=LOG)] = (
         True
+    )
+    otlp_traces_endpoint: Annotated[str | None, Option(TRACES_HELP, Reader("URL"), default="no spans", group=LOG)] = (
+        None
     )
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ import sys
 import structlog
 from redis.exceptions import RedisError
 
-from ...shared.command_line import EXIT_FAILED, Command, add_redis_arguments
+from ...shared.command_line import EXIT_FAILED, Command, add_redis_arguments, add_tracing_argument
 from ...shared.embedded import resolve_redis_url
 from ...shared.errors import PenstockError
 from ...shared.log import add_log_arguments, configure_logging
@@ -82,6 +82,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what /metrics tells: of this process, or of queues and engines, too, as `penstock metrics` does (own)",
     )
     parser.add_argument("--files-dir", metavar="DIR", help="of /v1/files, shared by all hosts (in the data folder)")
+    add_tracing_argument(parser)
     add_log_arguments(parser)
     add_redis_arguments(parser)
 
@@ -127,6 +128,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             fail_fast=arguments.fail_fast,
             files_dir=arguments.files_dir,
             deployment_metrics=arguments.metrics == "deployment",
+            otlp_traces_endpoint=arguments.otlp_traces_endpoint,
         )
         return serve(settings, host=arguments.host, port=arguments.port)
 

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import sys
 
-from ...shared.command_line import EXIT_FAILED, Command, add_redis_arguments
+from ...shared.command_line import EXIT_FAILED, Command, add_redis_arguments, add_tracing_argument
 from ...shared.embedded import resolve_redis_url
 from ...shared.errors import ConfigurationError
 from ...shared.log import add_log_arguments, configure_logging
@@ -52,6 +52,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--files-dir", metavar="DIR", help="of batches, shared by all hosts (in the data folder)")
     parser.add_argument("--burst", action="store_true", help="end when nothing is due")
     parser.add_argument("--check", action="store_true", help="run nothing; exit status 0 if a process runs these jobs")
+    add_tracing_argument(parser)
     add_log_arguments(parser)
     add_redis_arguments(parser)
 
@@ -81,6 +82,7 @@ def _run(arguments: argparse.Namespace) -> int:
             lease_ttl_s=arguments.lease_ttl,
             drain_timeout_s=arguments.drain_timeout,
             files_dir=arguments.files_dir,
+            otlp_traces_endpoint=arguments.otlp_traces_endpoint,
             webhooks=WebhookSettings(
                 allowed_networks=tuple(arguments.allow_private_webhooks),
                 timeout_s=arguments.webhook_timeout,

@@ -147,6 +147,7 @@ class Rows:
             "tenant": self._spec.tenant,
             "band": self._band,
             "deadline": float(self._spec.expires_at),
+            "trace_headers": self._spec.trace_headers,
         }
         attempt = 0
         while True:

@@ -140,7 +140,8 @@ class BatchSpec(msgspec.Struct, kw_only=True, frozen=True):
     """What a batch was made with; it never changes.
 
     ``is_private``: its maker runs it, perhaps from a folder that no other host has; nobody else does before it expires.
-    Old ones are read for ever, as of ``FileRecord``.
+    ``trace_headers`` are those of who asked for it, which its requests have, too. Old ones are read for ever, as of
+    ``FileRecord``.
     """
 
     version: int = WIRE_VERSION
@@ -155,6 +156,7 @@ class BatchSpec(msgspec.Struct, kw_only=True, frozen=True):
     output_expires_after_s: int | None = None
     webhook_url: str | None = None
     is_private: bool = False
+    trace_headers: dict[str, str] | None = None
 
 
 class Batch(msgspec.Struct, kw_only=True, frozen=True):

@@ -16,6 +16,7 @@ from ...shared.errors import BatchEndedError, BatchHeldError, UnknownBatchError,
 from ...shared.keys import DEFAULT_NAMESPACE, Keys, check_name
 from ...shared.shown import shown
 from ..agenda import Agenda
+from ..options import trace_headers_of
 from ..webhooks.addresses import check_url
 from ..webhooks.event_records import WebhookTarget
 from ..webhooks.event_store import EventStore
@@ -110,6 +111,7 @@ class BatchStore:
         webhook_url: str | None = None,
         batch_id: str | None = None,
         is_private: bool = False,
+        trace_headers: dict[str, str] | None = None,
     ) -> Batch:
         """Make a batch of an uploaded file; whoever sweeps for open ones runs it. Lines are checked when it is run.
 
@@ -118,6 +120,7 @@ class BatchStore:
             completion_window: "24h" as with OpenAI, or "7d"; then it ends as "expired", with the rows that are done.
             batch_id: idempotency key; a batch of that id is returned as it is.
             is_private: the caller runs it with ``run_batch``, and no sweep takes it up before it expires.
+            trace_headers: of all its requests, as of ``Client.submit``.
 
         Raises:
             ValidationError: an argument is wrong.
@@ -150,6 +153,7 @@ class BatchStore:
             output_expires_after_s=check_expiry("output_expires_after.seconds", output_expires_after_s),
             webhook_url=webhook_url,
             is_private=is_private,
+            trace_headers=trace_headers_of({"trace_headers": trace_headers}),
         )
         keys = [self._keys.batch(spec.id), self._keys.batches(tenant), self._keys.open]
         args = [spec.id, msgspec.json.encode(spec), int(now * 1000)]

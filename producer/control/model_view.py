@@ -35,5 +35,5 @@ class ModelView(ClientCore):
         return (await self.get_model_config(model)).supported_tasks
 
     async def is_tracing_enabled(self, model: str | None = None) -> bool:
-        """Return whether workers make spans of requests with ``trace_headers``. Those of this version log them only."""
+        """Return whether the worker that last began to serve the model makes spans of requests."""
         return (await self.get_model_config(model)).is_tracing_enabled

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from ...shared.keys import Keys
 from ...shared.presence import Presence, ProcessKind
 from ...shared.shards import make_commands
+from ...shared.tracing.tracing import open_tracing
 from .. import Client
 from ..batches import BatchStore
 from ..openai.parsers import ModelParsers
@@ -33,6 +34,7 @@ from .operations import Operation
 from .routes import batches, files, generate, models, state, tokens
 from .routes import responses as responses_routes
 from .settings import GatewaySettings
+from .tracing import http_spans
 
 OPERATIONS: tuple[Operation, ...] = (
     *generate.OPERATIONS,
@@ -51,6 +53,7 @@ def build_app(settings: GatewaySettings) -> Starlette:
     Raises, at that beginning:
         ConfigurationError: the URL cannot be read, Redis is not there or too old, or the folder cannot be used.
     """
+    tracing = open_tracing(settings.otlp_traces_endpoint, "penstock-gateway")
     keys = Keys(settings.namespace)
     connection = make_commands(settings.redis_url, settings.shards, keys)
     authenticator = Authenticator(ApiKeys(connection, keys) if settings.api_keys else None, tenant=settings.tenant)
@@ -60,7 +63,7 @@ def build_app(settings: GatewaySettings) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         options = {"namespace": settings.namespace, "model": settings.model, "lease_ttl_s": settings.lease_ttl_s}
-        options["shards"] = settings.shards
+        options |= {"shards": settings.shards, "tracer_provider": tracing.provider}
         store = BatchStore(settings.redis_url, settings.files_dir, namespace=settings.namespace)
         result_ttl_s = settings.result_ttl_s
         async with Client.connect(settings.redis_url, result_ttl_s=result_ttl_s, **options) as client, store:
@@ -83,18 +86,20 @@ def build_app(settings: GatewaySettings) -> Starlette:
             finally:
                 await presence.leave()
         await connection.close()
+        await tracing.close()
 
+    public_paths = frozenset(operation.path for operation in OPERATIONS if operation.is_public)
     edge = Middleware(
         GatewayMiddleware,
         authenticator,
         metrics,
-        public_paths=frozenset(operation.path for operation in OPERATIONS if operation.is_public),
+        public_paths=public_paths,
         max_running=settings.max_running_requests,
         request_timeout_s=settings.request_timeout_s,
     )
     app = Starlette(
         routes=_routes(OPERATIONS),
-        middleware=[*cors(settings.cors_origins), edge],
+        middleware=[*cors(settings.cors_origins), *http_spans(tracing.provider, public_paths), edge],
         exception_handlers={HTTPException: http_exception, Exception: any_exception},
         lifespan=lifespan,
     )

@@ -47,6 +47,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
             sums over several would count all of it several times.
         files_dir: where uploaded files and the answers of batches are; PENSTOCK_FILES_DIR, or "files" in the user's
             data folder, when None. All hosts that serve or run them share it.
+        otlp_traces_endpoint: where spans of requests are sent, by OTLP over HTTP. Extra ``penstock[otel]``.
 
     Raises:
         ConfigurationError: a value is wrong; the message names it.
@@ -73,6 +74,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     files_dir: str | None = None
     shards: str | None = None
     deployment_metrics: bool = False
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("namespace", self.namespace), ("tenant", self.tenant)):

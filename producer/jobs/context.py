@@ -7,6 +7,7 @@ from typing import Any
 from ...shared.errors import ConfigurationError
 from ...shared.presence import Presence, ProcessKind
 from ...shared.shards import make_commands
+from ...shared.tracing.tracing import open_tracing
 from ..agenda import Agenda
 from ..batches import ROW_RESULT_TTL_S, BatchStore
 from ..client import Client
@@ -27,6 +28,7 @@ class JobContext:
         self.keys = settings.keys
         # Jobs wait for a Redis that is away as long as it takes: they have nobody to tell.
         self.connection = make_commands(settings.redis_url, settings.shards, self.keys, retry_for_s=float("inf"))
+        self._tracing = open_tracing(settings.otlp_traces_endpoint, "penstock-jobs")
         self.client = Client(
             settings.redis_url,
             model=settings.model,
@@ -35,6 +37,7 @@ class JobContext:
             retry_for_s=float("inf"),
             namespace=settings.namespace,
             shards=settings.shards,
+            tracer_provider=self._tracing.provider,
         )
         self.agenda = Agenda(self.connection, self.keys, lease_ttl_s=settings.lease_ttl_s)
         # Its results wait for a runner only, and there are many of them.
@@ -44,6 +47,7 @@ class JobContext:
             retry_for_s=float("inf"),
             namespace=settings.namespace,
             shards=settings.shards,
+            tracer_provider=self._tracing.provider,
         )
         self.batches = BatchStore(
             settings.redis_url, settings.files_dir, retry_for_s=float("inf"), namespace=settings.namespace
@@ -90,3 +94,4 @@ class JobContext:
         await self.delivery.close()
         await self.outbox.close()
         await self.connection.close()
+        await self._tracing.close()

@@ -35,6 +35,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         health_check_interval_s: how often the process says that it lives.
         webhooks: how events are delivered.
         files_dir: where the files of batches are; as ``BatchStore`` has it when None.
+        otlp_traces_endpoint: where spans of requests are sent, by OTLP over HTTP. Extra ``penstock[otel]``.
 
     Raises:
         ConfigurationError: a value is out of range; the message names it.
@@ -55,6 +56,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     webhooks: WebhookSettings = WebhookSettings()
     files_dir: str | None = None
     shards: str | None = None
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         positive = ("result_ttl_s", "poll_delay_s", "lease_ttl_s", "health_check_interval_s")

@@ -23,6 +23,7 @@ from ..home import Home
 from ..options import read_ttl_of
 from ..webhooks.targets import WebhookTargets
 from .deadline import ended_when_due
+from .enqueue_spans import EnqueueSpans
 from .enqueuer import Enqueuer
 from .health import Health
 from .lease import ClientLease, InteractiveRequest
@@ -83,7 +84,7 @@ class InteractiveDeltas:
 class SingleRequests:
     """Enqueues single requests, detached or as long as somebody listens here, and follows them.
 
-    ``home`` says whether the connections are open, and to whom; the client sets it.
+    ``home`` says whether the connections are open, and to whom; the client sets it. ``spans`` stand around enqueue calls.
     """
 
     def __init__(
@@ -97,8 +98,10 @@ class SingleRequests:
         result_ttl_ms: int,
         fail_fast: bool,
         max_payload_bytes: int,
+        spans: EnqueueSpans,
     ) -> None:
         self.home = Home()
+        self._spans = spans
         self._commands = commands
         self._subscriber = subscriber
         self._keys = keys
@@ -195,7 +198,7 @@ class SingleRequests:
         model, target = outgoing[0].request.model, outgoing[0].target
         if target is not None:
             await self._targets.admit(target)
-        with self._health.watching(model):
+        with self._health.watching(model), self._spans.around(outgoing):
             first = outgoing[0].request
             enqueuer = self._enqueuer(model, await self.broker(model).expected(first.tenant, first.request_id))
             if len(outgoing) == 1:
@@ -242,11 +245,12 @@ class SingleRequests:
         ``expected`` is the partition that it is taken to belong to; ``timeout_ms`` is what is left of its timeout,
         where that has begun already.
         """
-        entry = self._entry(outgoing, client_id=self._lease.client_id, client_ttl_ms=self._lease.ttl_ms)
-        if timeout_ms is not None:
-            entry = msgspec.structs.replace(entry, timeout_ms=timeout_ms)
         model = outgoing.request.model
-        return await self._answered(model, await self._enqueuer(model, expected).enqueue(entry))
+        with self._spans.around([outgoing]):
+            entry = self._entry(outgoing, client_id=self._lease.client_id, client_ttl_ms=self._lease.ttl_ms)
+            if timeout_ms is not None:
+                entry = msgspec.structs.replace(entry, timeout_ms=timeout_ms)
+            return await self._answered(model, await self._enqueuer(model, expected).enqueue(entry))
 
     async def _enqueue_somewhere(self, outgoing: Outgoing, expected: Broker) -> tuple[bool, Broker]:
         """As ``_enqueue``; returns where the request is, too."""

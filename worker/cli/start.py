@@ -18,6 +18,7 @@ from ...shared.errors import ConfigurationError
 from ...shared.keys import check_name
 from ...shared.log import configure_logging
 from ...shared.shards import shards_text
+from ...shared.tracing.endpoint import check_endpoint
 from ..config import EngineConfig
 from ..options.settings import Settings, read_settings
 from ..options.told import effective_config
@@ -34,6 +35,8 @@ def _run(arguments: argparse.Namespace) -> int:
     process = settings.fields_of(WorkerConfig)
     configure_logging(process["log_level"], process["log_format"])
     _check_installed()
+    if process["otlp_traces_endpoint"] is not None:
+        check_endpoint(process["otlp_traces_endpoint"])
     return _serve(settings, process)
 
 

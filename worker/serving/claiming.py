@@ -20,7 +20,7 @@ from ..worker_config import WorkerConfig
 from .core_client import CoreClient
 from .generation import Generation, SegmentGeneration
 from .intake import Intake, UndecodableEntryError, ids_of
-from .request_log import RequestLog
+from .request_observer import RequestObserver
 from .running_generations import RunningGenerations
 from .segments import Segment
 from .served_partitions import REDIS_PAUSE_S, ServedPartition, ServedPartitions
@@ -43,9 +43,9 @@ class ClaimLoop:
         parts: ServedPartitions,
         core: CoreClient,
         live: RunningGenerations,
-        request_log: RequestLog,
+        observer: RequestObserver,
     ) -> None:
-        self._request_log = request_log
+        self._observer = observer
         self._engine_id = config.engine_id
         self._lease_ttl_ms = config.lease_ttl_ms
         self.parts = parts
@@ -223,6 +223,8 @@ class ClaimLoop:
             msgspec.structs.replace(
                 segment.request,
                 request_id=core_id,
+                prompt=None,
+                messages=None,
                 output_token_ids=segment.output_token_ids or None,
             )
         )
@@ -241,7 +243,7 @@ class ClaimLoop:
         last = generation.cut_off(FinishReason.EXPIRED)
         publisher = self.parts[generation.partition].publisher
         publisher.publish(generation.request_id, generation.epoch, last)
-        self._request_log.note_end(generation, last)
+        self._observer.note_end(generation, last)
         core_id = self._live.remove(generation.request_id)
         if core_id is not None:
             self._core.abort_requests([core_id])

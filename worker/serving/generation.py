@@ -12,6 +12,7 @@ import asyncio
 from ...shared.broker import Claim
 from ...shared.log import log_ids
 from ...shared.messages import Delta, EngineCoreOutput, FinishReason, SegmentEnd, TokenLogprobs, Usage
+from ...shared.tracing.attributes import operation_of
 from ..text.stop_strings import StopStrings
 from ..text.tokenizer import TextCodec
 from .request_timing import RequestTiming
@@ -27,7 +28,8 @@ class Generation:
     A resumed request replays its logged tokens through detokenizer and stop strings, so both go on where the
     former engine left them; text it had logged is not given out again.
 
-    ``expiry`` is the call that ends it at its deadline; None without one.
+    ``expiry`` is the call that ends it at its deadline; None without one. ``num_resumed_tokens`` are output tokens that
+    were there at the claim, and ``operation`` is OpenTelemetry's name for what is asked.
     """
 
     def __init__(self, segment: Segment, codec: TextCodec, claim: Claim) -> None:
@@ -38,6 +40,10 @@ class Generation:
         self.epoch = request.epoch
         self.partition = claim.partition
         self.tenant = request.tenant
+        self.attempt = claim.attempt
+        self.params = params
+        self.operation = operation_of(request)
+        self.trace_headers = request.trace_headers
         self.ids = log_ids(request.request_id, request.external_req_id, request.trace_headers)
         self.expiry: asyncio.TimerHandle | None = None
         self.timing = RequestTiming(claim, segment.logged)
@@ -68,6 +74,7 @@ class Generation:
         for delta in segment.logged:
             self._text_of(delta.token_ids)
             self._next_index = delta.next_index
+        self.num_resumed_tokens = self._next_index
 
     @property
     def num_kv_tokens(self) -> int:

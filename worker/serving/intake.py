@@ -71,8 +71,6 @@ class Intake:
             request,
             sampling_params=await self._complete(params),
             request_id=claim.request_id,
-            prompt=None,
-            messages=None,
             epoch=claim.epoch,
             attempt=claim.attempt,
         )

@@ -18,7 +18,7 @@ _RECOMMENDED = frozenset(
 )
 
 
-def make_card(config: EngineConfig, ready: Ready, codec: TextCodec) -> ModelCard:
+def make_card(config: EngineConfig, ready: Ready, codec: TextCodec, *, is_tracing_enabled: bool = False) -> ModelCard:
     """Return the card of a model that has just been loaded."""
     return ModelCard(
         model=config.model_name,
@@ -34,6 +34,7 @@ def make_card(config: EngineConfig, ready: Ready, codec: TextCodec) -> ModelCard
         generation_config=_generation_config(Path(ready.model_folder)),
         tool_call_parser=codec.chat_style.tool_call_parser,
         reasoning_parser=codec.chat_style.reasoning_parser,
+        is_tracing_enabled=is_tracing_enabled,
         registered_at=time.time(),
     )
 

@@ -26,6 +26,7 @@ from ...shared.log import configure_logging
 from ...shared.messages import EngineCoreOutputs, EngineState, Ready, WorkerStatus
 from ...shared.records import DeathCause
 from ...shared.shards import make_connections
+from ...shared.tracing.endpoint import is_enabled
 from ..text.tokenizer import TextCodec
 from ..worker_config import STATUS_INTERVAL_S, WorkerConfig
 from .core_client import CoreClient, CoreLostError, CoreStartupError
@@ -171,7 +172,10 @@ class WorkerProcess:
         await self._service.abandon(cause, is_external=death.is_external)
 
     async def _register(self, ready: Ready, codec: TextCodec) -> None:
-        card = await asyncio.to_thread(make_card, self._config.engine, ready, codec)
+        is_tracing_enabled = is_enabled(self._config.otlp_traces_endpoint)
+        card = await asyncio.to_thread(
+            make_card, self._config.engine, ready, codec, is_tracing_enabled=is_tracing_enabled
+        )
         await self._heartbeat.register(card)
         log.info(
             "engine_ready",

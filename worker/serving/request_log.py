@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import structlog
 
-from ...shared.messages import Delta, FinishReason
+from ...shared.messages import Delta
 from .generation import Generation
+from .request_observer import RequestObserver
 
 log = structlog.get_logger()
 
 
-class RequestLog:
+class RequestLog(RequestObserver):
     """``is_on`` False writes nothing. ``model`` is the name that the model is served by."""
 
     def __init__(self, model: str, *, is_on: bool = True) -> None:
@@ -18,7 +19,6 @@ class RequestLog:
         self._is_on = is_on
 
     def note_end(self, generation: Generation, last: Delta) -> None:
-        """Log the end that ``last`` tells: that of the request, or of a resumable one's segment."""
         if not self._is_on or last.usage is None or last.stats is None:
             return
         stats, reason = last.stats, last.finish_reason
@@ -37,8 +37,3 @@ class RequestLog:
             latency_s=round(stats.latency_s, 4),
             num_deliveries=stats.num_deliveries,
         )
-
-    def note_dropped(self, generation: Generation, reason: FinishReason) -> None:
-        """Log an end that Redis has written: the request was cancelled there, or is past its deadline."""
-        if self._is_on and not generation.finished:
-            self.note_end(generation, generation.cut_off(reason))

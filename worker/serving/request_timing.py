@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 from ...shared.broker import Claim
 from ...shared.messages import Delta, EngineCoreEventType, EngineCoreOutput
 from ...shared.stats import RequestStats
+
+
+class Moments(NamedTuple):
+    """When what happened to a request at this engine, by the monotonic clock of this host; None for what has not."""
+
+    arrived_at_s: float
+    claimed_at_s: float
+    scheduled_at_s: float | None
+    first_token_at_s: float | None
+    last_token_at_s: float | None
 
 
 class RequestTiming:
@@ -19,13 +30,15 @@ class RequestTiming:
     """
 
     def __init__(self, claim: Claim, logged: list[Delta]) -> None:
-        self._arrived_at_s = time.monotonic() - claim.waited_ms / 1000
+        self._claimed_at_s = time.monotonic()
+        self._arrived_at_s = self._claimed_at_s - claim.waited_ms / 1000
         self._num_deliveries = claim.attempt
         self._num_preemptions = 0
         self._age_scheduled_s: float | None = None
         first = next((delta.stats for delta in logged if delta.stats is not None), None)
         self._first = first
         self._token_at_s: float | None = None
+        self._first_token_at_s: float | None = None
 
     def note_output(self, output: EngineCoreOutput, timestamp: float) -> float | None:
         """Take in what the core tells; returns the seconds from this engine's last token to the first of these, if
@@ -42,7 +55,15 @@ class RequestTiming:
         if not output.new_token_ids:
             return None
         last, self._token_at_s = self._token_at_s, timestamp
-        return None if last is None else timestamp - last
+        if last is None:
+            self._first_token_at_s = timestamp
+            return None
+        return timestamp - last
+
+    @property
+    def moments(self) -> Moments:
+        scheduled_at_s = None if self._age_scheduled_s is None else self._arrived_at_s + self._age_scheduled_s
+        return Moments(self._arrived_at_s, self._claimed_at_s, scheduled_at_s, self._first_token_at_s, self._token_at_s)
 
     @property
     def has_told_first_token(self) -> bool:

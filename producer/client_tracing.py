@@ -1,0 +1,42 @@
+"""What a client makes spans with: nothing, a provider of the app, or an endpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..shared.errors import ValidationError
+from ..shared.shown import shown
+from ..shared.tracing.endpoint import check_endpoint, is_enabled
+from .requests.enqueue_spans import EnqueueSpans
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+
+def enqueue_spans(endpoint: str | None, provider: TracerProvider | None) -> EnqueueSpans:
+    """Return what makes the client's spans.
+
+    Raises:
+        ConfigurationError: the endpoint cannot be one, or OpenTelemetry is not installed.
+        ValidationError: both are given, or the provider is none.
+    """
+    if endpoint is None and provider is None:
+        return EnqueueSpans()
+    if endpoint is not None and provider is not None:
+        raise ValidationError(
+            "tracer_provider and otlp_traces_endpoint are two places for the same spans; pass one of them"
+        )
+    if provider is not None and not callable(getattr(provider, "get_tracer", None)):
+        raise ValidationError(f"tracer_provider must be a TracerProvider of OpenTelemetry, got {shown(provider)}")
+    # Imported here, since nobody else is to load OpenTelemetry.
+    if provider is not None:
+        from .requests.traced_enqueues import TracedEnqueues
+
+        return TracedEnqueues(provider)
+    assert endpoint is not None
+    check_endpoint(endpoint)
+    if not is_enabled(endpoint):
+        return EnqueueSpans()
+    from .requests.exported_enqueues import ExportedEnqueues
+
+    return ExportedEnqueues(endpoint)

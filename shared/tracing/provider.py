@@ -1,0 +1,58 @@
+"""A tracer provider that exports to an endpoint. No request waits for that, whatever the receiver does.
+
+Spans wait in a bounded queue for a thread that sends them; what does not fit is dropped. Everything else is as
+OpenTelemetry has it: ``OTEL_*`` variables choose sampler, service name, headers, limits and time-outs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from importlib import metadata
+
+import structlog
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+
+from .endpoint import check_endpoint
+
+# A process that leaves waits so long for its last spans to be sent.
+CLOSE_TIMEOUT_S = 1.0
+
+log = structlog.get_logger()
+
+
+def open_provider(endpoint: str, *, service: str, instance: str = "", ids: IdGenerator | None = None) -> TracerProvider:
+    """Return a provider whose spans go to ``endpoint``; ``close_provider`` ends it.
+
+    Args:
+        service: its name, where OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES give none.
+        instance: which process of the service it is.
+        ids: makes the ids of spans; random ones when None.
+
+    Raises:
+        ConfigurationError: as ``check_endpoint``.
+    """
+    told = Resource.create()
+    own = {SERVICE_VERSION: metadata.version("penstock"), SERVICE_INSTANCE_ID: instance, SERVICE_NAME: service}
+    # What there is of the environment wins over ours, but for the name that stands for none.
+    missing = {name: value for name, value in own.items() if value and name not in told.attributes}
+    if str(told.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
+        missing[SERVICE_NAME] = service
+    exporter = OTLPSpanExporter(endpoint=check_endpoint(endpoint))
+    # Not at the exit of the interpreter, where it would wait for as long as an export may take.
+    provider = TracerProvider(resource=told.merge(Resource(missing)), id_generator=ids, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
+async def close_provider(provider: TracerProvider) -> None:
+    """Send what waits, and end: within ``CLOSE_TIMEOUT_S``, whatever the receiver does."""
+    closing = threading.Thread(target=provider.shutdown, name="penstock-spans", daemon=True)
+    closing.start()
+    await asyncio.to_thread(closing.join, CLOSE_TIMEOUT_S)
+    if closing.is_alive():
+        log.warning("spans_not_sent", waited_s=CLOSE_TIMEOUT_S)

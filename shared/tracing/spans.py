@@ -1,0 +1,31 @@
+"""What all who make spans share: the tracer, and the headers by which a trace goes on elsewhere (W3C Trace Context)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import metadata
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, Tracer, TracerProvider, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+TRACE_PARENT, TRACE_STATE = "traceparent", "tracestate"
+_propagator = TraceContextTextMapPropagator()
+
+
+def tracer_of(provider: TracerProvider) -> Tracer:
+    """Return what Penstock makes its spans with."""
+    return provider.get_tracer("penstock", metadata.version("penstock"))
+
+
+def context_of(headers: Mapping[str, str] | None) -> Context:
+    """Return the trace that headers say; an empty context if they say none, or what cannot be read."""
+    return _propagator.extract(headers, Context()) if headers else Context()
+
+
+def headers_of(span: Span, others: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the headers that make a span the parent of what is done elsewhere, and those of ``others`` that are of no
+    trace. They say as well that it is not sampled."""
+    headers = {name: value for name, value in (others or {}).items() if name not in (TRACE_PARENT, TRACE_STATE)}
+    _propagator.inject(headers, set_span_in_context(span, Context()))
+    return headers
