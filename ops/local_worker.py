@@ -99,15 +99,17 @@ class LocalWorker:
                         os.kill(pid, signal.SIGKILL)
         self.await_end()
 
-    def await_end(self) -> None:
-        """Wait until it has ended by itself, or by somebody's signal, so that it can be started again."""
+    def await_end(self) -> int:
+        """Wait until it has ended by itself, or by somebody's signal, so that it can be started again; returns its exit
+        status."""
         assert self._process is not None
         assert self._process.stdout is not None
         assert self._reading is not None
-        self._process.wait()
+        status = self._process.wait()
         self._reading.join()
         self._process.stdout.close()
         self._process = None
+        return status
 
     @staticmethod
     def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:

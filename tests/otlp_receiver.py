@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -191,7 +190,3 @@ def _facts(span: ReceivedSpan) -> list[tuple[str, Any]]:
         "penstock.attempt.next_token_index": "to",
     }
     return [(label, span.attributes[name]) for name, label in shown.items() if name in span.attributes]
-
-
-def deadline() -> float:
-    return time.monotonic() + TIMEOUT_S

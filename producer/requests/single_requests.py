@@ -84,7 +84,7 @@ class InteractiveDeltas:
 class SingleRequests:
     """Enqueues single requests, detached or as long as somebody listens here, and follows them.
 
-    ``home`` says whether the connections are open, and to whom; the client sets it. ``spans`` stand around enqueue calls.
+    ``home`` says whether the connections are open, and to whom; the client sets it. ``spans`` are around enqueue calls.
     """
 
     def __init__(

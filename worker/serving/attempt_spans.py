@@ -55,7 +55,7 @@ _INTO_LINE = (
 
 
 class AttemptSpans(RequestObserver):
-    """Sends the spans of one engine to ``endpoint``. ``history_of`` says what requests of a partition have lived through.
+    """Sends the spans of one engine to ``endpoint``. ``history_of`` a partition tells what its requests lived through.
 
     Raises:
         ConfigurationError: as ``check_endpoint``.

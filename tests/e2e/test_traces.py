@@ -18,10 +18,11 @@ from penstock.ops.demo.run import MODEL
 from penstock.ops.local_server import LocalGateway
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, SamplingParams
+from penstock.shared.broker.request_history import RequestFilter
 
 from ..gate import Gate
 from ..otlp_receiver import OtlpReceiver, ReceivedSpan, picture
-from .watching import engines
+from .following import beats
 
 NUM_TOKENS, NUM_BEFORE = 60, 20
 SECRET = "the secret word is heron"
@@ -33,29 +34,39 @@ BODY = {
     "stop": ["a stop string"],
     "stream": True,
 }
+RUNNING = RequestFilter(states=("running",))
 SHORT = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 
-@pytest.fixture
+pytestmark = pytest.mark.xdist_group("traces")
+
+
+@pytest.fixture(scope="module")
 def receiver() -> Iterator[OtlpReceiver]:
     with OtlpReceiver() as receiver:
         yield receiver
 
 
-@pytest.fixture
-def stack(receiver: OtlpReceiver, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalStack]:
+@pytest.fixture(scope="module")
+def stack(receiver: OtlpReceiver, shared_gate: Gate) -> Iterator[LocalStack]:
     """Two engines that send their spans."""
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
     options = ["--device", "cpu", "--served-model-name", "demo", "--threads", "1", "--engines", "2"]
-    with LocalStack(MODEL, [*options, "--otlp-traces-endpoint", receiver.url]) as stack:
-        yield stack
+    with pytest.MonkeyPatch.context() as patch, shared_gate.for_engines():
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        with LocalStack(MODEL, [*options, "--otlp-traces-endpoint", receiver.url]) as stack:
+            yield stack
 
 
-@pytest.fixture
-def gateway(stack: LocalStack, receiver: OtlpReceiver, tmp_path: Path) -> Iterator[LocalGateway]:
-    options = ["--otlp-traces-endpoint", receiver.url, "--files-dir", str(tmp_path / "files")]
-    with LocalGateway(stack.url, options, tmp_path / "gateway.log") as gateway:
-        yield gateway
+@pytest.fixture(scope="module")
+def gateway(
+    stack: LocalStack, receiver: OtlpReceiver, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalGateway]:
+    folder = tmp_path_factory.mktemp("gateway")
+    options = ["--otlp-traces-endpoint", receiver.url, "--files-dir", str(folder / "files")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        with LocalGateway(stack.url, options, folder / "gateway.log") as gateway:
+            yield gateway
 
 
 def trace_parent(*, is_sampled: bool = True) -> tuple[str, dict[str, str]]:
@@ -78,7 +89,8 @@ async def test_a_generation_that_crosses_engines_is_one_trace(
     await asyncio.to_thread(receiver.wait, lambda: any(name.startswith("POST") for name in names(receiver, trace_id)))
     await asyncio.to_thread(receiver.wait, lambda: names(receiver, trace_id).count("attempt") == 2)
     spans = receiver.trace(trace_id)
-    print(f"\n{picture(spans)}")
+    if path := os.environ.get("PENSTOCK_TEST_TRACE_FILE"):
+        Path(path).write_text(picture(spans) + "\n")
 
     (http,), (enqueue,) = named(spans, "POST /v1/chat/completions"), named(spans, "enqueue")
     queues, (one, two) = named(spans, "queue"), named(spans, "attempt")
@@ -100,13 +112,7 @@ async def test_a_generation_that_crosses_engines_is_one_trace(
     assert one.attributes["penstock.engine.id"] == first.engine_id != two.attributes["penstock.engine.id"]
     assert one.attributes["penstock.attempt.outcome"] == "engine_died"
     assert "killed by SIGKILL" in one.attributes["penstock.attempt.cause"]
-    assert (
-        one.attributes["penstock.attempt.first_token_index"],
-        two.attributes["penstock.attempt.first_token_index"],
-    ) == (
-        0,
-        NUM_BEFORE,
-    )
+    assert [span.attributes["penstock.attempt.first_token_index"] for span in (one, two)] == [0, NUM_BEFORE]
     ((linked_trace, linked_span, link),) = two.links
     assert (linked_trace, linked_span) == (trace_id, one.span_id)
     assert link["penstock.epoch"] == one.attributes["penstock.epoch"]
@@ -148,30 +154,46 @@ def check_end(attempt: ReceivedSpan, answer: dict[str, Any]) -> None:
     assert 0 < told["gen_ai.latency.time_to_first_token"] < told["gen_ai.latency.e2e"]
 
 
-@pytest.mark.parametrize("fault", ["hang", "refuse"])
-async def test_a_receiver_that_takes_nothing_costs_no_request(
-    stack: LocalStack, gateway: LocalGateway, receiver: OtlpReceiver, gate: Gate, fault: str
+async def test_a_receiver_that_refuses_costs_no_request(
+    stack: LocalStack, gateway: LocalGateway, receiver: OtlpReceiver
 ) -> None:
-    """Requests are answered, an engine that dies is replaced, and gateway and worker end in order."""
-    getattr(receiver, fault)()
+    receiver.refuse()
+    refused_id, headers = trace_parent()
+    try:
+        answers = [await read_stream(gateway, headers) for _ in range(3)]
+        await asyncio.to_thread(receiver.wait, lambda: receiver.num_refused >= 2)
+    finally:
+        receiver.accept()
+    assert len({answer["text"] for _, answer in answers}) == 1
+    taken_id, headers = trace_parent()
+    await read_stream(gateway, headers)
+    await asyncio.to_thread(receiver.wait, lambda: {"attempt", "enqueue"} <= set(names(receiver, taken_id)))
+    assert len(receiver.trace(refused_id)) < 3 * 6
+
+
+async def test_a_receiver_that_hangs_costs_no_request_and_no_end_in_order(
+    stack: LocalStack, gateway: LocalGateway, receiver: OtlpReceiver, gate: Gate
+) -> None:
+    """The last one here: requests are answered, an engine that dies is replaced, and gateway and worker end."""
+    num_before = len(receiver.spans)
+    receiver.hang()
     _, headers = trace_parent()
     first = (await read_stream(gateway, headers))[1]
-    await asyncio.to_thread(receiver.wait, lambda: receiver.num_hanging or receiver.num_refused)
+    await asyncio.to_thread(receiver.wait, lambda: receiver.num_hanging)
     async with Client.connect(stack.url, otlp_traces_endpoint=receiver.url) as client:
         outputs = await asyncio.gather(*(client.generate(SECRET, SHORT) for _ in range(20)))
-        gate.hold_at(NUM_BEFORE)
-        reading = asyncio.create_task(read_stream(gateway, headers))
-        os.kill((await holder(stack, NUM_BEFORE)).core_pid, signal.SIGKILL)
-        gate.open()
-        assert (await reading)[1]["text"] == first["text"]
     assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
+    gate.hold_at(NUM_BEFORE)
+    reading = asyncio.create_task(read_stream(gateway, headers))
+    os.kill((await holder(stack, NUM_BEFORE)).core_pid, signal.SIGKILL)
+    gate.open()
+    assert (await reading)[1]["text"] == first["text"]
     assert await asyncio.to_thread(gateway.stop) == 0
     worker = stack.workers[0]
     os.kill(worker.pid, signal.SIGTERM)
-    await asyncio.to_thread(worker.await_end)
-    assert receiver.spans == []
-    if fault == "hang":
-        assert '"spans_not_sent"' in worker.log
+    assert await asyncio.to_thread(worker.await_end) == 0
+    assert len(receiver.spans) == num_before
+    assert '"spans_not_sent"' in worker.log
 
 
 async def read_stream(gateway: LocalGateway, headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
@@ -196,9 +218,9 @@ async def holder(stack: LocalStack, num_tokens: int) -> Any:
     """The engine that has a request with so many tokens."""
     async with Client.connect(stack.url) as client, asyncio.timeout(60):
         while True:
-            running = [one for one in await client.list_requests() if one.num_output_tokens >= num_tokens]
+            running = [one for one in await client.requests(RUNNING) if one.num_output_tokens >= num_tokens]
             if running:
-                return next(one for one in await engines(stack.url) if one.engine_id == running[0].engine_id)
+                return (await beats(stack.url))[running[0].engine_id]
             await asyncio.sleep(0.01)
 
 
