@@ -135,7 +135,7 @@ class Client(
             await check_servers(self._url, self._shards, namespace=self._keys.namespace)
             await self._commands.open()
             await self._subscriber.open()
-            self._spans.open()
+            await self._spans.open()
         except BaseException:
             await self._disconnect()
             raise

@@ -7,7 +7,7 @@ from typing import Any
 from ...shared.errors import ConfigurationError
 from ...shared.presence import Presence, ProcessKind
 from ...shared.shards import make_commands
-from ...shared.tracing.tracing import open_tracing
+from ...shared.tracing.tracing import Tracing
 from ..agenda import Agenda
 from ..batches import ROW_RESULT_TTL_S, BatchStore
 from ..client import Client
@@ -23,12 +23,12 @@ CONTEXT_KEY = "penstock"
 class JobContext:
     """A client, a connection of commands, and what works with it; ``of(ctx)`` finds it in arq's ``ctx``."""
 
-    def __init__(self, settings: JobSettings) -> None:
+    def __init__(self, settings: JobSettings, tracing: Tracing) -> None:
         self.settings = settings
         self.keys = settings.keys
         # Jobs wait for a Redis that is away as long as it takes: they have nobody to tell.
         self.connection = make_commands(settings.redis_url, settings.shards, self.keys, retry_for_s=float("inf"))
-        self._tracing = open_tracing(settings.otlp_traces_endpoint, "penstock-jobs")
+        self._tracing = tracing
         self.client = Client(
             settings.redis_url,
             model=settings.model,
@@ -37,7 +37,7 @@ class JobContext:
             retry_for_s=float("inf"),
             namespace=settings.namespace,
             shards=settings.shards,
-            tracer_provider=self._tracing.provider,
+            tracer_provider=tracing.provider,
         )
         self.agenda = Agenda(self.connection, self.keys, lease_ttl_s=settings.lease_ttl_s)
         # Its results wait for a runner only, and there are many of them.
@@ -47,7 +47,7 @@ class JobContext:
             retry_for_s=float("inf"),
             namespace=settings.namespace,
             shards=settings.shards,
-            tracer_provider=self._tracing.provider,
+            tracer_provider=tracing.provider,
         )
         self.batches = BatchStore(
             settings.redis_url, settings.files_dir, retry_for_s=float("inf"), namespace=settings.namespace

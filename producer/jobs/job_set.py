@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...shared.errors import ConfigurationError
 from ...shared.redis_url import parse_pool
+from ...shared.tracing.tracing import open_tracing
 from .context import CONTEXT_KEY, JobContext
 from .due_jobs import DUE_JOBS, arq_function
 from .generation import generate
@@ -106,7 +108,9 @@ class JobSet:
                 "job_deserializer in WorkerSettings to those of the JobSet, or keep pickled jobs in another queue "
                 "and worker"
             )
-        context = JobContext(self.settings)
+        # It asks the host who it is, in threads for which it waits.
+        tracing = await asyncio.to_thread(open_tracing, self.settings.otlp_traces_endpoint, "penstock-jobs")
+        context = JobContext(self.settings, tracing)
         try:
             await context.open()
         except BaseException:

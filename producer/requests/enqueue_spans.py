@@ -11,7 +11,7 @@ from .queue_entry import Outgoing
 class EnqueueSpans:
     """None: what a client has that was told of no tracing. Requests keep the ``trace_headers`` of their caller."""
 
-    def open(self) -> None:
+    async def open(self) -> None:
         """Begin; the client connects."""
 
     async def close(self) -> None:

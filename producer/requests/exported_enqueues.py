@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
@@ -21,9 +22,10 @@ class ExportedEnqueues(EnqueueSpans):
         self._provider: TracerProvider | None = None
         self._traced = EnqueueSpans()
 
-    def open(self) -> None:
+    async def open(self) -> None:
         if self._provider is None:
-            self._provider = open_provider(self._endpoint, service="penstock-client")
+            # It asks the host who it is, in threads for which it waits.
+            self._provider = await asyncio.to_thread(open_provider, self._endpoint, service="penstock-client")
             self._traced = TracedEnqueues(self._provider)
 
     async def close(self) -> None:

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from importlib import metadata
 
 import structlog
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.resources import (
+    SERVICE_INSTANCE_ID,
+    SERVICE_NAME,
+    SERVICE_VERSION,
+    OTELResourceDetector,
+    Resource,
+)
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 
 from .endpoint import check_endpoint
+from .spans import VERSION
 
 # A process that leaves waits so long for its last spans to be sent.
 CLOSE_TIMEOUT_S = 1.0
@@ -36,15 +42,12 @@ def open_provider(endpoint: str, *, service: str, instance: str = "", ids: IdGen
     Raises:
         ConfigurationError: as ``check_endpoint``.
     """
-    told = Resource.create()
-    own = {SERVICE_VERSION: metadata.version("penstock"), SERVICE_INSTANCE_ID: instance, SERVICE_NAME: service}
-    # What there is of the environment wins over ours, but for the name that stands for none.
-    missing = {name: value for name, value in own.items() if value and name not in told.attributes}
-    if str(told.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
-        missing[SERVICE_NAME] = service
+    own = {SERVICE_NAME: service, SERVICE_VERSION: VERSION, SERVICE_INSTANCE_ID: instance}
+    given = OTELResourceDetector().detect().attributes
+    resource = Resource.create({name: value for name, value in own.items() if value and name not in given})
     exporter = OTLPSpanExporter(endpoint=check_endpoint(endpoint))
     # Not at the exit of the interpreter, where it would wait for as long as an export may take.
-    provider = TracerProvider(resource=told.merge(Resource(missing)), id_generator=ids, shutdown_on_exit=False)
+    provider = TracerProvider(resource=resource, id_generator=ids, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
 

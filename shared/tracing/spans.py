@@ -10,12 +10,13 @@ from opentelemetry.trace import Span, Tracer, TracerProvider, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 TRACE_PARENT, TRACE_STATE = "traceparent", "tracestate"
+VERSION = metadata.version("penstock")
 _propagator = TraceContextTextMapPropagator()
 
 
 def tracer_of(provider: TracerProvider) -> Tracer:
     """Return what Penstock makes its spans with."""
-    return provider.get_tracer("penstock", metadata.version("penstock"))
+    return provider.get_tracer("penstock", VERSION)
 
 
 def context_of(headers: Mapping[str, str] | None) -> Context:

@@ -18,13 +18,16 @@ import time
 from collections.abc import Callable, Sequence
 
 from opentelemetry.context import Context
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import (
+    NoOpTracer,
     Span,
     SpanContext,
     SpanKind,
     Status,
     StatusCode,
     TraceFlags,
+    Tracer,
     get_current_span,
     set_span_in_context,
 )
@@ -36,6 +39,7 @@ from ...shared.errors import PenstockError
 from ...shared.messages import Delta
 from ...shared.request_events import EventKind, RequestEvent
 from ...shared.tracing import attributes
+from ...shared.tracing.endpoint import check_endpoint
 from ...shared.tracing.provider import close_provider, open_provider
 from ...shared.tracing.spans import context_of, tracer_of
 from .attempt_ids import AttemptIds, span_id_of, trace_id_of
@@ -62,9 +66,10 @@ class AttemptSpans(RequestObserver):
     """
 
     def __init__(self, endpoint: str, model: str, engine_id: str, history_of: Callable[[int], RequestHistory]) -> None:
+        self._endpoint = check_endpoint(endpoint)
         self._ids = AttemptIds()
-        self._provider = open_provider(endpoint, service="penstock-worker", instance=engine_id, ids=self._ids)
-        self._tracer = tracer_of(self._provider)
+        self._tracer: Tracer = NoOpTracer()
+        self._provider: TracerProvider | None = None
         self._model = model
         self._engine_id = engine_id
         self._history_of = history_of
@@ -76,9 +81,18 @@ class AttemptSpans(RequestObserver):
     def note_departure(self, generation: Generation, departure: Departure, cause: str = "") -> None:
         self._note(generation, lambda span: _tell_departure(span, departure, cause))
 
+    async def open(self) -> None:
+        # It asks the host who it is, in threads for which it waits.
+        self._provider = await asyncio.to_thread(
+            open_provider, self._endpoint, service="penstock-worker", instance=self._engine_id, ids=self._ids
+        )
+        self._tracer = tracer_of(self._provider)
+
     async def close(self) -> None:
         await asyncio.gather(*self._under_way)
-        await close_provider(self._provider)
+        provider, self._provider = self._provider, None
+        if provider is not None:
+            await close_provider(provider)
 
     def _note(self, generation: Generation, tell: Callable[[Span], None]) -> None:
         attempt = _Attempt(generation)
@@ -120,7 +134,7 @@ class AttemptSpans(RequestObserver):
         except (TimeoutError, PenstockError, RedisError):
             pass
         queued_ns = None
-        before = _before(events, generation.epoch)
+        before = before_claim(events, generation.epoch)
         if before is not None:
             claimed, into_line, now = before
             queued_ns = attempt.ns(attempt.moments.claimed_at_s) - int(1e9 * (now.at - into_line.at))
@@ -164,7 +178,7 @@ class _Attempt:
         return self._offset_ns + int(1e9 * monotonic_s)
 
 
-def _before(
+def before_claim(
     events: Sequence[RequestEvent], epoch: int
 ) -> tuple[RequestEvent | None, RequestEvent, RequestEvent] | None:
     """Return the claim before the one of this epoch, what put the request into line after it, and this claim itself."""

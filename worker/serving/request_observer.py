@@ -20,6 +20,9 @@ class Departure(enum.StrEnum):
 class RequestObserver:
     """Told of everything that an engine has claimed and could run, once. By itself it does nothing with that."""
 
+    async def open(self) -> None:
+        """Begin; nothing was claimed yet."""
+
     def note_end(self, generation: Generation, last: Delta) -> None:
         """``last`` tells the end of the request, or of a resumable one's segment."""
 
@@ -35,6 +38,10 @@ class RequestObservers(RequestObserver):
 
     def __init__(self, observers: Sequence[RequestObserver]) -> None:
         self._observers = observers
+
+    async def open(self) -> None:
+        for observer in self._observers:
+            await observer.open()
 
     def note_end(self, generation: Generation, last: Delta) -> None:
         for observer in self._observers:

@@ -120,6 +120,7 @@ class WorkerService:
         """Claim and publish until ``stop`` is set or the core is dead; ``drain`` or ``abandon`` comes next."""
         text_calls = TextCalls(Path(ready.model_folder), codec, ready.max_model_len, ready.vocab_size)
         self._control.answer_too(text_calls.functions)
+        await self._observer.open()
         await self._upkeep.begin()
         self._keeping = asyncio.create_task(self._upkeep.run())
         self._counting = asyncio.create_task(self._series.run())

@@ -1,0 +1,79 @@
+"""How a provider of ours is set up, and that its end is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+
+from penstock.shared.tracing.provider import close_provider, open_provider
+from penstock.shared.tracing.spans import context_of, headers_of, tracer_of
+
+from ...otlp_receiver import OtlpReceiver
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331"
+
+
+async def opened(endpoint: str, **options: str) -> TracerProvider:
+    return await asyncio.to_thread(open_provider, endpoint, **{"service": "s", **options})
+
+
+async def attributes_of(endpoint: str) -> Resource:
+    provider = await opened(endpoint, service="penstock-worker", instance="engine-0")
+    await close_provider(provider)
+    return provider.resource
+
+
+async def test_the_environment_names_the_service_before_we_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = (await attributes_of("http://localhost:1")).attributes
+    assert (told["service.name"], told["service.instance.id"]) == ("penstock-worker", "engine-0")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=pod-7,deployment.environment.name=test")
+    told = (await attributes_of("http://localhost:1")).attributes
+    assert (told["service.name"], told["service.instance.id"]) == ("mine", "pod-7")
+    assert told["deployment.environment.name"] == "test"
+
+
+async def test_headers_and_sampler_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-api-key=secret")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+    with OtlpReceiver() as receiver:
+        provider = await opened(receiver.url)
+        for context in (context_of(None), context_of({"traceparent": f"{PARENT}-01"})):
+            tracer_of(provider).start_span("one", context).end()
+        await close_provider(provider)
+        assert [span.parent_id for span in receiver.spans] == [PARENT.split("-")[2]]
+        assert receiver.headers[0]["x-api-key"] == "secret"
+
+
+async def test_a_receiver_that_hangs_does_not_hold_up_the_end() -> None:
+    with OtlpReceiver() as receiver:
+        receiver.hang()
+        provider = await opened(receiver.url)
+        for _ in range(10_000):  # more than wait for it: the others are dropped
+            tracer_of(provider).start_span("one").end()
+        await close_provider(provider)  # returns, though nobody has answered
+        assert receiver.num_hanging == 1
+        assert receiver.spans == []
+
+
+def test_headers_go_on_with_a_trace_and_say_what_is_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    given = {"traceparent": f"{PARENT}-00", "tracestate": "a=b", "baggage": "c=d"}
+    provider = open_provider("http://localhost:1", service="s")
+    try:
+        told = headers_of(tracer_of(provider).start_span("one", context_of(given)), given)
+        alone = headers_of(tracer_of(provider).start_span("one", context_of(None)))
+    finally:
+        provider.shutdown()
+    assert told["traceparent"].startswith(PARENT[:36])
+    assert (told["tracestate"], told["baggage"]) == ("a=b", "c=d")
+    assert not any(int(one["traceparent"][-2:], 16) & 1 for one in (told, alone))
+    assert "tracestate" not in alone
+
+
+@pytest.mark.parametrize("headers", [None, {}, {"baggage": "a=b"}, {"traceparent": "nonsense"}])
+def test_what_says_no_trace_has_none(headers: dict[str, str] | None) -> None:
+    assert not context_of(headers)
