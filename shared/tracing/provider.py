@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from importlib import metadata
 
 import structlog
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -23,7 +24,6 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 
 from .endpoint import check_endpoint
-from .spans import VERSION
 
 # A process that leaves waits so long for its last spans to be sent.
 CLOSE_TIMEOUT_S = 1.0
@@ -42,7 +42,7 @@ def open_provider(endpoint: str, *, service: str, instance: str = "", ids: IdGen
     Raises:
         ConfigurationError: as ``check_endpoint``.
     """
-    own = {SERVICE_NAME: service, SERVICE_VERSION: VERSION, SERVICE_INSTANCE_ID: instance}
+    own = {SERVICE_NAME: service, SERVICE_VERSION: metadata.version("penstock"), SERVICE_INSTANCE_ID: instance}
     given = OTELResourceDetector().detect().attributes
     resource = Resource.create({name: value for name, value in own.items() if value and name not in given})
     exporter = OTLPSpanExporter(endpoint=check_endpoint(endpoint))

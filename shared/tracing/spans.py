@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import metadata
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, Tracer, TracerProvider, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 TRACE_PARENT, TRACE_STATE = "traceparent", "tracestate"
-VERSION = metadata.version("penstock")
 _propagator = TraceContextTextMapPropagator()
 
 
 def tracer_of(provider: TracerProvider) -> Tracer:
     """Return what Penstock makes its spans with."""
-    return provider.get_tracer("penstock", VERSION)
+    return provider.get_tracer("penstock")
 
 
 def context_of(headers: Mapping[str, str] | None) -> Context:

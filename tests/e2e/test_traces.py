@@ -193,7 +193,7 @@ async def test_a_receiver_that_hangs_costs_no_request_and_no_end_in_order(
     os.kill(worker.pid, signal.SIGTERM)
     assert await asyncio.to_thread(worker.await_end) == 0
     assert len(receiver.spans) == num_before
-    assert '"spans_not_sent"' in worker.log
+    assert '"spans_not_sent"' in await asyncio.to_thread(lambda: worker.log)
 
 
 async def read_stream(gateway: LocalGateway, headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
