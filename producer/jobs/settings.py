@@ -7,6 +7,7 @@ import msgspec
 from ...shared.errors import ConfigurationError
 from ...shared.keys import DEFAULT_NAMESPACE, Keys
 from ...shared.shown import shown
+from ...shared.tracing.endpoint import check_endpoint
 from ..agenda import LEASE_TTL_S
 from ..client import RESULT_TTL_S
 from ..webhooks.settings import WebhookSettings
@@ -67,6 +68,8 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.sweep_every_s not in range(1, 61) or 60 % self.sweep_every_s:
             raise ConfigurationError(f"sweep_every_s must be a whole number that divides 60, got {self.sweep_every_s}")
         Keys(self.namespace)
+        if self.otlp_traces_endpoint is not None:
+            check_endpoint(self.otlp_traces_endpoint)
 
     @property
     def keys(self) -> Keys:

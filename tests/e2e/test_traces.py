@@ -158,7 +158,7 @@ async def test_a_receiver_that_refuses_costs_no_request(
     stack: LocalStack, gateway: LocalGateway, receiver: OtlpReceiver
 ) -> None:
     receiver.refuse()
-    refused_id, headers = trace_parent()
+    _, headers = trace_parent()
     try:
         answers = [await read_stream(gateway, headers) for _ in range(3)]
         await asyncio.to_thread(receiver.wait, lambda: receiver.num_refused >= 2)
@@ -168,7 +168,6 @@ async def test_a_receiver_that_refuses_costs_no_request(
     taken_id, headers = trace_parent()
     await read_stream(gateway, headers)
     await asyncio.to_thread(receiver.wait, lambda: {"attempt", "enqueue"} <= set(names(receiver, taken_id)))
-    assert len(receiver.trace(refused_id)) < 3 * 6
 
 
 async def test_a_receiver_that_hangs_costs_no_request_and_no_end_in_order(

@@ -52,6 +52,7 @@ def test_why_it_does_not_start_is_a_sentence_in_the_form_of_the_log(redis_url: s
             (["--port", str(taken.getsockname()[1])], "pass another --host or --port"),
             (["--host", "no.such.host.invalid"], "cannot listen on host 'no.such.host.invalid'"),
             (["--cors-origin", "example.org"], "got 'example.org'"),
+            (["--otlp-traces-endpoint", "grpc://c:4317"], "otlp_traces_endpoint must be the URL of a receiver"),
             (["--redis-url", "redis://127.0.0.1:1"], "no Redis can be reached"),
         ):
             (tmp_path / "gateway.log").unlink(missing_ok=True)

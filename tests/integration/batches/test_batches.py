@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.producer import Client
@@ -20,6 +21,7 @@ from penstock.shared.errors import (
     ValidationError,
 )
 from penstock.shared.keys import Keys
+from penstock.shared.messages import EngineCoreRequest
 from penstock.shared.policy import QueuePolicy
 
 from .conftest import ENDPOINT, Engine, lines_of, make_batch, parts, row
@@ -80,6 +82,20 @@ async def test_rows_are_run_within_the_window_and_failures_stand_apart(
         await run_batch(client, store, batch.id)
     with pytest.raises(BatchEndedError):
         await store.cancel(batch.id)
+
+
+async def test_its_requests_are_a_part_of_the_trace_that_made_the_batch(
+    store: BatchStore, client: Client, engine: Engine
+) -> None:
+    headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=b"}
+    batch = await make_batch(store, row(0), trace_headers=headers)
+    running = asyncio.create_task(run_batch(client, store, batch.id))
+    claims = await claimed(engine, 1, running)
+    assert msgspec.msgpack.decode(claims[0].payload, type=EngineCoreRequest).trace_headers == headers
+    await engine.answer(claims)
+    assert (await running).status == "completed"
+    with pytest.raises(ValidationError, match="trace_headers must map strings to strings"):
+        await make_batch(store, row(0), trace_headers={"traceparent": 1})
 
 
 async def test_a_runner_whose_lease_was_taken_writes_nothing_more(

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from typing import Any
 
+import msgspec
 import pytest
 from arq.connections import ArqRedis
 from arq.worker import Worker
@@ -15,8 +16,9 @@ from penstock.producer.jobs.run import run_jobs
 from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ConfigurationError, ValidationError
-from penstock.shared.messages import Delta, FinishReason, Usage
+from penstock.shared.messages import Delta, EngineCoreRequest, FinishReason, Usage
 
+from ...otlp_receiver import OtlpReceiver
 from .conftest import Start
 from .processes import until
 
@@ -73,6 +75,27 @@ async def test_a_generation_outlives_the_process_that_asked_for_it(
     assert await commands.execute("ZCARD", jobs.settings.keys.jobs_due()) == 0
     # Its status is arq's own: 1 when a signal comes while arq writes the end of a job.
     second.stop()
+
+
+async def test_a_jobs_request_is_a_part_of_the_trace_that_the_job_names(
+    start: Start, broker: Broker, pool: ArqRedis
+) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
+    with OtlpReceiver() as receiver:
+        process = start("--otlp-traces-endpoint", receiver.url)
+        job = await pool.enqueue_job("generate", "hi", trace_headers=headers)
+        assert job is not None
+        running = await claim(broker)
+        request = msgspec.msgpack.decode(running.payload, type=EngineCoreRequest)
+        last = Delta(text="a", finish_reason=FinishReason.STOP, usage=Usage(1, 1))
+        assert await broker.finish([FinalRecord(running.request_id, running.epoch, last)]) == []
+        assert (await job.result(timeout=60, poll_delay=0.05))["outputs"][0]["text"] == "a"
+        await asyncio.to_thread(process.stop)
+        (span,) = receiver.trace(trace_id)
+        assert (span.name, span.service, span.parent_id) == ("enqueue", "penstock-jobs", "b7ad6b7169203331")
+        assert request.trace_headers is not None
+        assert request.trace_headers["traceparent"].startswith(f"00-{trace_id}-{span.span_id}-")
 
 
 async def test_a_signal_while_a_jobs_end_is_being_written_ends_the_process_in_order(
