@@ -34,7 +34,7 @@ class Traced:
                 raise RuntimeError("gone")
             await send({"type": "http.response.start", "status": status, "headers": []})
 
-        self._app = middleware.cls(app, *middleware.args, **middleware.kwargs)
+        self._app = HttpSpans(app, *middleware.args, **middleware.kwargs)
 
     async def call(self, path: str, **headers: str) -> None:
         async def send(message: Any) -> None:
