@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import INVALID_SPAN
 from structlog.testing import capture_logs
 
 from penstock.shared.tracing.provider import close_provider, open_provider
@@ -76,6 +77,11 @@ def test_headers_go_on_with_a_trace_and_say_what_is_not_sampled(monkeypatch: pyt
     assert (told["tracestate"], told["baggage"]) == ("a=b", "c=d")
     assert not any(int(one["traceparent"][-2:], 16) & 1 for one in (told, alone))
     assert "tracestate" not in alone
+
+
+def test_a_provider_that_makes_no_spans_leaves_headers_as_they_are() -> None:
+    given = {"traceparent": f"{PARENT}-01", "tracestate": "a=b"}
+    assert headers_of(INVALID_SPAN, given) == given
 
 
 @pytest.mark.parametrize("headers", [None, {}, {"baggage": "a=b"}, {"traceparent": "nonsense"}])
