@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from ..errors import ConfigurationError
 from ..shown import shown
@@ -20,12 +20,8 @@ def check_endpoint(endpoint: str) -> str:
     Raises:
         ConfigurationError: it is no URL of HTTP, or the extra is not installed.
     """
-    try:
-        parts = urlsplit(endpoint)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except (ValueError, AttributeError, TypeError):
-        is_url = False
-    if not is_url:
+    parts = _parts(endpoint)
+    if parts is None:
         raise ConfigurationError(
             "otlp_traces_endpoint must be the URL of a receiver of OTLP over HTTP, such as "
             f"http://localhost:4318/v1/traces, got {shown(endpoint)}"
@@ -33,6 +29,16 @@ def check_endpoint(endpoint: str) -> str:
     if not all(map(_is_installed, _NEEDED)):
         raise ConfigurationError("otlp_traces_endpoint needs OpenTelemetry's exporter: pip install 'penstock[otel]'")
     return parts._replace(path=_PATH).geturl() if parts.path in ("", "/") else endpoint
+
+
+def _parts(endpoint: object) -> SplitResult | None:
+    """The parts of a URL of HTTP; None of anything else."""
+    try:
+        parts = urlsplit(endpoint) if isinstance(endpoint, str) else None
+        is_url = parts is not None and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        return None
+    return parts if is_url else None
 
 
 def is_enabled(endpoint: str | None) -> bool:

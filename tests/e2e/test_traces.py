@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ BODY = {
     "stream": True,
 }
 RUNNING = RequestFilter(states=("running",))
+LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 SHORT = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 
@@ -152,6 +154,33 @@ def check_end(attempt: ReceivedSpan, answer: dict[str, Any]) -> None:
     assert told["gen_ai.usage.output_tokens"] == told["gen_ai.usage.completion_tokens"] == NUM_TOKENS
     assert told["gen_ai.usage.input_tokens"] == told["gen_ai.usage.prompt_tokens"] > 0
     assert 0 < told["gen_ai.latency.time_to_first_token"] < told["gen_ai.latency.e2e"]
+
+
+async def test_an_engine_that_hands_a_request_on_says_so_and_so_does_one_whose_request_was_cancelled(
+    stack: LocalStack, gateway: LocalGateway, receiver: OtlpReceiver, gate: Gate
+) -> None:
+    trace_id, headers = trace_parent()
+    gate.hold_at(NUM_BEFORE)
+    reading = asyncio.create_task(read_stream(gateway, headers))
+    first = await holder(stack, NUM_BEFORE)
+    async with Client.connect(stack.url) as client:
+        await client.sleep(engine_id=first.engine_id)
+        gate.open()
+        await reading
+        await asyncio.to_thread(receiver.wait, lambda: names(receiver, trace_id).count("attempt") == 2)
+        one, two = named(receiver.trace(trace_id), "attempt")
+        assert (one.attributes["penstock.attempt.outcome"], one.is_error) == ("handed_back", False)
+        assert [(span_id, told["penstock.attempt.outcome"]) for _, span_id, told in two.links] == [
+            (one.span_id, "handed_back")
+        ]
+        await client.wake_up()
+        trace_id, headers = trace_parent()
+        async with aclosing(client.stream(SECRET, LONG, trace_headers=headers)) as deltas:
+            await anext(deltas)
+    await asyncio.to_thread(receiver.wait, lambda: "attempt" in names(receiver, trace_id))
+    (attempt,) = named(receiver.trace(trace_id), "attempt")
+    assert attempt.attributes["gen_ai.response.finish_reasons"] == ["cancelled"]
+    assert attempt.parent_id == "ab" * 8
 
 
 async def test_a_receiver_that_refuses_costs_no_request(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -23,7 +23,7 @@ class Traced:
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        (middleware,) = http_spans(provider, ["/health"])
+        (middleware,) = cast(list[Any], http_spans(provider, ["/health"]))
         assert middleware.cls is HttpSpans
         self.headers: list[dict[bytes, bytes]] = []
 
@@ -34,7 +34,7 @@ class Traced:
                 raise RuntimeError("gone")
             await send({"type": "http.response.start", "status": status, "headers": []})
 
-        self._app = middleware.cls(app, *middleware.args, **middleware.kwargs)
+        self._app: Any = middleware.cls(app, *middleware.args, **middleware.kwargs)
 
     async def call(self, path: str, **headers: str) -> None:
         async def send(message: Any) -> None:

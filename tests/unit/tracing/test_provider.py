@@ -7,6 +7,8 @@ import asyncio
 import pytest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import INVALID_SPAN
+from structlog.testing import capture_logs
 
 from penstock.shared.tracing.provider import close_provider, open_provider
 from penstock.shared.tracing.spans import context_of, headers_of, tracer_of
@@ -16,8 +18,8 @@ from ...otlp_receiver import OtlpReceiver
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331"
 
 
-async def opened(endpoint: str, **options: str) -> TracerProvider:
-    return await asyncio.to_thread(open_provider, endpoint, **{"service": "s", **options})
+async def opened(endpoint: str, service: str = "s", instance: str = "") -> TracerProvider:
+    return await asyncio.to_thread(open_provider, endpoint, service=service, instance=instance)
 
 
 async def attributes_of(endpoint: str) -> Resource:
@@ -52,9 +54,11 @@ async def test_a_receiver_that_hangs_does_not_hold_up_the_end() -> None:
     with OtlpReceiver() as receiver:
         receiver.hang()
         provider = await opened(receiver.url)
-        for _ in range(10_000):  # more than wait for it: the others are dropped
+        for _ in range(3_000):  # more than wait for it: the others are dropped
             tracer_of(provider).start_span("one").end()
-        await close_provider(provider)  # returns, though nobody has answered
+        with capture_logs() as logged:
+            await close_provider(provider)
+        assert [line["event"] for line in logged] == ["spans_not_sent"]
         assert receiver.num_hanging == 1
         assert receiver.spans == []
 
@@ -65,13 +69,19 @@ def test_headers_go_on_with_a_trace_and_say_what_is_not_sampled(monkeypatch: pyt
     provider = open_provider("http://localhost:1", service="s")
     try:
         told = headers_of(tracer_of(provider).start_span("one", context_of(given)), given)
-        alone = headers_of(tracer_of(provider).start_span("one", context_of(None)))
+        # What a caller says of a trace without its parent is of another one.
+        alone = headers_of(tracer_of(provider).start_span("one", context_of(None)), {"tracestate": "old=1"})
     finally:
         provider.shutdown()
     assert told["traceparent"].startswith(PARENT[:36])
     assert (told["tracestate"], told["baggage"]) == ("a=b", "c=d")
     assert not any(int(one["traceparent"][-2:], 16) & 1 for one in (told, alone))
     assert "tracestate" not in alone
+
+
+def test_a_provider_that_makes_no_spans_leaves_headers_as_they_are() -> None:
+    given = {"traceparent": f"{PARENT}-01", "tracestate": "a=b"}
+    assert headers_of(INVALID_SPAN, given) == given
 
 
 @pytest.mark.parametrize("headers", [None, {}, {"baggage": "a=b"}, {"traceparent": "nonsense"}])
