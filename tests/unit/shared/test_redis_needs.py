@@ -18,7 +18,7 @@ OPTIONAL = {"INFO"}
 
 
 def called() -> Iterator[tuple[str, Path]]:
-    for folder in ("shared", "producer", "worker", "ops/cli", "ops/dashboard"):
+    for folder in ("shared", "producer", "worker", "ops/cli", "ops/dashboard", "ops/views"):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix not in (".py", ".lua"):
                 continue
