@@ -47,8 +47,9 @@ class Top(App[None]):
     ]
     CSS = """
     Screen { background: ansi_default; color: ansi_default; }
-    #head, #tabs, #note, #keys { height: 1; }
-    #headline { height: auto; max-height: 3; margin-top: 1; }
+    #head, #tabs, #keys { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    #note { height: auto; min-height: 1; max-height: 4; }
+    #headline { height: auto; max-height: 6; margin-top: 1; }
     #table { height: 1fr; margin-top: 1; background: ansi_default; color: ansi_default;
              scrollbar-size-horizontal: 0; scrollbar-size-vertical: 1; }
     #behind { height: 1fr; margin-top: 1; background: ansi_default; }
@@ -144,14 +145,14 @@ class Top(App[None]):
         while True:
             screen = self._looking()
             view = await self._reader.read(*screen.asks)
-            if view is not None and screen.is_mounted:
+            if view is not None:
                 screen.show(view)
             self._tell()
             await asyncio.sleep(INTERVAL_S)
 
     def _looking(self) -> Looking:
         """The screen below questions."""
-        return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, Looking))
+        return next((one for one in reversed(self.screen_stack) if isinstance(one, Looking)), self._tables)
 
     def _say(self, words: str) -> None:
         self._said = f"{clock(time.time())}: {words}"
@@ -159,9 +160,8 @@ class Top(App[None]):
 
     def _tell(self) -> None:
         trouble = self._reader.trouble()
-        head = Text(no_wrap=True, overflow="ellipsis")
+        head = Text()
         head.append(" penstock top ", "reverse bold")
         head.append(f" {plain(self._where)}  {clock(time.time())}")
         note = Text(plain(trouble), "bold red") if trouble else Text(plain(self._said), "bold")
-        note.no_wrap, note.overflow = True, "ellipsis"
         self._looking().tell(head, note)

@@ -32,14 +32,15 @@ class DetailScreen(Looking):
         self._table = table
         self._row = row
         self._view: View = {"rows": [row]}
+        self._text = Static("reading …", id="text")
+        self._behind = VerticalScroll(self._text, id="behind")
 
     def compose(self) -> ComposeResult:
-        yield Static(id="head")
-        with VerticalScroll(id="behind"):
-            yield Static("reading …", id="text")
-        yield Static(id="note")
+        yield self._head
+        yield self._behind
+        yield self._note
         moves = "".join(f"{move.key} {move.word}  " for move in self._table.moves)
-        yield Static(Text(moves + "Escape back  q quit", "dim", no_wrap=True), id="keys")
+        yield Static(Text(moves + "Escape back  q quit", "dim"), id="keys")
 
     @property
     def asks(self) -> tuple[Page, Mapping[str, str]]:
@@ -49,16 +50,16 @@ class DetailScreen(Looking):
         if self._detail.page is self._table.page:
             same = [row for row in view["rows"] if self._table.id_of(row) == self._table.id_of(self._row)]
             self._view, self._row = view, same[0] if same else self._row
-        self.query_one("#text", Static).update(self._detail.text(view))
+        self._text.update(self._detail.text(view))
 
     def action_leave(self) -> None:
         self.dismiss(None)
 
     def action_down(self) -> None:
-        self.query_one("#behind").scroll_down(animate=False)
+        self._behind.scroll_down(animate=False)
 
     def action_up(self) -> None:
-        self.query_one("#behind").scroll_up(animate=False)
+        self._behind.scroll_up(animate=False)
 
     def on_key(self, event: events.Key) -> None:
         move = next((move for move in self._table.moves if move.key == event.character), None)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from rich.text import Text
+from textual.binding import Binding
 from textual.coordinate import Coordinate
 from textual.widgets import DataTable
 
@@ -13,6 +15,11 @@ from .table import Order, Row, Table
 
 class Grid(DataTable[Text]):
     """Draws what has changed, and nothing else: the terminal may be far away."""
+
+    BINDINGS: ClassVar = [
+        Binding("home", "scroll_top", show=False),
+        Binding("end", "scroll_bottom", show=False),
+    ]
 
     _of: Table
     _ids: tuple[str, ...] = ()

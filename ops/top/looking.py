@@ -38,7 +38,15 @@ class Opened(Message):
 
 
 class Looking(Screen[None]):
-    """A screen whose figures the application reads once a second."""
+    """A screen whose figures the application reads once a second.
+
+    It holds its widgets itself: it may be told something before they are on the screen, and after they have left it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._head = Static(id="head")
+        self._note = Static(id="note")
 
     @property
     def asks(self) -> tuple[Page, Mapping[str, str]]:
@@ -51,5 +59,5 @@ class Looking(Screen[None]):
 
     def tell(self, head: Text, note: Text) -> None:
         """Show where one is, and what has happened."""
-        self.query_one("#head", Static).update(head)
-        self.query_one("#note", Static).update(note)
+        self._head.update(head)
+        self._note.update(note)

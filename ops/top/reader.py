@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 
@@ -39,8 +40,9 @@ class Reader:
         except (PenstockError, RedisError) as error:
             self._error, self._asked_at = str(error), None
             return None
-        except Exception:
-            log.exception("top_page_failed", page=page.name)
+        except Exception as error:
+            # A traceback is written from the files of the program.
+            await asyncio.to_thread(log.error, "top_page_failed", page=page.name, exc_info=error)
             self._error, self._asked_at = "this cannot be shown; --log-file says why", None
             return None
         finally:
@@ -68,8 +70,7 @@ class Reader:
             reason = f"Redis has not answered for {waited_s:.0f} s"
         else:
             return ""
-        read_at = "" if self._read_at is None else f" (figures of {clock(self._read_at)})"
-        return reason + read_at
+        return reason if self._read_at is None else f"figures of {clock(self._read_at)}: {reason}"
 
 
 def clock(at: float) -> str:

@@ -17,6 +17,7 @@ from .table import Choice, Column, Detail, Jump, Move, Offer, Row, Table
 _PAGES = {page.name: page for page in PAGES}
 _ACTIONS = {action.path: action for action in ACTIONS}
 SPARK_WIDTH = 40
+MOST_WRONG = 2
 
 
 def _offer(path: str, question: str, form: dict[str, str], word: str = "yes") -> Offer:
@@ -101,9 +102,7 @@ def _purge(row: Row | None, _: View) -> Offer | None:
 
 def _of_overview(view: View) -> list[str]:
     """What is wrong, and how many tokens were made in the last hour."""
-    wrong = [problem["text"] for problem in view["problems"]]
-    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-    lines = [f"! {wrong[0]}{more}" if wrong else "nothing is wrong"]
+    lines = _wrong([problem["text"] for problem in view["problems"]]) or ["nothing is wrong"]
     tokens = view["history"]["charts"][0]["rows"]
     if tokens:
         values = [row["tokens_out_per_s"] or 0.0 for row in tokens]
@@ -131,7 +130,8 @@ def _of_requests(view: View) -> list[str]:
 
 
 def _of_engines(view: View) -> list[str]:
-    return [f"{_count(len(view['rows']), 'engine')} of {_count(len(view['workers']), 'worker')}"]
+    errors = [f"{row['engine']}: {row['error']}" for row in view["rows"] if row["error"]]
+    return [f"{_count(len(view['rows']), 'engine')} of {_count(len(view['workers']), 'worker')}", *_wrong(errors)]
 
 
 def _of_dead(view: View) -> list[str]:
@@ -150,6 +150,14 @@ def _open_engine(row: Row, _: View) -> Detail:
 
 def _open_parked(row: Row, _: View) -> Detail:
     return Detail(_PAGES["parked"], {"model": row["model"], "id": row["request"]}, parked_text)
+
+
+def _wrong(messages: list[str]) -> list[str]:
+    """The first ones, each on its line."""
+    lines = [f"! {' '.join(message.split())}" for message in messages[:MOST_WRONG]]
+    if len(messages) > MOST_WRONG:
+        lines[-1] += f" (and {len(messages) - MOST_WRONG} more)"
+    return lines
 
 
 def _count(num: int, word: str) -> str:

@@ -53,18 +53,15 @@ class TablesScreen(Looking):
         self._table = tables[0]
         self._view: View | None = None
         self._rows: list[Row] = []
+        self._tabs, self._headline, self._keys = Static(id="tabs"), Static(id="headline"), Static(id="keys")
+        self._grid = Grid(id="table", cursor_type="row")
+        self._box = Input(id="filter", compact=True, placeholder="text, or name=value as state=failed")
 
     def compose(self) -> ComposeResult:
-        yield Static(id="head")
-        yield Static(id="tabs")
-        yield Static(id="headline")
-        yield Grid(id="table", cursor_type="row")
-        yield Input(id="filter", compact=True, placeholder="text, or name=value as state=failed")
-        yield Static(id="note")
-        yield Static(id="keys")
+        yield from (self._head, self._tabs, self._headline, self._grid, self._box, self._note, self._keys)
 
     def on_mount(self) -> None:
-        self.query_one("#filter", Input).display = False
+        self._box.display = False
         self._turn_to(self._table)
 
     @property
@@ -95,14 +92,13 @@ class TablesScreen(Looking):
         self._turn_to(tables[(tables.index(self._table) + step) % len(tables)])
 
     def action_filter(self) -> None:
-        box = self.query_one("#filter", Input)
-        box.value = self._now.filter
-        box.display = True
-        box.focus()
+        self._box.value = self._now.filter
+        self._box.display = True
+        self._box.focus()
 
     def action_leave(self) -> None:
         """From the filter to the table, and from a filtered table to the whole one."""
-        if self.query_one("#filter", Input).display:
+        if self._box.display:
             self._close_filter()
         else:
             self._filter("")
@@ -145,10 +141,6 @@ class TablesScreen(Looking):
     def _now(self) -> Shown:
         return self._shown[self._table.page.name]
 
-    @property
-    def _grid(self) -> Grid:
-        return self.query_one(Grid)
-
     def _row(self) -> Row | None:
         """The one under the cursor."""
         current = self._grid.current
@@ -165,7 +157,7 @@ class TablesScreen(Looking):
             self.post_message(Turned())
 
     def _close_filter(self) -> None:
-        self.query_one("#filter", Input).display = False
+        self._box.display = False
         self._grid.focus()
 
     def _turn_to(self, table: Table) -> None:
@@ -174,9 +166,9 @@ class TablesScreen(Looking):
         words = Text()
         for number, one in enumerate(self._tables.values(), 1):
             words.append(f" {number} {one.name} ", "reverse" if one is table else "")
-        self.query_one("#tabs", Static).update(words)
+        self._tabs.update(words)
         moves = "".join(f"{move.key} {move.word}  " for move in table.moves)
-        self.query_one("#keys", Static).update(Text(moves + KEYS_HINT, "dim", no_wrap=True))
+        self._keys.update(Text(moves + KEYS_HINT, "dim"))
         self._draw(is_new=True)
         self._grid.focus()
         self.post_message(Turned())
@@ -197,4 +189,4 @@ class TablesScreen(Looking):
             lines = [*self._table.headline(self._view)]
             if self._now.filter:
                 lines.append(f"filter {self._now.filter}: {len(self._rows)} shown; Escape shows all")
-        self.query_one("#headline", Static).update(Text(plain("\n".join(lines)), no_wrap=True, overflow="ellipsis"))
+        self._headline.update(Text(plain("\n".join(lines))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from penstock.ops.views.source import Source
 from penstock.producer.operator_keys import Role
 from penstock.shared.audit import Actor, Audit, AuditEntry, acting_as
 from penstock.shared.connection import CommandConnection
+from penstock.shared.log import configure_logging
 
 from ..dashboard.conftest import Site
 
@@ -77,6 +79,15 @@ class Terminal(Site):
                     yield Seat(app, pilot)
         finally:
             await source.close()
+
+
+@pytest.fixture(autouse=True)
+def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What goes into --log-file; and figures are read more often than once a second."""
+    monkeypatch.setattr("penstock.ops.top.app.INTERVAL_S", 0.2)
+    stream = io.StringIO()
+    configure_logging("warning", "json", stream)
+    return stream
 
 
 @pytest.fixture
