@@ -52,6 +52,8 @@ class Top(App[None]):
     #headline { height: auto; max-height: 6; margin-top: 1; }
     #table { height: 1fr; margin-top: 1; background: ansi_default; color: ansi_default;
              scrollbar-size-horizontal: 0; scrollbar-size-vertical: 1; }
+    #table > .datatable--header { background: ansi_default; color: ansi_default; text-style: bold underline; }
+    #table > .datatable--cursor { background: ansi_blue; color: ansi_bright_white; text-style: bold; }
     #behind { height: 1fr; margin-top: 1; background: ansi_default; }
     #filter { height: 1; }
     ModalScreen { align: center middle; }

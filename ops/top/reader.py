@@ -42,7 +42,7 @@ class Reader:
             return None
         except Exception as error:
             # A traceback is written from the files of the program.
-            await asyncio.to_thread(log.error, "top_page_failed", page=page.name, exc_info=error)
+            await asyncio.to_thread(_note, page, error)
             self._error, self._asked_at = "this cannot be shown; --log-file says why", None
             return None
         finally:
@@ -71,6 +71,10 @@ class Reader:
         else:
             return ""
         return reason if self._read_at is None else f"figures of {clock(self._read_at)}: {reason}"
+
+
+def _note(page: Page, error: Exception) -> None:
+    log.error("top_page_failed", page=page.name, exc_info=error)
 
 
 def clock(at: float) -> str:
