@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from playwright.async_api import Page
 
 FOLDER = Path(__file__).parents[1] / "guide" / "images"
-WIDTH, HEIGHT = 1100, 800
+WIDTH, HEIGHT = 1200, 800
 MAX_BYTES = 150_000
 # Charts show minutes that have ended.
 BUSY_S = 240.0

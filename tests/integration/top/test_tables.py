@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from penstock.ops.top.picture import picture
 from penstock.ops.views.access import Access
 from penstock.producer.operator_keys import Role
 from penstock.shared.broker import Room
@@ -172,3 +173,11 @@ async def test_the_keys_are_told_and_q_leaves(terminal: Terminal) -> None:
         async with asyncio.timeout(60):
             while seat.app.is_running:
                 await asyncio.sleep(0.01)
+
+
+async def test_a_picture_of_it_loads_nothing_from_elsewhere(terminal: Terminal) -> None:
+    await terminal.enqueue("waits", tenant="acme")
+    svg = await picture(terminal.url, terminal.keys.namespace, ["2"], "acme")
+    assert svg.startswith("<svg")
+    assert "@font-face" not in svg
+    assert "url(http" not in svg
