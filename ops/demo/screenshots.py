@@ -63,7 +63,7 @@ def make_pictures(folder: Path, busy_s: float) -> int:
     if not browser:
         raise ConfigurationError("there is no Chromium here; install it, or name it by PENSTOCK_CHROMIUM")
     folder.mkdir(parents=True, exist_ok=True)
-    options = ["--device", "cpu", "--served-model-name", MODEL_NAME, "--max-num-seqs", "8"]
+    options = ["--device", "cpu", "--engines", "2", "--served-model-name", MODEL_NAME, "--max-num-seqs", "6"]
     with (
         tempfile.TemporaryDirectory() as logs,
         LocalStack(MODEL, options) as stack,
@@ -96,15 +96,16 @@ async def _work_and_look(url: str, base_url: str, browser: str, folder: Path, bu
 async def _survive(url: str) -> None:
     """Kill the engine of a request in the middle, and wait for its end."""
     async with Client.connect(url, model=MODEL_NAME) as client:
-        params = SamplingParams(temperature=1.0, max_tokens=TOKENS, min_tokens=TOKENS)
+        params = SamplingParams(temperature=0.0, max_tokens=TOKENS, min_tokens=TOKENS)
         prompt = "count from one to a hundred:"
         handle = await client.submit(prompt, params, request_id=REQUEST_ID, tenant="acme", band="interactive")
-        (engine,) = await client.engines()
+        engines = {engine.engine_id: engine for engine in await client.engines()}
         num_tokens = 0
         async for delta in handle.stream():
             num_tokens, before = num_tokens + len(delta.token_ids), num_tokens
             if before < TOKENS_BEFORE <= num_tokens:
-                os.kill(engine.core_pid, signal.SIGKILL)
+                engine_id = (await client.status(REQUEST_ID)).engine_id
+                os.kill(engines[engine_id].core_pid, signal.SIGKILL)
 
 
 async def _photograph(base_url: str, browser: str, folder: Path) -> None:
