@@ -34,7 +34,7 @@ def _of_queue(model: str, *, is_paused: bool) -> Offer:
 
 
 def _pause_row(row: Row | None, _: View) -> Offer | None:
-    return row and _of_queue(row["model"], is_paused=row["state"] == "paused")
+    return None if row is None else _of_queue(row["model"], is_paused=row["state"] == "paused")
 
 
 def _pause_shown(_: Row | None, view: View) -> Offer | None:

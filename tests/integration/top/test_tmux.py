@@ -33,12 +33,12 @@ class Tmux:
 
     def sees(self, *words: str) -> str:
         deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
+        while True:
             text = self.run("capture-pane", "-p")
             if all(word in text for word in words):
                 return text
+            assert time.monotonic() < deadline, f"{words} never stood in the terminal:\n{text}"
             time.sleep(0.05)
-        raise AssertionError(f"{words} never stood in the terminal:\n{text}")
 
 
 @pytest.fixture
