@@ -146,8 +146,10 @@ class Top(App[None]):
     async def _look(self) -> None:
         while True:
             screen = self._looking()
-            view = await self._reader.read(*screen.asks)
-            if view is not None:
+            asked = screen.asks
+            view = await self._reader.read(*asked)
+            # Another table may have been chosen meanwhile.
+            if view is not None and screen.asks == asked:
                 screen.show(view)
             self._tell()
             await asyncio.sleep(INTERVAL_S)

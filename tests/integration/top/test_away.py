@@ -11,8 +11,10 @@ from importlib.util import find_spec
 import pytest
 
 from penstock.ops import cli as penstock_cli
+from penstock.ops.top.reader import Reader
 from penstock.ops.top.tables import MODELS, TABLES
-from penstock.ops.views.page import Params, View
+from penstock.ops.top.tables_screen import TablesScreen
+from penstock.ops.views.page import Page, Params, View
 from penstock.ops.views.source import Moment
 from penstock.shared.command_line import EXIT_FAILED, EXIT_USAGE
 
@@ -55,6 +57,23 @@ async def test_a_page_with_a_mistake_in_it_ends_nothing(
         assert "cannot be shown" not in text
     assert "top_page_failed" in log.getvalue()
     assert "ZeroDivisionError" in log.getvalue()
+
+
+async def test_figures_that_come_after_another_table_was_chosen_are_not_its_own(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, turned = Reader.read, asyncio.Event()
+
+    async def read_and_turn(self: Reader, page: Page, params: Params) -> View | None:
+        view = await read(self, page, params)
+        if page is MODELS.page and isinstance(seat.app.screen, TablesScreen) and not turned.is_set():
+            turned.set()
+            seat.app.screen.action_table(3)
+        return view
+
+    async with terminal.seat() as seat:
+        monkeypatch.setattr(Reader, "read", read_and_turn)
+        await seat.sees("host-1-0", "1 engine of 1 worker")
 
 
 def test_without_a_terminal_it_names_what_prints_lines(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from penstock.shared.request_state import RequestState
 
 from .conftest import PATIENCE_S, Terminal
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("tmux") is None, reason="no tmux")]
+pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="no tmux")
 
 
 class Tmux:
