@@ -10,12 +10,12 @@ VERSIONS ?= .versions
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo demo-dashboard test test-fast test-versions check format bench bench-peers gpu-check chaos models vendor install clean
+.PHONY: demo demo-dashboard test test-fast test-versions check format bench bench-peers gpu-check chaos models vendor screenshots install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
 
-# A worker, two tenants that ask without end, a parked request, and the operators' pages over all of it.
+# A worker, two tenants that ask without end, a parked request, the operators' pages and `penstock top` over all of it.
 demo-dashboard: $(VENV)/.installed-dashboard
 	$(BIN)/penstock demo --dashboard
 
@@ -60,6 +60,10 @@ chaos: $(VENV)/.installed
 vendor: $(VENV)/.installed
 	$(BIN)/python -m penstock.ops.vendor
 
+# Pictures of the operators' pages and of `penstock top`, for the guide. Needs Chromium.
+screenshots: $(VENV)/.installed-dev
+	$(BIN)/python -m penstock.ops.demo.screenshots
+
 models: $(VENV)/.installed
 	$(BIN)/python -m penstock.worker.survey --out ops/models.md
 
@@ -86,7 +90,7 @@ $(VENV)/.installed-bench: $(VENV)/.installed
 	touch $@
 
 $(VENV)/.installed-dashboard: $(VENV)/.installed
-	$(PIP) install -q -c constraints.txt -e '.[dashboard]'
+	$(PIP) install -q -c constraints.txt -e '.[dashboard,top]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -64,6 +64,7 @@ SLOW = (
     "integration/shards",
     "integration/sim/test_simulation.py",
     "integration/supervisor",
+    "integration/top",
 )
 
 

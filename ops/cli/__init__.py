@@ -31,6 +31,7 @@ from . import (
     shard,
     sim,
     status,
+    top,
     webhook,
     worker,
 )
@@ -50,6 +51,7 @@ COMMANDS: tuple[Command, ...] = (
     dead.COMMAND,
     engine.COMMAND,
     dashboard.COMMAND,
+    top.COMMAND,
     audit.COMMAND,
     operator.COMMAND,
     gateway.COMMAND,

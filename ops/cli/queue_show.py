@@ -11,7 +11,7 @@ import msgspec
 
 from ...producer.requests.model_cards import ModelCards
 from ...shared.broker import Queue
-from ...shared.command_line import Command, add_redis_arguments, format_table
+from ...shared.command_line import Command, UsageError, add_redis_arguments, format_table
 from ...shared.connection import CommandConnection
 from ...shared.errors import RedisUnavailableError, RequestNotFoundError
 from ...shared.keys import Keys
@@ -21,6 +21,7 @@ from ...shared.queue_stats import BandStats, LaneStats, QueueStats, RequestStatu
 from ..words import format_duration, format_sheet, format_time
 from .broker_command import OpenModel, on_model, print_json, run_on_redis
 from .queue_policy import describe_policy, describe_quotas
+from .watch import Look, add_watch_argument, watch
 
 PATIENCE_S = 5.0
 
@@ -43,6 +44,7 @@ def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_redis_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one object with every field, and with every tenant")
+    add_watch_argument(parser)
 
 
 def _add_tenants_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,23 +86,50 @@ async def _stats_soon(connection: CommandConnection, keys: Keys, name: str) -> Q
 
 async def _show(model: OpenModel, arguments: argparse.Namespace) -> None:
     queue = await model.queue()
+    if arguments.request is not None and arguments.watch is not None:
+        raise UsageError("give either --request or --watch")
     if arguments.request is not None:
         await _show_request(queue, arguments)
-        return
+    elif arguments.watch is not None:
+        await watch(lambda: _look(queue, arguments), arguments.watch, in_lines=arguments.json)
+    else:
+        print((await _look(queue, arguments)).text)
+
+
+async def _look(queue: Queue, arguments: argparse.Namespace) -> Look:
     stats, policy = await asyncio.gather(queue.stats(tenants=True), queue.policy())
     if arguments.json:
         tenants = [_tenant_fields(tenant) for tenant in stats.tenants]
-        print_json({**_fields(stats), "tenants": tenants, "policy": policy})
-        return
-    print(_totals(stats, policy.default_band))
-    print(describe_policy(policy))
-    print("\n" + format_table(_BAND_HEADER, [_band_row(band, stats.is_paused) for band in stats.bands]))
+        line = msgspec.json.encode({**_fields(stats), "tenants": tenants, "policy": policy})
+        return Look(msgspec.json.format(line).decode(), line.decode())
+    # A policy does not move, and takes most of a small screen.
+    settings = "" if arguments.watch is not None else f"\n{describe_policy(policy)}"
+    parts = [
+        _totals(stats, policy.default_band) + settings,
+        format_table(_BAND_HEADER, [_band_row(band, stats.is_paused) for band in stats.bands]),
+    ]
     lanes = [(tenant.tenant, lane) for tenant in stats.tenants for lane in tenant.lanes]
     lanes.sort(key=lambda found: -found[1].depth)
     if shown := lanes[: arguments.limit]:
-        print("\n" + format_table(_LANE_HEADER, [_lane_row(tenant, lane, stats.is_paused) for tenant, lane in shown]))
+        parts.append(format_table(_LANE_HEADER, [_lane_row(tenant, lane, stats.is_paused) for tenant, lane in shown]))
+    text = "\n\n".join(parts)
     if num_more := len(lanes) - len(shown):
-        print(f"{num_more} more: --limit {len(lanes)} shows them all")
+        text += f"\n{num_more} more: --limit {len(lanes)} shows them all"
+    return Look(text, _line(stats))
+
+
+def _line(stats: QueueStats) -> str:
+    """One look of many, for a log."""
+    told = {
+        "waiting": str(stats.depth),
+        "running": str(stats.num_running),
+        "oldest": _age(stats),
+        "est wait": _wait(stats, stats.is_paused),
+        "requests/s": f"{stats.requests_per_s:.1f}",
+        "tokens/s": f"{stats.tokens_per_s:.0f}",
+    }
+    figures = ", ".join(f"{name} {value}" for name, value in told.items())
+    return f"{format_time(time.time())} {stats.model} {_state(stats)}: {figures}"
 
 
 async def _show_request(queue: Queue, arguments: argparse.Namespace) -> None:

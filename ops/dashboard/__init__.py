@@ -6,7 +6,8 @@ Needs the extra ``dashboard``.
 """
 
 from ...producer.operator_keys import Role
-from .access import Access, HeaderAccess, KeyAccess, Resolve, everybody
+from ..views.access import Access
+from .access import HeaderAccess, KeyAccess, Resolve, everybody
 from .app import dashboard
 
 __all__ = ["Access", "HeaderAccess", "KeyAccess", "Resolve", "Role", "dashboard", "everybody"]

@@ -17,6 +17,7 @@ from ...shared.connection import CommandConnection
 from ...shared.errors import ConfigurationError
 from ...shared.keys import Keys
 from ...shared.shown import shown
+from ..views.access import Access
 
 SESSION_COOKIE = "penstock_session"
 SESSION_S = 12 * 3600
@@ -25,21 +26,6 @@ CACHE_TTL_S = 5.0
 MAX_CACHED_KEYS = 1000
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 LOOPBACK = ("127.0.0.0/8", "::1/128")
-
-
-@dataclass(frozen=True)
-class Access:
-    """One who is let in.
-
-    Args:
-        user: stands in the audit.
-        role: what they may do.
-        sees_contents: whether they see prompts and outputs.
-    """
-
-    user: str
-    role: Role = Role.VIEWER
-    sees_contents: bool = False
 
 
 # Says who asks; None lets nobody in. The connection is the request, of Starlette's type.

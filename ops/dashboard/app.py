@@ -11,14 +11,14 @@ from starlette.routing import Route
 
 from ...shared.keys import DEFAULT_NAMESPACE, Keys
 from ...shared.shards import ShardsArgument, make_commands
+from ..views.pages import ACTIONS, PAGES
+from ..views.source import RETRY_FOR_S
 from .access import KeyAccess, Resolve
 from .edge import Edge
 from .endpoints import Endpoints
 from .hub import Hub
 from .login import Login
-from .pages import ACTIONS, PAGES
 from .render import Renderer
-from .source import RETRY_FOR_S
 from .static_files import static_routes
 
 

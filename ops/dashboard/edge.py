@@ -12,7 +12,8 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...shared.audit import Actor, acting_as
-from .access import Access, KeyAccess, Resolve
+from ..views.access import Access
+from .access import KeyAccess, Resolve
 from .words import query
 
 # No scripts, styles, images or connections but our own files'; no inline ones; nobody frames the pages.

@@ -21,11 +21,11 @@ from ...shared.errors import (
     UnknownModelError,
 )
 from ...shared.shown import shown
-from .access import Access
+from ..views.access import Access
+from ..views.page import Act, Action, Page, View
+from ..views.source import Moment
 from .hub import Hub
-from .page import Act, Action, Page, View
 from .render import Renderer, as_csv, as_json
-from .source import Moment
 from .watcher import Topic
 from .words import query
 

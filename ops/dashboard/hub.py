@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from ...producer import Client
 from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
 from ...shared.presence import Presence, ProcessKind
 from ...shared.shards import ShardsArgument
+from ..views.source import Source
 from .render import Renderer
-from .source import RETRY_FOR_S, Source
 from .watcher import Watcher
 
 
@@ -30,9 +29,7 @@ class Hub:
         renderer: Renderer,
         options: dict[str, str],
     ) -> None:
-        self._connection = connection
-        self._client = Client(redis_url, namespace=keys.namespace, shards=shards, retry_for_s=RETRY_FOR_S)
-        self.source = Source(redis_url, connection, keys, self._client)
+        self.source = Source(redis_url, connection, keys, shards)
         self.watcher = Watcher(self.source, renderer)
         self.presence = Presence(connection, keys, ProcessKind.DASHBOARD, options)
         self._lock = asyncio.Lock()
@@ -42,14 +39,13 @@ class Hub:
         """Connect; doing it again does nothing.
 
         Raises:
-            RedisUnavailableError, RedisUnsupportedError: as ``Client.open``.
+            RedisUnavailableError, RedisUnsupportedError: as ``Source.open``.
         """
         if self._is_open:
             return
         async with self._lock:
             if not self._is_open:
-                await self._client.open()
-                await self.source.batches.open()
+                await self.source.open()
                 self.presence.start()
                 self._is_open = True
 
@@ -58,6 +54,4 @@ class Hub:
         self._is_open = False
         await self.presence.leave()
         await self.watcher.close()
-        await self._client.close()
-        await self.source.batches.close()
-        await self._connection.close()
+        await self.source.close()

@@ -26,11 +26,11 @@ from ...shared.params import SamplingParams
 from ...shared.policy import QueuePolicy
 from ...shared.records import EngineHeartbeat, ModelCard
 from ...shared.redis_check import info_fields
-from .access import Access
+from ..views.access import Access
+from ..views.page import Page, Params
+from ..views.pages import PAGES
+from ..views.source import Moment, Source
 from .app import dashboard
-from .page import Page, Params
-from .pages import PAGES
-from .source import Moment, Source
 
 MODEL = "m"
 GOAL_MS = 20.0

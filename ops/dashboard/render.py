@@ -12,8 +12,8 @@ import msgspec
 from jinja2 import DictLoader, Environment, StrictUndefined
 
 from ...producer.operator_keys import Role
-from .access import Access
-from .page import Page, Params, View
+from ..views.access import Access
+from ..views.page import Page, Params, View
 from .words import FILTERS, query
 
 # Read now: later a loop runs that no file may hold up.

@@ -17,10 +17,10 @@ from redis.exceptions import RedisError
 from ...producer.operator_keys import Role
 from ...producer.sse import encode_event
 from ...shared.errors import PenstockError
-from .access import Access
-from .page import Page
+from ..views.access import Access
+from ..views.page import Page
+from ..views.source import Moment, Source
 from .render import Renderer
-from .source import Moment, Source
 
 INTERVAL_S = 1.0
 # Then the tab comes again, and is asked anew who it is.

@@ -43,7 +43,8 @@ def run_busy(port: int) -> int:
     with tempfile.TemporaryDirectory() as folder, LocalStack(MODEL, options) as stack:
         pages = LocalServer("dashboard", stack.url, ["--show-contents"], Path(folder) / "dashboard.log", port=port)
         with pages:
-            print(f"the dashboard: {pages.base_url}\nCtrl-C ends all of it", flush=True)
+            print(f"the dashboard: {pages.base_url}", flush=True)
+            print(f"in a terminal: penstock top --redis-url {stack.url}\nCtrl-C ends all of it", flush=True)
             with contextlib.suppress(KeyboardInterrupt):
                 asyncio.run(keep_busy(stack.url))
     return 0

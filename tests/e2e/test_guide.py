@@ -53,6 +53,7 @@ PROSE = (
     "operating/metrics",
     "operating/scale",
     "operating/shards",
+    "operating/top",
     "simulator",
 )
 WITHOUT_EXAMPLES = {GUIDE / f"{name}.md" for name in PROSE}

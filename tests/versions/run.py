@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = ("fast", "worker", "cli", "jobs", "gateway", "sim", "otel")
+EXTRAS = ("fast", "worker", "cli", "jobs", "gateway", "dashboard", "top", "sim", "otel")
 # Gigabytes, or of no use without them.
 NEEDS_TORCH = {"torch", "transformers", "safetensors", "xgrammar"}
 TEST_TOOLS = (

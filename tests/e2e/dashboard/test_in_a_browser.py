@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.ops.dashboard.pages import PAGES
 from penstock.ops.local_server import LocalServer
 from penstock.ops.local_stack import LocalStack
+from penstock.ops.views.pages import PAGES
 from penstock.producer import Client, SamplingParams
 from penstock.producer.operator_keys import OperatorKeys, Role
 from penstock.producer.prompt import build_request, encode_request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.ops.dashboard.charts import path_of
+from penstock.ops.views.charts import path_of
 from penstock.shared.broker.series import STEPS_S, SeriesStore
 
 from .conftest import Site

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock.ops.dashboard import Access, Role
-from penstock.ops.dashboard.pages import PAGES
+from penstock.ops.views.pages import PAGES
 from penstock.producer import Client
 from penstock.producer.webhooks.event_records import WebhookAttempt, WebhookEvent
 from penstock.shared.broker import Broker, Queue, Room

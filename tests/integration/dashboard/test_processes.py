@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from penstock.shared.connection import Subscriber
 from penstock.shared.messages import DrainCommand, EngineState, StopCommand, WorkerCommand
 from penstock.shared.presence import Presence, ProcessKind, read_processes
 
+from ...redis_server import RedisServer
 from .conftest import Site
 
 
@@ -97,3 +99,34 @@ async def test_a_stop_wants_its_word_and_a_viewer_may_not(site: Site) -> None:
     for path in ("/workers/drain", "/workers/stop"):
         refused = await viewer.post(path, data={"worker": "host-1", "confirm": "host-1"})
         assert refused.status_code == 403
+
+
+async def test_slow_calls_are_told_by_script_and_key_and_never_by_contents(server: RedisServer, namespace: str) -> None:
+    async with AsyncExitStack() as stack:
+        site = Site(server.url, namespace, stack)
+        stack.push_async_callback(site.connection.close)
+        await site.register()
+        await site.enqueue("first")  # which sends the script
+        await site.connection.execute("CONFIG", "SET", "slowlog-log-slower-than", 0)
+        await site.enqueue("r", prompt="the password")
+        await site.connection.execute("CONFIG", "SET", "slowlog-log-slower-than", -1)
+        visitor = await site.visitor()
+        slow = (await visitor.get("/system.json")).json()["facts"]["slow"]
+        assert any(one["script"].startswith("enqueue") and one["key"].startswith(f"{namespace}:") for one in slow)
+        html = (await visitor.get("/system")).text
+        assert "Slow calls" in html
+        assert "EVALSHA" in html
+        assert "the password" not in html
+
+
+async def test_a_server_that_does_not_tell_what_was_slow_is_a_sentence(server: RedisServer, namespace: str) -> None:
+    async with AsyncExitStack() as stack:
+        site = Site(server.url, namespace, stack)
+        stack.push_async_callback(site.connection.close)
+        await site.register()
+        rights = ("on", "nopass", "~*", "&*", "+@all", "-slowlog")
+        await site.connection.execute("ACL", "SETUSER", "default", *rights)
+        visitor = await site.visitor()
+        html = (await visitor.get("/system")).text
+        assert "does not tell what was slow" in html
+        assert "No server has noted a slow call" not in html

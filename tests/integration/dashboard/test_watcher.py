@@ -10,8 +10,8 @@ import pytest
 
 from penstock.ops.dashboard import Access, Role, everybody
 from penstock.ops.dashboard.hub import Hub
-from penstock.ops.dashboard.pages import PAGES
 from penstock.ops.dashboard.watcher import Topic
+from penstock.ops.views.pages import PAGES
 
 from ...redis_server import RedisServer
 from .conftest import Site

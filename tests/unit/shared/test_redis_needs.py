@@ -14,11 +14,11 @@ CALLED_BY_PYTHON = re.compile(r"(?:\bexecute|_send)\(\s*\"([A-Z]+)\"")
 # Any user who is logged in may; subscribing is tried apart, since a transaction takes no subscription.
 ALWAYS = {"PING", "SUBSCRIBE", "UNSUBSCRIBE"}
 # Where it is forbidden, something is not known, and that is said.
-OPTIONAL = {"INFO"}
+OPTIONAL = {"INFO", "SLOWLOG"}
 
 
 def called() -> Iterator[tuple[str, Path]]:
-    for folder in ("shared", "producer", "worker", "ops/cli", "ops/dashboard"):
+    for folder in ("shared", "producer", "worker", "ops/cli", "ops/dashboard", "ops/views"):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix not in (".py", ".lua"):
                 continue

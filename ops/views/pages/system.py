@@ -10,12 +10,13 @@ from ..access import Access
 from ..page import Page, Params, Room, View
 from ..processes import processes_of, what_is_missing
 from ..servers import read_servers
+from ..slow import read_slow
 from ..source import Moment, together
 
 
 async def _read(moment: Moment, _: Params, __: Access) -> View:
-    servers, engines, processes, missing = await together(
-        read_servers(moment), moment.engines(), processes_of(moment), what_is_missing(moment)
+    servers, engines, processes, missing, (slow, untold) = await together(
+        read_servers(moment), moment.engines(), processes_of(moment), what_is_missing(moment), read_slow(moment)
     )
     told = [_process(process) for process in processes]
     workers = _workers(engines)
@@ -27,8 +28,15 @@ async def _read(moment: Moment, _: Params, __: Access) -> View:
         ],
         "processes": told,
         "workers": workers,
+        "slow": slow,
+        "untold": untold,
         "now": moment.at,
-        "facts": {"processes": told, "workers": workers, "missing": [finding.message for finding in missing]},
+        "facts": {
+            "processes": told,
+            "workers": workers,
+            "missing": [finding.message for finding in missing],
+            "slow": slow,
+        },
     }
 
 

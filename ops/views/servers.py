@@ -53,7 +53,8 @@ async def read_servers(moment: Moment) -> list[Server]:
     return await moment.once("servers", lambda: _read(moment))
 
 
-async def _read(moment: Moment) -> list[Server]:
+async def links_of(moment: Moment) -> list[tuple[CommandConnection, list[str]]]:
+    """Return a connection to each server, the home one first, and the names of the models that it holds."""
     source = moment.source
     home = source.connection
     links: dict[int, tuple[CommandConnection, list[str]]] = {id(home): (home, [])}
@@ -61,7 +62,12 @@ async def _read(moment: Moment) -> list[Server]:
         for broker in await source.brokers(model):
             link = home.link_to(broker.keys.queue)
             links.setdefault(id(link), (link, []))[1].append(broker.keys.name)
-    return list(await asyncio.gather(*(_ask(link, tuple(models)) for link, models in links.values())))
+    return list(links.values())
+
+
+async def _read(moment: Moment) -> list[Server]:
+    links = await links_of(moment)
+    return list(await asyncio.gather(*(_ask(link, tuple(models)) for link, models in links)))
 
 
 async def _ask(link: CommandConnection, models: tuple[str, ...]) -> Server:

@@ -28,6 +28,7 @@ from ...shared.keys import Keys
 from ...shared.partitions import Layouts, PartitionedBroker, open_dead_letter, open_history, open_queue
 from ...shared.queue_stats import QueueStats
 from ...shared.records import DeadRequest, EngineHeartbeat, ModelCard
+from ...shared.shards import ShardsArgument
 from ...shared.shown import shown
 from .read_log import ReadLog
 
@@ -41,12 +42,18 @@ T = TypeVar("T")
 
 
 class Source:
-    """The connections of one dashboard, and what reads by them."""
+    """The connections of one process that shows figures, and what reads by them.
 
-    def __init__(self, redis_url: str, connection: CommandConnection, keys: Keys, client: Client) -> None:
+    Args:
+        connection: of commands; ``close`` closes it, too.
+    """
+
+    def __init__(
+        self, redis_url: str, connection: CommandConnection, keys: Keys, shards: ShardsArgument = None
+    ) -> None:
         self.connection = connection
         self.keys = keys
-        self.client = client
+        self.client = Client(redis_url, namespace=keys.namespace, shards=shards, retry_for_s=RETRY_FOR_S)
         self.layouts = Layouts(connection, keys)
         self.operations = Operations(connection, keys)
         self.audit = Audit(connection, keys)
@@ -58,6 +65,21 @@ class Source:
         # Logs of requests that are looked at, by model and id.
         self.logs: OrderedDict[tuple[str, str], ReadLog] = OrderedDict()
         self._kept: OrderedDict[Any, tuple[float, Any]] = OrderedDict()
+
+    async def open(self) -> None:
+        """Connect.
+
+        Raises:
+            RedisUnavailableError, RedisUnsupportedError: as ``Client.open``.
+        """
+        await self.client.open()
+        await self.batches.open()
+
+    async def close(self) -> None:
+        """Disconnect; doing it again does nothing."""
+        await self.client.close()
+        await self.batches.close()
+        await self.connection.close()
 
     async def kept(self, key: Any, max_age_s: float, read: Callable[[], Awaitable[T]]) -> T:
         """Return what ``read`` returned under ``key`` at most ``max_age_s`` ago: for what is dear or changes slowly."""

@@ -1,0 +1,116 @@
+"""What stands over a table for a moment: a question, a word to be typed, a choice, the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from ..views.words import plain
+from .table import Choice, Offer
+
+_BACK: tuple[BindingType, ...] = (Binding("escape", "leave", "back"),)
+
+
+def safe(text: str) -> Text:
+    """Text that is never read as markup, with what cannot be seen written out."""
+    return Text(plain(text))
+
+
+class Question(ModalScreen[Choice | None]):
+    """Asks before a change; a key for each answer, n or Escape for none."""
+
+    def __init__(self, offer: Offer) -> None:
+        super().__init__()
+        self._offer = offer
+
+    def compose(self) -> ComposeResult:
+        answers = [f"{choice.key}  {choice.word}" for choice in self._offer.choices]
+        with Vertical(classes="box"):
+            yield Static(safe(self._offer.question), classes="question")
+            yield Static(safe("\n".join(["", *answers, "n  no"])))
+
+    def on_key(self, event: events.Key) -> None:
+        event.stop()
+        for choice in self._offer.choices:
+            if event.character == choice.key:
+                self.dismiss(choice)
+                return
+        if event.key in ("n", "escape"):
+            self.dismiss(None)
+
+
+class Typed(ModalScreen[bool]):
+    """Wants a word typed before what destroys."""
+
+    BINDINGS: ClassVar = [*_BACK]
+
+    def __init__(self, wanted: str) -> None:
+        super().__init__()
+        self._wanted = wanted
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="box"):
+            yield Static(safe(f"type {self._wanted} to confirm, Escape for no"), classes="question")
+            yield Input(id="typed", compact=True)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.dismiss(event.value == self._wanted)
+
+    def action_leave(self) -> None:
+        self.dismiss(False)
+
+
+class Chooser(ModalScreen[str | None]):
+    """One of several names."""
+
+    BINDINGS: ClassVar = [*_BACK, Binding("j", "down", show=False), Binding("k", "up", show=False)]
+
+    def __init__(self, title: str, names: Sequence[str]) -> None:
+        super().__init__()
+        self._title = title
+        self._names = names
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="box"):
+            yield Static(safe(self._title), classes="question")
+            yield OptionList(*(Option(safe(name)) for name in self._names))
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self.dismiss(self._names[event.option_index])
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
+
+    def action_down(self) -> None:
+        self.query_one(OptionList).action_cursor_down()
+
+    def action_up(self) -> None:
+        self.query_one(OptionList).action_cursor_up()
+
+
+class Help(ModalScreen[None]):
+    """The keys."""
+
+    BINDINGS: ClassVar = [*_BACK, Binding("q,question_mark,enter", "leave", show=False)]
+
+    def __init__(self, text: Text) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="box"):
+            yield Static(self._text)
+
+    def action_leave(self) -> None:
+        self.dismiss(None)

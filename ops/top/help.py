@@ -1,0 +1,30 @@
+"""The keys, as a text."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from .tables import TABLES
+
+_KEYS = (
+    ("1 … 5, Tab", "models, tenants, requests, engines, dead letter"),
+    ("↑ ↓, j k", "another row; also PageUp, PageDown, Home, End"),
+    ("← →", "further columns"),
+    ("Enter", "what stands behind a row; Escape goes back"),
+    ("/", "filter: text in any cell, or name=value for Redis: requests"),
+    ("", "state= tenant= band= engine= prefix= since=15m,"),
+    ("", "tenants q=, engines and dead letter model="),
+    ("s, S", "sort by the next column; the other way round"),
+    ("m", "the tenants of another model"),
+    ("?, q", "these keys; leave"),
+)
+_WIDTH = 12
+
+
+def help_text() -> Text:
+    """All keys, those of each table last."""
+    lines = [("Keys", "")]
+    lines += _KEYS
+    lines += [("", ""), ("Changes", "each asks first, and stands in `penstock audit`")]
+    lines += [(table.name, ", ".join(f"{move.key} {move.word}" for move in table.moves)) for table in TABLES]
+    return Text("\n".join(f"{keys:<{_WIDTH}}{words}" for keys, words in lines))

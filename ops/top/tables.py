@@ -1,0 +1,287 @@
+"""The tables of ``penstock top``: what each shows of its page, and what can be done there.
+
+The first columns stand on 80; the others are seen on a wider terminal, or by the right arrow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..views.page import View
+from ..views.pages import ACTIONS, PAGES
+from ..views.words import duration, length_of_time, moment, number, percent, size
+from .details import engine_text, parked_text, request_text
+from .spark import spark
+from .table import Choice, Column, Detail, Jump, Move, Offer, Row, Table
+
+_PAGES = {page.name: page for page in PAGES}
+_ACTIONS = {action.path: action for action in ACTIONS}
+SPARK_WIDTH = 40
+MOST_WRONG = 2
+
+
+def _offer(path: str, question: str, form: dict[str, str], word: str = "yes") -> Offer:
+    return Offer(_ACTIONS[path], question, (Choice("y", word, form),))
+
+
+def _of_queue(model: str, *, is_paused: bool) -> Offer:
+    """Pause a queue, or have it go on."""
+    if is_paused:
+        return _offer("/queue/resume", f"hand out the requests of {model} again?", {"model": model})
+    run_on = Choice("y", "yes, what runs runs on", {"model": model, "running": "run on"})
+    put_back = Choice("b", "yes, and put back what runs", {"model": model, "running": "put back"})
+    return Offer(_ACTIONS["/queue/pause"], f"pause the queue of {model}?", (run_on, put_back))
+
+
+def _pause_row(row: Row | None, _: View) -> Offer | None:
+    return None if row is None else _of_queue(row["model"], is_paused=row["state"] == "paused")
+
+
+def _pause_shown(_: Row | None, view: View) -> Offer | None:
+    return _of_queue(view["model"], is_paused=view["stats"].is_paused) if view["model"] else None
+
+
+def _purge_tenant(row: Row | None, view: View) -> Offer | None:
+    if row is None:
+        return None
+    form = {"model": view["model"], "tenant": row["tenant"]}
+    return _offer("/queue/purge", f"cancel all {row['waiting']} that wait of tenant {row['tenant']}?", form)
+
+
+def _cancel(row: Row | None, _: View) -> Offer | None:
+    if row is None:
+        return None
+    form = {"model": row["model"], "id": row["request"]}
+    return _offer("/request/cancel", f"cancel request {row['request']}, whoever waits for it?", form)
+
+
+def _sleep_or_wake(row: Row | None, _: View) -> Offer | None:
+    if row is None:
+        return None
+    form = {"engine": row["engine"], "of": row["model"]}
+    if row["state"] == "sleeping":
+        return _offer("/engines/wake", f"wake engine {row['engine']}?", form)
+    return _offer("/engines/sleep", f"send engine {row['engine']} to sleep? what it runs waits again", form)
+
+
+def _drain(row: Row | None, _: View) -> Offer | None:
+    if row is None:
+        return None
+    question = f"drain worker {row['worker']}? it takes no more requests and leaves when what it runs has ended"
+    return _offer("/workers/drain", question, {"worker": row["worker"]})
+
+
+def _stop(row: Row | None, _: View) -> Offer | None:
+    if row is None:
+        return None
+    question = f"stop worker {row['worker']} at once? what it runs goes on at others, or waits for some"
+    return _offer("/workers/stop", question, {"worker": row["worker"]})
+
+
+def _replay(row: Row | None, _: View) -> Offer | None:
+    if row is None:
+        return None
+    form = {"model": row["model"], "id": row["request"]}
+    return _offer("/dead/replay", f"queue request {row['request']} again, from its prompt?", form)
+
+
+def _replay_input(row: Row | None, view: View) -> Offer | None:
+    if row is None:
+        return None
+    num = sum(one["input_hash"] == row["input_hash"] and one["model"] == row["model"] for one in view["rows"])
+    form = {"model": row["model"], "hash": row["input_hash"]}
+    return _offer("/dead/replay-input", f"queue all with this input again? {num} are shown", form)
+
+
+def _purge(row: Row | None, _: View) -> Offer | None:
+    if row is None:
+        return None
+    form = {"model": row["model"], "id": row["request"]}
+    return _offer("/dead/purge", f"throw request {row['request']} away?", form)
+
+
+def _of_overview(view: View) -> list[str]:
+    """What is wrong, and how many tokens were made in the last hour."""
+    lines = _wrong([problem["text"] for problem in view["problems"]]) or ["nothing is wrong"]
+    tokens = view["history"]["charts"][0]["rows"]
+    if tokens:
+        values = [row["tokens_out_per_s"] or 0.0 for row in tokens]
+        lines.append(f"tokens/s, last hour {spark(values, SPARK_WIDTH)} at most {number(max(values))}")
+    return lines
+
+
+def _of_queue_page(view: View) -> list[str]:
+    if not view["model"]:
+        return ["no models: no worker has served here yet"]
+    stats = view["stats"]
+    state = "PAUSED" if stats.is_paused else "open"
+    wait = "-" if stats.is_paused else duration(stats.estimated_wait_s)
+    bands = ", ".join(f"{band.band} {number(band.depth)}" for band in stats.bands)
+    count = _count(view["num_tenants"], "tenant")
+    first = f"{view['model']}: {state}, {number(stats.depth)} wait ({bands}), {number(stats.num_running)} run"
+    return [first, f"est wait {wait}, {count}" + ("" if view["is_sorted"] else ", by name: q=TEXT in the filter")]
+
+
+def _of_requests(view: View) -> list[str]:
+    if not view["model"]:
+        return ["no models: no worker has served here yet"]
+    shown = f"shown: {view['words']}" if view["is_filtered"] else f"at most {view['most']} of each are shown"
+    return [f"{view['model']}: {number(view['num_running'])} run, {number(view['num_waiting'])} wait; {shown}"]
+
+
+def _of_engines(view: View) -> list[str]:
+    errors = [f"{row['engine']}: {row['error']}" for row in view["rows"] if row["error"]]
+    return [f"{_count(len(view['rows']), 'engine')} of {_count(len(view['workers']), 'worker')}", *_wrong(errors)]
+
+
+def _of_dead(view: View) -> list[str]:
+    return [f"{number(view['num_parked'])} parked; at most {view['most']} of a model are shown"]
+
+
+def _open_request(row: Row, _: View) -> Detail:
+    params = {"model": row["model"], "id": row["request"]}
+    return Detail(_PAGES["request"], params, lambda view: request_text(view))
+
+
+def _open_engine(row: Row, _: View) -> Detail:
+    engine_id = row["engine"]
+    return Detail(_PAGES["engines"], {"model": row["model"]}, lambda view: engine_text(view, engine_id))
+
+
+def _open_parked(row: Row, _: View) -> Detail:
+    return Detail(_PAGES["parked"], {"model": row["model"], "id": row["request"]}, parked_text)
+
+
+def _wrong(messages: list[str]) -> list[str]:
+    """The first ones, each on its line."""
+    lines = [f"! {' '.join(message.split())}" for message in messages[:MOST_WRONG]]
+    if len(messages) > MOST_WRONG:
+        lines[-1] += f" (and {len(messages) - MOST_WRONG} more)"
+    return lines
+
+
+def _count(num: int, word: str) -> str:
+    return f"{number(num)} {word}{'' if num == 1 else 's'}"
+
+
+def _lanes(lanes: dict[str, int]) -> str:
+    return " ".join(f"{band} {depth}" for band, depth in lanes.items()) or "-"
+
+
+def _length(value: Any) -> str:
+    return length_of_time(value)
+
+
+MODELS = Table(
+    "Models",
+    _PAGES["overview"],
+    (
+        Column("MODEL", "model"),
+        Column("STATE", "state"),
+        Column("WAITING", "waiting", number, True),
+        Column("EST WAIT", "estimated_wait_s", duration, True),
+        Column("RUNNING", "running", number, True),
+        Column("TOK/S", "tokens_per_s", number, True),
+        Column("TTFT", "ttft_p50_s", _length, True),
+        Column("PARKED", "parked", number, True),
+        Column("ENGINES", "engines", number, True),
+        Column("OLDEST", "oldest_age_s", duration, True),
+        Column("ITL", "itl_p50_s", _length, True),
+        Column("TTFT P95", "ttft_p95_s", _length, True),
+        Column("WAITING TOKENS", "waiting_tokens", number, True),
+        Column("REQ/S", "requests_per_s", number, True),
+    ),
+    identity=("model",),
+    headline=_of_overview,
+    opens=lambda row, _: Jump("Tenants", row["model"]),
+    moves=(Move("p", "pause/resume", _pause_row),),
+)
+TENANTS = Table(
+    "Tenants",
+    _PAGES["queue"],
+    (
+        Column("TENANT", "tenant"),
+        Column("WAITING", "waiting", number, True),
+        Column("EST WAIT", "estimated_wait_s", duration, True),
+        Column("OLDEST", "oldest_age_s", duration, True),
+        Column("RUNNING", "running", number, True),
+        Column("WEIGHT", "weight", number, True),
+        Column("SHARE", "share", percent, True),
+        Column("LANES", "lanes", _lanes),
+        Column("TOKENS", "waiting_tokens", number, True),
+        Column("BLOCKED", "blocked_for_s", duration, True),
+    ),
+    identity=("tenant",),
+    headline=_of_queue_page,
+    opens=lambda row, view: Jump("Requests", view["model"], f"tenant={row['tenant']}"),
+    moves=(Move("p", "pause/resume", _pause_shown), Move("x", "purge", _purge_tenant)),
+    has_model=True,
+)
+REQUESTS = Table(
+    "Requests",
+    _PAGES["requests"],
+    (
+        Column("REQUEST", "request"),
+        Column("STATE", "state"),
+        Column("TENANT", "tenant"),
+        Column("TOKENS", "output_tokens", number, True),
+        Column("BEFORE", "position", number, True),
+        Column("STARTS IN", "estimated_start_s", duration, True),
+        Column("ENGINE", "engine"),
+        Column("BAND", "band"),
+        Column("WAITED", "waited_s", _length, True),
+        Column("TOOK", "took_s", _length, True),
+        Column("ATTEMPTS", "attempts", number, True),
+        Column("MOVED (UTC)", "moved_at", moment),
+        Column("CAUSE", "cause"),
+    ),
+    identity=("model", "request"),
+    headline=_of_requests,
+    opens=_open_request,
+    moves=(Move("c", "cancel", _cancel),),
+    has_model=True,
+)
+ENGINES = Table(
+    "Engines",
+    _PAGES["engines"],
+    (
+        Column("ENGINE", "engine"),
+        Column("STATE", "state"),
+        Column("RUN", "running", number, True),
+        Column("WAIT", "waiting_inside", number, True),
+        Column("KV", "kv_cache_usage", percent, True),
+        Column("TOK/S", "tokens_per_s", number, True),
+        Column("STEP", "step_p50_s", _length, True),
+        Column("MEMORY", "core_memory_bytes", size, True),
+        Column("RESTARTS", "restarts", number, True),
+        Column("MODEL", "model"),
+        Column("WORKER", "worker"),
+        Column("DEVICE", "device"),
+        Column("DEVICE MEMORY", "device_memory_bytes", size, True),
+        Column("ERROR", "error"),
+    ),
+    identity=("engine",),
+    headline=_of_engines,
+    opens=_open_engine,
+    moves=(Move("d", "drain", _drain), Move("z", "sleep/wake", _sleep_or_wake), Move("x", "stop", _stop)),
+)
+DEAD = Table(
+    "Dead letter",
+    _PAGES["dead"],
+    (
+        Column("REQUEST", "request"),
+        Column("CAUSE", "cause"),
+        Column("DEATHS", "deaths", number, True),
+        Column("ENGINE", "engine"),
+        Column("MODEL", "model"),
+        Column("PARKED (UTC)", "parked_at", moment),
+        Column("DELIVERIES", "deliveries", number, True),
+        Column("TOKENS", "output_tokens", number, True),
+        Column("INPUT", "input_hash"),
+    ),
+    identity=("model", "request"),
+    headline=_of_dead,
+    opens=_open_parked,
+    moves=(Move("r", "replay", _replay), Move("R", "replay input", _replay_input), Move("x", "purge", _purge)),
+)
+TABLES = (MODELS, TENANTS, REQUESTS, ENGINES, DEAD)

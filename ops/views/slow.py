@@ -1,0 +1,60 @@
+"""What took the Redis servers long, as their own slow logs tell. What calls carried is not told: it may be a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from ...shared.broker.script import SCRIPTS
+from ...shared.connection import CommandConnection
+from ...shared.errors import RedisUnavailableError
+from .servers import links_of
+from .source import PATIENCE_S, Moment
+
+MOST_SHOWN = 20
+# Nothing becomes slow within a second.
+KEPT_S = 10.0
+_SCRIPTS = {script.sha.encode(): name for name, script in SCRIPTS.items()}
+
+
+async def read_slow(moment: Moment) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the newest slow calls of all servers, and a sentence for each server that tells of none."""
+
+    async def read() -> tuple[list[dict[str, Any]], list[str]]:
+        links = [link for link, _ in await links_of(moment)]
+        found = await asyncio.gather(*(_ask(link, moment.source.keys.namespace) for link in links))
+        calls = sorted((call for calls, _ in found for call in calls), key=lambda call: -call["at"])
+        return calls[:MOST_SHOWN], [sentence for _, sentence in found if sentence]
+
+    return await moment.source.kept("slow", KEPT_S, read)
+
+
+async def _ask(link: CommandConnection, namespace: str) -> tuple[list[dict[str, Any]], str]:
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            entries = await link.execute("SLOWLOG", "GET", MOST_SHOWN)
+    except (TimeoutError, RedisUnavailableError):
+        return [], ""  # that it is away is told of the server itself
+    except RedisError as error:
+        return [], f"Redis {link.shown_url} does not tell what was slow: {error}"
+    return [_call(link.shown_url, entry, namespace) for entry in entries], ""
+
+
+def _call(url: str, entry: list[Any], namespace: str) -> dict[str, Any]:
+    _, at, micros, words, *_ = entry
+    command = words[0].decode(errors="replace").upper()
+    is_script = command in ("EVALSHA", "EVAL")
+    # A script stands before its number of keys.
+    keys = words[3:4] if is_script else words[1:2]
+    key = keys[0].decode(errors="replace") if keys else ""
+    return {
+        "redis": url,
+        "at": at,
+        "took_s": micros / 1e6,
+        "command": command,
+        # The first call of a script sends its text, which the log cuts.
+        "script": _SCRIPTS.get(words[1], "another") if command == "EVALSHA" else "",
+        "key": key if key.startswith(f"{namespace}:") else "",
+    }

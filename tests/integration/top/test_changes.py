@@ -1,0 +1,154 @@
+"""What keys change: after a question, by the calls that commands and pages make, with an entry in the audit."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.ops.views.access import Access
+from penstock.producer.operator_keys import Role
+from penstock.shared.broker import DeadLetter
+from penstock.shared.request_state import RequestState
+
+from .conftest import Seat, Terminal
+
+
+async def told(terminal: Terminal) -> list[tuple[str, ...]]:
+    return [(one.actor, one.via, one.action, one.target, one.result) for one in await terminal.entries()]
+
+
+async def at(seat: Seat, table: str, *words: str) -> None:
+    """Go to a table, and wait until it shows these."""
+    await seat.press(table)
+    await seat.sees(*words)
+
+
+async def test_a_queue_is_paused_and_resumed_from_the_models(terminal: Terminal) -> None:
+    async with terminal.seat() as seat:
+        await at(seat, "1", "open")
+        await seat.press("p")
+        await seat.sees("pause the queue of m?")
+        await seat.press("n")
+        await seat.sees("nothing was done")
+        assert not await terminal.queue.is_paused()
+        await seat.press("p", "y")
+        await seat.sees("m is paused; 0 requests were running and run on", "paused")
+        assert await terminal.queue.is_paused()
+        await seat.sees("the queue of m is paused; 0 wait")
+        await seat.press("p")
+        await seat.sees("hand out the requests of m again?")
+        await seat.press("y")
+        await seat.sees("m hands out requests again")
+        assert not await terminal.queue.is_paused()
+    assert await told(terminal) == [
+        ("olga", "top", "queue.pause", "m", "ok"),
+        ("olga", "top", "queue.resume", "m", "ok"),
+    ]
+
+
+async def test_what_runs_is_put_back_from_a_table_without_rows(terminal: Terminal) -> None:
+    await terminal.enqueue("runs")
+    await terminal.claim()
+    async with terminal.seat() as seat:
+        await at(seat, "2", "m: open", "1 run")
+        await seat.press("p", "b")
+        await seat.sees("1 requests were running and wait again", "PAUSED")
+    assert await terminal.broker.state("runs") is RequestState.QUEUED
+
+
+async def test_a_request_is_cancelled_from_its_own_page(terminal: Terminal) -> None:
+    await terminal.enqueue("waits")
+    async with terminal.seat() as seat:
+        await at(seat, "3", "waits")
+        await seat.press("enter")
+        await seat.sees("request waits of m")
+        await seat.press("c")
+        await seat.sees("cancel request waits")
+        await seat.press("y")
+        await seat.sees("it is cancelled", "cancelled at")
+    assert await terminal.broker.state("waits") is RequestState.CANCELLED
+    assert await told(terminal) == [("olga", "top", "request.cancel", "waits", "ok")]
+
+
+async def test_a_parked_request_is_replayed_and_another_thrown_away_by_its_word(terminal: Terminal) -> None:
+    await terminal.park("one", prompt="a")
+    await terminal.park("two", prompt="b")
+    async with terminal.seat() as seat:
+        await at(seat, "5", "one", "two")
+        await seat.press("s", "home", "r")
+        await seat.sees("queue request one again")
+        await seat.press("y")
+        await seat.sees("one is queued again", "1 parked")
+        await seat.press("x")
+        await seat.sees("throw request two away?")
+        await seat.press("y", *"one", "enter")
+        await seat.sees("nothing was done")
+        await seat.press("x", "y", "escape")
+        await seat.sees("nothing was done")
+        assert await terminal.broker.state("two") is RequestState.PARKED
+        await seat.press("x", "y", *"two", "enter")
+        await seat.sees("two is thrown away", "0 parked")
+        await seat.press("r")
+        await seat.sees("there is nothing to change")
+    assert await terminal.broker.state("one") is RequestState.QUEUED
+    assert [entry[2] for entry in await told(terminal)] == ["dead.replay", "dead.purge"]
+
+
+async def test_all_of_one_input_are_replayed(terminal: Terminal) -> None:
+    for name in ("one", "two"):
+        await terminal.park(name, prompt="the same")
+    await terminal.park("other", prompt="another")
+    async with terminal.seat() as seat:
+        await at(seat, "5", "one", "two", "other")
+        await seat.press("s", "end", "R")
+        await seat.sees("queue all with this input again? 2 are shown")
+        await seat.press("y")
+        await seat.sees("2 requests with this input are queued again", "1 parked")
+
+
+async def test_what_waits_of_a_tenant_is_purged_by_its_name(terminal: Terminal) -> None:
+    await terminal.enqueue("waits", tenant="acme")
+    async with terminal.seat() as seat:
+        await at(seat, "2", "acme")
+        await seat.press("x")
+        await seat.sees("cancel all 1 that wait of tenant acme?")
+        await seat.press("y", *"acme", "enter")
+        await seat.sees("1 waiting requests of acme are cancelled")
+    assert await terminal.broker.state("waits") is RequestState.CANCELLED
+
+
+async def test_a_worker_is_drained_and_the_screen_goes_on_meanwhile(terminal: Terminal) -> None:
+    async with terminal.seat() as seat:
+        await at(seat, "4", "host-1-0")
+        await seat.press("d")
+        await seat.sees("drain worker host-1?")
+        await seat.press("y")
+        await seat.sees("under way")
+        await at(seat, "1", "MODEL")
+        # The worker of this test leaves as one does that was asked to.
+        await terminal.connection.execute("SREM", terminal.keys.engines(), "host-1-0")
+        await terminal.connection.execute("DEL", terminal.keys.engine("host-1-0"))
+        await seat.sees("worker host-1 has left")
+    assert await told(terminal) == [("olga", "top", "worker.drain", "host-1", "ok")]
+
+
+@pytest.mark.parametrize("role", [Role.VIEWER, Role.OPERATOR])
+async def test_a_role_that_does_not_suffice_is_told(role: Role, terminal: Terminal) -> None:
+    await terminal.park("dies")
+    async with terminal.seat(Access("", role)) as seat:
+        await at(seat, "5", "dies")
+        await seat.press("x")
+        await seat.sees(f"this needs the role admin; yours is {role}")
+    assert await terminal.broker.state("dies") is RequestState.PARKED
+    assert await told(terminal) == []
+
+
+async def test_what_fails_is_a_sentence(terminal: Terminal) -> None:
+    await terminal.park("dies")
+    async with terminal.seat() as seat:
+        await at(seat, "5", "dies")
+        await seat.press("r")
+        await seat.sees("queue request dies again")
+        # Somebody else is quicker.
+        await DeadLetter(terminal.connection, terminal.keys.model("m")).purge("dies")
+        await seat.press("y")
+        await seat.sees("nothing was done: no request 'dies' of m is parked")
