@@ -395,6 +395,7 @@ class WorkerStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     ``is_external`` says of a failure that it came from outside (a signal sent to the core), ``num_tokens`` how many
     tokens the engine has generated in this life: a restart that got no further than the one before counts as a loop.
+    ``heartbeat`` is an ``EngineHeartbeat``, not in every line: the supervisor knows by it while Redis is away.
     """
 
     version: int = WIRE_VERSION
@@ -405,6 +406,7 @@ class WorkerStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
     trace: str = ""
     is_external: bool = False
     num_tokens: int = 0
+    heartbeat: msgspec.Raw = msgspec.Raw()
 
 
 EngineCommand = CancelCommand | ControlCommand

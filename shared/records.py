@@ -77,6 +77,8 @@ class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     # Set while the engine is dead and waits for its next start, and 0 when none will come: seconds since the epoch.
     restart_at: float = 0.0
     stats: EngineStats | None = None
+    # What metrics call it: the same in all lives of its worker. "" of workers that have none.
+    engine_name: str = ""
 
 
 class DeathCause(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True):

@@ -7,31 +7,19 @@ clocks are compared. Same rules as for messages: new fields are only appended an
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_left
+from collections import Counter
 
 import msgspec
 
-# Upper bounds in seconds; what is longer goes into one more bucket.
-STEP_TIME_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-TOKEN_TIME_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0, 60.0)
-REQUEST_TIME_BOUNDS_S = (
-    0.01,
-    0.05,
-    0.1,
-    0.3,
-    0.5,
-    0.8,
-    1.0,
-    1.5,
-    2.0,
-    2.5,
-    5.0,
-    10.0,
-    20.0,
-    60.0,
-    300.0,
-    1800.0,
-    7200.0,
+from .buckets import (
+    FIRST_TOKEN_TIME_S,
+    REQUEST_TIME_S,
+    REQUEST_TOKENS,
+    STEP_TIME_S,
+    STEP_TOKENS,
+    TOKEN_TIME_S,
 )
 
 
@@ -100,6 +88,15 @@ class Histogram(msgspec.Struct, omit_defaults=True):
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
+    def merged(self, other: Histogram) -> Histogram:
+        """Return both as one. They may have other bounds: of another version; each count keeps its own upper bound."""
+        counts: Counter[float] = Counter()
+        for histogram in (self, other):
+            if histogram.counts:
+                counts.update(dict(zip((*histogram.bounds, math.inf), histogram.counts, strict=True)))
+        bounds = sorted(bound for bound in counts if bound != math.inf)
+        return Histogram(tuple(bounds), [counts[bound] for bound in (*bounds, math.inf)], self.sum + other.sum)
+
     def cumulative(self) -> list[tuple[str, int]]:
         """Return, by upper bound as text ("+Inf" the last), how many values are at most that: as Prometheus counts."""
         bounds = (*map(str, self.bounds), "+Inf")
@@ -121,9 +118,15 @@ class EngineStats(msgspec.Struct, omit_defaults=True):
     Args:
         num_finished: requests that ended here, by finish reason; not those whose streamed input ended between two
             segments, when no engine holds them.
-        num_prompt_tokens, num_output_tokens, num_cached_tokens: of those requests.
+        num_prompt_tokens, num_cached_tokens: of prompts, counted with the first token, at the engine that made it;
+            the latter were in its KV cache. A resumed request is not counted again.
+        num_output_tokens: as this engine generates them.
         prefix_cache_queries, prefix_cache_hits: tokens looked for, and found, in the KV cache.
         num_prefill_tokens, num_decode_tokens: computed; recomputed ones count again.
+        token_time_s: mean time between tokens, one value for each request of at least two.
+        inference_time_s: prefill and decode together.
+        num_prompt_tokens_of, num_output_tokens_of: of each request that ended, those of former engines included.
+        num_step_tokens: computed by each step.
 
     The histograms of requests count each segment of a streamed input, so they may hold more than ``num_finished``.
     """
@@ -141,10 +144,15 @@ class EngineStats(msgspec.Struct, omit_defaults=True):
     schedule_time_s: float = 0.0
     execute_time_s: float = 0.0
     update_time_s: float = 0.0
-    step_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(STEP_TIME_BOUNDS_S))
-    inter_token_latency_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(TOKEN_TIME_BOUNDS_S))
-    time_to_first_token_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_BOUNDS_S))
-    queue_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_BOUNDS_S))
-    prefill_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_BOUNDS_S))
-    decode_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_BOUNDS_S))
-    latency_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_BOUNDS_S))
+    step_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(STEP_TIME_S))
+    inter_token_latency_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(TOKEN_TIME_S))
+    time_to_first_token_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(FIRST_TOKEN_TIME_S))
+    queue_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_S))
+    prefill_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_S))
+    decode_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_S))
+    latency_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_S))
+    token_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(TOKEN_TIME_S))
+    inference_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_S))
+    num_prompt_tokens_of: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TOKENS))
+    num_output_tokens_of: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TOKENS))
+    num_step_tokens: Histogram = msgspec.field(default_factory=lambda: Histogram.of(STEP_TOKENS))

@@ -10,7 +10,7 @@ from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
 from ...shared.heartbeats import read_heartbeats
 from ...shared.keys import Keys
-from ...shared.metrics import SERVING, Sample, engine_samples, queue_samples
+from ...shared.metrics import SERVING, Sample, engines_samples, queue_samples
 from ...shared.queue_stats import QueueStats
 from ...shared.records import EngineHeartbeat
 from ..requests.model_cards import ModelCards
@@ -35,7 +35,7 @@ class ModelState:
     def samples(self) -> list[Sample]:
         """Return all that is known as metrics."""
         queue = [] if self.queue is None else [*queue_samples(self.queue)]
-        return [*queue, *(sample for engine in self.engines for sample in engine_samples(engine))]
+        return [*queue, *engines_samples(self.engines)]
 
 
 async def read_models(connection: CommandConnection, keys: Keys) -> list[ModelState] | None:

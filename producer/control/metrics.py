@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ...shared.metrics import MetricKind, Sample, engine_samples, queue_samples
+from ...shared.metrics import MetricKind, Sample, engines_samples, queue_samples
 from ...shared.queue_stats import QueueStats
 from ...shared.records import EngineHeartbeat
 from ...shared.stats import Histogram as Counts
@@ -46,7 +46,7 @@ class Histogram(Metric, frozen=True, kw_only=True):
 
 def metrics_of(engines: Sequence[EngineHeartbeat], queue: QueueStats) -> list[Metric]:
     """Return the figures of one model."""
-    samples = [*queue_samples(queue), *(sample for engine in engines for sample in engine_samples(engine))]
+    samples = [*queue_samples(queue), *engines_samples(engines)]
     return [*map(_metric, samples)]
 
 

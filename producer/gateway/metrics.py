@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from ...shared.stats import REQUEST_TIME_BOUNDS_S
+from ...shared.buckets import FIRST_TOKEN_TIME_S, REQUEST_TIME_S
 
 
 class Metrics:
@@ -19,14 +19,14 @@ class Metrics:
             "penstock_http_request_duration_seconds",
             "From the request's head to the end of its response",
             ["route"],
-            buckets=REQUEST_TIME_BOUNDS_S,
+            buckets=REQUEST_TIME_S,
             registry=self.registry,
         )
         self.first_chunk = Histogram(
             "penstock_http_time_to_first_chunk_seconds",
             "From the request's head to the first chunk of a stream",
             ["route"],
-            buckets=REQUEST_TIME_BOUNDS_S,
+            buckets=FIRST_TOKEN_TIME_S,
             registry=self.registry,
         )
         self.in_flight = Gauge("penstock_http_requests_in_flight", "HTTP requests under way", registry=self.registry)

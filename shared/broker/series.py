@@ -8,7 +8,6 @@ kept as sums: they are means over their samples.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -44,7 +43,7 @@ class SeriesPoint(msgspec.Struct, kw_only=True):
 
     Args:
         at: Unix time in seconds at which it begins.
-        tokens_in: prompt tokens of requests that ended; ``tokens_out`` come as they are generated.
+        tokens_in: of prompts, which come with their first output token; ``tokens_out`` come as they are generated.
         ended: requests by the state of their end; without those that were ended while Redis forgot.
         tenants: of up to 100; "" has what the others had together.
         histograms: of ``HISTOGRAMS``, seconds; those of no value are absent.
@@ -158,20 +157,12 @@ def _summed(points: Sequence[SeriesPoint]) -> SeriesPoint:
                 setattr(into, kind, getattr(into, kind) + getattr(of, kind))
         for name, histogram in point.histograms.items():
             before = whole.histograms.get(name)
-            whole.histograms[name] = histogram if before is None else _merged(before, histogram)
+            whole.histograms[name] = histogram if before is None else before.merged(histogram)
         for name, mean in point.gauges.items():
             # Engines hold a lease in every partition, and the oldest is the oldest of all.
             both = max if name in ("engines", "oldest_ms") else sum
             whole.gauges[name] = both((whole.gauges.get(name, 0.0), mean))
     return whole
-
-
-def _merged(one: Histogram, other: Histogram) -> Histogram:
-    counts: Counter[float] = Counter()
-    for histogram in (one, other):
-        counts.update(dict(zip((*histogram.bounds, math.inf), histogram.counts, strict=True)))
-    bounds = sorted(bound for bound in counts if bound != math.inf)
-    return Histogram(tuple(bounds), [counts[bound] for bound in (*bounds, math.inf)], one.sum + other.sum)
 
 
 def _point(at: float, flat: Sequence[bytes]) -> SeriesPoint:

@@ -44,7 +44,12 @@ COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HIS
 ENGINES = (
     MetricSpec("engine_up", GAUGE, "1 while the engine serves", OF_ENGINE),
     MetricSpec("engine_state", GAUGE, "1 for the state that the engine is in, 0 for the others", (*OF_ENGINE, "state")),
-    MetricSpec("engine_info", GAUGE, "1; where the engine runs", (*OF_ENGINE, "worker", "host", "device")),
+    MetricSpec(
+        "engine_info",
+        GAUGE,
+        "1; which process the engine is, and where",
+        (*OF_ENGINE, "engine_id", "worker", "host", "device"),
+    ),
     MetricSpec("engine_start_time_seconds", GAUGE, "Unix time at which its worker process began", OF_ENGINE),
     MetricSpec("num_requests_running", GAUGE, "Requests in the batch", OF_ENGINE, is_vllms=True),
     MetricSpec("engine_num_requests_waiting", GAUGE, "Claimed requests outside of the batch", OF_ENGINE),
@@ -54,8 +59,11 @@ ENGINES = (
     MetricSpec("engine_resident_memory_bytes", GAUGE, "Memory of its processes", (*OF_ENGINE, "process")),
     MetricSpec("engine_device_memory_bytes", GAUGE, "Memory of the device that it uses", OF_ENGINE),
     MetricSpec("engine_restarts", COUNTER, "How often its core was started again", OF_ENGINE),
-    MetricSpec("prompt_tokens", COUNTER, "Prompt tokens of requests", OF_ENGINE, is_vllms=True),
-    MetricSpec("generation_tokens", COUNTER, "Output tokens of requests", OF_ENGINE, is_vllms=True),
+    MetricSpec(
+        "prompt_tokens", COUNTER, "Prompt tokens, counted with the first output token", OF_ENGINE, is_vllms=True
+    ),
+    MetricSpec("prompt_tokens_cached", COUNTER, "Of these, those that were in the KV cache", OF_ENGINE, is_vllms=True),
+    MetricSpec("generation_tokens", COUNTER, "Output tokens, counted with each step", OF_ENGINE, is_vllms=True),
     MetricSpec("num_preemptions", COUNTER, "Requests that lost their place in the KV cache", OF_ENGINE, is_vllms=True),
     MetricSpec("prefix_cache_queries", COUNTER, "Tokens looked for in the KV cache", OF_ENGINE, is_vllms=True),
     MetricSpec("prefix_cache_hits", COUNTER, "Tokens found in the KV cache", OF_ENGINE, is_vllms=True),
@@ -67,12 +75,22 @@ ENGINES = (
     MetricSpec(
         "inter_token_latency_seconds", HISTOGRAM, "From one token of a request to the next", OF_ENGINE, is_vllms=True
     ),
+    MetricSpec(
+        "request_time_per_output_token_seconds", HISTOGRAM, "Mean time between tokens of a request", OF_ENGINE, True
+    ),
     MetricSpec("e2e_request_latency_seconds", HISTOGRAM, "From arrival to the end", OF_ENGINE, is_vllms=True),
     MetricSpec("request_queue_time_seconds", HISTOGRAM, "From arrival to the first step", OF_ENGINE, is_vllms=True),
     MetricSpec(
         "request_prefill_time_seconds", HISTOGRAM, "From the first step to the first token", OF_ENGINE, is_vllms=True
     ),
     MetricSpec("request_decode_time_seconds", HISTOGRAM, "From the first token to the last", OF_ENGINE, is_vllms=True),
+    MetricSpec("request_inference_time_seconds", HISTOGRAM, "From the first step to the last token", OF_ENGINE, True),
+    MetricSpec("request_prompt_tokens", HISTOGRAM, "Prompt tokens of a request that ended", OF_ENGINE, is_vllms=True),
+    MetricSpec("request_generation_tokens", HISTOGRAM, "Its output tokens", OF_ENGINE, is_vllms=True),
+    MetricSpec(
+        "request_max_num_generation_tokens", HISTOGRAM, "The same: each of n answers is a request", OF_ENGINE, True
+    ),
+    MetricSpec("iteration_tokens_total", HISTOGRAM, "Tokens that a step computes", OF_ENGINE, is_vllms=True),
     MetricSpec("engine_step_time_seconds", HISTOGRAM, "Time of a step", OF_ENGINE),
 )
 QUEUES = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..messages import EngineState
 from ..records import EngineHeartbeat
@@ -13,9 +13,23 @@ from .sample import Sample, values_of
 SERVING = frozenset({EngineState.READY, EngineState.BUSY, EngineState.COMPILING})
 
 
-def engine_samples(beat: EngineHeartbeat) -> Iterator[Sample]:
-    """Return what one engine tells."""
-    labels = (beat.model, beat.engine_id)
+def engines_samples(beats: Sequence[EngineHeartbeat]) -> Iterator[Sample]:
+    """Return what several engines tell, each under a label of its own.
+
+    The label is the engine's name, the same in all lives of its worker. Where two of a model have one name, as while a
+    worker takes the place of one that has died, the one that began last has it, and others go by their ids.
+    """
+    last: dict[tuple[str, str], EngineHeartbeat] = {}
+    for beat in sorted(beats, key=lambda beat: (beat.started_at, beat.engine_id)):
+        last[beat.model, beat.engine_name] = beat
+    for beat in beats:
+        is_named = beat.engine_name and last[beat.model, beat.engine_name] is beat
+        yield from engine_samples(beat, beat.engine_name if is_named else beat.engine_id)
+
+
+def engine_samples(beat: EngineHeartbeat, label: str) -> Iterator[Sample]:
+    """Return what one engine tells, under a label."""
+    labels = (beat.model, label)
     yield from values_of(
         labels,
         {
@@ -32,7 +46,7 @@ def engine_samples(beat: EngineHeartbeat) -> Iterator[Sample]:
     )
     for state in EngineState:
         yield from values_of((*labels, state.value), {"engine_state": float(beat.state == state)})
-    yield from values_of((*labels, beat.worker_id, beat.host, beat.device), {"engine_info": 1.0})
+    yield from values_of((*labels, beat.engine_id, beat.worker_id, beat.host, beat.device), {"engine_info": 1.0})
     for process, num_bytes in (("worker", beat.worker_rss_bytes), ("core", beat.core_rss_bytes)):
         yield from values_of((*labels, process), {"engine_resident_memory_bytes": num_bytes})
     if beat.stats is not None:
@@ -44,6 +58,7 @@ def _counted(stats: EngineStats, labels: tuple[str, str]) -> Iterator[Sample]:
         labels,
         {
             "prompt_tokens": stats.num_prompt_tokens,
+            "prompt_tokens_cached": stats.num_cached_tokens,
             "generation_tokens": stats.num_output_tokens,
             "num_preemptions": stats.num_preemptions,
             "prefix_cache_queries": stats.prefix_cache_queries,
@@ -57,6 +72,12 @@ def _counted(stats: EngineStats, labels: tuple[str, str]) -> Iterator[Sample]:
             "request_queue_time_seconds": stats.queue_time_s,
             "request_prefill_time_seconds": stats.prefill_time_s,
             "request_decode_time_seconds": stats.decode_time_s,
+            "request_time_per_output_token_seconds": stats.token_time_s,
+            "request_inference_time_seconds": stats.inference_time_s,
+            "request_prompt_tokens": stats.num_prompt_tokens_of,
+            "request_generation_tokens": stats.num_output_tokens_of,
+            "request_max_num_generation_tokens": stats.num_output_tokens_of,
+            "iteration_tokens_total": stats.num_step_tokens,
             "engine_step_time_seconds": stats.step_time_s,
         },
     )

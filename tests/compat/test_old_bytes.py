@@ -28,7 +28,10 @@ from penstock.shared.messages import (
     InputChunk,
     WorkerCommand,
 )
+from penstock.shared.metrics import engines_samples
+from penstock.shared.metrics.exposition import expose
 from penstock.shared.request_events import EventKind, RequestEvent, decode_event
+from penstock.shared.stats import Histogram
 
 RECORDED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "wire_v1.json").read_text())
 TYPES: dict[str, Any] = {
@@ -146,3 +149,20 @@ def test_what_is_kept_of_operators_still_decodes() -> None:
     )
     assert (key.digest, key.role, key.sees_contents) == (b"sha", Role.OPERATOR, True)
     assert msgspec.json.decode(b'{"key_id":"k","digest":"","name":"n"}', type=OperatorKey).role is Role.VIEWER
+
+
+def test_a_heartbeat_of_an_earlier_engine_keeps_the_bounds_that_it_counted_by() -> None:
+    written = (
+        b'{"worker_id":"w","engine_id":"w-0","model":"m","state":"busy","host":"h","worker_pid":1,"core_pid":2,'
+        b'"stats":{"num_finished":{"stop":1},"num_prompt_tokens":8,"num_output_tokens":2,'
+        b'"time_to_first_token_s":{"bounds":[0.01,0.05],"counts":[1,0,0],"sum":0.003}}}'
+    )
+    beat = msgspec.json.decode(written, type=records.EngineHeartbeat)
+    assert beat.stats is not None
+    assert beat.stats.time_to_first_token_s == Histogram((0.01, 0.05), [1, 0, 0], 0.003)
+    assert beat.stats.num_prompt_tokens_of.count == 0
+    told = {sample.spec.name: sample.value for sample in engines_samples([beat])}
+    assert told["generation_tokens"] == 2
+    assert b'penstock_time_to_first_token_seconds_bucket{engine="w-0",le="0.05",model_name="m"} 1.0' in expose(
+        engines_samples([beat])
+    )

@@ -178,7 +178,7 @@ async def test_metrics_are_those_of_queue_and_engines(client: Client) -> None:
     tokens = metrics["penstock:generation_tokens_total"]
     assert isinstance(tokens, Counter)
     assert tokens.value > 0
-    assert tokens.labels == {"model_name": "demo", "engine": engine.engine_id}
+    assert tokens.labels == {"model_name": "demo", "engine": engine.engine_name}
     first_tokens = metrics["penstock:time_to_first_token_seconds"]
     assert isinstance(first_tokens, Histogram)
     assert first_tokens.buckets["+Inf"] == first_tokens.count > 0

@@ -21,14 +21,22 @@ class EngineMeter:
         is_end = delta is not None and delta.finish_reason is not None
         if not (num_tokens or is_end):
             return
-        point = self._tenants.get(tenant)
-        if point is None:
-            point = self._tenants[tenant] = TenantPoint()
+        point = self._of_tenant(tenant)
         point.tokens_out += num_tokens
         if is_end:
             point.requests += 1
-            if delta is not None and delta.usage is not None:
-                point.tokens_in += delta.usage.num_prompt_tokens
+
+    def note_prompt(self, tenant: str, num_tokens: int, num_cached: int) -> None:
+        """Count a prompt whose first output token has come."""
+        self.stats.num_prompt_tokens += num_tokens
+        self.stats.num_cached_tokens += num_cached
+        self._of_tenant(tenant).tokens_in += num_tokens
+
+    def _of_tenant(self, tenant: str) -> TenantPoint:
+        point = self._tenants.get(tenant)
+        if point is None:
+            point = self._tenants[tenant] = TenantPoint()
+        return point
 
     def take_tenants(self) -> dict[str, TenantPoint]:
         """Return what was counted of each tenant since the last call."""
@@ -51,13 +59,19 @@ class EngineMeter:
         stats.execute_time_s += step.execute_time_s
         stats.update_time_s += step.update_time_s
         stats.step_time_s.observe(step.step_time_s)
+        num_tokens = step.num_prefill_tokens + step.num_decode_tokens
+        if num_tokens:
+            stats.num_step_tokens.observe(num_tokens)
 
-    def note_token_intervals(self, seconds: list[float], num_at_once: int = 0) -> None:
-        """Count the times between two tokens of a request that a step ended: mostly one and the same.
+    def note_tokens(self, num_tokens: int, seconds: list[float], num_at_once: int = 0) -> None:
+        """Count what a step has generated.
 
         Args:
+            num_tokens: of all requests together.
+            seconds: the times between two tokens of a request that it ended: mostly one and the same.
             num_at_once: how many tokens came together with the one before.
         """
+        self.stats.num_output_tokens += num_tokens
         for interval_s, count in Counter(seconds).items():
             self.stats.inter_token_latency_s.observe(interval_s, count)
         if num_at_once:
@@ -79,7 +93,9 @@ class EngineMeter:
             stats.latency_s.observe(told.latency_s)
             if delta.next_index > 0:
                 stats.decode_time_s.observe(told.decode_time_s)
+                stats.inference_time_s.observe(told.prefill_time_s + told.decode_time_s)
+            if delta.next_index > 1:
+                stats.token_time_s.observe(told.inter_token_latency_s)
         if delta.finish_reason is not None and delta.usage is not None:
-            stats.num_prompt_tokens += delta.usage.num_prompt_tokens
-            stats.num_output_tokens += delta.usage.num_output_tokens
-            stats.num_cached_tokens += delta.usage.num_cached_tokens
+            stats.num_prompt_tokens_of.observe(delta.usage.num_prompt_tokens)
+            stats.num_output_tokens_of.observe(delta.usage.num_output_tokens)

@@ -49,6 +49,7 @@ class Generation:
         self.timing = RequestTiming(claim, segment.logged)
         # A segment's prompt holds the output of those before it.
         self._num_prompt_tokens = request.num_prompt_tokens - segment.num_former_tokens
+        self._num_new_prompt_tokens = self._num_prompt_tokens - segment.num_former_prompt_tokens
         self._alone_until = claim.alone_until
         self._reckoned_kv_tokens = claim.num_kv_tokens
         self._next_index = segment.num_former_tokens
@@ -85,6 +86,18 @@ class Generation:
     def num_output_tokens(self) -> int:
         """Its output tokens, those of former engines and segments included."""
         return self._next_index
+
+    def take_prompt(self) -> tuple[int, int]:
+        """Return tokens of the prompt, and how many of them were in the cache, once its first output token is there.
+
+        Zeros before and afterwards, and of a request that had its first token elsewhere. Of a later segment it is the
+        chunk; what came before it was counted with those segments.
+        """
+        num_new = self._num_new_prompt_tokens
+        if not num_new or not self.timing.made_first_token:
+            return 0, 0
+        self._num_new_prompt_tokens = 0
+        return num_new, min(self._num_cached_tokens, num_new)
 
     @property
     def is_on_probation(self) -> bool:

@@ -37,6 +37,7 @@ class RequestTiming:
         self._age_scheduled_s: float | None = None
         first = next((delta.stats for delta in logged if delta.stats is not None), None)
         self._first = first
+        self._was_told = first is not None
         self._token_at_s: float | None = None
         self._first_token_at_s: float | None = None
 
@@ -68,6 +69,11 @@ class RequestTiming:
     @property
     def has_told_first_token(self) -> bool:
         return self._first is not None
+
+    @property
+    def made_first_token(self) -> bool:
+        """Whether the first token was told of, and came from this engine."""
+        return self._first is not None and not self._was_told
 
     def first_token(self) -> RequestStats | None:
         """What to say with the first token, once; None if it came before."""

@@ -27,13 +27,14 @@ class Segment:
         request: its prompt is all that came before the segment's output.
         logged: the records that the segment has in the log already.
         number: of its chunk, from 0.
-        num_former_tokens: output tokens of the segments before.
+        num_former_tokens, num_former_prompt_tokens: of the segments before, output and chunks.
     """
 
     request: EngineCoreRequest
     logged: list[Delta]
     number: int = 0
     num_former_tokens: int = 0
+    num_former_prompt_tokens: int = 0
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -56,7 +57,7 @@ def current_segment(
         BrokerError: it has answered all its chunks, and should not have been claimed.
     """
     prompt = list(request.prompt_token_ids or ())
-    number = start = num_former_tokens = 0
+    number = start = num_former_tokens = num_former_prompt_tokens = 0
     for end, delta in enumerate(logged, start=1):
         if not delta.segment_ends:
             continue
@@ -64,6 +65,7 @@ def current_segment(
         if number > len(chunks):
             raise BrokerError(f"the request was claimed, but has answered all its {number} chunks of input")
         prompt += itertools.chain.from_iterable(record.token_ids for record in logged[start:end])
+        num_former_prompt_tokens = len(prompt) - delta.next_index
         prompt += chunks[number - 1]
         start, num_former_tokens = end, delta.next_index
     if len(prompt) >= max_model_len:
@@ -76,4 +78,4 @@ def current_segment(
         # Randomness depends on the place in the output of a segment: one seed would repeat itself in each.
         params = msgspec.structs.replace(params, seed=derived_seed(params.seed, number))
     request = msgspec.structs.replace(request, prompt_token_ids=prompt, sampling_params=params)
-    return Segment(request, logged[start:], number, num_former_tokens)
+    return Segment(request, logged[start:], number, num_former_tokens, num_former_prompt_tokens)

@@ -185,7 +185,7 @@ class WorkerService:
         if outputs.step_stats is not None:
             self._meter.note_step(outputs.step_stats)
         intervals_s: list[float] = []
-        num_at_once = 0
+        num_new = num_at_once = 0
         for output in outputs.outputs:
             generation = self._live.by_core_id(output.request_id)
             if generation is None:
@@ -196,7 +196,7 @@ class WorkerService:
             was_on_probation, num_before = generation.is_on_probation, generation.num_output_tokens
             delta, stop_core = generation.absorb(output)
             num_tokens = generation.num_output_tokens - num_before
-            self._heartbeat.num_tokens += num_tokens
+            num_new += num_tokens
             self._meter.note_tenant(generation.tenant, num_tokens, delta)
             if num_tokens > 1:
                 num_at_once += num_tokens - 1
@@ -204,6 +204,9 @@ class WorkerService:
             if delta is None:
                 publisher.gather(generation)
             else:
+                num_prompt_tokens, num_cached_tokens = generation.take_prompt()
+                if num_prompt_tokens:
+                    self._meter.note_prompt(generation.tenant, num_prompt_tokens, num_cached_tokens)
                 publisher.publish(generation.request_id, generation.epoch, delta)
                 if generation.finished:
                     self._observer.note_end(generation, delta)
@@ -213,8 +216,9 @@ class WorkerService:
                 self._live.remove(generation.request_id)
             if generation.finished or was_on_probation:
                 self._claiming.wake()
-        if intervals_s or num_at_once:
-            self._meter.note_token_intervals(intervals_s, num_at_once)
+        if num_new:
+            self._heartbeat.num_tokens += num_new
+            self._meter.note_tokens(num_new, intervals_s, num_at_once)
 
     async def _stop_work(self, departure: Departure, cause: str = "") -> None:
         """On everything. Doing it twice does nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 from ....producer.requests.health import LIVE_STATES
@@ -63,11 +64,7 @@ def _row(name: str, queue: QueueStats | None, num_dead: int, engines: list[Engin
 def _merged(engines: list[EngineHeartbeat], name: str) -> Histogram | None:
     """One histogram of all engines; None where none has counted."""
     found = [getattr(engine.stats, name) for engine in engines if engine.stats is not None]
-    found = [one for one in found if one.counts]
-    if not found:
-        return None
-    counts = [sum(column) for column in zip(*(one.counts for one in found), strict=True)]
-    return Histogram(found[0].bounds, counts, sum(one.sum for one in found))
+    return reduce(Histogram.merged, found) if found else None
 
 
 def _at_most(histogram: Histogram | None, share: float) -> float | None:

@@ -110,7 +110,7 @@ async def test_engines_are_told_of_by_vllms_names_too(server: RedisServer, http:
         'vllm:generation_tokens_total{engine="e",model_name="m"} 77.0',
         'vllm:request_success_total{engine="e",finished_reason="stop",model_name="m"} 3.0',
         'vllm:time_to_first_token_seconds_count{engine="e",model_name="m"} 4.0',
-        'vllm:time_to_first_token_seconds_bucket{engine="e",le="0.3",model_name="m"} 4.0',
+        'vllm:time_to_first_token_seconds_bucket{engine="e",le="0.25",model_name="m"} 4.0',
         'penstock_engine_state{engine="e",model_name="m",state="busy"} 1.0',
         'penstock_engine_state{engine="e",model_name="m",state="ready"} 0.0',
         'penstock_wanted_engines{model_name="m"} 0.5',

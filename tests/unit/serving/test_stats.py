@@ -16,7 +16,7 @@ from penstock.shared.messages import (
     SegmentEnd,
     Usage,
 )
-from penstock.shared.stats import Histogram, RequestStats, StepStats
+from penstock.shared.stats import EngineStats, Histogram, RequestStats, StepStats
 from penstock.worker.serving.engine_meter import EngineMeter
 from penstock.worker.serving.request_timing import RequestTiming
 
@@ -86,12 +86,19 @@ def test_an_engine_adds_up_its_steps_and_requests() -> None:
     assert (stats.num_steps, stats.num_prefill_tokens, stats.num_decode_tokens) == (2, 10, 4)
     assert stats.execute_time_s == pytest.approx(0.03)
     assert stats.step_time_s.sum == pytest.approx(0.036)
+    meter.note_prompt("t", 8, 4)
+    meter.note_tokens(1, [])
     meter.note_delta(Delta(token_ids=[1], stats=RequestStats(queue_time_s=0.2, time_to_first_token_s=0.3)))
+    meter.note_tokens(1, [0.02])
+    assert (stats.num_prompt_tokens, stats.num_output_tokens, stats.num_cached_tokens) == (8, 2, 4), "before its end"
     meter.note_delta(Delta(index=1, token_ids=[2]))
-    end = RequestStats(decode_time_s=2.0, latency_s=2.5)
+    end = RequestStats(prefill_time_s=0.1, decode_time_s=2.0, inter_token_latency_s=2.0, latency_s=2.5)
     meter.note_delta(Delta(index=2, finish_reason=FinishReason.STOP, stats=end, usage=Usage(8, 2, 4)))
     assert stats.num_finished == {"stop": 1}
     assert (stats.num_prompt_tokens, stats.num_output_tokens, stats.num_cached_tokens) == (8, 2, 4)
+    assert (stats.num_prompt_tokens_of.sum, stats.num_output_tokens_of.sum) == (8, 2)
+    assert (stats.inference_time_s.sum, stats.token_time_s.sum) == (pytest.approx(2.1), 2.0)
+    assert (stats.num_step_tokens.count, stats.num_step_tokens.sum) == (2, 14)
     counts = {name: getattr(stats, name).count for name in ("queue_time_s", "decode_time_s", "latency_s")}
     assert counts == {"queue_time_s": 1, "decode_time_s": 1, "latency_s": 1}
     assert stats.time_to_first_token_s.sum == pytest.approx(0.3)
@@ -102,7 +109,7 @@ def test_an_engine_adds_up_its_steps_and_requests() -> None:
 
 def test_tokens_that_come_at_once_have_no_time_between_them() -> None:
     meter = EngineMeter()
-    meter.note_token_intervals([0.02, 0.02, 0.03], num_at_once=5)
+    meter.note_tokens(8, [0.02, 0.02, 0.03], num_at_once=5)
     found = meter.stats.inter_token_latency_s
     assert (found.count, found.sum) == (8, pytest.approx(0.07))
     assert found.quantile(5 / 8) == found.bounds[0]
@@ -113,3 +120,32 @@ def test_stats_survive_the_merging_of_deltas() -> None:
     start, middle, end = Delta(token_ids=[1], stats=first), Delta(index=1, token_ids=[2]), Delta(index=2, stats=later)
     assert start.followed_by(middle).stats == first
     assert start.followed_by(middle).followed_by(end).stats == later
+
+
+def test_ours_count_where_a_board_of_vllms_looks() -> None:
+    """A query of one bucket (le="0.5") finds it, and a small model's few milliseconds are told apart."""
+    vllms = {
+        "time_to_first_token_s": "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 "
+        "640 2560",
+        "inter_token_latency_s": "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80",
+        "latency_s": "0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680",
+        "num_prompt_tokens_of": "1 2 5 10 20 50 100 200 500 1000 2000 5000 10000 20000 50000 100000 200000 500000",
+        "num_step_tokens": "1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384",
+    }
+    stats = EngineStats()
+    for name, bounds in vllms.items():
+        ours = getattr(stats, name).bounds
+        assert set(map(float, bounds.split())) <= set(ours), name
+        assert list(ours) == sorted(set(ours)), name
+    stats.time_to_first_token_s.observe(0.0027)
+    assert stats.time_to_first_token_s.quantile(0.5) == 0.003
+
+
+def test_histograms_of_two_versions_add_up() -> None:
+    old, new = Histogram.of((0.01, 0.1)), Histogram.of((0.005, 0.01, 0.1))
+    for histogram, value in ((old, 0.003), (new, 0.003), (new, 0.05), (old, 7.0)):
+        histogram.observe(value)
+    both = old.merged(new)
+    assert (both.bounds, both.counts) == ((0.005, 0.01, 0.1), [1, 1, 1, 1])
+    assert both.sum == pytest.approx(7.056)
+    assert both.merged(Histogram()).counts == both.counts
