@@ -16,9 +16,9 @@ from ..shared.command_line import REDIS_URL_HELP, SHARDS_HELP
 from .config import MAX_ENGINES_ON_HOST, PLACE, EngineConfig
 from .options.option import Option
 from .options.program import Program
-from .options.readers import Indices, Integer, Reader, Switch, SwitchOrText
+from .options.readers import Choice, Indices, Integer, Name, Reader, Switch, SwitchOrText
 from .options.told import guide_table
-from .worker_config import BROKER, PROCESS, WorkerConfig
+from .worker_config import BROKER, OBSERVING, PROCESS, WorkerConfig
 
 _RUN = "a run of `penstock.worker.engine.offline`"
 
@@ -51,6 +51,31 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
             group=PROCESS,
         ),
     ] = None
+    worker_name: Annotated[
+        str | None,
+        Option(
+            "what metrics call this worker, whose engines are NAME-0, NAME-1 and so on in all its lives; give each "
+            "worker of a host another one",
+            Name(),
+            default="the host's name",
+            group=OBSERVING,
+        ),
+    ] = None
+    metrics_port: Annotated[
+        int | None,
+        Option(
+            "serve /metrics of its engines, /healthz and /readyz at this port; 0: a free one, which the log tells",
+            Integer(0, 65_535),
+            default="none",
+            group=OBSERVING,
+        ),
+    ] = None
+    metrics_host: Annotated[
+        str, Option("where that port is; 0.0.0.0: on all of IPv4", Reader("HOST"), group=OBSERVING)
+    ] = "127.0.0.1"
+    metric_names: Annotated[
+        str, Option("vllm adds vLLM's names to our own", Choice("penstock", "vllm"), group=OBSERVING)
+    ] = "penstock"
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):

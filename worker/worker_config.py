@@ -19,7 +19,7 @@ STATUS_INTERVAL_S = 1.0
 MAX_STREAM_INTERVAL_MS = 10_000
 
 # Headings of the help.
-BROKER, PROCESS, LOG = "Redis", "processes", "log"
+BROKER, PROCESS, OBSERVING, LOG = "Redis", "processes", "metrics", "log"
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,7 +27,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     Args:
         worker_id: the supervisor's identity, shared by its engines.
-        engine_id: this engine's identity: the consumer name in Redis and the key of its heartbeat.
+        engine_id: this engine's identity: the consumer name in Redis and the key of its heartbeat. No other process
+            has it, nor will the next worker of this name: who claims under it must be this one.
+        engine_name: what metrics call it, the same whenever its worker begins again.
         redis_url: where the broker is; may carry a password, hence not on the command line.
         shards: the servers that hold the models, as ``parse_shards`` reads them; empty where ``redis_url`` does.
         visible_devices: value of CUDA_VISIBLE_DEVICES for the core; None leaves the environment alone.
@@ -84,6 +86,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         ),
     ] = 50.0
     fork_server: str = ""
+    engine_name: str = ""
     log_requests: Annotated[bool, Option("a line at the end of each request, at level info", Switch(), group=LOG)] = (
         True
     )

@@ -68,7 +68,7 @@ async def test_the_structured_example(deployment: LocalStack) -> None:
 async def test_the_control_examples(deployment: LocalStack) -> None:
     async with Client.connect(deployment.url, model="demo") as client:
         (engine_id,) = await client.is_sleeping()
-        source = block("await client.sleep(level=2)", deployment.url).replace("gpu1-4711-0", engine_id)
+        source = block("await client.sleep(level=2)", deployment.url).replace("gpu1-4711-9f3c-0", engine_id)
         lines = "\n".join(f"    {line}" for line in source.splitlines())
         names: dict[str, Any] = {}
         exec(f"async def example(client):\n{lines}\n    return traces, memory", names)

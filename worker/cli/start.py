@@ -6,11 +6,12 @@ import argparse
 import asyncio
 import importlib.util
 import os
+import secrets
 import socket
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...shared.command_line import Command
 from ...shared.embedded import given_or_embedded
@@ -24,6 +25,9 @@ from ..options.settings import Settings, read_settings
 from ..options.told import effective_config
 from ..programs import PROGRAMS, START, HostOptions
 from ..worker_config import WorkerConfig
+
+if TYPE_CHECKING:
+    from ..supervisor.host_metrics import MetricsServer
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -56,13 +60,20 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
     def announce() -> None:
         print(f"ready: model {engine.model_name} on {count}, {where}{_chosen(engine)}", flush=True)
 
-    worker_id = f"{socket.gethostname()}-{os.getpid()}"
-    with given_or_embedded(host.redis_url) as redis_url, _fork_server(host, engine, process) as fork_server:
+    name = host.worker_name or socket.gethostname()
+    # In containers a name and a process id come again. What the one before has claimed must not look like ours.
+    worker_id = f"{name}-{os.getpid()}-{secrets.token_hex(2)}"
+    with (
+        _metrics_server(host) as metrics,
+        given_or_embedded(host.redis_url) as redis_url,
+        _fork_server(host, engine, process) as fork_server,
+    ):
 
         def config(index: int, placement: Placement) -> WorkerConfig:
             return WorkerConfig(
                 worker_id=worker_id,
                 engine_id=f"{worker_id}-{index}",
+                engine_name=f"{name}-{index}",
                 redis_url=redis_url,
                 shards=shards_text(host.shards or ""),
                 engine=engine,
@@ -74,11 +85,22 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
 
         try:
             configs = [config(index, placement) for index, placement in enumerate(placements)]
-            left_in_order = asyncio.run(Supervisor(configs, announce).run())
+            left_in_order = asyncio.run(Supervisor(configs, announce, metrics).run())
         except EngineStartError as error:
             sys.stderr.write(error.trace)
             raise
     return 0 if left_in_order else 1
+
+
+def _metrics_server(host: HostOptions) -> AbstractContextManager[MetricsServer | None]:
+    """The port for metrics and probes, open before anything is started: one that is taken is soon known."""
+    if host.metrics_port is None:
+        return nullcontext()
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise ConfigurationError("--metrics-port needs prometheus_client: pip install 'penstock[worker]'")
+    from ..supervisor.host_metrics import MetricsServer
+
+    return closing(MetricsServer(host.metrics_host, host.metrics_port, host.metric_names))
 
 
 def _fork_server(host: HostOptions, engine: EngineConfig, process: dict[str, Any]) -> AbstractContextManager[str]:

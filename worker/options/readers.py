@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ...shared.command_line import did_you_mean
+from ...shared.errors import ValidationError
+from ...shared.keys import check_name
 
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -84,6 +86,18 @@ class Folder(Reader):
 
     def read(self, text: str) -> str:
         return os.path.abspath(text) if text else ""
+
+
+class Name(Reader):
+    """What becomes part of a key in Redis, and of ids that people type."""
+
+    metavar = "NAME"
+
+    def check(self, value: Any) -> None:
+        try:
+            check_name("it", value)
+        except ValidationError as error:
+            raise RefusedValueError(str(error).partition(", got")[0].removeprefix("it ")) from error
 
 
 class Model(Reader):

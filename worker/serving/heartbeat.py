@@ -27,7 +27,11 @@ log = structlog.get_logger()
 
 
 class Heartbeat:
-    """Holds the engine's last known state; ``run`` writes it until cancelled."""
+    """Holds the engine's last known state; ``run`` writes it until cancelled.
+
+    Attributes:
+        told: the last ``EngineHeartbeat`` that was made, as JSON; empty before the first.
+    """
 
     def __init__(self, config: WorkerConfig, connection: CommandConnection) -> None:
         self._config = config
@@ -43,6 +47,9 @@ class Heartbeat:
         self._num_beats = 0
         self._card: ModelCard | None = None
         self._last = (time.monotonic(), 0)
+        self._tokens_per_s = 0.0
+        self._looked_at = 0.0
+        self.told = b""
         self._progress: ProgressReader | None = None
         self._stall_watch: StallWatch | None = None
 
@@ -68,12 +75,21 @@ class Heartbeat:
         """Write the heartbeat once."""
         engine_id = self._config.engine_id
         ttl_ms = int(self._config.heartbeat_ttl_s * 1000)
-        rss_bytes = await asyncio.to_thread(_rss_bytes, os.getpid(), self.core_pid)
-        beat = msgspec.json.encode(self._snapshot(*rss_bytes))
-        former = await self._connection.execute("SET", self._keys.engine(engine_id), beat, "PX", ttl_ms, "GET")
+        await self._look()
+        former = await self._connection.execute("SET", self._keys.engine(engine_id), self.told, "PX", ttl_ms, "GET")
         if former is None or self._num_beats % ENTERED_AGAIN_EVERY == 0:
             await self._enter()
         self._num_beats += 1
+
+    async def look_again(self, age_s: float) -> None:
+        """Make ``told`` anew if it is older than that: a beat that waits for Redis keeps nobody else from knowing."""
+        if time.monotonic() - self._looked_at >= age_s:
+            await self._look()
+
+    async def _look(self) -> None:
+        rss_bytes = await asyncio.to_thread(_rss_bytes, os.getpid(), self.core_pid)
+        self.told = msgspec.json.encode(self._snapshot(*rss_bytes))
+        self._looked_at = time.monotonic()
 
     async def _enter(self) -> None:
         """Write what stays in Redis without a time to live, where it is missing.
@@ -102,6 +118,7 @@ class Heartbeat:
         return EngineHeartbeat(
             worker_id=config.worker_id,
             engine_id=config.engine_id,
+            engine_name=config.engine_name,
             model=config.engine.model_name,
             state=self._state(progress),
             host=socket.gethostname(),
@@ -137,8 +154,11 @@ class Heartbeat:
 
     def _rate(self) -> float:
         (then, before), now = self._last, time.monotonic()
-        self._last = (now, self.num_tokens)
-        return (self.num_tokens - before) / max(now - then, 1e-3)
+        # What a moment shorter than this has brought says nothing of a rate.
+        if now - then >= self._config.heartbeat_interval_s / 2:
+            self._tokens_per_s = (self.num_tokens - before) / max(now - then, 1e-3)
+            self._last = (now, self.num_tokens)
+        return self._tokens_per_s
 
 
 def _rss_bytes(*pids: int) -> list[int]:

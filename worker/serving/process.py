@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import select
 import signal
 import sys
 import traceback
@@ -23,17 +22,18 @@ import structlog
 from ...shared.errors import EngineDeadError, PenstockError
 from ...shared.keys import Keys
 from ...shared.log import configure_logging
-from ...shared.messages import EngineCoreOutputs, EngineState, Ready, WorkerStatus
+from ...shared.messages import EngineCoreOutputs, EngineState, Ready
 from ...shared.records import DeathCause
 from ...shared.shards import make_connections
 from ...shared.tracing.endpoint import is_enabled
 from ..text.tokenizer import TextCodec
-from ..worker_config import STATUS_INTERVAL_S, WorkerConfig
+from ..worker_config import WorkerConfig
 from .core_client import CoreClient, CoreLostError, CoreStartupError
 from .heartbeat import Heartbeat
 from .model_card import make_card
 from .service import WorkerService
 from .stall import StallWatch
+from .status_lines import StatusLines
 
 EXIT_FAILED, EXIT_CORE_DIED = 1, 3
 ORPHAN_TIMEOUT_S = 15.0
@@ -90,11 +90,11 @@ class WorkerProcess:
         self._service = WorkerService(config, self._commands, self._subscriber, self._core, self._heartbeat)
         self._stall_watch = StallWatch(self._core.progress, config.stall_timeout_s)
         self._heartbeat.watch(self._core.progress, self._stall_watch)
-        self._status = EngineState.STARTING
+        self._status = StatusLines(config.engine_id, self._heartbeat)
 
     async def run(self, signals: StopSignals) -> int:
         """Return the exit status: 0 after a drain, 1 if the start failed, 3 if the core died."""
-        reporting = asyncio.create_task(self._report_forever())
+        reporting = asyncio.create_task(self._status.run())
         beating: asyncio.Task[None] | None = None
         try:
             await asyncio.gather(self._commands.open(), self._subscriber.open())
@@ -110,7 +110,7 @@ class WorkerProcess:
         finally:
             await self._leave(beating)
             reporting.cancel()
-            self._report(EngineState.STOPPED)
+            self._status.report(EngineState.STOPPED)
 
     async def _start(self, signals: StopSignals) -> tuple[Ready, TextCodec] | None:
         """Load the model; None if a stop came first."""
@@ -135,11 +135,11 @@ class WorkerProcess:
         self._heartbeat.state = EngineState.READY
         await self._heartbeat.beat()
         _collect_garbage_rarely()
-        self._report(EngineState.READY)
+        self._status.report(EngineState.READY)
         watching = asyncio.create_task(self._watch_for_stalls())
         await self._service.serve(ready, codec, signals.stop)
         if not self._core.dead.is_set():
-            self._report(EngineState.DRAINING)
+            self._status.report(EngineState.DRAINING)
             num_returned = await self._service.drain(self._config.drain_timeout_s, signals.at_once)
             if num_returned:
                 log.info("requests_handed_back", num_requests=num_returned)
@@ -159,7 +159,7 @@ class WorkerProcess:
         """Say why the core died, and give what it held to others."""
         death = await self._core.end()
         self._heartbeat.error = death.reason
-        self._report(
+        self._status.report(
             EngineState.FAILED,
             code=EngineDeadError.code,
             message=death.reason,
@@ -212,31 +212,7 @@ class WorkerProcess:
         else:
             trace = "" if isinstance(error, PenstockError) else "".join(traceback.format_exception(error))
         code = error.code if isinstance(error, PenstockError) else "worker_failed"
-        self._report(EngineState.FAILED, code=code, message=str(error), trace=trace, is_external=is_external)
-
-    async def _report_forever(self) -> None:
-        while self._status != EngineState.FAILED:
-            # A supervisor that is stopped reads nothing, and a full pipe would stop us, too.
-            if select.select([], [sys.stdout], [], 0)[1]:
-                self._report(self._status)
-            await asyncio.sleep(STATUS_INTERVAL_S)
-
-    def _report(
-        self, state: EngineState, *, code: str = "", message: str = "", trace: str = "", is_external: bool = False
-    ) -> None:
-        self._status = state
-        status = WorkerStatus(
-            engine_id=self._config.engine_id,
-            state=state,
-            code=code,
-            message=message,
-            trace=trace,
-            is_external=is_external,
-            num_tokens=self._heartbeat.num_tokens,
-        )
-        with contextlib.suppress(BrokenPipeError):  # the supervisor is gone; the lifeline says so too
-            sys.stdout.buffer.write(msgspec.json.encode(status) + b"\n")
-            sys.stdout.buffer.flush()
+        self._status.report(EngineState.FAILED, code=code, message=str(error), trace=trace, is_external=is_external)
 
 
 def _collect_garbage_rarely() -> None:

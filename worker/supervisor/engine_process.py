@@ -42,6 +42,7 @@ class EngineProcess:
         ended: set with ``exit_code``.
         heard_at: when its last line came, by the loop's clock; before the first, when it was spawned.
         has_spoken: whether a line came at all.
+        heartbeat: the last ``EngineHeartbeat`` that it told, as JSON; empty before the first.
         exit_code: as ``Popen.returncode``, None while it lives; set after its last words were read.
     """
 
@@ -51,6 +52,7 @@ class EngineProcess:
         self.failure: WorkerStatus | None = None
         self.heard_at = 0.0
         self.has_spoken = False
+        self.heartbeat = b""
         self.exit_code: int | None = None
         self.ended = asyncio.Event()
         self._config = config
@@ -182,6 +184,7 @@ class EngineProcess:
         self.has_spoken = True
         self.heard_at = asyncio.get_running_loop().time()
         self._num_tokens = max(self._num_tokens, status.num_tokens)
+        self.heartbeat = bytes(status.heartbeat) or self.heartbeat
         if status.state == EngineState.FAILED:
             self.failure = status
         self._on_change(self)

@@ -89,20 +89,33 @@ class Engine:
         is_silent = self.policy.phase is Phase.RESTARTING and not self.life.has_spoken
         if self.death is None or not (is_silent or self.policy.phase in (Phase.DOWN, Phase.GIVEN_UP)):
             return None
+        notice = self._bare_beat(EngineState.DEAD)
+        notice.error, notice.restart_at = self.describe_death(), self._restart_at
+        return notice
+
+    def beat(self) -> EngineHeartbeat:
+        """Return what is known of it now, by what its worker process said last, whether Redis hears of it or not."""
+        notice = self.notice()
+        if notice is not None:
+            return notice
+        if not self.life.heartbeat:
+            return self._bare_beat(self.life.state)
+        return msgspec.json.decode(self.life.heartbeat, type=EngineHeartbeat)
+
+    def _bare_beat(self, state: EngineState) -> EngineHeartbeat:
         config = self._config
         return EngineHeartbeat(
             worker_id=config.worker_id,
             engine_id=config.engine_id,
+            engine_name=config.engine_name,
             model=config.engine.model_name,
-            state=EngineState.DEAD,
+            state=state,
             host=socket.gethostname(),
             worker_pid=0,
             core_pid=0,
             supervisor_pid=config.supervisor_pid,
             device=config.device_name,
-            error=self.describe_death(),
             num_restarts=self.policy.num_restarts,
-            restart_at=self._restart_at,
         )
 
     def describe_death(self) -> str:

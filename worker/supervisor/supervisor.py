@@ -23,6 +23,7 @@ import math
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -39,6 +40,10 @@ from .reaper import Reaper
 from .restart import Phase
 from .silence import SilenceWatch
 from .supervised_engine import Engine
+
+if TYPE_CHECKING:
+    # Needs prometheus_client, which those without metrics do not import.
+    from .host_metrics import MetricsServer
 
 # The worker process ends a drain by itself; this is for its last round trips.
 DRAIN_MARGIN_S = 2.0
@@ -72,9 +77,12 @@ class Supervisor:
     Args:
         configs: one per engine; at least one.
         on_ready: called once, when all engines serve.
+        metrics: where to serve figures and probes.
     """
 
-    def __init__(self, configs: Sequence[WorkerConfig], on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, configs: Sequence[WorkerConfig], on_ready: Callable[[], None], metrics: MetricsServer | None = None
+    ) -> None:
         if not configs:
             raise ConfigurationError("a supervisor needs at least one engine")
         self._config = configs[0]
@@ -93,6 +101,7 @@ class Supervisor:
             self._redis, keys, ProcessKind.SUPERVISOR, {"worker": self._config.worker_id, "engines": str(len(configs))}
         )
         self._notices = DeathNotices(self._redis, self._config, self._engines)
+        self._metrics = metrics
         self._silence = SilenceWatch(self._config, self._lives_that_ought_to_speak)
         self._running: list[asyncio.Task[None]] = []
 
@@ -107,6 +116,8 @@ class Supervisor:
             EngineDeadError: no engine is left.
         """
         config = self._config
+        if self._metrics is not None:
+            self._metrics.start(config, self._engines, self._redis, lambda: self._urgency > Urgency.STAY)
         await check_servers(config.redis_url, config.shards, namespace=config.namespace, for_worker=True)
         self._install_signals()
         subscriber = self._subscriber

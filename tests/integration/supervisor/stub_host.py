@@ -19,6 +19,7 @@ from penstock.shared.messages import DrainCommand, EngineState
 from penstock.shared.records import EngineHeartbeat
 from penstock.worker.config import EngineConfig
 from penstock.worker.supervisor import Supervisor, engine_process
+from penstock.worker.supervisor.host_metrics import MetricsServer
 from penstock.worker.supervisor.restart import Phase
 from penstock.worker.worker_config import WorkerConfig
 
@@ -43,17 +44,25 @@ async def eventually(condition: Callable[[], object | Awaitable[object]], timeou
 class StubHost:
     """One supervisor of stub workers; its engines are h-0, h-1, ..."""
 
-    def __init__(self, commands: CommandConnection, folder: Path, num_engines: int, config: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        commands: CommandConnection,
+        folder: Path,
+        num_engines: int,
+        config: dict[str, Any],
+        metrics: MetricsServer | None = None,
+    ) -> None:
         self._commands = commands
         self._folder = folder
         self._keys = Keys(config["namespace"])
         self.broker = Broker(commands, self._keys.model(MODEL))
         engine = EngineConfig(model=MODEL)
         configs = [
-            WorkerConfig(worker_id="h", engine_id=f"h-{index}", engine=engine, **config) for index in range(num_engines)
+            WorkerConfig(worker_id="h", engine_id=f"h-{index}", engine_name=f"name-{index}", engine=engine, **config)
+            for index in range(num_engines)
         ]
         self._ready = asyncio.Event()
-        self.supervisor = Supervisor(configs, self._ready.set)
+        self.supervisor = Supervisor(configs, self._ready.set, metrics)
         self.engines = self.supervisor._engines
         self._seen: set[psutil.Process] = set()
         self.running = asyncio.create_task(self.supervisor.run())

@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 
 LINE_INTERVAL_S = 0.05
+NUM_OUTPUT_TOKENS = 77
 
 
 def main() -> None:
@@ -28,7 +29,11 @@ def main() -> None:
     behaviour = told.read_text() if told.exists() else "serve"
 
     def say(state: str, **more: object) -> None:
-        sys.stdout.write(json.dumps({"engine_id": config["engine_id"], "state": state, **more}) + "\n")
+        beat = {name: config[name] for name in ("worker_id", "engine_id", "engine_name")}
+        beat |= {"model": config["engine"]["model"], "host": "stub", "worker_pid": os.getpid(), "core_pid": 1}
+        beat |= {"state": state, "stats": {"num_output_tokens": NUM_OUTPUT_TOKENS}}
+        line = {"engine_id": config["engine_id"], "state": state, "heartbeat": beat, **more}
+        sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
 
     say("starting")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -53,8 +55,9 @@ def test_serves_is_listed_and_drains(
     where = ("--namespace", namespace)
     beats = json.loads(run_worker("list", "--json", *where).stdout)
     worker_id = beats[0]["worker_id"]
-    assert worker_id.endswith(f"-{worker.process.pid}")
+    assert re.fullmatch(rf"{re.escape(socket.gethostname())}-{worker.process.pid}-[0-9a-f]{{4}}", worker_id)
     assert [beat["engine_id"] for beat in beats] == [f"{worker_id}-0", f"{worker_id}-1"]
+    assert [beat["engine_name"] for beat in beats] == [f"{socket.gethostname()}-0", f"{socket.gethostname()}-1"]
     assert {beat["state"] for beat in beats} == {"ready"}
     assert [beat["worker_pid"] for beat in beats] == [process.pid for process in worker.worker_processes()]
 

@@ -1,0 +1,142 @@
+"""A few paths over HTTP for scrapers and probes, in threads of its own; what it answers is asked of the event loop.
+
+So a slow reader holds up nobody, and a loop that does not run is told of instead of keeping a probe waiting. It is the
+server of the standard library, which prometheus_client serves metrics by, too: a worker needs no web framework.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import socket
+import socketserver
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import msgspec
+
+from ...shared.errors import ConfigurationError
+from ...shared.shown import shown
+
+LOOP_PATIENCE_S = 3.0
+CLIENT_PATIENCE_S = 10.0
+JSON = "application/json"
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a path answers."""
+
+    body: bytes
+    status: HTTPStatus = HTTPStatus.OK
+    content_type: str = JSON
+
+    @classmethod
+    def of(cls, content: object, status: HTTPStatus = HTTPStatus.OK) -> Answer:
+        """Some content as JSON."""
+        return cls(msgspec.json.encode(content), status)
+
+
+Answers = Mapping[str, Callable[[], Awaitable[Answer]]]
+
+
+class HttpServer:
+    """Listens from its making on, and answers from ``start`` to ``close``.
+
+    Args:
+        port: 0 is a free one.
+
+    Raises:
+        ConfigurationError: it cannot listen there; says why.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        try:
+            self._server = _Server((host, port), _Handler, ":" in host)
+        except (OSError, OverflowError) as error:
+            reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0].rstrip(".")
+            raise ConfigurationError(
+                f"cannot listen on --metrics-host {shown(host)}, --metrics-port {port} ({reason}); pass others"
+            ) from error
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, port = self._server.server_address[:2]
+        return f"http://{f'[{host!s}]' if ':' in str(host) else host!s}:{port}"
+
+    def start(self, answers: Answers) -> None:
+        """Answer these paths by what their functions return in the loop that runs now."""
+        self._server.answers, self._server.loop = answers, asyncio.get_running_loop()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no more; answers under way are not waited for."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    # A reader that takes its time keeps nobody from leaving.
+    daemon_threads = True
+    allow_reuse_port = False
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], is_ipv6: bool) -> None:
+        self.address_family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+        self.answers: Answers = {}
+        self.loop: asyncio.AbstractEventLoop | None = None
+        super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        # Past HTTPServer's, which asks the name service who we are: that may take seconds.
+        socketserver.TCPServer.server_bind(self)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who goes away before the answer is of no interest."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = CLIENT_PATIENCE_S
+    server: _Server
+
+    def do_GET(self) -> None:
+        answer = self._answer()
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.content_type)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
+
+    do_HEAD = do_GET
+
+    def _answer(self) -> Answer:
+        path = self.path.partition("?")[0]
+        ask, loop = self.server.answers.get(path), self.server.loop
+        if ask is None or loop is None:
+            error = {"error": f"no path {shown(path)}; there are {', '.join(self.server.answers)}"}
+            return Answer.of(error, HTTPStatus.NOT_FOUND)
+        answering = _awaited(ask)
+        try:
+            asked = asyncio.run_coroutine_threadsafe(answering, loop)
+        except RuntimeError:  # the loop has ended, and we do in a moment
+            answering.close()
+            return Answer.of({"error": "the process ends"}, HTTPStatus.SERVICE_UNAVAILABLE)
+        try:
+            return asked.result(LOOP_PATIENCE_S)
+        except (TimeoutError, concurrent.futures.CancelledError):
+            asked.cancel()
+            error = {"error": f"no answer within {LOOP_PATIENCE_S:g} s: the event loop does not run, or is overloaded"}
+            return Answer.of(error, HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are not logged."""
+
+
+async def _awaited(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    return await ask()
