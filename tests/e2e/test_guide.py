@@ -50,6 +50,7 @@ PROSE = (
     "figures",
     "logs",
     "models",
+    "operating/alerts",
     "operating/metrics",
     "operating/scale",
     "operating/shards",

@@ -14,6 +14,8 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.stats import EngineStats
 
+from ..gate import Gate
+
 pytestmark = pytest.mark.xdist_group("deployment")
 
 COUNT = "count from four to nine:"
@@ -77,6 +79,24 @@ async def test_the_engine_adds_up_what_its_requests_took(client: Client) -> None
     assert after.num_decode_tokens + after.num_prefill_tokens >= after.num_output_tokens
     assert 0 < after.prefix_cache_hits <= after.prefix_cache_queries
     assert after.execute_time_s > before.execute_time_s
+
+
+async def test_tokens_count_while_an_answer_runs(client: Client, gate: Gate) -> None:
+    before = await settled(client, 0)
+    gate.hold_at(5)
+    running = asyncio.create_task(client.generate(COUNT, SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)))
+    # What ran before may be counted late, so there may be more.
+    async with asyncio.timeout(60):
+        while (now := await engine_stats(client)).num_output_tokens < before.num_output_tokens + 5:
+            await asyncio.sleep(0.05)
+    assert now.num_prompt_tokens > before.num_prompt_tokens
+    assert not running.done()
+    gate.open()
+    usage = (await running).usage
+    assert usage is not None
+    after = await settled(client, sum(now.num_finished.values()) + 1)
+    assert after.num_output_tokens >= before.num_output_tokens + 9
+    assert after.num_prompt_tokens >= before.num_prompt_tokens + usage.num_prompt_tokens
 
 
 async def test_the_engine_adds_to_the_series_and_its_supervisor_says_that_it_is_there(

@@ -174,3 +174,10 @@ def test_what_follows_a_stop_string_in_a_step_is_dropped_without_trace(codec: Te
     assert (delta.finish_reason, delta.stop_reason, delta.error) == (FinishReason.STOP, "ab", None)
     assert delta.usage == Usage(1, 4, 0)
     assert generation.num_output_tokens == 4
+
+
+def test_a_prompt_is_counted_once_with_the_first_token(generation: Generation) -> None:
+    assert generation.take_prompt() == (0, 0)
+    generation.absorb(EngineCoreOutput("r", [5], num_cached_tokens=16))
+    # The timing tells of a first token where a step has made one.
+    assert generation.take_prompt() == (0, 0)
