@@ -102,7 +102,6 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     timeout = CLIENT_PATIENCE_S
-    server: _Server
 
     def do_GET(self) -> None:
         answer = self._answer()
@@ -116,10 +115,11 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _answer(self) -> Answer:
-        path = self.path.partition("?")[0]
-        ask, loop = self.server.answers.get(path), self.server.loop
+        server, path = self.server, self.path.partition("?")[0]
+        assert isinstance(server, _Server)
+        ask, loop = server.answers.get(path), server.loop
         if ask is None or loop is None:
-            error = {"error": f"no path {shown(path)}; there are {', '.join(self.server.answers)}"}
+            error = {"error": f"no path {shown(path)}; there are {', '.join(server.answers)}"}
             return Answer.of(error, HTTPStatus.NOT_FOUND)
         answering = _awaited(ask)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from penstock.shared.messages import (
     Usage,
 )
 from penstock.shared.params import SamplingParams
+from penstock.shared.stats import RequestStats
 from penstock.worker.serving.generation import Generation
 from penstock.worker.serving.segments import Segment
 from penstock.worker.text.tokenizer import TextCodec
@@ -176,8 +178,29 @@ def test_what_follows_a_stop_string_in_a_step_is_dropped_without_trace(codec: Te
     assert generation.num_output_tokens == 4
 
 
-def test_a_prompt_is_counted_once_with_the_first_token(generation: Generation) -> None:
+def a_step(generation: Generation, *token_ids: int) -> None:
+    output = EngineCoreOutput("r", [*token_ids], num_cached_tokens=16)
+    generation.timing.note_output(output, time.monotonic())
+    generation.absorb(output)
+
+
+def test_a_prompt_is_counted_once_with_its_first_token(generation: Generation) -> None:
     assert generation.take_prompt() == (0, 0)
-    generation.absorb(EngineCoreOutput("r", [5], num_cached_tokens=16))
-    # The timing tells of a first token where a step has made one.
+    a_step(generation, 5)
+    assert generation.take_prompt() == (20, 16)
+    a_step(generation, 6)
     assert generation.take_prompt() == (0, 0)
+
+
+def test_a_resumed_request_and_a_later_segment_count_what_nobody_has_counted() -> None:
+    params = SamplingParams(max_tokens=9, detokenize=False)
+    request = EngineCoreRequest(request_id="r", prompt_token_ids=[1] * 20, sampling_params=params, epoch=1)
+    claim, codec = Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1), cast(Any, None)
+    resumed = Generation(Segment(request, [Delta(token_ids=[4], stats=RequestStats())]), codec, claim)
+    a_step(resumed, 5)
+    assert resumed.take_prompt() == (0, 0), "the engine that made its first token has counted it"
+    # Its prompt is a chunk of 8, 5 tokens of output, and a chunk of 7.
+    segment = Segment(request, [], number=1, num_former_tokens=5, num_former_prompt_tokens=8)
+    later = Generation(segment, codec, claim)
+    a_step(later, 5)
+    assert later.take_prompt() == (7, 7)
