@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import structlog
 
@@ -38,6 +38,7 @@ class EngineCore:
 
     Attributes:
         step_fn: the form of ``step`` that this core is made for.
+        step_watch: makes what times a step; a profiler puts its own in place.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class EngineCore:
         self._num_accelerator_failures = 0
         self._isolation = Isolation()
         self._step_stats: StepStats | None = None
+        self.step_watch: Callable[[], StepWatch] = StepWatch
 
     @property
     def has_work(self) -> bool:
@@ -115,12 +117,13 @@ class EngineCore:
         ended = self._take_ready_grammars()
         if not self.scheduler.has_unfinished_requests:
             return ended
-        watch = StepWatch()
+        watch = self.step_watch()
         batch = self._isolation.next_batch() or self.scheduler.schedule()
         watch.scheduled(batch)
         try:
             sampled = self._executor.execute(batch)
         except Exception as error:
+            watch.failed()
             return ended + self._handle_failure(batch, error)
         return ended + self._update(batch, sampled, watch)
 

@@ -8,7 +8,6 @@ from ...shared.messages import EngineCoreOutput
 from .core import EngineCore
 from .scheduling.batch_queue import BatchQueue
 from .scheduling.scheduler_output import SchedulerOutput
-from .step_watch import StepWatch
 
 
 class LookAheadCore(EngineCore):
@@ -45,12 +44,13 @@ class LookAheadCore(EngineCore):
             if self.scheduler.has_unfinished_requests:
                 queue.launch(self.scheduler.schedule())
             return ended
-        watch = StepWatch()
+        watch = self.step_watch()
         batch, upcoming = queue.batch, self.scheduler.schedule()
         watch.scheduled(batch)
         try:
             sampled = queue.collect()
         except Exception as error:
+            watch.failed()
             self._land(upcoming)
             return ended + self._handle_failure(batch, error)
         if upcoming.requests:

@@ -22,6 +22,9 @@ class StepWatch:
     def executed(self) -> None:
         self._times.append(time.perf_counter())
 
+    def failed(self) -> None:
+        """The step has raised: there is nothing more to be told of."""
+
     def updated(self) -> StepStats:
         """Return what the step did."""
         started, scheduled, executed = self._times

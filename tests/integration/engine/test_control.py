@@ -152,6 +152,7 @@ def test_a_profile_is_a_trace_of_the_steps_between(
     assert Path(saved.path).stat().st_size == saved.num_bytes
     names = {event.get("name") for event in json.loads(Path(saved.path).read_text())["traceEvents"]}
     assert {"aten::embedding", "penstock::decoder"} & names
+    assert {"engine: schedule", "engine: execute", "engine: update"} <= names
     assert "no profile" in refusal(engine, StopProfile()).message
 
 

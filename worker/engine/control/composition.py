@@ -53,7 +53,7 @@ def compose_control(
     parts = ControlledParts(
         core=core,
         sleep=_make_sleep(config, folder, model, allocate_cache),
-        profiler=StepProfiler(_profile_folder(config), config.model_name),
+        profiler=StepProfiler(core, _profile_folder(config), config.model_name),
         rpc_methods=rpc_methods,
         rpc_engine=RpcEngine(config, core, model),
         save_sharded_state=lambda call: save_sharded_state(model, lambda: load_module(on_cpu, folder), folder, call),
