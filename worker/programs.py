@@ -16,9 +16,9 @@ from ..shared.command_line import REDIS_URL_HELP, SHARDS_HELP
 from .config import MAX_ENGINES_ON_HOST, PLACE, EngineConfig
 from .options.option import Option
 from .options.program import Program
-from .options.readers import Choice, Indices, Integer, Name, Reader, Switch, SwitchOrText
+from .options.readers import Choice, Indices, Integer, Name, Reader, Seconds, Switch, SwitchOrText, Texts
 from .options.told import guide_table
-from .worker_config import BROKER, OBSERVING, PROCESS, WorkerConfig
+from .worker_config import BROKER, LOG, OBSERVING, PROCESS, WorkerConfig
 
 _RUN = "a run of `penstock.worker.engine.offline`"
 
@@ -76,6 +76,25 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
     metric_names: Annotated[
         str, Option("vllm adds vLLM's names to our own", Choice("penstock", "vllm"), group=OBSERVING)
     ] = "penstock"
+    log_stats_interval_s: Annotated[
+        float,
+        Option(
+            "how often a line tells what an engine does while it has something to do; 0: never",
+            Seconds(0),
+            name="log_stats_interval",
+            group=LOG,
+        ),
+    ] = 10.0
+    aggregate_engine_logging: Annotated[bool, Option("one such line for all engines", Switch(), group=LOG)] = False
+    stat_loggers: Annotated[
+        tuple[str, ...],
+        Option(
+            "a factory of loggers that are told the same, as MODULE:NAME; may be given several times",
+            Texts("MODULE:NAME"),
+            name="stat_logger",
+            group=LOG,
+        ),
+    ] = ()
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -87,9 +87,13 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ] = 50.0
     fork_server: str = ""
     engine_name: str = ""
-    log_requests: Annotated[bool, Option("a line at the end of each request, at level info", Switch(), group=LOG)] = (
-        True
-    )
+    log_requests: Annotated[
+        bool, Option("a line at the end of each request, with its parameters and figures", Switch(), group=LOG)
+    ] = True
+    log_prompts: Annotated[
+        bool,
+        Option("a line with the token ids of each prompt, too; without it no content is logged", Switch(), group=LOG),
+    ] = False
     otlp_traces_endpoint: Annotated[str | None, Option(TRACES_HELP, Reader("URL"), default="no spans", group=LOG)] = (
         None
     )

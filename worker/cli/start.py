@@ -47,6 +47,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _serve(settings: Settings, process: dict[str, Any]) -> int:
     # Imported late: it needs psutil, and `worker --help` should say so rather than fail.
     from ..supervisor import EngineStartError, Placement, Supervisor, place_engines
+    from ..supervisor.stat_loggers import StatLoggerManager, load_factories
 
     host, given = settings.make(HostOptions), settings.fields_of(EngineConfig)
     with settings.naming_sources():
@@ -54,6 +55,7 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
         on_host = {"device": placements[0].device, "num_engines_on_host": len(placements)}
         engine = EngineConfig(**{**given, **on_host})
         check_name("the model's name (--served-model-name)", engine.model_name)
+        factories = load_factories(host.stat_loggers)
     where = ", ".join(dict.fromkeys(map(str, placements)))
     count = f"{len(placements)} engine{'s' if len(placements) > 1 else ''}"
 
@@ -85,7 +87,13 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
 
         try:
             configs = [config(index, placement) for index, placement in enumerate(placements)]
-            left_in_order = asyncio.run(Supervisor(configs, announce, metrics).run())
+            loggers = StatLoggerManager(
+                configs,
+                factories,
+                interval_s=host.log_stats_interval_s,
+                is_aggregated=host.aggregate_engine_logging,
+            )
+            left_in_order = asyncio.run(Supervisor(configs, announce, metrics, loggers).run())
         except EngineStartError as error:
             sys.stderr.write(error.trace)
             raise

@@ -212,6 +212,7 @@ class ClaimLoop:
             self._refuse(claim, RequestError(error.code, str(error), error.retryable))
             return False
         log.debug("request_claimed", **generation.ids, num_deliveries=claim.attempt)
+        self._observer.note_begin(generation, segment.request)
         older = self._live.add(generation)
         if older is not None:
             self._core.abort_requests([older])

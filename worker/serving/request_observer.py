@@ -1,11 +1,11 @@
-"""Who is told how each request leaves an engine."""
+"""Who is told how each request comes to an engine and leaves it."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
 
-from ...shared.messages import Delta
+from ...shared.messages import Delta, EngineCoreRequest
 from .generation import Generation
 
 
@@ -22,6 +22,9 @@ class RequestObserver:
 
     async def open(self) -> None:
         """Begin; nothing was claimed yet."""
+
+    def note_begin(self, generation: Generation, request: EngineCoreRequest) -> None:
+        """It was taken up; ``request`` is what its engine gets, the prompt as token ids."""
 
     def note_end(self, generation: Generation, last: Delta) -> None:
         """``last`` tells the end of the request, or of a resumable one's segment."""
@@ -42,6 +45,10 @@ class RequestObservers(RequestObserver):
     async def open(self) -> None:
         for observer in self._observers:
             await observer.open()
+
+    def note_begin(self, generation: Generation, request: EngineCoreRequest) -> None:
+        for observer in self._observers:
+            observer.note_begin(generation, request)
 
     def note_end(self, generation: Generation, last: Delta) -> None:
         for observer in self._observers:

@@ -77,9 +77,8 @@ class WorkerService:
         self._live = RunningGenerations()
         layouts = Layouts(commands, self._keys)
         self._parts = ServedPartitions(self._engine_id, self._make_partition, lambda: layouts.read(self._model))
-        self._observer = RequestObservers(
-            [RequestLog(self._model, is_on=config.log_requests), *attempt_spans(config, self._history_of)]
-        )
+        request_log = RequestLog(self._model, is_on=config.log_requests, tells_prompts=config.log_prompts)
+        self._observer = RequestObservers([request_log, *attempt_spans(config, self._history_of)])
         self._claiming = ClaimLoop(config, self._parts, core, self._live, self._observer)
         self._telling: set[asyncio.Task[None]] = set()
         sleep = SleepControl(config.engine_id, core, self._live, self._parts, self._claiming, heartbeat, self._observer)

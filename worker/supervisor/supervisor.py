@@ -39,6 +39,7 @@ from .engine_process import EngineProcess
 from .reaper import Reaper
 from .restart import Phase
 from .silence import SilenceWatch
+from .stat_loggers import StatLoggerManager
 from .supervised_engine import Engine
 
 if TYPE_CHECKING:
@@ -78,10 +79,15 @@ class Supervisor:
         configs: one per engine; at least one.
         on_ready: called once, when all engines serve.
         metrics: where to serve figures and probes.
+        stat_loggers: who is told what engines do.
     """
 
     def __init__(
-        self, configs: Sequence[WorkerConfig], on_ready: Callable[[], None], metrics: MetricsServer | None = None
+        self,
+        configs: Sequence[WorkerConfig],
+        on_ready: Callable[[], None],
+        metrics: MetricsServer | None = None,
+        stat_loggers: StatLoggerManager | None = None,
     ) -> None:
         if not configs:
             raise ConfigurationError("a supervisor needs at least one engine")
@@ -102,6 +108,7 @@ class Supervisor:
         )
         self._notices = DeathNotices(self._redis, self._config, self._engines)
         self._metrics = metrics
+        self._stat_loggers = stat_loggers
         self._silence = SilenceWatch(self._config, self._lives_that_ought_to_speak)
         self._running: list[asyncio.Task[None]] = []
 
@@ -130,6 +137,9 @@ class Supervisor:
             self._running = [asyncio.create_task(engine.run()) for engine in self._engines]
             watchers = (self._reaper, self._notices, self._silence)
             watching = [asyncio.create_task(watcher.run()) for watcher in watchers]
+            if self._stat_loggers is not None:
+                telling = self._stat_loggers.run(lambda: [engine.beat() for engine in self._engines])
+                watching.append(asyncio.create_task(telling))
             await self._start()
             await self._serve()
         finally:

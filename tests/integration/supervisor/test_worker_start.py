@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 import redis
@@ -48,9 +49,11 @@ def test_serves_is_listed_and_drains(
     """On the embedded Redis, which comes and goes with it."""
     monkeypatch.delenv("PENSTOCK_REDIS_URL")
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "data"))
-    worker = start_worker("--device", "cpu", "--engines", "2")
+    worker = start_worker("--device", "cpu", "--engines", "2", "--metrics-port", "0", "--log-stats-interval", "1")
     worker.await_ready()
     assert worker.out == "ready: model demo on 2 engines, cpu\n"
+    url = str(worker.await_event("metrics_served")["url"])
+    assert httpx.get(url.replace("/metrics", "/readyz"), timeout=DEADLINE_S).status_code == 200
 
     where = ("--namespace", namespace)
     beats = json.loads(run_worker("list", "--json", *where).stdout)
@@ -64,6 +67,10 @@ def test_serves_is_listed_and_drains(
     command = [sys.executable, "-m", "penstock.ops.cli", "generate", "four plus two is", "--temperature", "0"]
     answer = subprocess.run([*command, *where], capture_output=True, text=True, timeout=240, check=True)
     assert answer.stdout.strip()
+    # By what the worker processes say, once a second.
+    counted = re.compile(r'^penstock_generation_tokens_total\{engine="(.+)",model_name="demo"\} [1-9]', re.MULTILINE)
+    wait_until(lambda: counted.search(httpx.get(url, timeout=DEADLINE_S).text), "the tokens are not told")
+    assert worker.await_event("engine_stats")["model"] == "demo"
 
     drained = run_worker("drain", worker_id, *where)
     assert (drained.returncode, drained.stdout) == (0, f"left: {worker_id}\n"), drained.stderr

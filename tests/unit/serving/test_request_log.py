@@ -1,0 +1,34 @@
+"""What the log says of a request: ids, parameters and figures, and contents only if asked for."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from structlog.testing import capture_logs
+
+from penstock.shared.broker import Claim
+from penstock.shared.messages import EngineCoreRequest, FinishReason
+from penstock.shared.params import SamplingParams
+from penstock.worker.serving.generation import Generation
+from penstock.worker.serving.request_log import RequestLog
+from penstock.worker.serving.segments import Segment
+
+PROMPT = [11, 12, 13]
+
+
+@pytest.mark.parametrize("tells_prompts", [False, True])
+def test_contents_are_logged_only_if_asked_for(tells_prompts: bool) -> None:
+    params = SamplingParams(temperature=0.5, max_tokens=3, seed=7, detokenize=False, bad_words=["secret"])
+    request = EngineCoreRequest(request_id="r", prompt_token_ids=PROMPT, sampling_params=params, epoch=1)
+    claim = Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1)
+    generation = Generation(Segment(request, []), cast(Any, None), claim)
+    request_log = RequestLog("m", tells_prompts=tells_prompts)
+    with capture_logs() as logs:
+        request_log.note_begin(generation, request)
+        request_log.note_end(generation, generation.cut_off(FinishReason.EXPIRED))
+    end = logs[-1]
+    assert (end["event"], end["request_id"], end["finish_reason"]) == ("request_finished", "r", FinishReason.EXPIRED)
+    assert end["params"] == {"temperature": 0.5, "max_tokens": 3, "seed": 7, "detokenize": False}
+    assert "secret" not in str(logs)
+    assert (str(PROMPT) in str(logs)) is tells_prompts
