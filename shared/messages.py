@@ -150,6 +150,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     """The model is loaded and the KV cache allocated; requests may come. ``model_folder`` holds the tokenizer.
 
     ``attention_backend`` is what attends: "triton", "native", "reference" or, where transformers' code does, that.
+    ``processor`` is the name of the GPU or the CPU, ``instructions`` are those of it that kernels may use.
     """
 
     version: int = WIRE_VERSION
@@ -169,6 +170,8 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     load_time_s: float = 0.0
     attention_backend: str = ""
     kv_cache_dtype: str = ""
+    processor: str = ""
+    instructions: list[str] = []
 
 
 class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):

@@ -14,6 +14,37 @@ from .params import GENERATE
 from .stats import EngineStats
 
 
+class EngineSetup(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
+    """What an engine was started with, and on what. JSON, as a part of others.
+
+    Args:
+        kv_cache_size_tokens: what its KV cache holds.
+        attention_backend, kv_cache_dtype, processor, instructions: as in ``messages.Ready``.
+        num_threads: of an engine on the CPU; 0 has chosen by itself.
+        versions: of what it runs, by name.
+    """
+
+    max_model_len: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    block_size: int = 0
+    kv_cache_size_tokens: int = 0
+    scheduling_policy: str = ""
+    enable_prefix_caching: bool = False
+    async_scheduling: bool = False
+    deterministic: bool = False
+    dtype: str = ""
+    kv_cache_dtype: str = ""
+    quantization: str = ""
+    attention_backend: str = ""
+    structured_outputs_backend: str = ""
+    native_kernels: bool = False
+    num_threads: int = 0
+    processor: str = ""
+    instructions: list[str] = []
+    versions: dict[str, str] = {}
+
+
 class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
     """What a client may know of a served model; written by its workers when ready. JSON, so people can read it.
 
@@ -29,6 +60,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
         registered_at: when a worker last said all this, in seconds since the epoch.
         attention_backend, kv_cache_dtype: as in ``messages.Ready``.
         tool_call_parser, reasoning_parser: those that fit its chat template; empty where none is known to.
+        setup: of the engine that said all this; others of the model may have another one, which their heartbeats tell.
     """
 
     version: int = WIRE_VERSION
@@ -48,6 +80,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
     registered_at: float = 0.0
     attention_backend: str = ""
     kv_cache_dtype: str = ""
+    setup: EngineSetup | None = None
 
 
 class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -79,6 +112,8 @@ class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     stats: EngineStats | None = None
     # What metrics call it: the same in all lives of its worker. "" of workers that have none.
     engine_name: str = ""
+    # Once its model is loaded.
+    setup: EngineSetup | None = None
 
 
 class DeathCause(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True):

@@ -38,6 +38,11 @@ class MetricSpec(msgspec.Struct, frozen=True):
 MODEL = "model_name"
 OF_MODEL = (MODEL,)
 OF_ENGINE = (MODEL, "engine")
+# Fields of `EngineSetup`, and the version of the worker.
+CONFIGURED = (
+    *("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "kv_cache_size_tokens", "dtype"),
+    *("kv_cache_dtype", "quantization", "attention_backend", "scheduling_policy", "processor", "version"),
+)
 COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
 
 # Names of counters are told without "_total", which the exposition adds.
@@ -50,6 +55,7 @@ ENGINES = (
         "1; which process the engine is, and where",
         (*OF_ENGINE, "engine_id", "worker", "host", "device"),
     ),
+    MetricSpec("engine_config_info", GAUGE, "1; what it was started with", (*OF_ENGINE, *CONFIGURED)),
     MetricSpec("engine_start_time_seconds", GAUGE, "Unix time at which its worker process began", OF_ENGINE),
     MetricSpec("num_requests_running", GAUGE, "Requests in the batch", OF_ENGINE, is_vllms=True),
     MetricSpec("engine_num_requests_waiting", GAUGE, "Claimed requests outside of the batch", OF_ENGINE),

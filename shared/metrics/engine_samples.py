@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from ..messages import EngineState
 from ..records import EngineHeartbeat
 from ..stats import EngineStats
+from .catalogue import CONFIGURED
 from .sample import Sample, values_of
 
 # Of an engine that takes requests, or is about to.
@@ -47,6 +50,9 @@ def engine_samples(beat: EngineHeartbeat, label: str) -> Iterator[Sample]:
     for state in EngineState:
         yield from values_of((*labels, state.value), {"engine_state": float(beat.state == state)})
     yield from values_of((*labels, beat.engine_id, beat.worker_id, beat.host, beat.device), {"engine_info": 1.0})
+    if beat.setup is not None:
+        setup = msgspec.structs.asdict(beat.setup) | {"version": beat.setup.versions.get("penstock", "")}
+        yield from values_of((*labels, *(str(setup[name]) for name in CONFIGURED)), {"engine_config_info": 1.0})
     for process, num_bytes in (("worker", beat.worker_rss_bytes), ("core", beat.core_rss_bytes)):
         yield from values_of((*labels, process), {"engine_resident_memory_bytes": num_bytes})
     if beat.stats is not None:

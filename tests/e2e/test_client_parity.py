@@ -82,6 +82,12 @@ async def test_outputs_of_each_kind_are_those_that_generate_gives(client: Client
 
 async def test_the_card_and_the_tokenizer_are_those_of_the_model(client: Client) -> None:
     card = await client.get_model_config()
+    (engine,) = await client.engines()
+    assert card.setup is not None
+    assert card.setup == engine.setup, "each engine tells its own, the card that of the last to begin"
+    assert (card.setup.max_num_seqs, card.setup.block_size, card.setup.kv_cache_dtype) == (32, 16, card.kv_cache_dtype)
+    assert card.setup.kv_cache_size_tokens >= card.max_model_len
+    assert set(card.setup.versions) == {"python", "penstock", "torch", "transformers"}
     assert (card.model, card.architecture, card.max_model_len) == ("demo", "LlamaForCausalLM", 2048)
     assert (card.has_chat_template, card.eos_token_ids, card.quantization) == (True, [2], "")
     assert card.attention_backend in ("native", "reference", "triton")

@@ -30,6 +30,7 @@ from .execution.model_runner import ModelRunner
 from .execution.overlap import OverlappingRunner
 from .host import usable_cores
 from .look_ahead import LookAheadCore
+from .processor import processor
 from .scheduling.batch_queue import BatchQueue
 from .scheduling.block_pool import BlockPool
 from .scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
@@ -188,6 +189,7 @@ def _grammar_admission(config: EngineConfig, model: LoadedModel) -> GrammarAdmis
 
 def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
     dtype = str(model.dtype).removeprefix("torch.")
+    name, instructions = processor(config.device)
     return Ready(
         model_folder=str(model.folder),
         architecture=model.architecture,
@@ -204,4 +206,6 @@ def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
         kv_cache_size_tokens=num_blocks * config.block_size,
         attention_backend=model.attention_backend,
         kv_cache_dtype=config.eight_bit_cache or dtype,
+        processor=name,
+        instructions=instructions,
     )

@@ -138,6 +138,7 @@ class Heartbeat:
             num_restarts=config.num_restarts,
             device_memory_bytes=stats.device_memory_bytes,
             stats=self.engine_stats,
+            setup=self._card.setup if self._card is not None else None,
         )
 
     def _state(self, progress: Progress) -> EngineState:

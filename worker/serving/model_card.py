@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import platform
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ...shared.messages import Ready
-from ...shared.records import ModelCard
+from ...shared.records import EngineSetup, ModelCard
 from ..config import EngineConfig
 from ..text.tokenizer import TextCodec
 
@@ -16,6 +18,9 @@ from ..text.tokenizer import TextCodec
 _RECOMMENDED = frozenset(
     {"do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "eos_token_id"}
 )
+
+# Of distributions, which a worker has.
+_VERSIONS = ("penstock", "torch", "transformers")
 
 
 def make_card(config: EngineConfig, ready: Ready, codec: TextCodec, *, is_tracing_enabled: bool = False) -> ModelCard:
@@ -36,6 +41,31 @@ def make_card(config: EngineConfig, ready: Ready, codec: TextCodec, *, is_tracin
         reasoning_parser=codec.chat_style.reasoning_parser,
         is_tracing_enabled=is_tracing_enabled,
         registered_at=time.time(),
+        setup=_setup(config, ready),
+    )
+
+
+def _setup(config: EngineConfig, ready: Ready) -> EngineSetup:
+    return EngineSetup(
+        max_model_len=ready.max_model_len,
+        max_num_seqs=ready.max_num_seqs,
+        max_num_batched_tokens=ready.max_num_batched_tokens,
+        block_size=ready.block_size,
+        kv_cache_size_tokens=ready.kv_cache_size_tokens,
+        scheduling_policy=config.scheduling_policy,
+        enable_prefix_caching=config.enable_prefix_caching,
+        async_scheduling=config.async_scheduling,
+        deterministic=config.deterministic,
+        dtype=ready.dtype,
+        kv_cache_dtype=ready.kv_cache_dtype,
+        quantization=config.quantization or "",
+        attention_backend=ready.attention_backend,
+        structured_outputs_backend=config.structured_outputs_backend,
+        native_kernels=config.native_kernels,
+        num_threads=config.num_threads,
+        processor=ready.processor,
+        instructions=ready.instructions,
+        versions={"python": platform.python_version(), **{name: metadata.version(name) for name in _VERSIONS}},
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from ....producer.engine_calls import CallOptions
 from ....producer.operator_keys import Role
 from ....shared.messages import EngineState
-from ....shared.records import EngineHeartbeat
+from ....shared.records import EngineHeartbeat, EngineSetup
 from ..access import Access
 from ..page import Act, Action, Page, Params, Room, View, field_of
 from ..source import Moment
@@ -60,7 +60,35 @@ def _row(engine: EngineHeartbeat) -> dict[str, Any]:
         "restart_at": engine.restart_at or None,
         "started_at": engine.started_at,
         "error": engine.error,
+        "name": engine.engine_name,
+        "setup": setup_facts(engine.setup),
     }
+
+
+def setup_facts(setup: EngineSetup | None) -> dict[str, str]:
+    """What an engine was started with, for people: without what does not differ from a plain one."""
+    if setup is None:
+        return {}
+    switches = {
+        "prefix caching": setup.enable_prefix_caching,
+        "async scheduling": setup.async_scheduling,
+        "deterministic": setup.deterministic,
+        "native kernels": setup.native_kernels,
+    }
+    facts = {
+        "longest": f"{setup.max_model_len} tokens",
+        "batch": f"{setup.max_num_seqs} requests, {setup.max_num_batched_tokens} tokens a step",
+        "KV cache": f"{setup.kv_cache_size_tokens} tokens in blocks of {setup.block_size}, {setup.kv_cache_dtype}",
+        "policy": setup.scheduling_policy,
+        "weights": f"{setup.dtype}, {setup.quantization}" if setup.quantization else setup.dtype,
+        "attention": setup.attention_backend,
+        "structured outputs": setup.structured_outputs_backend,
+        "on": ", ".join(name for name, is_on in switches.items() if is_on),
+        "processor": setup.processor,
+        "instructions": " ".join(setup.instructions),
+        "versions": ", ".join(f"{name} {version}" for name, version in setup.versions.items()),
+    }
+    return {name: value for name, value in facts.items() if value}
 
 
 async def _sleep(act: Act) -> str:

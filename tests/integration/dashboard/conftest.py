@@ -18,10 +18,11 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.messages import Delta, EngineState
 from penstock.shared.params import SamplingParams
-from penstock.shared.records import DeathCause, EngineHeartbeat, ModelCard
+from penstock.shared.records import DeathCause, EngineHeartbeat, EngineSetup, ModelCard
 
 ADMIN = Access("ann", Role.ADMIN, sees_contents=True)
 HTML = {"accept": "text/html"}
+SETUP = EngineSetup(max_num_seqs=7, block_size=16, processor="Some Processor", instructions=["amx_bf16"])
 CAUSE = DeathCause(engine_id="host-1-0", reason="killed by signal 11", last_step=42, trace="Traceback: <i>x</i>")
 
 
@@ -43,6 +44,7 @@ class Site:
         beat = EngineHeartbeat(
             worker_id="host-1",
             engine_id="host-1-0",
+            setup=SETUP,
             model=model,
             state=EngineState.READY,
             host="host",

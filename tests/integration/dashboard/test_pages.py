@@ -234,3 +234,12 @@ async def test_a_model_of_several_partitions_is_one(site: Site) -> None:
     (parked,) = (await visitor.get("/dead.json?model=m")).json()["rows"]
     assert parked["request"] == claim.request_id
     assert (await visitor.get("/overview.json")).json()["rows"][0]["parked"] == 1
+
+
+async def test_an_engine_says_what_it_was_started_with(site: Site) -> None:
+    visitor = await site.visitor()
+    page = (await visitor.get("/engines")).text
+    for words in ("7 requests", "Some Processor", "amx_bf16"):
+        assert words in page
+    (row,) = (await visitor.get("/engines.json")).json()["rows"]
+    assert row["setup"]["processor"] == "Some Processor"
