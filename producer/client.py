@@ -140,6 +140,7 @@ class Client(
             await self._disconnect()
             raise
         home.settle()
+        self._health_watch.open()
         return self
 
     async def close(self) -> None:
@@ -151,6 +152,7 @@ class Client(
         if not home.is_open:
             return
         home.leave()
+        await self._health_watch.close()
         await self._lease.close()
         await self._requests.close()
         await self._disconnect()

@@ -11,6 +11,7 @@ from ..shared.records import ModelCard
 from .control.operations import Operations
 from .engine_calls import A, CallOptions, CallRound
 from .requests.health import Health
+from .requests.health_watch import HealthWatch
 from .requests.request_builder import RequestBuilder
 from .requests.single_requests import SingleRequests
 
@@ -41,6 +42,7 @@ class ClientCore:
         self._requests = requests
         self._builder = builder
         self._health = health
+        self._health_watch = HealthWatch(health)
         self._operations = Operations(commands, keys)
 
     async def _card(self, model: str | None) -> ModelCard:

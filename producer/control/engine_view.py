@@ -79,11 +79,14 @@ class EngineView(ClientCore):
 
     @property
     def errored(self) -> bool:
-        """Whether this client last saw that nobody serves a model it uses; asks nobody.
+        """Whether this client last saw that nobody serves a model it uses; does not wait for an answer.
 
         Kept by ``check_health`` and by every ``EngineDeadError`` that a request of this client met; ended by a
-        ``check_health`` that returns and by a new token of a request for that model.
+        ``check_health`` that returns and by a new token of a request for that model. While somebody reads it, once in
+        ten seconds or more often, the client looks at the heartbeats of the models it uses each second.
         """
+        if self._requests.home.is_open:
+            self._health_watch.look()
         return self._health.dead_error is not None
 
     @property

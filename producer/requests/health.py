@@ -37,6 +37,12 @@ class Health:
         self._connection = connection
         self._keys = keys
         self._dead: dict[str, EngineDeadError] = {}
+        self._used: dict[str, None] = {}
+
+    @property
+    def used(self) -> list[str]:
+        """The models that this client has asked for, or asked about."""
+        return [*self._used]
 
     @property
     def dead_error(self) -> EngineDeadError | None:
@@ -49,6 +55,7 @@ class Health:
         Raises:
             EngineDeadError: none is of a live engine of ``model``; names what became of each.
         """
+        self._used[model] = None
         engines = await self.engines(model)
         if not any(engine.state in LIVE_STATES for engine in engines):
             self.saw_dead(model, _dead_error(model, engines))
@@ -62,6 +69,7 @@ class Health:
     @contextmanager
     def watching(self, model: str) -> Iterator[None]:
         """Remember an ``EngineDeadError`` that comes out of the block."""
+        self._used[model] = None
         try:
             yield
         except EngineDeadError as error:

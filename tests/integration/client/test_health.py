@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from penstock.producer import LLM, Client, EngineDeadError, PoisonRequestError, SamplingParams
+from penstock.producer.requests import health_watch
 from penstock.shared import errors
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
@@ -68,6 +69,34 @@ async def test_health_names_what_became_of_each_engine(client, commands, namespa
         await client.check_health("typo")
 
 
+async def test_errored_follows_the_engines_while_somebody_reads_it(
+    client, commands, namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health_watch, "INTERVAL_S", 0.01)
+
+    async def until_errored(is_errored: bool) -> None:
+        async with asyncio.timeout(60):
+            while client.errored is not is_errored:
+                await asyncio.sleep(0.01)
+
+    await beat(commands, namespace, 0, EngineState.READY)
+    await client.check_health()
+    await beat(commands, namespace, 0, EngineState.DEAD, "out of memory")
+    await until_errored(True)
+    assert "out of memory" in str(client.dead_error)
+    await beat(commands, namespace, 0, EngineState.BUSY)
+    await until_errored(False)
+    # Nobody reads it any more.
+    monkeypatch.setattr(health_watch, "LINGER_S", 0.0)
+    async with asyncio.timeout(60):
+        while client._health_watch._watching is not None:
+            await asyncio.sleep(0.01)
+    await beat(commands, namespace, 0, EngineState.DEAD)
+    assert client.errored is False
+    monkeypatch.setattr(health_watch, "LINGER_S", 60.0)
+    await until_errored(True)
+
+
 async def test_a_client_that_is_not_connected_does_not_run(redis_url: str) -> None:
     client = Client.connect(redis_url)
     assert (client.is_running, client.is_stopped, client.errored) == (False, True, False)
@@ -89,11 +118,12 @@ async def test_an_engine_that_beats_without_a_lease_takes_nothing(client, comman
         await client.generate("hi", fail_fast=True)
 
 
-async def test_the_option_of_a_request_goes_before_the_clients(redis_url, namespace, broker) -> None:
+async def test_the_option_of_a_request_goes_before_the_clients(redis_url, namespace, broker, commands) -> None:
     async with Client.connect(redis_url, namespace=namespace, fail_fast=True) as client:
         with pytest.raises(EngineDeadError, match="no engine of it beats or holds a lease"):
             await client.submit("hi")
         assert client.errored
+        await beat(commands, namespace, 0, EngineState.READY)
         waiting = asyncio.ensure_future(client.generate("hi", fail_fast=False))
         await write(broker, await claim_one(broker), 0, 65, end=FinishReason.STOP)
         assert (await waiting).text == "A"
