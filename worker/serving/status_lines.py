@@ -50,9 +50,10 @@ class StatusLines:
             trace=trace,
             is_external=is_external,
             num_tokens=self._heartbeat.num_tokens,
-            # It has some kilobytes, for which a pipe that is not full may still have no room.
-            heartbeat=msgspec.Raw(self._heartbeat.told if _all_is_read() else b""),
         )
+        # It has some kilobytes, for which a pipe that is not full may still have no room.
+        if self._heartbeat.told and _all_is_read():
+            status.heartbeat = msgspec.Raw(self._heartbeat.told)
         with contextlib.suppress(BrokenPipeError):  # the supervisor is gone; the lifeline says so too
             sys.stdout.buffer.write(msgspec.json.encode(status) + b"\n")
             sys.stdout.buffer.flush()

@@ -1,0 +1,39 @@
+"""What a worker process tells its supervisor, and what it leaves out while nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+
+import pytest
+
+from penstock.shared.connection import CommandConnection
+from penstock.shared.messages import EngineState
+from penstock.worker.config import EngineConfig
+from penstock.worker.serving.heartbeat import Heartbeat
+from penstock.worker.serving.status_lines import StatusLines
+from penstock.worker.worker_config import WorkerConfig
+
+CONFIG = WorkerConfig(worker_id="w", engine_id="w-0", redis_url="", engine=EngineConfig(model="m"))
+
+
+def test_a_heartbeat_goes_only_into_a_pipe_that_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor that is stopped must not stop its workers: a long line might not fit into what is left."""
+    reading, writing = os.pipe()
+    with open(reading, "rb", buffering=0) as pipe, open(writing, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        heartbeat = Heartbeat(CONFIG, CommandConnection("redis://nowhere"))
+        lines = StatusLines("w-0", heartbeat)
+        lines.report(EngineState.STARTING)
+        assert "heartbeat" not in json.loads(pipe.read(65_536)), "there is none yet"
+        asyncio.run(heartbeat.look_again(0.0))
+        lines.report(EngineState.READY)
+        lines.report(EngineState.DRAINING)
+        first, second = map(json.loads, pipe.read(65_536).splitlines())
+        assert first["heartbeat"]["engine_id"] == "w-0"
+        assert (second["state"], "heartbeat" in second) == ("draining", False)
+        lines.report(EngineState.DRAINING)
+        assert "heartbeat" in json.loads(pipe.read(65_536))
+        monkeypatch.undo()
