@@ -27,6 +27,7 @@ from contextlib import suppress
 import msgspec
 import structlog
 
+from ...shared import service_manager
 from ...shared.errors import ConfigurationError, EngineDeadError, PenstockError
 from ...shared.keys import Keys
 from ...shared.messages import DrainCommand, WorkerCommand
@@ -119,10 +120,14 @@ class Supervisor:
             self._running = [asyncio.create_task(engine.run()) for engine in self._engines]
             watchers = (self._reaper, self._notices, self._silence)
             watching = [asyncio.create_task(watcher.run()) for watcher in watchers]
-            await self._start()
-            await self._serve()
+            async with service_manager.watched():
+                try:
+                    await self._start()
+                    await self._serve()
+                finally:
+                    service_manager.tell_stopping()
+                    await self._leave()
         finally:
-            await self._leave()
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
