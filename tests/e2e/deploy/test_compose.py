@@ -21,6 +21,7 @@ from .stack import COMPOSE, FOREIGN, ComposeStack, running, services
 
 CHAT = {"messages": [{"role": "user", "content": "count from one to three:"}], "max_tokens": 8}
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8)
+OPEN = ("validating", "in_progress", "finalizing")
 PAGES = ("/", "/queue", "/requests", "/engines", "/dead", "/batches", "/webhooks", "/system", "/audit", "/operators")
 
 
@@ -45,14 +46,15 @@ async def test_a_token_goes_through_all_of_them(stack: ComposeStack) -> None:
         response = (await http.post("/v1/responses", json={"input": "count from one to three:"})).json()
         assert (await http.get(f"/v1/responses/{response['id']}")).json()["id"] == response["id"]
         # A batch is made by the gateway, run by jobs, and answered by the worker; the file is in the shared volume.
-        row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": CHAT}
+        row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": CHAT | {"model": "demo"}}
         sent = {"purpose": (None, "batch"), "file": ("rows.jsonl", json.dumps(row))}
         file_id = (await http.post("/v1/files", files=sent)).json()["id"]
         batch: dict[str, Any] = {"input_file_id": file_id, "endpoint": "/v1/chat/completions"}
         made = (await http.post("/v1/batches", json=batch | {"completion_window": "24h"})).json()
         async with asyncio.timeout(120):
-            while (await http.get(f"/v1/batches/{made['id']}")).json()["status"] != "completed":
+            while (made := (await http.get(f"/v1/batches/{made['id']}")).json())["status"] in OPEN:
                 await asyncio.sleep(0.1)
+        assert (made["status"], made["request_counts"]["completed"]) == ("completed", 1), made
         figures = (await http.get(stack.url("metrics") + "/metrics")).text
     assert "penstock_build_info" in figures
     assert "penstock_redis_append_only" in figures

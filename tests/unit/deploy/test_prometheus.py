@@ -1,0 +1,58 @@
+"""Alerts and board ask for metrics that are there; promtool reads the files where it is installed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import yaml
+
+from .manifests import DEPLOY, alert_rules, tool, unknown_metrics
+
+ALERTS_PAGE = DEPLOY.parent / "guide" / "operating" / "alerts.md"
+
+
+def test_alerts_ask_for_metrics_that_are_there() -> None:
+    for rule in alert_rules()["groups"][0]["rules"]:
+        assert unknown_metrics(rule["expr"]) == set(), rule["alert"]
+
+
+def test_the_board_asks_for_metrics_that_are_there() -> None:
+    board = json.loads((DEPLOY / "grafana" / "penstock.json").read_text())
+    for panel in board["panels"]:
+        for target in panel["targets"]:
+            assert unknown_metrics(target["expr"]) == set(), panel["title"]
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+def test_a_metric_that_is_not_there_is_seen() -> None:
+    assert unknown_metrics("rate(penstock_engine_steps[1m]) + penstock_engine_up") == {"penstock_engine_steps"}
+
+
+def test_each_alert_has_a_paragraph() -> None:
+    text = ALERTS_PAGE.read_text()
+    for rule in alert_rules()["groups"][0]["rules"]:
+        assert f"## {rule['alert']}\n" in text, rule["alert"]
+
+
+def test_promtool_takes_rules_and_configuration(tmp_path: Path) -> None:
+    promtool = tool("promtool")
+    shutil.copy(DEPLOY / "compose" / "prometheus.yml", tmp_path)
+    (tmp_path / "rules").mkdir()
+    shutil.copy(DEPLOY / "prometheus" / "penstock.yml", tmp_path / "rules")
+    for command in (["check", "rules", "rules/penstock.yml"], ["check", "config", "prometheus.yml"]):
+        done = subprocess.run([promtool, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_compose_scrapes_and_provisions_what_it_runs() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
+    scraped = yaml.safe_load((DEPLOY / "compose" / "prometheus.yml").read_text())
+    for job in scraped["scrape_configs"]:
+        for target in job["static_configs"][0]["targets"]:
+            name, _, port = target.partition(":")
+            assert port in compose["services"][name]["command"]
+    source = yaml.safe_load((DEPLOY / "compose" / "grafana" / "datasources" / "prometheus.yml").read_text())
+    assert source["datasources"][0]["url"] == "http://prometheus:9090"
