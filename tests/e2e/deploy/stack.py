@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class ComposeStack:
         self.secrets = folder / "secrets"
         self.ports = {name: free_port() for name in ("redis", "gateway", "dashboard", "metrics")}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._managers: dict[str, socket.socket] = {}
         made = subprocess.run(
             [
                 *_program("penstock"),
@@ -95,6 +96,14 @@ class ComposeStack:
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
+    def told(self, name: str) -> list[str]:
+        """What a process has told its service manager since this was last asked."""
+        messages = []
+        with suppress(BlockingIOError):
+            while True:
+                messages.append(self._managers[name].recv(4096).decode())
+        return messages
+
     def denied(self) -> list[dict[str, Any]]:
         """What was denied to users of Redis since this was last asked."""
         entries: Any = self.judge.acl_log(count=1000)
@@ -120,12 +129,20 @@ class ComposeStack:
                 statuses[name] = process.wait()
         return statuses
 
+    def close(self) -> None:
+        """Let go of what is left when all have ended."""
+        for manager in self._managers.values():
+            manager.close()
+
     def _start(self, name: str, service: dict[str, Any]) -> None:
         (self.folder / name).mkdir()
+        manager = self._managers[name] = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        manager.setblocking(False)
+        manager.bind(str(self.folder / name / "notify"))
         with (self.folder / f"{name}.log").open("w") as log:
             self._processes[name] = subprocess.Popen(
                 self._command(service["command"]),
-                env=self._environment(service),
+                env=self._environment(service) | {"NOTIFY_SOCKET": str(self.folder / name / "notify")},
                 cwd=self.folder / name,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -189,3 +206,4 @@ def running(folder: Path) -> Iterator[ComposeStack]:
         yield stack
     finally:
         stack.stop()
+        stack.close()

@@ -22,6 +22,7 @@ from .stack import COMPOSE, FOREIGN, ComposeStack, running, services
 CHAT = {"messages": [{"role": "user", "content": "count from one to three:"}], "max_tokens": 8}
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8)
 OPEN = ("validating", "in_progress", "finalizing")
+PROCESSES = ("worker", "gateway", "jobs", "dashboard", "metrics")
 PAGES = ("/", "/queue", "/requests", "/engines", "/dead", "/batches", "/webhooks", "/system", "/audit", "/operators")
 
 
@@ -97,7 +98,7 @@ def test_no_password_is_where_others_see_it(stack: ComposeStack) -> None:
     """Neither on a command line, nor in an environment, nor in a log."""
     passwords = [stack.redis_url(role).split(":")[2].partition("@")[0] for role in Role]
     assert len(set(passwords)) == len(Role)
-    for name in ("redis", "worker", "gateway", "jobs", "dashboard", "metrics"):
+    for name in ("redis", *PROCESSES):
         parent = psutil.Process(stack.pid(name))
         for process in (parent, *parent.children(recursive=True)):
             seen = " ".join([*process.cmdline(), *process.environ().values()])
@@ -107,9 +108,13 @@ def test_no_password_is_where_others_see_it(stack: ComposeStack) -> None:
     assert all(path.stat().st_mode & 0o077 == 0 for path in stack.secrets.glob("*.url"))
 
 
-def test_all_end_in_order(tmp_path_factory: pytest.TempPathFactory, stack: ComposeStack) -> None:
-    """The last test of this file: it ends what the others have used."""
-    assert stack.stop() == dict.fromkeys(("redis", "worker", "gateway", "jobs", "dashboard", "metrics"), 0)
+def test_all_tell_their_service_manager_and_end_in_order(stack: ComposeStack) -> None:
+    """The last test that uses the stack: it ends it."""
+    for name in PROCESSES:
+        (ready,) = stack.told(name)
+        assert ready.startswith("READY=1\nSTATUS="), ready
+    assert stack.stop() == dict.fromkeys(("redis", *PROCESSES), 0)
+    assert {name: stack.told(name) for name in PROCESSES} == {key: ["STOPPING=1"] for key in PROCESSES}
 
 
 def test_the_file_names_what_is_there() -> None:
