@@ -35,7 +35,7 @@ def serve(settings: GatewaySettings, *, host: str, port: int) -> int:
     app = build_app(settings)
     config = _config(app, settings)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(check_servers(settings.redis_url, settings.shards, namespace=settings.namespace))
+        runner.run(check_servers(settings.redis_url, settings.shards, namespace=settings.namespace, is_service=True))
         with listening(host, port) as listener:
             warn_of_strangers(settings, *listener.getsockname()[:2])
             runner.run(serve_app(app, config, listener, partial(announce, listener, PATH)))

@@ -27,7 +27,9 @@ async def run_jobs(settings: JobSettings, *, burst: bool = False) -> None:
     Raises:
         ConfigurationError: Redis cannot be reached or used when it begins.
     """
-    await check_servers(settings.redis_url, settings.shards, namespace=settings.namespace, for_jobs=True)
+    await check_servers(
+        settings.redis_url, settings.shards, namespace=settings.namespace, for_jobs=True, is_service=True
+    )
     jobs, outage = JobSet(settings), Outage(settings.redis_url, "jobs")
     tell_ready(f"runs jobs of {jobs.queue_name}")
     log.info("jobs_started", queue=jobs.queue_name, functions=sorted(function.name for function in jobs.functions))

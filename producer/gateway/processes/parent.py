@@ -54,7 +54,7 @@ def serve_by_processes(
     begins = [Begin(settings, log_level, log_format, number) for number in range(num_processes)]
 
     async def run() -> None:
-        await check_servers(settings.redis_url, settings.shards, namespace=settings.namespace)
+        await check_servers(settings.redis_url, settings.shards, namespace=settings.namespace, is_service=True)
         with listening(host, port) as listener:
             warn_of_strangers(settings, *listener.getsockname()[:2])
             async with service_manager.watched():
