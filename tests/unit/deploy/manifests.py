@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -9,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from penstock.shared.metrics.catalogue import ALL, MetricKind
+
+yaml = pytest.importorskip("yaml")
 
 DEPLOY = Path(__file__).parents[3] / "ops" / "deploy"
 # What the gateway counts itself, in producer/gateway/metrics.py and its parent process.
@@ -28,11 +30,16 @@ def tool(name: str) -> str:
 
 def kustomized(folder: str) -> list[dict[str, Any]]:
     """The objects that ``kubectl apply --kustomize`` would send."""
+    return [*yaml.safe_load_all(_kustomize(folder))]
+
+
+@functools.cache
+def _kustomize(folder: str) -> str:
     done = subprocess.run(
         [tool("kubectl"), "kustomize", str(DEPLOY / "kubernetes" / folder)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return [*yaml.safe_load_all(done.stdout)]
+    return done.stdout
 
 
 def alert_rules() -> dict[str, Any]:

@@ -7,11 +7,12 @@ import re
 from functools import reduce
 from typing import Any
 
-import jsonschema
 import pytest
-import yaml
 
 from .manifests import DEPLOY, kustomized
+
+jsonschema = pytest.importorskip("jsonschema")
+yaml = pytest.importorskip("yaml")
 
 CHART = DEPLOY / "helm" / "penstock"
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())

@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
-import yaml
 
 from penstock.shared.redis_users import Role
 
 from .manifests import DEPLOY, alert_rules, kustomized
+
+jsonschema = pytest.importorskip("jsonschema")
+yaml = pytest.importorskip("yaml")
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
