@@ -21,6 +21,9 @@ from penstock.shared.redis_users import Role, rights
 
 from ..redis_server import RedisServer
 
+# One server for all.
+pytestmark = pytest.mark.xdist_group("redis_users")
+
 ROOT = Path(__file__).parents[2]
 KEYS = Keys()
 # What the tests of the broker look at themselves, which no process of ours does.

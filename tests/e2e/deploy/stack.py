@@ -109,10 +109,11 @@ class ComposeStack:
         entries: Any = self.judge.acl_log(count=1000)
         self.judge.acl_log_reset()
         # redis-py names its connections, which an older Redis lets nobody do who may not do more; it goes on without.
+        # So does the dashboard without the slow log, which it may not read.
         return [
             {name: entry[name] for name in ("username", "reason", "context", "object")}
             for entry in entries
-            if not entry["object"].startswith("client")
+            if not entry["object"].startswith(("client", "slowlog"))
         ]
 
     def stop(self) -> dict[str, int]:

@@ -19,6 +19,9 @@ from penstock.shared.redis_users import Role
 
 from .stack import COMPOSE, FOREIGN, ComposeStack, running, services
 
+# One stack for all, which the last of them ends.
+pytestmark = pytest.mark.xdist_group("compose")
+
 CHAT = {"messages": [{"role": "user", "content": "count from one to three:"}], "max_tokens": 8}
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8)
 OPEN = ("validating", "in_progress", "finalizing")

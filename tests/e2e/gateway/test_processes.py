@@ -25,6 +25,9 @@ from penstock.shared.presence import ProcessRecord, read_processes
 
 from ...gate import Gate
 
+# They share a worker and its gate.
+pytestmark = pytest.mark.xdist_group("deployment")
+
 OPTIONS = ["--workers", "2", "--reconnect-grace", "60", "--lease-ttl", "60", "--shutdown-timeout", "60"]
 NUM_TOKENS, HELD_AT = 40, 7
 BODY: dict[str, Any] = {
