@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import redis
+from redis.exceptions import NoPermissionError
 
 from penstock.shared.keys import Keys
 from penstock.shared.redis_users import Role, rights
@@ -118,7 +119,7 @@ def test_the_contract_of_the_broker_holds_for_a_worker(users: Users) -> None:
     ],
 )
 def test_what_a_role_may_not(users: Users, role: Role, command: tuple[str, ...]) -> None:
-    with redis.Redis.from_url(users.url(role)) as client, pytest.raises(redis.exceptions.NoPermissionError):
+    with redis.Redis.from_url(users.url(role)) as client, pytest.raises(NoPermissionError):
         client.execute_command(*command)
 
 
