@@ -194,9 +194,11 @@ async def _check_risks(
     """Log each risk once: of eviction to all, of the others to services. A worker refuses what would lose requests."""
     policy = info.get("maxmemory_policy", "noeviction")
     makes_copies = await _makes_copies(connection) if is_service and info.get("aof_enabled") == "0" else None
-    for risk in risks_of(info, shown, makes_copies=makes_copies):
+    risks = risks_of(info, shown, makes_copies=makes_copies)
+    for risk in risks:
         if risk.code == "redis_evicts" and for_worker and not policy.startswith("volatile-"):
             raise ConfigurationError(str(risk))
+    for risk in risks:
         if is_service or risk.code == "redis_evicts":
             log.warning("redis_risk", risk=risk.code, reason=str(risk))
 
