@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 
+from ..shared import service_manager
 from ..shared.errors import ConfigurationError
 from ..shared.shown import shown
 
@@ -20,17 +21,16 @@ BACKLOG = 2048
 
 
 class WebServer(uvicorn.Server):
-    """Prints where it listens, with ``path`` behind, and ends in order on a signal, which uvicorn would raise again."""
+    """Says when it serves, and ends in order on a signal, which uvicorn would raise again."""
 
-    def __init__(self, config: uvicorn.Config, path: str = "") -> None:
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._path = path
+        self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self.started and sockets:
-            host, port = sockets[0].getsockname()[:2]
-            print(f"ready: http://{f'[{host}]' if ':' in host else host}:{port}{self._path}", flush=True)
+        if self.started:
+            self._on_ready()
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -46,6 +46,7 @@ class WebServer(uvicorn.Server):
 
     def _stop(self) -> None:
         """The first signal ends in order, a second one at once."""
+        service_manager.tell_stopping()
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -66,10 +67,20 @@ def web_config(app: Starlette, *, shutdown_timeout_s: int, **options: Any) -> uv
     )
 
 
-async def serve_app(app: Starlette, config: uvicorn.Config, listener: socket.socket, path: str = "") -> None:
+async def serve_app(
+    app: Starlette, config: uvicorn.Config, listener: socket.socket, on_ready: Callable[[], None]
+) -> None:
     """Begin the application, serve it until a signal comes, and end it."""
-    async with app.router.lifespan_context(app):
-        await WebServer(config, path).serve([listener])
+    async with app.router.lifespan_context(app), service_manager.watched():
+        await WebServer(config, on_ready).serve([listener])
+
+
+def announce(listener: socket.socket, path: str = "") -> None:
+    """Print the line that says where it is served, with ``path`` behind, and tell the service manager."""
+    host, port = listener.getsockname()[:2]
+    line = f"ready: http://{f'[{host}]' if ':' in host else host}:{port}{path}"
+    print(line, flush=True)
+    service_manager.tell_ready(line)
 
 
 @contextmanager

@@ -98,9 +98,13 @@ def add_redis_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--redis-url",
         metavar="URL",
-        help=f"{REDIS_URL_HELP}; default: PENSTOCK_REDIS_URL, else a private embedded Redis",
+        help=f"{REDIS_URL_HELP}; default: PENSTOCK_REDIS_URL, or its _FILE, else a private embedded Redis",
     )
-    parser.add_argument("--shards", metavar="URLS", help=f"{SHARDS_HELP} (default: PENSTOCK_SHARDS, else none)")
+    parser.add_argument(
+        "--shards",
+        metavar="URLS",
+        help=f"{SHARDS_HELP} (default: PENSTOCK_SHARDS, or its _FILE, else none)",
+    )
     parser.add_argument(
         "--namespace",
         default=os.environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE,

@@ -126,6 +126,11 @@ def is_partition_name(name: str) -> bool:
     return re.fullmatch(r".*#[1-9][0-9]*", name) is not None
 
 
+def as_literal(text: str) -> str:
+    """Return the pattern that matches these characters alone, for SCAN and ACLs."""
+    return re.sub(r"([*?\[\]^\\-])", r"\\\1", text)
+
+
 class Keys:
     """Keys that belong to no model."""
 
@@ -202,6 +207,22 @@ class Keys:
     def webhook_networks(self) -> str:
         return f"{self.namespace}:webhooks:networks"
 
+    def responses(self) -> str:
+        """What ACLs match the responses of all tenants with."""
+        return f"{as_literal(self.namespace)}:response:*"
+
+    def of_webhooks(self) -> str:
+        """What ACLs match all that is about webhooks with."""
+        return f"{as_literal(self.namespace)}:webhooks:*"
+
+    def of_all_models(self) -> str:
+        """What ACLs match the keys of all models with."""
+        return f"{as_literal(self.namespace)}:{{*"
+
+    def of_all(self) -> str:
+        """What ACLs match all keys and channels with."""
+        return f"{as_literal(self.namespace)}:*"
+
     def response(self, tenant: str, response_id: str) -> str:
         """``response_id`` holds no colon, so no two tenants share a key."""
         return f"{self.namespace}:response:{check_name('tenant', tenant)}:{response_id}"
@@ -228,6 +249,7 @@ class BatchKeys:
         self._prefix = f"{check_name('namespace', namespace)}:batches:{{{namespace}}}:"
         self.garbage = self._prefix + "garbage"
         self.open = self._prefix + "open"
+        self.pattern = as_literal(self._prefix) + "*"
 
     def file(self, file_id: str) -> str:
         return f"{self._prefix}file:{check_text('file_id', file_id)}"
@@ -269,7 +291,7 @@ class ModelKeys:
     @property
     def pattern(self) -> str:
         """What SCAN matches all keys of the model with."""
-        return re.sub(r"([*?\[\]^\\-])", r"\\\1", self.prefix) + "*"
+        return as_literal(self.prefix) + "*"
 
     def lane(self, band: str, tenant: str) -> str:
         return f"{self.prefix}lane:{band}:{tenant}"

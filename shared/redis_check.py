@@ -34,6 +34,7 @@ from .errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedE
 from .keys import DEFAULT_NAMESPACE, Keys
 from .redis_link import is_read_only
 from .redis_needs import ARQ_KEYS, probes
+from .redis_risks import risks_of
 from .redis_url import mask_url, parse_pool
 
 CHECK_TIMEOUT_S = 5.0
@@ -43,22 +44,28 @@ log = structlog.get_logger()
 
 
 async def check_redis(
-    url: str, *, namespace: str = DEFAULT_NAMESPACE, for_worker: bool = False, for_jobs: bool = False
+    url: str,
+    *,
+    namespace: str = DEFAULT_NAMESPACE,
+    for_worker: bool = False,
+    for_jobs: bool = False,
+    is_service: bool = False,
 ) -> None:
     """Connect to ``url`` once and verify version, commands and permissions; takes a few round trips.
 
     Args:
         namespace: its keys and channels are the ones whose permissions are tried.
-        for_worker: refuse a server that may evict keys without a time to live, of which a client only logs a warning;
-            and log one of a server that does not write down each change.
+        for_worker: refuse a server that may evict keys without a time to live, of which others only log a warning.
         for_jobs: try what arq needs, too.
+        is_service: log what else of this server endangers requests (``redis_risks.py``), as a worker does.
 
     Raises:
         RedisUnavailableError: nothing answers within ``CHECK_TIMEOUT_S``, or the password is refused.
         RedisUnsupportedError: the server is older than 6.2, is a read-only replica, or lacks or denies a command.
         ConfigurationError: the URL cannot be read, or the server evicts keys when its memory is full.
     """
-    await check_server(url, probes(namespace, for_jobs=for_jobs), namespace=namespace, for_worker=for_worker)
+    calls = probes(namespace, for_jobs=for_jobs)
+    await check_server(url, calls, namespace=namespace, for_worker=for_worker, is_service=is_service)
 
 
 async def check_server(
@@ -67,6 +74,7 @@ async def check_server(
     *,
     namespace: str = DEFAULT_NAMESPACE,
     for_worker: bool = False,
+    is_service: bool = False,
     is_node: bool = False,
 ) -> None:
     """As ``check_redis``, with the calls that are to be tried.
@@ -84,9 +92,7 @@ async def check_server(
             _check_version(info, shown)
             if not is_node:
                 _check_topology(info, shown)
-            _check_eviction(info, shown, for_worker)
-            if for_worker:
-                await _check_persistence(connection, info, shown)
+            await _check_risks(connection, info, shown, for_worker, is_service or for_worker)
             if calls:
                 await _check_commands(connection, namespace, shown, [*calls])
     except (RedisError, OSError, TimeoutError) as error:
@@ -182,38 +188,25 @@ def _is_cluster(shown: str) -> RedisUnsupportedError:
     )
 
 
-def _check_eviction(info: dict[str, str], shown: str, for_worker: bool) -> None:
+async def _check_risks(
+    connection: AbstractConnection, info: dict[str, str], shown: str, for_worker: bool, is_service: bool
+) -> None:
+    """Log each risk once: of eviction to all, of the others to services. A worker refuses what would lose requests."""
     policy = info.get("maxmemory_policy", "noeviction")
-    if int(info.get("maxmemory", "0")) == 0 or policy == "noeviction":
-        return
-    drops = f"Redis at {shown} drops keys when its memory is full (maxmemory-policy is {policy})"
-    if policy.startswith("volatile-"):
-        # What waits, runs, is configured or parked has no time to live. Servers that others run have no other policy.
-        sentence = (
-            f"{drops}: results before their time, what counts towards quotas, heartbeats, and the first of several "
-            "answers that a webhook is to tell of together, but no request that waits or runs; where it can be set, "
-            "'maxmemory-policy noeviction' keeps them"
-        )
-    else:
-        sentence = f"{drops}, which would lose requests; run 'CONFIG SET maxmemory-policy noeviction' there"
-        if for_worker:
-            raise ConfigurationError(sentence)
-    log.warning("redis_evicts", reason=sentence)
+    makes_copies = await _makes_copies(connection) if is_service and info.get("aof_enabled") == "0" else None
+    risks = risks_of(info, shown, makes_copies=makes_copies)
+    for risk in risks:
+        if risk.code == "redis_evicts" and for_worker and not policy.startswith("volatile-"):
+            raise ConfigurationError(str(risk))
+    for risk in risks:
+        if is_service or risk.code == "redis_evicts":
+            log.warning("redis_risk", risk=risk.code, reason=str(risk))
 
 
-async def _check_persistence(connection: AbstractConnection, info: dict[str, str], shown: str) -> None:
-    """Warn of a server that loses requests when it ends: it keeps nothing, or a copy now and then."""
-    if info.get("aof_enabled", "1") != "0":
-        return
+async def _makes_copies(connection: AbstractConnection) -> bool | None:
+    """Whether it has save points; None where CONFIG is forbidden."""
     (reply,) = await _run(connection, [("CONFIG", "GET", "save")])
-    # Where CONFIG is forbidden it may be either.
-    rule = reply[1] if isinstance(reply, list) and len(reply) == 2 else b"?"
-    kept = "only copies made now and then are kept" if rule else "nothing is kept"
-    reason = (
-        f"Redis at {shown} has no append-only file: {kept}, so a restart loses requests that were accepted; "
-        "run 'CONFIG SET appendonly yes' there"
-    )
-    log.warning("redis_not_persistent", reason=reason)
+    return bool(reply[1]) if isinstance(reply, list) and len(reply) == 2 else None
 
 
 async def _check_commands(

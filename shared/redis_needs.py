@@ -77,6 +77,7 @@ NEEDED: dict[str, tuple[Any, ...]] = {
 NEEDED_FOR_JOBS: dict[str, tuple[Any, ...]] = {
     "DBSIZE": (),
     "INCR": (_KEY,),
+    "INCRBY": (_KEY, 1),  # as redis-py sends it
     "INFO": (),
     "PSETEX": (_KEY, 1, ""),
 }
@@ -103,7 +104,9 @@ def probes(namespace: str, *, for_jobs: bool = False) -> list[tuple[Any, ...]]:
     # Keys of a model have a hash tag.
     calls.append(("EXISTS", keys.model("probe").leases))
     if for_jobs:
-        calls += [_call(name, NEEDED_FOR_JOBS[name], f"{ARQ_KEYS}absent", channel) for name in ("INCR", "PSETEX")]
+        calls += [
+            _call(name, NEEDED_FOR_JOBS[name], f"{ARQ_KEYS}absent", channel) for name in ("INCR", "INCRBY", "PSETEX")
+        ]
     return calls
 
 

@@ -40,6 +40,13 @@ def mask_url(url: str) -> str:
     return re.sub(r"([?&](?:sentinel_)?password=)[^&]*", r"\1***", url)
 
 
+def _host_check(url: str) -> dict[str, bool]:
+    """Whose certificate it is is verified as well as who signed it, which redis-py does from 6.0 on. The URL's
+    ``ssl_check_hostname`` and ``ssl_cert_reqs`` have the last word."""
+    verifies = url.startswith("rediss://") and not re.search(r"[?&]ssl_cert_reqs=(none|optional)", url)
+    return {"ssl_check_hostname": True} if verifies else {}
+
+
 def parse_pool(url: str, **options: Any) -> ConnectionPool:
     """Return a pool whose ``make_connection()`` opens connections to ``url``; nothing is opened yet.
 
@@ -61,6 +68,6 @@ def parse_pool(url: str, **options: Any) -> ConnectionPool:
     try:
         # RESP2, where a subscription's messages are replies like others; redis-py 8 would speak RESP3 by default.
         make_pool = sentinel.sentinel_pool if url.startswith(sentinel.SCHEMES) else ConnectionPool.from_url
-        return make_pool(url, protocol=2, **_DRIVER, **options)
+        return make_pool(url, protocol=2, **_DRIVER, **_host_check(url), **options)
     except ValueError as error:
         raise ConfigurationError(f"the Redis URL {shown(mask_url(url))} cannot be read: {error}") from error

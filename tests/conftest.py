@@ -42,6 +42,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 hypothesis.settings.register_profile("penstock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("penstock")
 
+# Of a Redis for the tests to use: a test may run others as a user of less rights.
+REDIS_URL_VARIABLE = "PENSTOCK_TEST_REDIS_URL"
+
 DEMO_MODEL = Path(__file__).parent.parent / "ops" / "demo" / "model"
 
 
@@ -116,7 +119,10 @@ def namespace() -> str:
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A private redis-server on a unix socket, one per test process."""
+    """A private redis-server on a unix socket, one per test process; or one that somebody else keeps."""
+    if given := os.environ.get(REDIS_URL_VARIABLE):
+        yield given
+        return
     folder = tmp_path_factory.mktemp("redis")
     socket = folder / "redis.sock"
     server = subprocess.Popen(

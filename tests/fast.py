@@ -65,6 +65,8 @@ SLOW = (
     "integration/sim/test_simulation.py",
     "integration/supervisor",
     "integration/top",
+    "unit/deploy/test_kubernetes.py",
+    "unit/deploy/test_systemd.py",
 )
 
 

@@ -180,12 +180,19 @@ def gateway_table(row: GatewayRow) -> Table:
         "CPU of the load, µs a token",
         "of the gateway",
     )
-    ways = {"client": row.client, "gateway": row.gateway, VLLM_HTTP: row.vllm}
-    for name, way in ways.items():
-        columns = [way.tokens_per_s, way.ttft_ms, way.idle_ttft_ms, way.load_cpu_us_per_token]
-        columns.append(row.gateway_cpu_us_per_token if way is row.gateway else [])
+    ways = [
+        ("client", row.client, []),
+        ("gateway", row.gateway, row.gateway_cpu_us_per_token),
+        ("gateway, 2 workers", row.two, row.two_cpu_us_per_token),
+        (VLLM_HTTP, row.vllm, []),
+    ]
+    for name, way, of_gateway in ways:
+        columns = [way.tokens_per_s, way.ttft_ms, way.idle_ttft_ms, way.load_cpu_us_per_token, of_gateway]
         table.add_row(name, *(f"{statistics.median(figures):,.1f}" if figures else "-" for figures in columns))
-    caption = f"gateway over client {row.ratio:.2f}; TTFT added to one alone {row.added_ttft_ms:.2f} ms"
+    caption = (
+        f"gateway over client {row.ratio:.2f}; two workers over one {row.two_over_one:.2f}; "
+        f"TTFT added to one alone {row.added_ttft_ms:.2f} ms"
+    )
     table.caption = f"{caption}; {VLLM_HTTP} {row.vllm_missing}" if row.vllm_missing else caption
     return table
 

@@ -1,4 +1,5 @@
-"""The gateway beside the client's own streams: the same worker, the same requests, in alternating rounds.
+"""The gateway beside the client's own streams: the same worker, the same requests, in alternating rounds. The gateway
+is there twice, with one process and with two.
 
 Both loads are processes of their own (``gateway_load``), so that each has what a machine leaves it beside worker, Redis
 and, over HTTP, the gateway. vLLM's HTTP server does the same requests afterwards, if it is among the rivals.
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import psutil
@@ -45,13 +47,15 @@ class GatewayWay(msgspec.Struct, kw_only=True):
 
 
 class GatewayRow(msgspec.Struct, kw_only=True):
-    """``vllm`` has no rounds where ``vllm_missing`` says why."""
+    """``two`` is the gateway with two workers; ``vllm`` has no rounds where ``vllm_missing`` says why."""
 
     model: str
     num_streams: int
     client: GatewayWay
     gateway: GatewayWay
     gateway_cpu_us_per_token: list[float]
+    two: GatewayWay
+    two_cpu_us_per_token: list[float]
     vllm: GatewayWay
     vllm_missing: str = ""
 
@@ -60,6 +64,12 @@ class GatewayRow(msgspec.Struct, kw_only=True):
         """Tokens/s of the gateway over the client's in each round, the median of the rounds."""
         pairs = zip(self.gateway.tokens_per_s, self.client.tokens_per_s, strict=True)
         return statistics.median(ours / theirs for ours, theirs in pairs)
+
+    @property
+    def two_over_one(self) -> float:
+        """Tokens/s of two workers over those of one in each round, the median of the rounds."""
+        pairs = zip(self.two.tokens_per_s, self.gateway.tokens_per_s, strict=True)
+        return statistics.median(two / one for two, one in pairs)
 
     @property
     def added_ttft_ms(self) -> float:
@@ -95,31 +105,64 @@ def measure_gateway(
         client=GatewayWay(),
         gateway=GatewayWay(),
         gateway_cpu_us_per_token=[],
+        two=GatewayWay(),
+        two_cpu_us_per_token=[],
         vllm=GatewayWay(),
     )
     options = ["--log-level", "warning", "--device", "cpu", "--dtype", "bfloat16", "--served-model-name", "bench"]
     options += [*engine_options, "--max-num-seqs", str(NUM_STREAMS)]
     with (
         LocalStack(model, options) as stack,
-        LocalGateway(stack.url, ["--log-level", "warning"], scratch / "gateway.log") as served,
+        LocalGateway(stack.url, ["--log-level", "warning"], scratch / "gateway.log") as one,
+        LocalGateway(stack.url, ["--log-level", "warning", "--workers", "2"], scratch / "two.log") as two,
     ):
-        gateway = psutil.Process(served.pid)
+        ways = [
+            _Way("client", CLIENT, stack.url, row.client, [], []),
+            _Way("gateway", HTTP, one.base_url, row.gateway, _family(one), row.gateway_cpu_us_per_token),
+            _Way("gateway, 2 workers", HTTP, two.base_url, row.two, _family(two), row.two_cpu_us_per_token),
+        ]
         for number in range(rounds):
-            ways = [(CLIENT, stack.url), (HTTP, served.base_url)]
-            for way, url in ways if number % 2 == 0 else ways[::-1]:
-                tell(f"gateway, round {number + 1} of {rounds}: {way} …")
-                before = sum(gateway.cpu_times()[:2])
-                _, everything = _load(way, url, phases[:2], scratch)
-                cpu_s = sum(gateway.cpu_times()[:2]) - before
-                (idle,) = _load(way, url, phases[2:], scratch)
-                (row.gateway if way == HTTP else row.client).add(everything, idle)
-                if way == HTTP:
-                    row.gateway_cpu_us_per_token.append(1e6 * cpu_s / everything.num_tokens)
-                wanted = sum(item.max_tokens for item in phases[1].items)
-                if everything.num_tokens != wanted:
-                    raise ConfigurationError(f"{way} gave {everything.num_tokens} tokens, not {wanted}")
+            for way in ways if number % 2 == 0 else ways[::-1]:
+                tell(f"gateway, round {number + 1} of {rounds}: {way.name} …")
+                way.measure(phases, scratch)
     _measure_rival(row, model, rivals, phases, scratch, tell)
     return row
+
+
+class _Way(NamedTuple):
+    """One way of asking, and where its figures go; ``family`` are the processes of the gateway, if it has one."""
+
+    name: str
+    load: str
+    url: str
+    figures: GatewayWay
+    family: list[psutil.Process]
+    cpu_us_per_token: list[float]
+
+    def measure(self, phases: list[Phase], scratch: Path) -> None:
+        """One round.
+
+        Raises:
+            ConfigurationError: it did not give the tokens that were asked for.
+        """
+        before = self._cpu_s()
+        _, everything = _load(self.load, self.url, phases[:2], scratch)
+        cpu_s = self._cpu_s() - before
+        (idle,) = _load(self.load, self.url, phases[2:], scratch)
+        self.figures.add(everything, idle)
+        if self.family:
+            self.cpu_us_per_token.append(1e6 * cpu_s / everything.num_tokens)
+        wanted = sum(item.max_tokens for item in phases[1].items)
+        if everything.num_tokens != wanted:
+            raise ConfigurationError(f"{self.name} gave {everything.num_tokens} tokens, not {wanted}")
+
+    def _cpu_s(self) -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in self.family)
+
+
+def _family(gateway: LocalGateway) -> list[psutil.Process]:
+    parent = psutil.Process(gateway.pid)
+    return [parent, *parent.children(recursive=True)]
 
 
 def _with_words(model: Path, folder: Path) -> Path:

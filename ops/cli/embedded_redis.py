@@ -1,4 +1,4 @@
-"""``penstock redis``: the embedded Redis, as commands without a URL use it."""
+"""``penstock redis``: the embedded Redis, as commands without a URL use it; users for one that you run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import argparse
 from ...shared.command_line import EXIT_FAILED, Command, format_bytes
 from ...shared.embedded import ServerFolder, find_redis_cli, find_redis_server, read_status, stop
 from ...shared.errors import ConfigurationError
+from . import redis_users
 
 
 def _status(_: argparse.Namespace) -> int:
@@ -48,10 +49,11 @@ def _cli_path(_: argparse.Namespace) -> int:
 
 COMMAND = Command(
     "redis",
-    "Look at or stop the embedded Redis.",
+    "Look at or stop the embedded Redis; make users for one that you run.",
     subcommands=(
         Command("status", "Show whether it runs, where, and how large it is.", run=_status),
         Command("stop", "Stop it; the data stay.", run=_stop, add_arguments=_add_stop_arguments),
         Command("cli-path", "Print the path of a redis-cli, for: $(penstock redis cli-path) -s SOCKET", run=_cli_path),
+        redis_users.COMMAND,
     ),
 )

@@ -12,9 +12,11 @@ from ...shared.command_line import EXIT_FAILED, Command, add_redis_arguments, ad
 from ...shared.embedded import resolve_redis_url
 from ...shared.errors import PenstockError
 from ...shared.log import add_log_arguments, configure_logging
+from ...shared.shown import shown
 from .libraries import need_libraries
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
+MAX_WORKERS = 256
 _NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client")
 
 log = structlog.get_logger()
@@ -23,6 +25,9 @@ log = structlog.get_logger()
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default=DEFAULT_HOST, help="0.0.0.0 for all of IPv4 (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: 8000)")
+    parser.add_argument(
+        "--workers", type=_number_of_workers, default=1, metavar="N", help="processes that serve on the port (1)"
+    )
     parser.add_argument("--model", help="of requests that name none; may be left out if only one is known, or served")
     parser.add_argument("--api-keys", choices=("on", "off"), default="off", help="let in only keys of `penstock keys`")
     parser.add_argument("--tenant", default="default", help="of all requests without API keys (default: default)")
@@ -35,7 +40,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-body-bytes", type=int, default=4 * 1024 * 1024, metavar="N", help="4 MiB by default")
     parser.add_argument(
-        "--max-running-requests", type=int, default=10_000, metavar="N", help="more at a time get 429 (default: 10000)"
+        "--max-running-requests",
+        type=int,
+        default=10_000,
+        metavar="N",
+        help="more at a time get 429, of each process (default: 10000)",
     )
     parser.add_argument(
         "--result-ttl", type=float, default=3600.0, metavar="S", help="answers and responses can be read so long (3600)"
@@ -87,6 +96,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_redis_arguments(parser)
 
 
+def _number_of_workers(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_WORKERS:
+        raise argparse.ArgumentTypeError(f"must be a number from 1 to {MAX_WORKERS}, got {shown(text)}")
+    return int(text)
+
+
 def _run(arguments: argparse.Namespace) -> int:
     need_libraries("the gateway", *_NEEDED, extra="gateway")
     configure_logging(arguments.log_level, arguments.log_format)
@@ -101,6 +116,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    from ...producer.gateway.processes import serve_by_processes
     from ...producer.gateway.serve import serve
     from ...producer.gateway.settings import GatewaySettings
     from ...producer.openai.parsers import ParserChoice
@@ -130,7 +146,16 @@ def _serve(arguments: argparse.Namespace) -> int:
             deployment_metrics=arguments.metrics == "deployment",
             otlp_traces_endpoint=arguments.otlp_traces_endpoint,
         )
-        return serve(settings, host=arguments.host, port=arguments.port)
+        if arguments.workers == 1:
+            return serve(settings, host=arguments.host, port=arguments.port)
+        return serve_by_processes(
+            settings,
+            host=arguments.host,
+            port=arguments.port,
+            num_processes=arguments.workers,
+            log_level=arguments.log_level,
+            log_format=arguments.log_format,
+        )
 
 
 COMMAND = Command("gateway", "Serve OpenAI's HTTP API.", run=_run, add_arguments=_add_arguments)

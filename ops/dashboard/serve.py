@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from functools import partial
 
-from ...producer.web_server import listening, serve_app, web_config
+from ...producer.web_server import announce, listening, serve_app, web_config
 from ...shared.errors import ConfigurationError
 from ...shared.shards import ShardsArgument, check_servers
 from .access import Resolve
@@ -50,7 +51,7 @@ def serve(
 
         async def run() -> None:
             await check_servers(redis_url, shards, namespace=namespace)
-            await serve_app(app, config, listener)
+            await serve_app(app, config, listener, partial(announce, listener))
 
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(run())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
-from ...producer.web_server import listening, serve_app, web_config
+from ...producer.web_server import announce, listening, serve_app, web_config
 from ...shared.keys import Keys
 from ...shared.metrics.exposition import MetricNames
 from ...shared.shards import ShardsArgument, parse_shards
@@ -35,5 +36,5 @@ def serve(
     app = build_app(snapshot, names)
     config = web_config(app, shutdown_timeout_s=SHUTDOWN_S)
     with listening(host, port) as listener, asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(serve_app(app, config, listener, "/metrics"))
+        runner.run(serve_app(app, config, listener, partial(announce, listener, "/metrics")))
     return 0

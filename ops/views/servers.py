@@ -11,9 +11,8 @@ from redis.exceptions import RedisError
 from ...shared.connection import CommandConnection
 from ...shared.errors import RedisUnavailableError
 from ...shared.redis_check import info_fields
+from ...shared.redis_risks import number, risks_of
 from .source import PATIENCE_S, Moment
-
-_FULL_SHARE = 0.8
 
 
 @dataclass(frozen=True)
@@ -35,15 +34,15 @@ class Server:
             "holds": ", ".join(self.models) or "home",
             "version": info.get("redis_version", ""),
             "role": info.get("role", ""),
-            "uptime_s": _number(info, "uptime_in_seconds"),
-            "used_memory_bytes": _number(info, "used_memory"),
-            "maxmemory_bytes": _number(info, "maxmemory"),
+            "uptime_s": number(info, "uptime_in_seconds"),
+            "used_memory_bytes": number(info, "used_memory"),
+            "maxmemory_bytes": number(info, "maxmemory"),
             "maxmemory_policy": info.get("maxmemory_policy", ""),
             "aof": {"1": "on", "0": "off"}.get(info.get("aof_enabled", ""), "not known"),
             "aof_last_write": info.get("aof_last_write_status", ""),
-            "clients": _number(info, "connected_clients"),
-            "commands_per_s": _number(info, "instantaneous_ops_per_sec"),
-            "evicted_keys": _number(info, "evicted_keys"),
+            "clients": number(info, "connected_clients"),
+            "commands_per_s": number(info, "instantaneous_ops_per_sec"),
+            "evicted_keys": number(info, "evicted_keys"),
             "error": self.error,
         }
 
@@ -78,23 +77,4 @@ async def _ask(link: CommandConnection, models: tuple[str, ...]) -> Server:
         return Server(link.shown_url, models, {}, "does not answer", [f"Redis {link.shown_url} does not answer"])
     except RedisError as error:
         return Server(link.shown_url, models, {}, f"INFO is refused: {error}")
-    return Server(link.shown_url, models, info, "", _problems(link.shown_url, info))
-
-
-def _problems(url: str, info: dict[str, str]) -> list[str]:
-    found = []
-    if info.get("aof_enabled") == "0":
-        found.append(f"Redis {url} has no append-only file: a restart loses requests that were accepted")
-    if info.get("aof_last_write_status", "ok") != "ok":
-        found.append(f"Redis {url} cannot write its append-only file")
-    most, used = _number(info, "maxmemory"), _number(info, "used_memory")
-    if most and info.get("maxmemory_policy", "noeviction") != "noeviction":
-        found.append(f"Redis {url} drops keys when its memory is full (maxmemory-policy {info['maxmemory_policy']})")
-    if most and used > _FULL_SHARE * most:
-        found.append(f"Redis {url} uses {used / most:.0%} of its memory")
-    return found
-
-
-def _number(info: dict[str, str], name: str) -> int:
-    text = info.get(name, "0")
-    return int(text) if text.isdecimal() else 0
+    return Server(link.shown_url, models, info, "", [str(risk) for risk in risks_of(info, link.shown_url)])

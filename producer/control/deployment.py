@@ -7,6 +7,7 @@ import time
 from collections import Counter
 
 import msgspec
+from redis.exceptions import RedisError
 
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
@@ -17,6 +18,8 @@ from ...shared.partitions import open_queue
 from ...shared.presence import ProcessKind, ProcessRecord, read_processes
 from ...shared.queue_stats import QueueStats
 from ...shared.records import EngineHeartbeat
+from ...shared.redis_check import info_fields
+from ...shared.redis_risks import Risk, risks_of
 from ..requests.health import may_serve
 from ..requests.model_cards import ModelCards
 from ..webhooks.event_store import DELIVER
@@ -75,7 +78,27 @@ async def read_deployment(connection: CommandConnection, keys: Keys) -> Deployme
     findings += jobs_findings(processes, num_due)
     findings += [finding for stats in found for finding in _queue_findings(stats, engines)]
     findings += [_engine_finding(engine) for engine in engines if engine.state is EngineState.FAILED]
+    # By now it is known where the models are.
+    findings += [
+        Finding(code=risk.code, message=risk.message, remedy=risk.remedy, is_error=False)
+        for risk in await redis_risks(connection, keys, cards)
+    ]
     return Deployment(processes=processes, engines=engines, queues=found, num_due=num_due, findings=findings)
+
+
+async def redis_risks(connection: CommandConnection, keys: Keys, models: list[str]) -> list[Risk]:
+    """Return what endangers requests at the home Redis and at those that hold models. One that is away has none."""
+    links = {id(link): link for link in (connection, *(connection.link_to(keys.model(name).queue) for name in models))}
+    found = await asyncio.gather(*(_risks_at(link) for link in links.values()))
+    return [risk for risks in found for risk in risks]
+
+
+async def _risks_at(link: CommandConnection) -> list[Risk]:
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            return risks_of(info_fields(await link.execute("INFO")), link.shown_url)
+    except (TimeoutError, PenstockError, RedisError):
+        return []
 
 
 async def count_due(connection: CommandConnection, keys: Keys) -> dict[str, int]:

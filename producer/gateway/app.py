@@ -25,6 +25,7 @@ from ..openai.responses.service import Responses
 from .api_keys import ApiKeys
 from .auth import Authenticator
 from .cors import cors
+from .figures import Family
 from .gateway import Gateway
 from .http import any_exception, http_exception
 from .metrics import Metrics
@@ -47,8 +48,19 @@ OPERATIONS: tuple[Operation, ...] = (
 )
 
 
-def build_app(settings: GatewaySettings) -> Starlette:
+def build_app(
+    settings: GatewaySettings,
+    metrics: Metrics | None = None,
+    *,
+    sum_figures: Callable[[], Awaitable[list[Family]]] | None = None,
+    process: int | None = None,
+) -> Starlette:
     """Return the gateway as an ASGI application; it connects to Redis when its lifespan begins.
+
+    Args:
+        metrics: what it counts into.
+        sum_figures: reads what all processes of the gateway have counted, where there are others.
+        process: the number of this one among them.
 
     Raises, at that beginning:
         ConfigurationError: the URL cannot be read, Redis is not there or too old, or the folder cannot be used.
@@ -57,8 +69,14 @@ def build_app(settings: GatewaySettings) -> Starlette:
     keys = Keys(settings.namespace)
     connection = make_commands(settings.redis_url, settings.shards, keys)
     authenticator = Authenticator(ApiKeys(connection, keys) if settings.api_keys else None, tenant=settings.tenant)
-    metrics = Metrics()
-    presence = Presence(connection, keys, ProcessKind.GATEWAY, {"api_keys": "on" if settings.api_keys else "off"})
+    metrics = metrics or Metrics()
+    said = {"api_keys": "on" if settings.api_keys else "off"}
+    if process is not None:
+        said["process"] = str(process)
+    presence = Presence(connection, keys, ProcessKind.GATEWAY, said)
+
+    async def own_figures() -> list[Family]:
+        return metrics.families()
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
@@ -79,7 +97,10 @@ def build_app(settings: GatewaySettings) -> Starlette:
                 fail_fast=settings.fail_fast,
                 status_wait_s=settings.status_wait_s,
             )
-            app.state.gateway = Gateway(settings, client, authenticator, metrics, parsers, responses, store, connection)
+            read_figures = sum_figures or own_figures
+            app.state.gateway = Gateway(
+                settings, client, authenticator, metrics, read_figures, parsers, responses, store, connection
+            )
             presence.start()
             try:
                 yield

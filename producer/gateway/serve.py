@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import structlog
+import uvicorn
+from starlette.applications import Starlette
 
 from ...shared.shards import check_servers
-from ..web_server import listening, serve_app, web_config
+from ..web_server import announce, listening, serve_app, web_config
 from .app import build_app
 from .connection import connection_class
 from .cors import ANY
 from .settings import GatewaySettings
+
+# Behind the address in the line that says where it serves: what OpenAI's clients take as base_url.
+PATH = "/v1"
 
 log = structlog.get_logger()
 
@@ -24,17 +33,29 @@ def serve(settings: GatewaySettings, *, host: str, port: int) -> int:
         ConfigurationError: the address cannot be listened on, Redis is not there, or the folder cannot be used.
     """
     app = build_app(settings)
+    config = _config(app, settings)
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(check_servers(settings.redis_url, settings.shards, namespace=settings.namespace, is_service=True))
+        with listening(host, port) as listener:
+            warn_of_strangers(settings, *listener.getsockname()[:2])
+            runner.run(serve_app(app, config, listener, partial(announce, listener, PATH)))
+    return 0
+
+
+async def serve_on(
+    settings: GatewaySettings, listener: socket.socket, on_ready: Callable[[], None], **parts: Any
+) -> None:
+    """Serve on a socket that somebody else listens with, as one of several; ``parts`` are those of ``build_app``."""
+    app = build_app(settings, **parts)
+    await serve_app(app, _config(app, settings), listener, on_ready)
+
+
+def _config(app: Starlette, settings: GatewaySettings) -> uvicorn.Config:
     connection = connection_class(
         request_timeout_s=settings.request_timeout_s, keep_alive_timeout_s=settings.keep_alive_timeout_s
     )
     # It calls what it is given as http, and asks for nothing of a class.
-    config = web_config(app, shutdown_timeout_s=int(settings.shutdown_timeout_s), http=connection)
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(check_servers(settings.redis_url, settings.shards, namespace=settings.namespace))
-        with listening(host, port) as listener:
-            warn_of_strangers(settings, *listener.getsockname()[:2])
-            runner.run(serve_app(app, config, listener, "/v1"))
-    return 0
+    return web_config(app, shutdown_timeout_s=int(settings.shutdown_timeout_s), http=connection)
 
 
 def warn_of_strangers(settings: GatewaySettings, address: str, port: int) -> None:

@@ -11,6 +11,7 @@ from arq.worker import Worker
 from redis.exceptions import ResponseError
 
 from ...shared.redis_link import LOST, Outage, refuses_for_now
+from ...shared.service_manager import tell_ready, tell_stopping
 from ...shared.shards import check_servers
 from .job_set import JobSet
 from .settings import JobSettings
@@ -26,13 +27,17 @@ async def run_jobs(settings: JobSettings, *, burst: bool = False) -> None:
     Raises:
         ConfigurationError: Redis cannot be reached or used when it begins.
     """
-    await check_servers(settings.redis_url, settings.shards, namespace=settings.namespace, for_jobs=True)
+    await check_servers(
+        settings.redis_url, settings.shards, namespace=settings.namespace, for_jobs=True, is_service=True
+    )
     jobs, outage = JobSet(settings), Outage(settings.redis_url, "jobs")
+    tell_ready(f"runs jobs of {jobs.queue_name}")
     log.info("jobs_started", queue=jobs.queue_name, functions=sorted(function.name for function in jobs.functions))
     while True:
         worker = jobs.worker(burst=burst)
         try:
             await _run(jobs, worker)
+            tell_stopping()
             return
         except (*LOST, ResponseError) as error:
             if isinstance(error, ResponseError) and not refuses_for_now(error):

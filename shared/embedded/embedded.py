@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -13,17 +12,20 @@ from redis.exceptions import RedisError
 
 from ..errors import RedisUnavailableError
 from ..redis_url import parse_pool
+from ..secret_files import variable_or_file
 from .folder import ServerFolder
 from .server import ensure_running, in_use, shut_down
 
+REDIS_URL_VARIABLE = "PENSTOCK_REDIS_URL"
+
 
 def resolve_redis_url(explicit: str | None) -> AbstractContextManager[str]:
-    """Return a context whose value is the URL to use: ``explicit``, PENSTOCK_REDIS_URL, or the embedded Redis.
+    """Return a context whose value is the URL: ``explicit``, that of PENSTOCK_REDIS_URL, or the embedded Redis.
 
     Raises:
-        ConfigurationError: the given URL cannot be read, or no embedded Redis can be started (on entering).
+        ConfigurationError: the given URL or its file cannot be read, or no embedded Redis can be started (on entering).
     """
-    return given_or_embedded(explicit or os.environ.get("PENSTOCK_REDIS_URL"))
+    return given_or_embedded(explicit or variable_or_file(REDIS_URL_VARIABLE))
 
 
 def given_or_embedded(url: str | None) -> AbstractContextManager[str]:

@@ -8,12 +8,12 @@ host and port.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 
 from ..errors import ConfigurationError
 from ..redis_url import CLUSTER_SCHEMES, SCHEMES, mask_url, parse_pool
+from ..secret_files import variable_or_file
 from ..shown import shown
 from .cluster_topology import Topology, is_cluster_url
 
@@ -32,13 +32,13 @@ def parse_shards(given: ShardsArgument) -> dict[str, str]:
     """Return name -> URL of each shard; empty where there are none.
 
     Args:
-        given: ``name=url,url,…``, a list of such, or a mapping; PENSTOCK_SHARDS when None.
+        given: ``name=url,url,…``, a list of such, or a mapping; PENSTOCK_SHARDS or its file when None.
 
     Raises:
         ConfigurationError: a URL cannot be read, or a name is taken twice or is no name.
     """
     if given is None:
-        given = os.environ.get(SHARDS_VARIABLE, "")
+        given = variable_or_file(SHARDS_VARIABLE)
     if isinstance(given, Mapping):
         parts = [f"{name}={url}" for name, url in given.items()]
     else:

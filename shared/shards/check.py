@@ -23,6 +23,7 @@ async def check_servers(
     namespace: str = DEFAULT_NAMESPACE,
     for_worker: bool = False,
     for_jobs: bool = False,
+    is_service: bool = False,
 ) -> None:
     """Verify home and shards as ``check_redis`` does.
 
@@ -33,18 +34,18 @@ async def check_servers(
 
     Raises: as ``check_redis``; ConfigurationError of shards that cannot be read.
     """
-    await check_redis(url, namespace=namespace, for_worker=for_worker, for_jobs=for_jobs)
+    await check_redis(url, namespace=namespace, for_worker=for_worker, for_jobs=for_jobs, is_service=is_service)
     for name, shard_url in parse_shards(shards).items():
         try:
             if is_cluster_url(shard_url):
-                await _check_cluster(shard_url, namespace, for_worker=for_worker)
+                await _check_cluster(shard_url, namespace, for_worker=for_worker, is_service=is_service)
             else:
-                await check_redis(shard_url, namespace=namespace, for_worker=for_worker)
+                await check_redis(shard_url, namespace=namespace, for_worker=for_worker, is_service=is_service)
         except RedisUnavailableError as error:
             log.warning("shard_away", shard=name, url=mask_url(shard_url), reason=str(error))
 
 
-async def _check_cluster(url: str, namespace: str, *, for_worker: bool) -> None:
+async def _check_cluster(url: str, namespace: str, *, for_worker: bool, is_service: bool) -> None:
     """Verify each primary, and what we need to do at the one that would serve a model."""
     topology = Topology(url)
     try:
@@ -54,4 +55,4 @@ async def _check_cluster(url: str, namespace: str, *, for_worker: bool) -> None:
     key = Keys(namespace).model("probe").absent
     for node in topology.nodes:
         calls = cluster_probes(namespace) if node == topology.node_of(key) else ()
-        await check_server(node, calls, namespace=namespace, for_worker=for_worker, is_node=True)
+        await check_server(node, calls, namespace=namespace, for_worker=for_worker, is_service=is_service, is_node=True)

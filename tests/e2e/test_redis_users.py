@@ -1,82 +1,126 @@
-"""Users of Redis with the rights that the guide gives them, and no others, can do all that their part does."""
+"""Users of Redis with the rights that `penstock redis users` gives them may do what they need, and nothing else.
+
+That each process can do its part with them is tested with the compose file (``tests/e2e/deploy``).
+"""
 
 from __future__ import annotations
 
-import asyncio
-import re
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from redis.exceptions import NoPermissionError
 
-from penstock.ops.local_worker import LocalWorker
-from penstock.producer import Client, SamplingParams
-from penstock.producer.jobs import JobSet, JobSettings
-from penstock.shared.embedded import EmbeddedRedis
+from penstock.shared.keys import Keys
+from penstock.shared.redis_users import Role, rights
 
-GUIDE = Path(__file__).parents[2] / "ops" / "guide" / "redis.md"
-OPTIONS = ["--device", "cpu", "--served-model-name", "demo", "--threads", "1", "--max-num-seqs", "16"]
-PARAMS = SamplingParams(temperature=0.0, max_tokens=8)
+from ..redis_server import RedisServer
 
+# One server for all.
+pytestmark = pytest.mark.xdist_group("redis_users")
 
-def rights() -> dict[str, list[str]]:
-    """The words of each user, as the guide has them."""
-    lines = re.findall(r"^user (\w+) (on .*)$", GUIDE.read_text(), re.MULTILINE)
-    return {name: words.split() for name, words in lines}
-
-
-@pytest.fixture
-def urls(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """URLs of a Redis on which nobody but these users may do anything."""
-    server = EmbeddedRedis.start(tmp_path)
-    with redis.Redis.from_url(server.url) as admin:
-        info: dict[str, Any] = admin.info("server")  # type: ignore[assignment]  # redis-py says it may be awaited
-        is_old = info["redis_version"].startswith("6.")
-        for name, words in rights().items():
-            allowed = [word for word in words if not (is_old and word == "+config|get")]
-            admin.execute_command("ACL", "SETUSER", name, *allowed)
-    yield {name: server.url.replace("unix://", f"unix://{name}:{name}-password@") for name in rights()}
-    server.close()
+ROOT = Path(__file__).parents[2]
+KEYS = Keys()
+# What the tests of the broker look at themselves, which no process of ours does.
+OF_TESTS = ["+scan", "+keys", "+object", "+debug", "+config", "+script", "+client", "+xinfo", "+acl", "+flushdb"]
 
 
-@pytest.fixture
-def worker(urls: dict[str, str], tmp_path: Path, demo_model: Path) -> Iterator[LocalWorker]:
-    worker = LocalWorker(str(demo_model), urls["worker"], OPTIONS, tmp_path / "worker.log")
-    worker.spawn()
+class Users:
+    """A Redis on which nobody but these users may do anything, and what it denied them.
+
+    Args:
+        secrets: the folder that `penstock redis users` has made.
+    """
+
+    def __init__(self, server: RedisServer, secrets: Path) -> None:
+        self._server = server
+        self._logins = {
+            role: (secrets / f"{role}.url").read_text().strip().removeprefix("redis://").partition("@")[0]
+            for role in Role
+        }
+        self.redis = redis.Redis.from_url(self.url_as("judge:any"))
+
+    def url(self, role: Role) -> str:
+        return self.url_as(self._logins[role])
+
+    def url_as(self, login: str) -> str:
+        return self._server.url.replace("unix://", f"unix://{login}@")
+
+    def denied(self) -> list[dict[str, Any]]:
+        """What was denied since this was last asked."""
+        entries: Any = self.redis.acl_log(count=1000)
+        self.redis.acl_log_reset()
+        return [{name: entry[name] for name in ("username", "reason", "context", "object")} for entry in entries]
+
+
+@pytest.fixture(scope="module")
+def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Users]:
+    secrets = tmp_path_factory.mktemp("made") / "secrets"
+    made = run_command("redis", "users", str(secrets))
+    assert made.returncode == 0, made.stderr
+    acl = secrets / "users.acl"
+    # One that may look at what was denied.
+    acl.write_text(f"{acl.read_text()}user judge on nopass ~* &* +@all\n")
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start("--aclfile", str(acl), "--appendfsync", "everysec")
+    users = Users(server, secrets)
+    wait_until_it_answers(users.redis)
     try:
-        worker.await_ready()
-        yield worker
+        yield users
     finally:
-        worker.stop()
+        users.redis.close()
+        server.kill()
 
 
-async def test_each_can_do_its_part(urls: dict[str, str], worker: LocalWorker, tmp_path: Path) -> None:
-    async with Client.connect(urls["client"]) as client:
-        streamed = [delta async for delta in client.stream("count from one to three:", PARAMS)]
-        handle = await client.submit("count from one to three:", PARAMS)
-        assert (await handle.result()).text == "".join(delta.text for delta in streamed)
-        left = await client.submit("count from one to three:", PARAMS)
-        await left.cancel()
-        assert await client.models()
-        async with client.converse(PARAMS) as conversation:
-            await conversation.send("count from one to three:")
-            assert [delta async for delta in conversation.segment()]
-            await conversation.close_input()
-    settings = JobSettings(redis_url=urls["jobs"])
-    pool = JobSet(settings).pool()
-    job = await pool.enqueue_job("generate", "count from one to three:", {"temperature": 0.0, "max_tokens": 8})
-    assert job is not None
-    done = await asyncio.to_thread(run_command, "jobs", "--burst", "--redis-url", urls["jobs"])
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert (await job.result(timeout=30))["outputs"]
-    await pool.aclose(close_connection_pool=True)
-    listed = await asyncio.to_thread(run_command, "queue", "show", "demo", "--redis-url", urls["client"])
-    assert listed.returncode == 0, listed.stderr[-3000:]
-    assert "NOPERM" not in (tmp_path / "worker.log").read_text()
+def wait_until_it_answers(client: redis.Redis) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            client.ping()
+            return
+        except redis.ConnectionError:
+            time.sleep(0.01)
+        assert time.monotonic() < deadline, "redis-server does not answer"
+
+
+def test_the_contract_of_the_broker_holds_for_a_worker(users: Users) -> None:
+    """The tests of the broker, as a user with a worker's commands in the namespaces of tests."""
+    words = [word.replace("penstock", "test-*") for word in rights(Role.WORKER, "penstock")]
+    users.redis.execute_command("ACL", "SETUSER", "tester", "on", ">any", *words, *OF_TESTS)
+    environment = os.environ | {"PENSTOCK_TEST_REDIS_URL": users.url_as("tester:any")}
+    tests = ["test_states.py", "test_deaths.py", "test_input.py", "test_waves.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "not on_cluster"]
+    command += [f"tests/integration/broker/{name}" for name in tests]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert [entry for entry in users.denied() if not entry["object"].startswith("client")] == []
+
+
+@pytest.mark.parametrize(
+    ("role", "command"),
+    [
+        (Role.CLIENT, ("HGETALL", KEYS.operator_keys())),
+        (Role.CLIENT, ("HGETALL", KEYS.api_keys())),
+        (Role.CLIENT, ("GET", KEYS.dashboard_secret())),
+        (Role.WORKER, ("HGETALL", KEYS.api_keys())),
+        (Role.WORKER, ("HGETALL", KEYS.webhook_secrets())),
+        (Role.WORKER, ("XADD", KEYS.audit(), "*", "who", "somebody else")),
+        (Role.GATEWAY, ("HGETALL", KEYS.operator_keys())),
+        (Role.GATEWAY, ("GET", KEYS.dashboard_secret())),
+        (Role.JOBS, ("HGETALL", KEYS.operator_keys())),
+        *((role, ("GET", "somebody:elses")) for role in Role),
+        *((role, command) for role in Role for command in (("FLUSHALL",), ("KEYS", "*"), ("CONFIG", "GET", "*"))),
+    ],
+)
+def test_what_a_role_may_not(users: Users, role: Role, command: tuple[str, ...]) -> None:
+    with redis.Redis.from_url(users.url(role)) as client, pytest.raises(NoPermissionError):
+        client.execute_command(*command)
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
+import psutil
 import pytest
 
 from penstock.ops.demo.run import MODEL
@@ -14,7 +15,9 @@ from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, Delta, SamplingParams
 
 from ..gate import Gate
-from .watching import engines
+from .conftest import Start
+from .watching import PARAMS as WATCHED_PARAMS
+from .watching import Watched, all_under_way, engines, finish, undisturbed, until
 
 NUM_TOKENS = 100
 PARAMS = [
@@ -96,3 +99,37 @@ async def test_nothing_is_lost_when_drains_meet_a_burst(stack: LocalStack) -> No
         async with asyncio.timeout(60):
             texts = await asyncio.gather(*answers)
     assert set(texts) == {expected}
+
+
+async def test_streams_stay_whole_while_a_deployment_shrinks(start: Start, gate: Gate) -> None:
+    """Three hosts become one under load: the first is told to end, and has less time than its requests need; the
+    second goes without a word."""
+    stack = await start(3, "--deterministic", "--drain-timeout", "0.2")
+    async with Client.connect(stack.url) as client:
+        whole = await undisturbed(client, WATCHED_PARAMS)
+        watched: list[Watched] = []
+
+        async def more_streams(num_tokens: int) -> None:
+            """Others come while the first ones run; none of them ends."""
+            gate.hold_at(num_tokens)
+            watched.extend(Watched(client.stream(PROMPT, params)) for params in WATCHED_PARAMS)
+            await all_under_way(watched, num_tokens - 10)
+
+        await more_streams(30)
+        await asyncio.to_thread(stack.workers[0].stop)
+        assert len(await engines(stack.url)) == 2
+        await more_streams(60)
+        kill_host(stack.workers[1].pid)
+        await asyncio.to_thread(stack.workers[1].await_end)
+        await more_streams(90)
+        await finish(watched, whole * 3, gate)
+        await until(lambda: not stack.workers[1].is_running)
+        (left,) = await engines(stack.url)
+    assert left.supervisor_pid == stack.workers[2].pid
+
+
+def kill_host(pid: int) -> None:
+    """kill -9 of a supervisor and all that it has started, at once, as a host dies."""
+    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    for process in family:
+        process.kill()

@@ -18,6 +18,7 @@ from ...shared.embedded import given_or_embedded
 from ...shared.errors import ConfigurationError
 from ...shared.keys import check_name
 from ...shared.log import configure_logging
+from ...shared.service_manager import tell_ready
 from ...shared.shards import shards_text
 from ...shared.tracing.endpoint import check_endpoint
 from ..config import EngineConfig
@@ -60,7 +61,9 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
     count = f"{len(placements)} engine{'s' if len(placements) > 1 else ''}"
 
     def announce() -> None:
-        print(f"ready: model {engine.model_name} on {count}, {where}{_chosen(engine)}", flush=True)
+        line = f"ready: model {engine.model_name} on {count}, {where}{_chosen(engine)}"
+        print(line, flush=True)
+        tell_ready(line)
 
     name = host.worker_name or socket.gethostname()
     # In containers a name and a process id come again. What the one before has claimed must not look like ours.

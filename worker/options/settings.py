@@ -19,6 +19,7 @@ import msgspec
 from ...shared.command_line import UsageError, did_you_mean
 from ...shared.errors import ConfigurationError
 from ...shared.redis_url import mask_url
+from ...shared.secret_files import variable_or_file
 from .option import NONE, DeclaredOption, complaint
 from .program import CONFIG_VARIABLE, Program
 from .readers import RefusedValueError
@@ -97,6 +98,7 @@ def read_settings(
         arguments: of a parser that has ``program``'s.
 
     Raises:
+        ConfigurationError: the file of a secret cannot be read.
         UsageError: a value is none of its option's kind or out of its bounds, or the file cannot be read or has an
             unknown key; names the source, the value and the remedy.
     """
@@ -129,8 +131,10 @@ def _settle(
         source = f"{declared.name} in {path}"
         setting = Setting(declared, _value(declared, source, in_file[declared.name], is_words=False), source)
     # Who cannot unset a variable sets it to nothing.
-    if words := environment.get(declared.variable):
-        setting = Setting(declared, _value(declared, declared.variable, words), declared.variable)
+    variable = declared.variable
+    words = variable_or_file(variable, environment) if declared.option.is_secret else environment.get(variable)
+    if words:
+        setting = Setting(declared, _value(declared, variable, words), variable)
     given = getattr(arguments, declared.name)
     if given is not None:
         words = ",".join(given) if isinstance(given, list) else given

@@ -18,10 +18,8 @@ from collections.abc import Callable
 
 import msgspec
 
-FIRST_DELAY_S = 0.5
-MAX_DELAY_S = 30.0
-# A life that went on for this long after READY ends the row that the delay grows with.
-STABLE_AFTER_S = 60.0
+from ...shared.restart_delay import STABLE_AFTER_S, restart_delay_s
+
 # Poison requests are parked after a few deaths, so a healthy engine gets past two of them before this.
 CRASH_LOOP_LIMIT = 8
 
@@ -99,7 +97,7 @@ class RestartPolicy:
         elif not death.is_external:
             self.num_barren_deaths += 1
         self._ready_at = None
-        self._restart_at = now if was_healthy else now + _delay_s(self._num_deaths_in_a_row)
+        self._restart_at = now if was_healthy else now + restart_delay_s(self._num_deaths_in_a_row)
         self._enter(Phase.GIVEN_UP if self.num_barren_deaths >= CRASH_LOOP_LIMIT else Phase.DOWN)
 
     def restarting(self) -> None:
@@ -121,11 +119,3 @@ class RestartPolicy:
         if phase not in NEXT_PHASES[self.phase]:
             raise ValueError(f"an engine that is {self.phase} cannot become {phase}")
         self.phase = phase
-
-
-def _delay_s(num_deaths_in_a_row: int) -> float:
-    """0, 0.5, 1, 2, 4, ... s, capped."""
-    if num_deaths_in_a_row == 1:
-        return 0.0
-    # The exponent is bounded as well: a row may grow for days.
-    return min(FIRST_DELAY_S * 2 ** min(num_deaths_in_a_row - 2, 16), MAX_DELAY_S)

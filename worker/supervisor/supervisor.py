@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from ...shared import service_manager
 from ...shared.errors import ConfigurationError, EngineDeadError, PenstockError
 from ...shared.keys import Keys
 from ...shared.messages import DrainCommand, WorkerCommand
@@ -140,10 +141,14 @@ class Supervisor:
             if self._stat_loggers is not None:
                 telling = self._stat_loggers.run(lambda: [engine.beat() for engine in self._engines])
                 watching.append(asyncio.create_task(telling))
-            await self._start()
-            await self._serve()
+            async with service_manager.watched():
+                try:
+                    await self._start()
+                    await self._serve()
+                finally:
+                    service_manager.tell_stopping()
+                    await self._leave()
         finally:
-            await self._leave()
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)

@@ -19,6 +19,7 @@ from ...control.deployment import count_due, jobs_findings
 from ...control.deployment_samples import read_models
 from ...openai.errors import OpenAIError
 from ..http import gateway_of, json_response
+from ..metrics import render
 from ..operations import Operation
 
 # A probe that takes longer has its answer: Redis does not answer.
@@ -69,7 +70,7 @@ async def ready(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Answer GET /metrics: this gateway's own figures, and those of all queues and engines if it is to tell them."""
     gateway = gateway_of(request)
-    figures = gateway.metrics.render()
+    figures = render(await gateway.read_figures())
     if gateway.settings.deployment_metrics:
         models = await read_models(gateway.connection, Keys(gateway.settings.namespace))
         figures += expose(sample for model in models or [] for sample in model.samples())

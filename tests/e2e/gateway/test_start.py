@@ -39,6 +39,8 @@ def start(redis_url: str, tmp_path: Path, *options: str) -> str:
 )
 def test_who_can_use_it_is_told(redis_url: str, tmp_path: Path, options: list[str], warned: str | None) -> None:
     lines = [json.loads(line) for line in start(redis_url, tmp_path, *options).splitlines()]
+    # The Redis of the tests keeps nothing, which is told as well.
+    assert lines.pop(0)["risk"] == "redis_not_persistent"
     assert [line["level"] for line in lines] == (["warning"] if warned else [])
     assert [line["event"] for line in lines] == ([warned] if warned else [])
     assert all("API keys are off" in line["reason"] for line in lines)
@@ -56,7 +58,7 @@ def test_why_it_does_not_start_is_a_sentence_in_the_form_of_the_log(redis_url: s
             (["--redis-url", "redis://127.0.0.1:1"], "no Redis can be reached"),
         ):
             (tmp_path / "gateway.log").unlink(missing_ok=True)
-            (line,) = map(json.loads, start(redis_url, tmp_path, *options).splitlines())
+            *_, line = map(json.loads, start(redis_url, tmp_path, *options).splitlines())
             assert (line["event"], line["level"]) == ("gateway_not_started", "critical")
             assert reason in line["error"]
             assert "Traceback" not in line["error"]
@@ -66,5 +68,6 @@ def test_people_read_the_same_sentence(redis_url: str) -> None:
     command = [sys.executable, "-m", "penstock.ops.cli", "gateway", "--redis-url", redis_url, "--port", "99999"]
     ended = subprocess.run([*command, "--log-format", "pretty"], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert ended.stderr.startswith("error: cannot listen on host '127.0.0.1', port 99999 (")
-    assert ended.stderr.endswith("); pass another --host or --port\n")
+    sentence = ended.stderr.splitlines()[-1]
+    assert sentence.startswith("error: cannot listen on host '127.0.0.1', port 99999 (")
+    assert sentence.endswith("); pass another --host or --port")

@@ -204,7 +204,7 @@ async def test_eviction_stops_a_worker_and_warns_a_client(start_server: StartSer
         await check_redis(url, for_worker=True)
     with capture_logs() as logs:
         await check_redis(url)
-    assert [line["event"] for line in logs] == ["redis_evicts"]
+    assert [line["risk"] for line in logs] == ["redis_evicts"]
     assert "noeviction" in logs[0]["reason"]
 
 
@@ -213,16 +213,16 @@ async def test_eviction_of_what_expires_is_told_and_no_hindrance(start_server: S
     url = start_server("--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru", "--appendonly", "yes")
     with capture_logs() as logs:
         await check_redis(url, for_worker=True)
-    assert [line["event"] for line in logs] == ["redis_evicts"]
+    assert [line["risk"] for line in logs] == ["redis_evicts"]
     assert "results before their time" in logs[0]["reason"]
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--save", ""], "nothing is kept"),
-        (["--save", "60", "1"], "only copies made now and then are kept"),
-        (["--save", "60", "1", "--rename-command", "CONFIG", ""], "only copies made now and then are kept"),
+        (["--save", ""], "every request that was accepted, and every result"),
+        (["--save", "60", "1"], "what was accepted since its last copy, which it makes now and then"),
+        (["--save", "60", "1", "--rename-command", "CONFIG", ""], "its last copy, or everything if it makes none"),
         (["--appendonly", "yes"], None),
     ],
 )
@@ -234,9 +234,10 @@ async def test_a_worker_is_warned_of_data_that_a_restart_loses(
         await check_redis(url)
         assert logs == []
         await check_redis(url, for_worker=True)
-    assert [line["event"] for line in logs] == ([] if said is None else ["redis_not_persistent"])
+    assert [line["risk"] for line in logs] == ([] if said is None else ["redis_not_persistent"])
     if said is not None:
-        assert f"{said}, so a restart loses requests" in logs[0]["reason"]
+        assert logs[0]["event"] == "redis_risk"
+        assert f"{said}; " in logs[0]["reason"]
         assert "CONFIG SET appendonly yes" in logs[0]["reason"]
 
 

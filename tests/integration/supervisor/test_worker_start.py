@@ -248,7 +248,7 @@ def test_model_that_cannot_be_loaded(start_worker: StartWorker, tmp_path: Path) 
     assert line.startswith("error: ")
     assert "empty-model" in line
     assert len(before) == len(worker.events)
-    assert {event["event"] for event in worker.events} <= {"core_started", "redis_not_persistent"}
+    assert {event["event"] for event in worker.events} <= {"core_started", "redis_risk"}
     assert worker.out == ""
 
 

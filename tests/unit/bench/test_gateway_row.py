@@ -34,6 +34,8 @@ def test_a_ratio_is_that_of_a_round() -> None:
         client=way(1000, 100, 1000),
         gateway=way(900, 80, 700, idle_ttft_ms=3.5),
         gateway_cpu_us_per_token=[30.0, 40.0, 50.0],
+        two=way(990, 100, 770),
+        two_cpu_us_per_token=[33.0, 44.0, 55.0],
         vllm=GatewayWay(),
         vllm_missing="not installed",
     )
@@ -44,7 +46,7 @@ def test_a_ratio_is_that_of_a_round() -> None:
     console = Console(file=io.StringIO(), width=200)
     console.print(gateway_table(row))
     printed = console.file.getvalue()  # type: ignore[attr-defined]  # it is a StringIO
-    for word in ("700.0", "40.0", "vLLM HTTP server not installed", "0.80"):
+    for word in ("700.0", "40.0", "44.0", "two workers over one 1.10", "vLLM HTTP server not installed", "0.80"):
         assert word in printed
 
 

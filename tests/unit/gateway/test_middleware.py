@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from penstock.producer.gateway.auth import Authenticator
-from penstock.producer.gateway.metrics import Metrics
+from penstock.producer.gateway.metrics import Metrics, render
 from penstock.producer.gateway.middleware import GatewayMiddleware
 
 
@@ -49,7 +49,7 @@ async def test_more_than_may_run_are_told_to_come_back() -> None:
     release.set()
     assert [(await first)[0], (await probe)[0]] == [200, 200]
     assert len((await first)[1]["x-request-id"]) == 32
-    text = metrics.render().decode()
+    text = render(metrics.families()).decode()
     assert 'penstock_http_requests_total{method="GET",route="none",status="429"} 1.0' in text
     assert 'penstock_http_requests_total{method="GET",route="/v1/models",status="200"} 2.0' in text
     assert "penstock_http_requests_in_flight 0.0" in text

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.worker.supervisor.restart import (
-    CRASH_LOOP_LIMIT,
-    NEXT_PHASES,
-    STABLE_AFTER_S,
-    Death,
-    Phase,
-    RestartPolicy,
-)
+from penstock.shared.restart_delay import STABLE_AFTER_S
+from penstock.worker.supervisor.restart import CRASH_LOOP_LIMIT, NEXT_PHASES, Death, Phase, RestartPolicy
 
 BARREN = Death("it broke")
 FERTILE = Death("it broke", num_tokens=1)

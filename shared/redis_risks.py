@@ -1,0 +1,108 @@
+"""What a Redis says of itself that endangers requests: judged in one place, for log, `penstock status` and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+FULL_SHARE = 0.8
+
+
+class Risk(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that somebody should look at before it costs requests.
+
+    Args:
+        code: what it is, as the log names it.
+    """
+
+    code: str
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}"
+
+
+def risks_of(info: Mapping[str, str], shown: str, *, makes_copies: bool | None = None) -> list[Risk]:
+    """Return what endangers requests at one server.
+
+    Args:
+        info: INFO's fields; what is missing is not judged.
+        shown: its URL without password.
+        makes_copies: whether it writes a copy of everything now and then (``save``); None if that is not known.
+    """
+    return [*_of_disk(info, shown, makes_copies), *_of_memory(info, shown), *_of_role(info, shown)]
+
+
+def _of_disk(info: Mapping[str, str], shown: str, makes_copies: bool | None) -> list[Risk]:
+    found = []
+    if info.get("aof_enabled") == "0":
+        lost = {
+            True: "what was accepted since its last copy, which it makes now and then",
+            False: "every request that was accepted, and every result",
+            None: "what was accepted since its last copy, or everything if it makes none",
+        }[makes_copies]
+        found.append(
+            Risk(
+                code="redis_not_persistent",
+                message=f"Redis at {shown} has no append-only file: a crash of it loses {lost}",
+                remedy="run 'CONFIG SET appendonly yes' there",
+            )
+        )
+    if info.get("aof_last_write_status", "ok") != "ok":
+        found.append(
+            Risk(
+                code="redis_cannot_write",
+                message=f"Redis at {shown} cannot write its append-only file, and refuses writes until it can",
+                remedy="make room on its disk",
+            )
+        )
+    return found
+
+
+def _of_memory(info: Mapping[str, str], shown: str) -> list[Risk]:
+    most, used, policy = number(info, "maxmemory"), number(info, "used_memory"), info.get("maxmemory_policy")
+    found = []
+    if not most:
+        return found
+    if policy not in (None, "noeviction"):
+        drops = f"Redis at {shown} drops keys when its memory is full (maxmemory-policy is {policy})"
+        if policy.startswith("volatile-"):
+            # What waits, runs, is configured or parked has no time to live. Servers that others run have no other.
+            what = (
+                ": results before their time, what counts towards quotas, heartbeats, and the first of several "
+                "answers that a webhook is to tell of together, but no request that waits or runs"
+            )
+            remedy = "where it can be set, 'maxmemory-policy noeviction' keeps them"
+        else:
+            what, remedy = ", which would lose requests", "run 'CONFIG SET maxmemory-policy noeviction' there"
+        found.append(Risk(code="redis_evicts", message=drops + what, remedy=remedy))
+    if used > FULL_SHARE * most:
+        found.append(
+            Risk(
+                code="redis_nearly_full",
+                message=f"Redis at {shown} uses {used / most:.0%} of its memory; when it is full, requests are refused",
+                remedy="raise maxmemory, or keep results for a shorter time",
+            )
+        )
+    return found
+
+
+def _of_role(info: Mapping[str, str], shown: str) -> list[Risk]:
+    """A replica that lets itself be written to, as ``replica-read-only no`` does; others refuse to work at all."""
+    if info.get("role") != "slave":
+        return []
+    return [
+        Risk(
+            code="redis_is_replica",
+            message=f"Redis at {shown} is a replica: what is written there is lost when it meets its primary again",
+            remedy="give the URL of the primary, or of Sentinels",
+        )
+    ]
+
+
+def number(info: Mapping[str, str], name: str) -> int:
+    """Return a field that is a whole number; 0 where it is missing."""
+    text = info.get(name, "0")
+    return int(text) if text.isdecimal() else 0

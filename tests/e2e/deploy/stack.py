@@ -1,0 +1,210 @@
+"""The compose file as processes: its own commands, on ports and folders of a test's own.
+
+What Docker would do is done here and no more: a service's command is run with its environment, its secrets are files,
+its name is an address. Only what cannot be shared on one machine is put in place of what the file says (``_own``).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import redis
+import yaml
+
+from penstock.ops.demo.run import MODEL
+from penstock.shared.embedded import find_redis_server
+from penstock.shared.redis_users import Role
+
+COMPOSE = Path(__file__).parents[3] / "ops" / "deploy" / "compose" / "compose.yaml"
+# Of other projects; nobody has their programs.
+FOREIGN = {"prometheus", "grafana"}
+TIME_LIMIT_S = 240.0
+PROGRAMS = {"penstock": "penstock.ops.cli", "worker": "penstock.worker.cli"}
+
+
+def services() -> dict[str, dict[str, Any]]:
+    return yaml.safe_load(COMPOSE.read_text())["services"]
+
+
+class ComposeStack:
+    """All services that run all the time, in the order in which they depend on each other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.secrets = folder / "secrets"
+        self.ports = {name: free_port() for name in ("redis", "gateway", "dashboard", "metrics")}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._managers: dict[str, socket.socket] = {}
+        made = subprocess.run(
+            [
+                *_program("penstock"),
+                "redis",
+                "users",
+                str(self.secrets),
+                "--address",
+                f"localhost:{self.ports['redis']}",
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert made.returncode == 0, made.stderr
+        acl = self.secrets / "users.acl"
+        # One that may look at what was denied to the others.
+        acl.write_text(f"{acl.read_text()}user judge on nopass ~* &* +@all\n")
+        self.judge = redis.Redis(port=self.ports["redis"], username="judge", password="any")
+
+    def start(self) -> None:
+        """Start all services and wait until each is healthy."""
+        told = {name: service for name, service in services().items() if name not in FOREIGN}
+        self._start("redis", told.pop("redis"))
+        self._wait("redis", self.judge.ping)
+        for name, service in told.items():
+            if "profiles" not in service:
+                self._start(name, service)
+        for name, path in (("gateway", "/ready"), ("dashboard", "/login"), ("metrics", "/readyz")):
+            self._wait(name, lambda name=name, path=path: httpx.get(self.url(name) + path).raise_for_status())
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.ports[name]}"
+
+    def redis_url(self, role: Role) -> str:
+        return (self.secrets / f"{role}.url").read_text().strip()
+
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def run(self, *command: str) -> str:
+        """What a single command prints, run as the service for that."""
+        service = services()["operator"]
+        done = subprocess.run(
+            self._command([*command]), env=self._environment(service), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def told(self, name: str) -> list[str]:
+        """What a process has told its service manager since this was last asked."""
+        messages = []
+        with suppress(BlockingIOError):
+            while True:
+                messages.append(self._managers[name].recv(4096).decode())
+        return messages
+
+    def denied(self) -> list[dict[str, Any]]:
+        """What was denied to users of Redis since this was last asked."""
+        entries: Any = self.judge.acl_log(count=1000)
+        self.judge.acl_log_reset()
+        # redis-py names its connections, which an older Redis lets nobody do who may not do more; it goes on without.
+        # So does the dashboard without the slow log, which it may not read.
+        return [
+            {name: entry[name] for name in ("username", "reason", "context", "object")}
+            for entry in entries
+            if not entry["object"].startswith(("client", "slowlog"))
+        ]
+
+    def stop(self) -> dict[str, int]:
+        """End all with SIGTERM, Redis last, and return their exit statuses."""
+        self.judge.close()
+        statuses = {}
+        for name in sorted(self._processes, key=lambda name: name == "redis"):
+            process = self._processes[name]
+            process.send_signal(signal.SIGTERM)
+            try:
+                statuses[name] = process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                statuses[name] = process.wait()
+        return statuses
+
+    def close(self) -> None:
+        """Let go of what is left when all have ended."""
+        for manager in self._managers.values():
+            manager.close()
+
+    def _start(self, name: str, service: dict[str, Any]) -> None:
+        (self.folder / name).mkdir()
+        manager = self._managers[name] = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        manager.setblocking(False)
+        manager.bind(str(self.folder / name / "notify"))
+        with (self.folder / f"{name}.log").open("w") as log:
+            self._processes[name] = subprocess.Popen(
+                self._command(service["command"]),
+                env=self._environment(service) | {"NOTIFY_SOCKET": str(self.folder / name / "notify")},
+                cwd=self.folder / name,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _environment(self, service: dict[str, Any]) -> dict[str, str]:
+        """No more of this process's than programs need, and what the file says."""
+        kept = {name: os.environ[name] for name in os.environ if not name.startswith("PENSTOCK_REDIS")}
+        told = self._own([f"{name}={value}" for name, value in service.get("environment", {}).items()])
+        # /var/lib/penstock, which gateway and jobs share.
+        kept["PENSTOCK_DATA_DIR"] = str(self.folder / "data")
+        return kept | dict(word.split("=", 1) for word in told)
+
+    def _own(self, words: list[str]) -> list[str]:
+        """The words of a command with what is the test's own in the place of the container's."""
+        instead = {"/run/secrets": str(self.secrets), "/models/demo": str(MODEL), "0.0.0.0": "127.0.0.1"}
+        instead |= {"8000": str(self.ports["gateway"]), "8090": str(self.ports["dashboard"])}
+        instead["9464"] = str(self.ports["metrics"])
+        replaced = []
+        for word in words:
+            for there, here in instead.items():
+                word = word.replace(there, here) if "/" in there else (here if word == there else word)
+            replaced.append(word)
+        return replaced
+
+    def _command(self, words: list[str]) -> list[str]:
+        program, *options = self._own(words)
+        if program == "redis-server":
+            return [str(find_redis_server()), *options, "--port", str(self.ports["redis"]), "--save", ""]
+        return [*_program(program), *options]
+
+    def _wait(self, name: str, ask: Any) -> None:
+        deadline = time.monotonic() + TIME_LIMIT_S
+        while True:
+            try:
+                ask()
+                return
+            except (httpx.HTTPError, redis.RedisError):
+                time.sleep(0.05)
+            ended = [each for each, process in self._processes.items() if process.poll() is not None]
+            assert not ended, f"{ended[0]} ended:\n{self.log(ended[0])[-3000:]}"
+            assert time.monotonic() < deadline, f"{name} is not healthy:\n{self.log(name)[-3000:]}"
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        return taken.getsockname()[1]
+
+
+def _program(name: str) -> list[str]:
+    return [sys.executable, "-m", PROGRAMS[name]]
+
+
+def running(folder: Path) -> Iterator[ComposeStack]:
+    """A stack for as long as a fixture lasts."""
+    stack = ComposeStack(folder)
+    try:
+        stack.start()
+        yield stack
+    finally:
+        stack.stop()
+        stack.close()

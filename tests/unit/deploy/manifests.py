@@ -1,0 +1,57 @@
+"""Where the files for deployments are, and how tests read them."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.shared.metrics.catalogue import ALL, MetricKind
+
+yaml = pytest.importorskip("yaml")
+
+DEPLOY = Path(__file__).parents[3] / "ops" / "deploy"
+# What the gateway counts itself, in producer/gateway/metrics.py and its parent process.
+_OF_GATEWAYS = re.compile(r"penstock_(http|gateway)_\w+")
+
+
+def tool(name: str) -> str:
+    """The path of a program, or a skipped test."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not on the PATH")
+    return found
+
+
+def kustomized(folder: str) -> list[dict[str, Any]]:
+    """The objects that ``kubectl apply --kustomize`` would send."""
+    return [*yaml.safe_load_all(_kustomize(folder))]
+
+
+@functools.cache
+def _kustomize(folder: str) -> str:
+    done = subprocess.run(
+        [tool("kubectl"), "kustomize", str(DEPLOY / "kubernetes" / folder)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def alert_rules() -> dict[str, Any]:
+    return yaml.safe_load((DEPLOY / "prometheus" / "penstock.yml").read_text())
+
+
+def unknown_metrics(expression: str) -> set[str]:
+    """The metrics of a PromQL expression that nothing of ours exports."""
+    known = set()
+    for spec in ALL.values():
+        suffixes = {MetricKind.COUNTER: ("_total",), MetricKind.GAUGE: ("",)}
+        for suffix in suffixes.get(spec.kind, ("_bucket", "_sum", "_count")):
+            known.add(f"penstock_{spec.name}{suffix}")
+    named = set(re.findall(r"\bpenstock_\w+", expression))
+    return {name for name in named - known if not _OF_GATEWAYS.fullmatch(name)}

@@ -1,0 +1,47 @@
+"""The board asks for metrics that are there; promtool reads the configuration where it is installed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .manifests import DEPLOY, tool, unknown_metrics
+
+yaml = pytest.importorskip("yaml")
+
+
+def test_the_board_asks_for_metrics_that_are_there() -> None:
+    board = json.loads((DEPLOY / "grafana" / "penstock.json").read_text())
+    for panel in board["panels"]:
+        for target in panel.get("targets", ()):
+            assert unknown_metrics(target["expr"]) == set(), panel["title"]
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+def test_a_metric_that_is_not_there_is_seen() -> None:
+    assert unknown_metrics("rate(penstock_engine_steps[1m]) + penstock_engine_up") == {"penstock_engine_steps"}
+
+
+def test_promtool_takes_the_configuration(tmp_path: Path) -> None:
+    promtool = tool("promtool")
+    shutil.copy(DEPLOY / "compose" / "prometheus.yml", tmp_path)
+    (tmp_path / "rules").mkdir()
+    shutil.copy(DEPLOY / "prometheus" / "penstock.yml", tmp_path / "rules")
+    command = [promtool, "check", "config", "prometheus.yml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_compose_scrapes_and_provisions_what_it_runs() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
+    scraped = yaml.safe_load((DEPLOY / "compose" / "prometheus.yml").read_text())
+    for job in scraped["scrape_configs"]:
+        for target in job["static_configs"][0]["targets"]:
+            name, _, port = target.partition(":")
+            assert port in compose["services"][name]["command"]
+    source = yaml.safe_load((DEPLOY / "compose" / "grafana" / "datasources" / "prometheus.yml").read_text())
+    assert source["datasources"][0]["url"] == "http://prometheus:9090"

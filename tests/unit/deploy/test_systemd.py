@@ -1,0 +1,69 @@
+"""The units are what systemd takes, and the processes tell it what they promise."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from penstock.shared.redis_users import Role
+
+from .manifests import DEPLOY, tool
+
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+# Of 10; those of a unit that says nothing are 9.6.
+MOST_EXPOSED = 2.5
+ROLES = {
+    "penstock-gateway": Role.GATEWAY,
+    "penstock-worker@": Role.WORKER,
+    "penstock-jobs": Role.JOBS,
+    "penstock-dashboard": Role.OPERATOR,
+    "penstock-metrics": Role.OPERATOR,
+}
+
+
+def options(unit: Path) -> configparser.RawConfigParser:
+    parser = configparser.RawConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]  # names keep their capitals
+    parser.read(unit)
+    return parser
+
+
+def test_there_is_a_unit_for_each_process() -> None:
+    assert {unit.stem for unit in UNITS} == set(ROLES)
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_systemd_takes_it(unit: Path, tmp_path: Path) -> None:
+    """With a program that is there: it looks."""
+    text = unit.read_text()
+    # Whether this machine has the user or the other units is not the question.
+    text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.MULTILINE)
+    copy = tmp_path / unit.name
+    copy.write_text(text)
+    done = subprocess.run([tool("systemd-analyze"), "verify", str(copy)], capture_output=True, text=True, check=False)
+    said = [line for line in done.stderr.splitlines() if unit.stem.rstrip("@") in line]
+    assert (done.returncode, said) == (0, []), done.stderr
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_it_may_do_little(unit: Path) -> None:
+    command = [tool("systemd-analyze"), "security", "--offline=true", "--no-pager", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.search(r"exposure level for \S+: ([\d.]+)", done.stdout)
+    assert found, done.stdout[-500:] + done.stderr
+    assert float(found[1]) <= MOST_EXPOSED
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_the_password_comes_by_a_file(unit: Path) -> None:
+    text = unit.read_text()
+    assert f"LoadCredential=redis.url:/etc/penstock/{ROLES[unit.stem]}.url" in text
+    assert "Environment=PENSTOCK_REDIS_URL_FILE=%d/redis.url" in text
+    service = options(unit)["Service"]
+    assert "redis" not in service["ExecStart"]
+    # Children are drained by their parent, which alone is told to end.
+    assert (service["Type"], service["NotifyAccess"], service["KillMode"]) == ("notify", "main", "mixed")

@@ -1,0 +1,47 @@
+"""What is judged of a server's INFO."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.shared.redis_risks import risks_of
+
+GOOD = {"aof_enabled": "1", "aof_last_write_status": "ok", "role": "master", "maxmemory": "0", "used_memory": "9"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "told"),
+    [
+        ({"aof_enabled": "0"}, "redis_not_persistent", "or everything if it makes none"),
+        ({"aof_last_write_status": "err"}, "redis_cannot_write", "refuses writes"),
+        ({"maxmemory": "100", "maxmemory_policy": "allkeys-lru"}, "redis_evicts", "would lose requests"),
+        ({"maxmemory": "100", "maxmemory_policy": "volatile-lru"}, "redis_evicts", "no request that waits or runs"),
+        ({"maxmemory": "100", "used_memory": "81"}, "redis_nearly_full", "uses 81% of its memory"),
+        ({"role": "slave"}, "redis_is_replica", "is lost"),
+    ],
+)
+def test_each_is_told_with_what_to_do(changed: dict[str, str], code: str, told: str) -> None:
+    (risk,) = risks_of(GOOD | changed, "redis://host")
+    assert risk.code == code
+    assert risk.message.startswith("Redis at redis://host ")
+    assert told in risk.message
+    assert risk.remedy
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        GOOD,
+        {},
+        GOOD | {"maxmemory": "100", "used_memory": "80", "maxmemory_policy": "noeviction"},
+        GOOD | {"maxmemory_policy": "allkeys-lru"},
+    ],
+)
+def test_what_is_good_or_not_known_is_no_risk(info: dict[str, str]) -> None:
+    assert risks_of(info, "redis://host") == []
+
+
+@pytest.mark.parametrize(("makes_copies", "told"), [(True, "since its last copy, which"), (False, "every request")])
+def test_what_a_crash_loses_is_said_as_far_as_it_is_known(makes_copies: bool, told: str) -> None:
+    (risk,) = risks_of(GOOD | {"aof_enabled": "0"}, "redis://host", makes_copies=makes_copies)
+    assert told in risk.message
