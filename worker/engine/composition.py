@@ -150,7 +150,11 @@ def _load_native_kernels(config: EngineConfig) -> None:
         native.unload()
         return
     reason = native.load()
-    if reason is None:
+    library = native.loaded()
+    if reason is None and library is not None:
+        log.info("native_kernels", instructions=library.instructions)
+        if library.tiles_refusal:
+            log.warning("tiles_refused", reason=library.tiles_refusal, instructions=library.instructions)
         return
     if config.quantization is not None:
         raise ConfigurationError(f"quantization {config.quantization!r} needs the compiled kernels, and {reason}")
@@ -190,6 +194,7 @@ def _grammar_admission(config: EngineConfig, model: LoadedModel) -> GrammarAdmis
 def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
     dtype = str(model.dtype).removeprefix("torch.")
     name, instructions = processor(config.device)
+    library = native.loaded()
     return Ready(
         model_folder=str(model.folder),
         architecture=model.architecture,
@@ -208,4 +213,5 @@ def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
         kv_cache_dtype=config.eight_bit_cache or dtype,
         processor=name,
         instructions=instructions,
+        kernel_instructions="" if library is None else library.instructions,
     )
