@@ -1,7 +1,7 @@
 """Memory in huge pages, for what is read from one end to the other at every step.
 
-With pages of 4 KiB one thread reads a weight at 13 GB/s, with huge ones at 17 (a Xeon with AMX). The kernel makes a huge
-page only where one is aligned, so weights that are smaller than one lie together in arenas.
+With pages of 4 KiB one thread reads a weight at 13 GB/s, with huge ones at 17 (a Xeon with AMX). The kernel makes a
+huge page only where one is aligned, so weights that are smaller than one lie together in arenas.
 """
 
 from __future__ import annotations
