@@ -75,6 +75,17 @@ def test_a_product_is_right_and_a_row_has_its_bits_in_any_company(
             assert torch.equal(linear(rows[-num_rows:], packed), together[-num_rows:])
 
 
+def test_the_number_of_rows_does_not_say_which_way_a_product_goes() -> None:
+    """Where all that should be left is 0, what is left shows the order in which products were summed."""
+    load_emulation()
+    half, rows = random(100, 160, dtype=BFLOAT16), random(70, 160, dtype=BFLOAT16).repeat(1, 2)
+    packed = pack_weight(torch.cat([half, -half], 1))
+    together = linear(rows, packed)
+    assert (together != 0).float().mean() > 0.5
+    for num_rows in NUM_ROWS:
+        assert torch.equal(linear(rows[-num_rows:], packed), together[-num_rows:])
+
+
 @pytest.mark.parametrize("is_in_bytes", [False, True])
 def test_emulation_and_instructions_agree_on_products(is_in_bytes: bool) -> None:
     load_instructions()
