@@ -151,6 +151,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
 
     ``attention_backend`` is what attends: "triton", "native", "reference" or, where transformers' code does, that.
     ``processor`` is the name of the GPU or the CPU, ``instructions`` are those of it that kernels may use.
+    ``kernel_instructions`` is the best that the compiled kernels do use: "amx", "avx512_bf16", …; empty without them.
     """
 
     version: int = WIRE_VERSION
@@ -172,6 +173,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     kv_cache_dtype: str = ""
     processor: str = ""
     instructions: list[str] = []
+    kernel_instructions: str = ""
 
 
 class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):

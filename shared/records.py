@@ -19,7 +19,7 @@ class EngineSetup(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True)
 
     Args:
         kv_cache_size_tokens: what its KV cache holds.
-        attention_backend, kv_cache_dtype, processor, instructions: as in ``messages.Ready``.
+        attention_backend, kv_cache_dtype, processor, instructions, kernel_instructions: as in ``messages.Ready``.
         num_threads: of an engine on the CPU; 0 has chosen by itself.
         versions: of what it runs, by name.
     """
@@ -43,6 +43,7 @@ class EngineSetup(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True)
     processor: str = ""
     instructions: list[str] = []
     versions: dict[str, str] = {}
+    kernel_instructions: str = ""
 
 
 class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):

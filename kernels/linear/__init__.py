@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import KernelInputError
+from ..huge_pages import Arena
 from ..native import library
 
 _PANEL = 64
@@ -61,8 +62,11 @@ def can_quantize(weight: Tensor) -> bool:
     return _is_known(weight) and weight.shape[1] % _GROUP_BYTES == 0
 
 
-def pack_weight(weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
+def pack_weight(weight: Tensor, bias: Tensor | None = None, arena: Arena | None = None) -> PackedWeight:
     """Lay out a weight ``[N, K]`` and a bias ``[N]``.
+
+    Args:
+        arena: where the weight is to lie; None for memory of its own.
 
     Raises:
         KernelInputError: ``can_pack`` says no.
@@ -72,13 +76,16 @@ def pack_weight(weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
         raise KernelInputError(f"a weight {weight.dtype} {tuple(weight.shape)} cannot be packed here")
     num_outputs, num_inputs = weight.shape
     source = weight.detach().contiguous()
-    packed = _empty_panels(num_outputs, num_inputs, weight.dtype)
+    packed = _empty_panels(num_outputs, num_inputs, weight.dtype, arena)
     function(source.data_ptr(), packed.data_ptr(), num_outputs, num_inputs)
     return PackedWeight(packed, _pack_bias(bias), num_inputs, num_outputs)
 
 
-def quantize_weight(weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
+def quantize_weight(weight: Tensor, bias: Tensor | None = None, arena: Arena | None = None) -> PackedWeight:
     """Lay out a weight ``[N, K]`` in bytes, -127 to 127 steps of a size of each output's own; the bias stays.
+
+    Args:
+        arena: as for ``pack_weight``.
 
     Raises:
         KernelInputError: ``can_quantize`` says no.
@@ -88,7 +95,7 @@ def quantize_weight(weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
         raise KernelInputError(f"a weight {weight.dtype} {tuple(weight.shape)} cannot be packed in bytes here")
     num_outputs, num_inputs = weight.shape
     source = weight.detach().contiguous()
-    packed = _empty_panels(num_outputs, num_inputs, torch.int8)
+    packed = _empty_panels(num_outputs, num_inputs, torch.int8, arena)
     scales, offsets = torch.zeros(_padded(num_outputs)), torch.zeros(_padded(num_outputs), dtype=torch.int32)
     pointers = (tensor.data_ptr() for tensor in (source, packed, scales, offsets))
     function(*pointers, num_outputs, num_inputs)
@@ -140,9 +147,10 @@ def _padded(num_outputs: int) -> int:
     return -(-num_outputs // _PANEL) * _PANEL
 
 
-def _empty_panels(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> Tensor:
+def _empty_panels(num_outputs: int, num_inputs: int, dtype: torch.dtype, arena: Arena | None) -> Tensor:
     group = _GROUP_BYTES // dtype.itemsize
-    return torch.empty((_padded(num_outputs) // _PANEL, num_inputs // group, _PANEL, group), dtype=dtype)
+    shape = (_padded(num_outputs) // _PANEL, num_inputs // group, _PANEL, group)
+    return torch.empty(shape, dtype=dtype) if arena is None else arena.empty(shape, dtype)
 
 
 def _pack_bias(bias: Tensor | None) -> Tensor | None:

@@ -13,30 +13,38 @@ from functools import partial
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("layer_ops.cpp", "attention.cpp", "cache.cpp", "linear.cpp", "decoder.cpp", "parallel.cpp", "sampling.cpp")
-_HEADERS = ("scalar.h", "lanes.h", "parallel.h", "linear.h", "decoder.h", "decoder_attention.h")
+_SOURCES = (
+    *("layer_ops.cpp", "attention.cpp", "cache.cpp", "linear.cpp", "decoder.cpp", "parallel.cpp", "sampling.cpp"),
+    *("tile_product.cpp", "tiles.cpp", "instructions.cpp"),
+)
 # Products and sums may be fused, but no sum is rearranged: a row has the same bits in every loop that computes it.
 _FLAGS = (
     *("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"),
     *("-fopenmp-simd", "-std=c++17", "-pthread", "-fPIC"),
 )
+# Tile registers in plain C++, so that a machine without them tests what computes with them.
+_EMULATED_TILES = "-DPENSTOCK_EMULATED_TILES"
 _COMPILERS = ("c++", "g++", "clang++")
-_TIMEOUT_S = 120
+# A busy machine takes ten times as long as an idle one.
+_TIMEOUT_S = 600
 
 
 class BuildError(Exception):
     """The library cannot be compiled here; the message says why."""
 
 
-def build(cache_folder: Path) -> Path:
+def build(cache_folder: Path, *, emulates_tiles: bool = False) -> Path:
     """Return the library, compiled now unless it is in ``cache_folder`` already. Takes about six seconds.
 
     A library is found by what it was made from: sources, flags, compiler, and the instructions of this processor.
 
+    Args:
+        emulates_tiles: products are computed as on a processor with tile registers, bit by bit, and slowly.
+
     Raises:
         BuildError: there is no compiler, or it fails.
     """
-    compiler = _find_compiler()
+    compiler = [_find_compiler(), *_FLAGS, *([_EMULATED_TILES] if emulates_tiles else [])]
     path = cache_folder / f"penstock-{_key(compiler)}.so"
     if path.is_file():
         return path
@@ -46,7 +54,7 @@ def build(cache_folder: Path) -> Path:
             made = Path(folder) / "library.so"
             with ThreadPoolExecutor() as compilers:
                 objects = list(compilers.map(partial(_compile, compiler, Path(folder)), _SOURCES))
-            _run([compiler, *_FLAGS, "-shared", *objects, "-o", str(made)])
+            _run([*compiler, "-shared", *objects, "-o", str(made)])
             # Another engine may be at it, too: whoever comes last wins, and both have the same.
             made.replace(path)
     except OSError as error:
@@ -54,9 +62,9 @@ def build(cache_folder: Path) -> Path:
     return path
 
 
-def _compile(compiler: str, folder: Path, source: str) -> str:
+def _compile(compiler: list[str], folder: Path, source: str) -> str:
     made = str(folder / f"{source}.o")
-    _run([compiler, *_FLAGS, "-c", str(_FOLDER / source), "-o", made])
+    _run([*compiler, "-c", str(_FOLDER / source), "-o", made])
     return made
 
 
@@ -75,13 +83,13 @@ def _find_compiler() -> str:
     raise BuildError(f"no C++ compiler ({wanted or ', '.join(_COMPILERS)}) is on the PATH")
 
 
-def _key(compiler: str) -> str:
-    digest = hashlib.sha256(" ".join(_FLAGS).encode())
-    digest.update(_run([compiler, "--version"]))
+def _key(compiler: list[str]) -> str:
+    digest = hashlib.sha256(" ".join(compiler[1:]).encode())
+    digest.update(_run([compiler[0], "--version"]))
     digest.update(platform.machine().encode())
     digest.update(_processor_flags())
-    for name in (*_HEADERS, *_SOURCES):
-        digest.update((_FOLDER / name).read_bytes())
+    for source in sorted(path for path in _FOLDER.iterdir() if path.suffix in (".h", ".cpp")):
+        digest.update(source.read_bytes())
     return digest.hexdigest()[:24]
 
 

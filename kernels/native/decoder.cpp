@@ -3,15 +3,16 @@
 
 #include <vector>
 
-#include "decoder_attention.h"
 #include "layer_ops.h"
+#include "tile_attention.h"
+#include "vector_attention.h"
 
 namespace {
 
 constexpr int64_t TOKENS_PER_PIECE = 8;
 // Rows (tokens by heads of a group) of a prompt that one thread attends for: several tiles, so that what was read of the
 // cache is read from near again.
-constexpr int64_t ROWS_PER_PIECE = 8 * TILE_ROWS;
+constexpr int64_t ROWS_PER_PIECE = 48;
 
 // Memory that is kept from step to step, cut into parts.
 class Workspace {
@@ -55,7 +56,7 @@ class Run {
     found_ = space_.template take<T>(tokens * found_size_);
     gate_up_ = space_.template take<T>(tokens * 2 * d_.mlp_size);
     gated_ = space_.template take<T>(tokens * d_.mlp_size);
-    cut_queries();
+    cut_spans();
   }
 
   void all() {
@@ -84,7 +85,7 @@ class Run {
 
  private:
   // Tokens of a request whose attention is one piece of work, for one head.
-  struct Queries {
+  struct Span {
     int64_t request, first_token, num_tokens, first_position;
   };
 
@@ -93,12 +94,12 @@ class Run {
     return s_.num_tokens * per_token * sizeof(T) + 8 * VECTOR_BYTES;
   }
 
-  void cut_queries() {
+  void cut_spans() {
     const int64_t most = std::max<int64_t>(1, ROWS_PER_PIECE / (d_.num_heads / d_.num_kv_heads));
     for (int64_t request = 0, token = 0; request < s_.num_requests; ++request) {
       const int64_t num = s_.query_lens[request], position = s_.seq_lens[request] - num;
       for (int64_t start = 0; start < num; start += most) {
-        queries_.push_back({request, token + start, std::min(most, num - start), position + start});
+        spans_.push_back({request, token + start, std::min(most, num - start), position + start});
       }
       token += num;
     }
@@ -149,22 +150,35 @@ class Run {
   void attend(const DecoderLayer& layer) {
     const LayerCache<T> cache = cache_of(layer);
     const int64_t group = d_.num_heads / d_.num_kv_heads;
-    for_each(queries_.size() * d_.num_kv_heads, [&](int64_t item) {
-      const Queries& queries = queries_[item / d_.num_kv_heads];
+    for_each(spans_.size() * d_.num_kv_heads, [&](int64_t item) {
+      const Span& span = spans_[item / d_.num_kv_heads];
       const int64_t kv_head = item % d_.num_kv_heads, offset = kv_head * group * d_.head_dim;
-      const QueryTile<T> tile{qkv_ + queries.first_token * qkv_size_ + offset,
-                              qkv_size_,
-                              group,
-                              queries.first_position,
-                              layer.window,
-                              layer.scale,
-                              s_.block_table + queries.request * s_.table_stride,
-                              kv_head,
-                              &cache,
-                              found_ + queries.first_token * found_size_ + offset,
-                              found_size_};
-      for_row_tiles<TILE_ROWS>(queries.num_tokens * group, tile);
+      const Queries<T> queries{qkv_ + span.first_token * qkv_size_ + offset,
+                               qkv_size_,
+                               group,
+                               span.first_position,
+                               layer.window,
+                               layer.scale,
+                               s_.block_table + span.request * s_.table_stride,
+                               kv_head,
+                               &cache,
+                               found_ + span.first_token * found_size_ + offset,
+                               found_size_};
+      attend_rows(queries, span.num_tokens * group);
     });
+  }
+
+  static void attend_rows(const Queries<T>& queries, int64_t num_rows) {
+    if constexpr (tiles::EXIST && sizeof(T) == sizeof(bfloat16)) {
+      if (suits_tiles(queries.cache->shape)) {
+        TileAttention attention(queries);
+        for (int64_t row = 0; row < num_rows; row += tiles::ROWS) {
+          attention.run(row, std::min<int64_t>(tiles::ROWS, num_rows - row));
+        }
+        return;
+      }
+    }
+    for_row_tiles<TILE_ROWS>(num_rows, VectorAttention<T>{queries});
   }
 
   // From here on only tokens whose logits are wanted matter; they come earlier, never later, than they were.
@@ -186,7 +200,7 @@ class Run {
   const int64_t qkv_size_, found_size_;
   Workspace space_;
   T *residual_, *normed_, *added_, *qkv_, *found_, *gate_up_, *gated_;
-  std::vector<Queries> queries_;
+  std::vector<Span> spans_;
   int64_t num_rows_ = 0;
 };
 

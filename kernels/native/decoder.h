@@ -7,7 +7,7 @@ struct DecoderLayer {
   const void *input_norm, *mlp_norm;  // [hidden size]
   const void *query_norm, *key_norm;  // [D], of each head; null without
   Linear qkv, output, gate_up, down;
-  void *keys, *values;  // the layer's cache, see decoder_attention.h
+  void *keys, *values;  // the layer's cache, see paged_cache.h
   float scale;
   int64_t window;  // positions a token sees; 0: all before it
 };

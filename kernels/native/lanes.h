@@ -99,7 +99,18 @@ inline void store(T* out, Floats values, int64_t num) {
   for (int64_t i = 0; i < (num < LANES ? num : LANES); ++i) out[i] = from_float<T>(values[i]);
 }
 
-// The same, rounded to T and written as floats.
+// Writes 32 floats, rounded to bfloat16.
+inline void store_two(bfloat16* out, const void* from) {
+  Floats values[2];
+  std::memcpy(values, from, sizeof(values));
+#ifdef __AVX512BF16__
+  _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh((__m512)values[1], (__m512)values[0]));
+#else
+  for (int v = 0; v < 2; ++v) store(out + v * LANES, values[v], LANES);
+#endif
+}
+
+// Writes the first num of 16 floats, rounded to T but as floats.
 template <typename T>
 inline void store_rounded(float* out, Floats values, int64_t num) {
   T rounded[LANES];

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ _SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _ANY_DTYPE: dict[str, list[Any]] = {
     "set_num_threads": [_INT],
     "get_num_threads": [],
+    "ask_for_tiles": [],
+    "instructions": [],
     "store_rows": [_POINTER, _INT, _POINTER, _POINTER, _INT, _INT],
 }
 _SIGNATURES: dict[str, list[Any]] = {
@@ -32,6 +35,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "run_decoder": [_POINTER, _POINTER],
 }
 
+_NO_TILES = -1
+
 Function = Any  # of ctypes
 
 
@@ -39,6 +44,11 @@ class Library:
     """Its functions, by name and, where it matters, by the dtype of their tensors.
 
     They take addresses and sizes as the sources in this folder say, and check nothing: the wrappers do.
+
+    Attributes:
+        instructions: of the processor, which the products are made of: "amx", "avx512_bf16", "avx512", "avx2", …
+        tiles_refusal: why the kernel does not let this process use the processor's tile registers; empty if it does,
+            or there are none.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,6 +61,10 @@ class Library:
             for dtype, suffix in _SUFFIXES.items():
                 self._functions[name, dtype] = getattr(loaded, f"{name}_{suffix}")
                 self._functions[name, dtype].argtypes = signature
+        refusal = loaded.ask_for_tiles()
+        self.tiles_refusal = os.strerror(refusal) if refusal not in (0, _NO_TILES) else ""
+        loaded.instructions.restype = ctypes.c_char_p
+        self.instructions: str = loaded.instructions().decode()
 
     def get(self, name: str, dtype: torch.dtype | None) -> Function | None:
         """The function; None for a dtype that the library does not know."""
@@ -60,14 +74,17 @@ class Library:
 _library: Library | None = None
 
 
-def load(cache_folder: Path | None = None) -> str | None:
+def load(cache_folder: Path | None = None, *, emulates_tiles: bool = False) -> str | None:
     """Compile the library if need be, and use it from now on in this process.
 
     Returns None, or why it cannot be had: then everything runs on the references.
+
+    Args:
+        emulates_tiles: see ``build``.
     """
     global _library  # a process has one processor; every kernel asks for the same library
     try:
-        _library = Library(build(cache_folder or default_cache_folder()))
+        _library = Library(build(cache_folder or default_cache_folder(), emulates_tiles=emulates_tiles))
     except (BuildError, OSError) as error:
         return str(error)
     return None
@@ -81,6 +98,11 @@ def unload() -> None:
 
 def is_loaded() -> bool:
     return _library is not None
+
+
+def loaded() -> Library | None:
+    """The library in use."""
+    return _library
 
 
 def set_num_threads(num_threads: int) -> None:

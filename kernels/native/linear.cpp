@@ -1,5 +1,9 @@
-// The layouts of a weight, and products with it alone. See linear.h.
+// The layouts of a weight, and products with it. See linear.h.
 #include "linear.h"
+
+#include "tile_product.h"
+#include "tiles.h"
+#include "vector_product.h"
 
 namespace {
 
@@ -48,7 +52,36 @@ void quantize(const T* weight, int8_t* packed, float* scales, int32_t* offsets, 
   });
 }
 
+// On tile registers where there are some and the inputs fill them, else on vectors. A rule of the weight's shape alone:
+// both round differently, and a row's bits are not to depend on how many others there are.
+template <typename T, typename In, typename Out>
+void multiply_rows(const In* inputs, int64_t input_stride, const Linear& weight, const Results<T, In, Out>& results,
+                   int64_t num_rows) {
+  if constexpr (tiles::EXIST && sizeof(In) < sizeof(float)) {
+    if (tiles::are_given && weight.num_inputs * sizeof(In) % tiles::ROW_BYTES == 0) {
+      return multiply_by_tiles(inputs, input_stride, weight, results, num_rows);
+    }
+  }
+  multiply_by_vectors(inputs, input_stride, weight, results, num_rows);
+}
+
 }  // namespace
+
+template <typename T, typename Out>
+void multiply(const T* inputs, int64_t input_stride, const Linear& weight, Out* out, int64_t out_stride,
+              int64_t num_rows) {
+  if (weight.scales) {
+    const QuantizedRows rows = quantize_rows(inputs, input_stride, num_rows, weight.num_inputs);
+    multiply_rows(rows.values, weight.num_inputs, weight,
+                  Results<T, uint8_t, Out>::of(rows.steps, weight, out, out_stride), num_rows);
+  } else {
+    multiply_rows(inputs, input_stride, weight, Results<T, T, Out>::of(nullptr, weight, out, out_stride), num_rows);
+  }
+}
+
+template void multiply(const float*, int64_t, const Linear&, float*, int64_t, int64_t);
+template void multiply(const bfloat16*, int64_t, const Linear&, bfloat16*, int64_t, int64_t);
+template void multiply(const bfloat16*, int64_t, const Linear&, float*, int64_t, int64_t);
 
 // packed: ceil(N / 64) panels of K * 64; K is a multiple of the group. scales and offsets are null, or those of
 // quantize_linear, as many as the panels have outputs.

@@ -10,7 +10,7 @@ from ..errors import KernelInputError
 from . import native, reference
 from .draws import Draws
 
-__all__ = ["Draws", "argmax", "sample"]
+__all__ = ["Draws", "argmax", "sample", "takes_rows_alone"]
 
 _GPU = f"{__package__}.gpu"
 _ARGMAX = {REFERENCE: reference.argmax, "cpu": native.argmax, "cuda": OnGpu(_GPU, "argmax")}
@@ -69,6 +69,15 @@ def sample(logits: Tensor, draws: Draws) -> Tensor:
             where = "the CPU or the device of the logits"
             raise KernelInputError(f"{name} must be contiguous [{len(logits)}] {dtype} on {where}, got {found}")
     return select(_SAMPLE, logits.device, logits.dtype)(logits, draws)
+
+
+def takes_rows_alone(logits: Tensor, top_k: Tensor) -> bool:
+    """Whether ``argmax`` and ``sample`` give a row the same token, to the bit of its logits, in any company.
+
+    Args:
+        logits, top_k: as for ``sample``.
+    """
+    return logits.device.type == "cpu" and native.takes_rows_alone(logits, top_k)
 
 
 def _check_logits(logits: Tensor) -> None:

@@ -13,6 +13,12 @@ from .draws import Draws
 _WIDTH = 64
 
 
+def takes_rows_alone(logits: Tensor, top_k: Tensor) -> bool:
+    """Whether ``argmax`` and ``sample`` work on each row by itself: its token depends on no other row."""
+    is_wide = (top_k > _WIDTH) & (top_k < logits.shape[1])
+    return library("sample", logits.dtype) is not None and logits.stride(1) == 1 and not bool(is_wide.any())
+
+
 def argmax(logits: Tensor) -> Tensor:
     """See ``sampling.argmax``."""
     function = library("sample", logits.dtype)

@@ -19,8 +19,10 @@ import msgspec
 from ...shared.errors import ConfigurationError
 from .workload import Item
 
-# What float32 leaves between two orders of summing, and what bfloat16 does over thirty layers (measured: 0.04).
-TOLERANCE = {"float32": 0.001, "bfloat16": 0.25, "int8": 0.5}
+# What float32 leaves between two orders of summing, and what bfloat16 does over thirty layers (measured: 0.04). Weights
+# and inputs in bytes move each logit of a random model of thirty layers by 0.13 standard deviations, computed exactly:
+# a token's gap is above 0.29 once in a hundred, and once in a few thousand above 0.5, on any processor.
+TOLERANCE = {"float32": 0.001, "bfloat16": 0.25, "int8": 1.0}
 _TRUTH = Path(__file__).parent / "peers" / "truth.py"
 
 

@@ -47,6 +47,8 @@ from .sides import SERVED
 from .tables import add_caption
 
 T = TypeVar("T")
+# Of the processor, as Linux calls them: those that say how fast products are.
+_INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 BANDWIDTH = "bandwidth of memory"
 LIBRARIES = ("penstock", "torch", "transformers", "redis", "hiredis", "msgspec", "uvloop", "arq")
 
@@ -109,7 +111,8 @@ def write_report(report: BenchReport, path: Path) -> None:
 def machine() -> dict[str, str]:
     """What ran this: processor, cores, memory, system; and how busy others kept it in the minute before."""
     return {
-        "processor": _processor_name(),
+        "processor": _of_processor("model name") or platform.processor(),
+        "instructions": " ".join(name for name in _INSTRUCTIONS if name in _of_processor("flags").split()),
         "cores": str(len(os.sched_getaffinity(0))),
         "memory_gib": f"{psutil.virtual_memory().total / 2**30:.0f}",
         "system": platform.platform(),
@@ -221,11 +224,11 @@ def _recovery(report: BenchReport) -> Table:
     return table
 
 
-def _processor_name() -> str:
+def _of_processor(field: str) -> str:
+    """What Linux says of the first processor; empty where it does not."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(field)), "")
 
 
 def _installed(name: str) -> bool:

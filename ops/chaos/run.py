@@ -60,6 +60,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     loses_data: bool = False
     num_shards: int = 0
     num_partitions: int = 1
+    dtype: str = "float32"
 
 
 class ChaosReport(msgspec.Struct, kw_only=True):
@@ -79,7 +80,7 @@ def run_chaos(options: ChaosOptions) -> int:
     """Run both, print the table, and return 1 if any request was harmed, or nothing was killed."""
     console = Console()
     console.print(f"seed {options.seed}; starting Redis and {options.num_engines} engines …")
-    worker_options = ["--device", "cpu", "--threads", "1", "--max-num-seqs", "32"]
+    worker_options = ["--device", "cpu", "--dtype", options.dtype, "--threads", "1", "--max-num-seqs", "32"]
     worker_options += ["--deterministic", "--drain-timeout", "1", "--stall-timeout", str(STALL_TIMEOUT_S)]
     # Kills at random, every other second, are no request's fault: three in a row before its first token can happen.
     worker_options += ["--max-deliveries", str(MAX_DELIVERIES)]

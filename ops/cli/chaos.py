@@ -27,6 +27,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shards", type=int, default=0, help="so many more servers, a model on each; they are killed, and models move"
     )
     parser.add_argument("--partitions", type=int, default=1, help="of each model (default 1); they move, too")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of the model's weights (default float32, in which it was trained)",
+    )
     parser.add_argument("--json", default="", help="where the report goes as JSON")
     parser.add_argument("--log", default="", help="where the workers' logs go")
 
@@ -56,6 +62,7 @@ def _run(arguments: argparse.Namespace) -> int:
         loses_data=arguments.lose_data,
         num_shards=arguments.shards,
         num_partitions=arguments.partitions,
+        dtype=arguments.dtype,
     )
     return run_chaos(options)
 

@@ -15,6 +15,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dashboard", action="store_true", help="ask without end, and serve the operators' pages, until Ctrl-C"
     )
     parser.add_argument("--port", type=int, default=8090, help="of the pages; 0 takes a free one (8090)")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of the model's weights (default float32, in which it was trained)",
+    )
     parser.add_argument("--redis-url", help="use a running deployment of the demo model instead of starting one")
 
 
@@ -25,7 +31,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return run_busy(arguments.port)
     from ..demo.run import run_demo  # rich and psutil are not for every `penstock` command
 
-    return run_demo(arguments.questions, arguments.concurrency, arguments.seed, arguments.redis_url)
+    return run_demo(arguments.questions, arguments.concurrency, arguments.seed, arguments.dtype, arguments.redis_url)
 
 
 COMMAND = Command("demo", "Start everything, ask questions, check the answers, stop.", _run, _add_arguments)

@@ -59,17 +59,18 @@ async def ask_all(url: str, questions: list[Question], concurrency: int, screen:
         return list(await asyncio.gather(*(ask(i, q) for i, q in enumerate(questions, 1))))
 
 
-def run_demo(num_questions: int, concurrency: int, seed: int, url: str | None = None) -> int:
+def run_demo(num_questions: int, concurrency: int, seed: int, dtype: str, url: str | None = None) -> int:
     """Run the demo and return the exit status: 0 if at least 98 % of the answers are right.
 
-    ``url`` uses a running deployment that serves the demo model instead of starting one.
+    ``url`` uses a running deployment that serves the demo model instead of starting one, in whatever dtype it has.
     """
     console = Console()
     questions = demo_questions(num_questions, seed)
     with ExitStack() as stack:
         if url is None:
             console.print("starting Redis and a worker with the demo model …")
-            local = stack.enter_context(LocalStack(MODEL, ["--device", "cpu", "--served-model-name", "demo"]))
+            options = ["--device", "cpu", "--dtype", dtype, "--served-model-name", "demo"]
+            local = stack.enter_context(LocalStack(MODEL, options))
             console.print(f"ready in {local.ready_time_s:.1f} s; asking {num_questions} questions\n")
             url = local.url
         screen = stack.enter_context(make_screen(console, len(questions)))

@@ -330,6 +330,22 @@ SAMPLES += [
             kv_cache_dtype="fp8_e4m3",
         ),
     ),
+    (
+        "ready with instructions",
+        "CoreOutput",
+        Ready(
+            model_folder="/m",
+            architecture="LlamaForCausalLM",
+            max_model_len=2048,
+            num_blocks=10,
+            block_size=16,
+            dtype="bfloat16",
+            device="cpu",
+            vocab_size=400,
+            eos_token_ids=[2],
+            kernel_instructions="amx",
+        ),
+    ),
 ]
 SAMPLES += [
     (f"control call {i}", "EngineCommand", ControlCommand(call_id="c1", call=call, expires_at_ms=1795290000000))

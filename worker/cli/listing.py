@@ -49,7 +49,7 @@ def _row(beat: EngineHeartbeat) -> list[str]:
         beat.worker_id,
         beat.engine_id.removeprefix(beat.worker_id + "-"),
         beat.model,
-        beat.device,
+        f"{beat.device} {beat.setup.kernel_instructions}".rstrip() if beat.setup is not None else beat.device,
         beat.state.value,
         f"{beat.supervisor_pid}/{beat.worker_pid}/{beat.core_pid or '-'}",
         f"{beat.num_running_reqs}/{beat.num_waiting_reqs}",

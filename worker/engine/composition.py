@@ -14,7 +14,6 @@ from ...shared.errors import ConfigurationError
 from ...shared.messages import Ready
 from ...shared.params import SamplingParams
 from ..config import EngineConfig
-from ..models.invariance import choose_tile_sizes
 from ..models.lean.native import NativeForward
 from ..models.loader import LoadedModel, load_model
 from ..progress import ProgressWriter
@@ -22,7 +21,7 @@ from .control.calls import EngineControl
 from .control.composition import compose_control, load_rpc_methods
 from .core import EngineCore
 from .dump import StepDump
-from .execution.deterministic import DeterministicRunner
+from .execution.deterministic import make_deterministic_runner
 from .execution.input_embeds import embeds_hidden_size
 from .execution.kv_cache import size_kv_cache
 from .execution.memory import measure_memory
@@ -150,7 +149,11 @@ def _load_native_kernels(config: EngineConfig) -> None:
         native.unload()
         return
     reason = native.load()
-    if reason is None:
+    library = native.loaded()
+    if reason is None and library is not None:
+        log.info("native_kernels", instructions=library.instructions)
+        if library.tiles_refusal:
+            log.warning("tiles_refused", reason=library.tiles_refusal, instructions=library.instructions)
         return
     if config.quantization is not None:
         raise ConfigurationError(f"quantization {config.quantization!r} needs the compiled kernels, and {reason}")
@@ -160,13 +163,8 @@ def _load_native_kernels(config: EngineConfig) -> None:
 
 
 def _make_runner(config: EngineConfig, model: LoadedModel) -> ModelRunner:
-    """The executor; a deterministic one tries the model out first, with a cache of its own."""
-    if not config.deterministic:
-        return ModelRunner(model, max_num_seqs=config.max_num_seqs, block_size=config.block_size)
-    tile_sizes = choose_tile_sizes(model)
-    return DeterministicRunner(
-        model, tile_sizes=tile_sizes, max_num_seqs=config.max_num_seqs, block_size=config.block_size
-    )
+    make = make_deterministic_runner if config.deterministic else ModelRunner
+    return make(model, max_num_seqs=config.max_num_seqs, block_size=config.block_size)
 
 
 def _make_prefix_cache(config: EngineConfig, model: LoadedModel, block_pool: BlockPool) -> PrefixCache:
@@ -190,6 +188,7 @@ def _grammar_admission(config: EngineConfig, model: LoadedModel) -> GrammarAdmis
 def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
     dtype = str(model.dtype).removeprefix("torch.")
     name, instructions = processor(config.device)
+    library = native.loaded()
     return Ready(
         model_folder=str(model.folder),
         architecture=model.architecture,
@@ -208,4 +207,5 @@ def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
         kv_cache_dtype=config.eight_bit_cache or dtype,
         processor=name,
         instructions=instructions,
+        kernel_instructions="" if library is None else library.instructions,
     )

@@ -52,6 +52,33 @@ def forward_in_tiles(model: LoadedModel, tokens: PackedTokens, tile_sizes: tuple
     return torch.cat([_forward_tile(model, tokens, start, size, block_size) for start, size in tiles])
 
 
+def forward_at_once(model: LoadedModel, tokens: PackedTokens, block_size: int) -> Tensor:
+    """Run ``tokens`` through the model in one forward, as they come; return logits ``[R, V]``.
+
+    Tokens of a request that lie together are computed as such.
+    """
+    device = model.device
+    starts = np.flatnonzero(np.diff(tokens.table_rows, prepend=-1))
+    query_lens = np.diff(starts, append=len(tokens.token_ids))
+    rows = tokens.table_rows[starts]
+    batch = PagedBatch(
+        block_table=to_device(tokens.block_table[rows], device),
+        slot_mapping=to_device(tokens.slot_mapping, device),
+        query_lens=query_lens.tolist(),
+        seq_lens=(tokens.positions[starts + query_lens - 1] + 1).tolist(),
+        block_size=block_size,
+    )
+    return model.forward.run(
+        ModelInput(
+            token_ids=to_device(tokens.token_ids, device),
+            positions=to_device(tokens.positions, device),
+            logit_rows=to_device(tokens.logit_rows, device),
+            batch=batch,
+            state_slots=rows,
+        )
+    )
+
+
 def _cut(num_tokens: int, tile_sizes: tuple[int, ...]) -> Iterator[tuple[int, int]]:
     """Start and size of each tile: of the largest size, and of the smallest that holds what remains."""
     start = 0

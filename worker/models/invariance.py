@@ -1,6 +1,7 @@
 """A check at load that a model's logits do not depend on the batch, bit by bit.
 
-Forwards of few sizes leave three questions open: whether this machine's products give a row the same bits wherever it
+A way of computing may say that of itself: then it is tried in forwards of any size. For the others there are forwards
+of few sizes. They leave three questions open: whether this machine's products give a row the same bits wherever it
 stands, and in each of those sizes, and whether the model computes in shapes that follow the data, as one that sends
 tokens to experts does. None is written down anywhere. So a short prompt is computed in many ways, by the forwards that
 will serve. Every shape that they will ever have is among them; hence the third question has its own test.
@@ -9,6 +10,7 @@ will serve. Every shape that they will ever have is among them; hence the third 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,22 +20,41 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...shared.errors import ConfigurationError
-from .fixed_shapes import IntArray, PackedTokens, forward_in_tiles
+from .fixed_shapes import IntArray, PackedTokens, forward_at_once, forward_in_tiles
+from .lean.native import NativeForward
 from .loader import LoadedModel
 
 # The large one is for throughput, the small one for a request alone: the demo model makes 138 tokens/s in forwards of
 # 32, 283 of 8 and 294 of 4, and 32 requests together 2,790, 1,250 and 700.
 _TILE_SIZES = (32, 8)
+# Tokens of a forward of any size, in the check: more than two tiles of any processor, and no multiple of one.
+_MANY_TOKENS = 41
 _PROMPT_LEN = 6
 _BLOCK_SIZE = 4
 _BLOCKS_PER_SEQUENCE = 2
 # Multiplies a matrix for each expert, as many rows as it gets; its own shape does not tell.
 _OPS_OVER_EXPERTS = ("_grouped_mm", "_scaled_grouped_mm")
 
+# Logits of the packed tokens of a step.
+Compute = Callable[[PackedTokens], Tensor]
 # (sequence, position) of each token of a step. Sequences below the tile size are copies of the prompt, others random.
 Step = list[tuple[int, int]]
 
 log = structlog.get_logger(__name__)
+
+
+@torch.inference_mode()
+def keeps_bits(model: LoadedModel) -> bool:
+    """Whether the logits of ``model`` have the same bits however requests are cut and batched, in forwards of any size.
+
+    Only the compiled decoder says so. Its caches are made anew: allocate the real ones afterwards.
+    """
+    if not isinstance(model.forward, NativeForward):
+        return False
+    is_invariant = _invariant_logits(model, _MANY_TOKENS, partial(forward_at_once, model, block_size=_BLOCK_SIZE))
+    if is_invariant is not None:
+        log.info("deterministic", tile_sizes=[])
+    return is_invariant is not None
 
 
 @torch.inference_mode()
@@ -54,11 +75,11 @@ def choose_tile_sizes(model: LoadedModel) -> tuple[int, ...]:
     sizes: list[int] = []
     expected = None
     for tile_size in _TILE_SIZES:
-        logits = _invariant_logits(model, tile_size) if _has_fixed_shapes(model, tile_size) else None
+        logits = _logits_in_tiles(model, tile_size) if _has_fixed_shapes(model, tile_size) else None
         expected = logits if expected is None else expected
         if logits is not None and expected is not None and torch.equal(logits, expected):
             sizes.insert(0, tile_size)
-    if not sizes and _invariant_logits(model, 1) is not None:
+    if not sizes and _logits_in_tiles(model, 1) is not None:
         sizes = [1]
     if not sizes:
         raise ConfigurationError(
@@ -75,21 +96,28 @@ def _has_fixed_shapes(model: LoadedModel, tile_size: int) -> bool:
     traces = []
     for first in (0, tile_size):
         with _ShapeTrace() as trace:
-            _forward(model, token_ids, [(first + row, 0) for row in range(tile_size)], tile_size)
+            tokens = _packed(token_ids, [(first + row, 0) for row in range(tile_size)])
+            forward_in_tiles(model, tokens, (tile_size,), _BLOCK_SIZE)
         traces.append(trace.calls)
     has_experts = any(name.split(".")[1] in _OPS_OVER_EXPERTS for name, *_ in traces[0])
     return traces[0] == traces[1] and not has_experts
 
 
-def _invariant_logits(model: LoadedModel, tile_size: int) -> Tensor | None:
-    """The prompt's logits ``[_PROMPT_LEN, V]`` if they are the same in all ``_steps``."""
-    token_ids = _allocate(model, tile_size)
+def _logits_in_tiles(model: LoadedModel, tile_size: int) -> Tensor | None:
+    return _invariant_logits(
+        model, tile_size, partial(forward_in_tiles, model, tile_sizes=(tile_size,), block_size=_BLOCK_SIZE)
+    )
+
+
+def _invariant_logits(model: LoadedModel, num_tokens: int, compute: Compute) -> Tensor | None:
+    """The prompt's logits ``[_PROMPT_LEN, V]`` if ``compute`` gives the same in all ``_steps``."""
+    token_ids = _allocate(model, num_tokens)
     expected = None
-    for step in _steps(tile_size):
-        logits = _forward(model, token_ids, step, tile_size)
+    for step in _steps(num_tokens):
+        logits = compute(_packed(token_ids, step))
         if expected is None:
             expected = logits
-        rows = [row for row, (sequence, _) in enumerate(step) if sequence < tile_size]
+        rows = [row for row, (sequence, _) in enumerate(step) if sequence < num_tokens]
         if not torch.equal(logits[rows], expected[[step[row][1] for row in rows]]):
             return None
     return expected
@@ -101,33 +129,35 @@ def _steps(tile_size: int) -> Iterator[Step]:
     yield _span(prompt, 0, _PROMPT_LEN)
     for start, stop in ((0, 1), (1, 3), (3, _PROMPT_LEN)):
         yield _span(prompt, start, stop)
-    yield _span(other, 0, 3) + _span(prompt, 0, _PROMPT_LEN) + _span(other, 3, _PROMPT_LEN)
+    yield _span(other, 0, 3) + _span(prompt, 0, _PROMPT_LEN) + _span(other + 1, 0, _PROMPT_LEN)
     # Every token of the prompt in every row of a tile.
     for position in range(_PROMPT_LEN):
         yield [(sequence, position) for sequence in range(tile_size)]
-    # In random rows among others; what stands before it in the cache is from the steps above.
+    # In random rows among others. What is computed again is computed to its end, as in serving: a value may be stored
+    # with a zero for its successor.
+    random = np.random.default_rng(0)
+    sequences = random.permutation(2 * tile_size)[:tile_size]
     for position in range(_PROMPT_LEN):
-        sequences = np.random.default_rng(position).permutation(2 * tile_size)[:tile_size]
-        yield [(sequence, position) for sequence in sequences.tolist()]
+        yield [(sequence, position) for sequence in random.permutation(sequences).tolist()]
 
 
 def _span(sequence: int, start: int, stop: int) -> Step:
     return [(sequence, position) for position in range(start, stop)]
 
 
-def _allocate(model: LoadedModel, tile_size: int) -> IntArray:
-    """Make caches for the sequences; return their token ids, ``[2 * tile_size, _PROMPT_LEN]``."""
-    num_sequences = 2 * tile_size
+def _allocate(model: LoadedModel, num_tokens: int) -> IntArray:
+    """Make caches for the sequences; return their token ids, ``[2 * num_tokens + 1, _PROMPT_LEN]``."""
+    num_sequences = 2 * num_tokens + 1
     model.forward.allocate(num_sequences * _BLOCKS_PER_SEQUENCE, _BLOCK_SIZE, num_sequences, model.device)
     token_ids = np.random.default_rng(0).integers(0, model.vocab_size, (num_sequences, _PROMPT_LEN))
-    token_ids[:tile_size] = token_ids[0]
+    token_ids[:num_tokens] = token_ids[0]
     return token_ids
 
 
-def _forward(model: LoadedModel, token_ids: IntArray, step: Step, tile_size: int) -> Tensor:
-    """Logits of all tokens of ``step``; the blocks of a sequence lie one after the other, and the sequences too."""
-    sequences, positions = np.array(step).T
-    tokens = PackedTokens(
+def _packed(token_ids: IntArray, step: Step) -> PackedTokens:
+    """All tokens of ``step``; the blocks of a sequence lie one after the other, and the sequences too."""
+    sequences, positions = np.ascontiguousarray(np.array(step).T)
+    return PackedTokens(
         token_ids=token_ids[sequences, positions],
         positions=positions,
         slot_mapping=sequences * _BLOCKS_PER_SEQUENCE * _BLOCK_SIZE + positions,
@@ -135,7 +165,6 @@ def _forward(model: LoadedModel, token_ids: IntArray, step: Step, tile_size: int
         table_rows=sequences,
         logit_rows=np.arange(len(step)),
     )
-    return forward_in_tiles(model, tokens, (tile_size,), _BLOCK_SIZE)
 
 
 class _ShapeTrace(TorchDispatchMode):

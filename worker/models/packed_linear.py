@@ -9,10 +9,12 @@ plain for one token, 18 and 33 for eight, 70 and 86 for 64; float32 gains as muc
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from ...kernels.huge_pages import Arena
 from ...kernels.linear import PackedWeight, can_pack, can_quantize, linear, pack_weight, quantize_weight, unpack_weight
 
 # oneDNN loses on small layers: 0.5 and 0.2 ms for all of a 1.3M model's.
@@ -40,9 +42,14 @@ class PackedLinear(nn.Module):
 class OwnPackedLinear(PackedLinear):
     """By our kernel. Its tensors lie in the module itself, where those look for them who put weights to sleep."""
 
-    def __init__(self, plain: nn.Linear, pack: Callable[[Tensor, Tensor | None], PackedWeight] = pack_weight) -> None:
+    def __init__(
+        self,
+        plain: nn.Linear,
+        arena: Arena,
+        pack: Callable[[Tensor, Tensor | None, Arena], PackedWeight] = pack_weight,
+    ) -> None:
         super().__init__()
-        made = pack(plain.weight, plain.bias)
+        made = pack(plain.weight, plain.bias, arena)
         self._packed, self._packed_bias = made.packed, made.bias
         self._scales, self._offsets = made.scales, made.offsets
         self._bias = None if plain.bias is None else plain.bias.detach()
@@ -86,7 +93,7 @@ def pack_linear_layers(model: nn.Module, quantization: str | None = None) -> int
     Args:
         quantization: "int8" to have them in bytes, where they can be.
     """
-    return replace_linear_layers(model, lambda plain: _pack(plain, quantization))
+    return replace_linear_layers(model, partial(_pack, quantization=quantization, arena=Arena()))
 
 
 def replace_linear_layers(model: nn.Module, make: Callable[[nn.Linear], nn.Module | None]) -> int:
@@ -101,11 +108,11 @@ def replace_linear_layers(model: nn.Module, make: Callable[[nn.Linear], nn.Modul
     return num_replaced
 
 
-def _pack(plain: nn.Linear, quantization: str | None) -> PackedLinear | None:
+def _pack(plain: nn.Linear, quantization: str | None, arena: Arena) -> PackedLinear | None:
     if quantization == "int8" and can_quantize(plain.weight):
-        return OwnPackedLinear(plain, quantize_weight)
+        return OwnPackedLinear(plain, arena, quantize_weight)
     if can_pack(plain.weight):
-        return OwnPackedLinear(plain)
+        return OwnPackedLinear(plain, arena)
     return OneDnnLinear(plain) if _suits_onednn(plain.weight) else None
 
 

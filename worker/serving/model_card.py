@@ -65,6 +65,7 @@ def _setup(config: EngineConfig, ready: Ready) -> EngineSetup:
         num_threads=config.num_threads,
         processor=ready.processor,
         instructions=ready.instructions,
+        kernel_instructions=ready.kernel_instructions,
         versions={"python": platform.python_version(), **{name: metadata.version(name) for name in _VERSIONS}},
     )
 

@@ -184,6 +184,7 @@ class WorkerProcess:
             dtype=ready.dtype,
             device=ready.device,
             attention_backend=ready.attention_backend,
+            instructions=ready.kernel_instructions,
             kv_cache_dtype=ready.kv_cache_dtype,
             kv_cache_tokens=ready.kv_cache_size_tokens,
             load_s=round(ready.load_time_s, 2),

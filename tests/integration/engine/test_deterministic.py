@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.kernels import native
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.messages import EngineCoreRequest
 from penstock.worker.config import EngineConfig
@@ -21,7 +22,7 @@ from penstock.worker.engine.execution import model_runner
 from penstock.worker.engine.sampling.sampler import sample
 from penstock.worker.engine.sampling.sampling_table import SamplingRows
 from penstock.worker.models.forward import ModelInput
-from penstock.worker.models.invariance import choose_tile_sizes
+from penstock.worker.models.invariance import choose_tile_sizes, keeps_bits
 from penstock.worker.models.loader import LoadedModel, load_model
 
 from ...conftest import DEMO_MODEL
@@ -159,17 +160,51 @@ def test_the_ordinary_runner_does_not_promise_that(
 
 
 @pytest.fixture
-def load(model_folder: Callable[[str], Path]) -> Callable[[str], LoadedModel]:
-    def load_deterministic(name: str) -> LoadedModel:
+def compiled() -> Iterator[None]:
+    """The library in use; it is there if an earlier engine had it, too."""
+    was_loaded = native.is_loaded()
+    if (reason := native.load()) is not None:
+        pytest.skip(reason)
+    yield
+    if not was_loaded:
+        native.unload()
+
+
+@pytest.fixture
+def load(model_folder: Callable[[str], Path]) -> Callable[..., LoadedModel]:
+    def load_deterministic(name: str, dtype: str = "float32", **options: Any) -> LoadedModel:
         folder = model_folder(name)
-        return load_model(EngineConfig(model=str(folder), deterministic=True, num_threads=1), folder)
+        config = EngineConfig(model=str(folder), deterministic=True, num_threads=1, dtype=dtype, **options)
+        return load_model(config, folder)
 
     return load_deterministic
 
 
-def test_tokens_of_a_model_with_experts_go_alone(load: Callable[[str], LoadedModel]) -> None:
-    assert choose_tile_sizes(load("llama")) == (8, 32)
+def test_tokens_of_a_model_with_experts_go_alone(load: Callable[..., LoadedModel]) -> None:
     assert choose_tile_sizes(load("gpt_oss")) == (1,)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tokens_of_other_models_go_in_tiles(dtype: str, load: Callable[..., LoadedModel]) -> None:
+    assert choose_tile_sizes(load("llama", dtype)) == (8, 32)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_compiled_decoder_needs_no_tiles_unless_it_loses_bits(
+    dtype: str, load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not keeps_bits(load("gemma2", dtype))
+    model = load("llama", dtype)
+    assert keeps_bits(model)
+    with monkeypatch.context() as patch:
+        add_to_logits(patch, model, lambda num_tokens: torch.full((num_tokens,), num_tokens * 0.1))
+        assert not keeps_bits(model)
+    with monkeypatch.context() as patch:
+        # From row 40 on a row's place matters.
+        add_to_logits(patch, model, lambda num_tokens: torch.arange(num_tokens).ge(40) * 0.1)
+        assert not keeps_bits(model)
 
 
 def add_to_logits(monkeypatch: pytest.MonkeyPatch, model: LoadedModel, make_noise: Callable[[int], Tensor]) -> None:
@@ -183,7 +218,7 @@ def add_to_logits(monkeypatch: pytest.MonkeyPatch, model: LoadedModel, make_nois
 
 
 def test_sizes_that_give_different_bits_are_not_mixed(
-    load: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load("llama")
     with monkeypatch.context() as patch:
@@ -199,7 +234,7 @@ def test_sizes_that_give_different_bits_are_not_mixed(
 
 
 def test_a_model_that_cannot_is_refused_by_name(
-    load: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = np.random.default_rng(0)
     model = load("llama")

@@ -1,9 +1,10 @@
-"""An executor whose results do not depend on the batch: a request's logits have the same bits in any company.
+"""Executors whose results do not depend on the batch: a request's logits have the same bits in any company.
 
-So a generation that is cut off at any token and prefilled elsewhere goes on with the tokens it would have had. Three
-things make it so: forwards of fixed sizes (``models/fixed_shapes.py``), attention in products of fixed shapes
-(``kernels/paged_attention/invariant.py``), and rows that are sampled one by one. That they suffice for a model on this
-machine is verified when it is loaded (``models/invariance.py``).
+So a generation that is cut off at any token and prefilled elsewhere goes on with the tokens it would have had. The
+compiled decoder gives a token the same bits by itself, and what is left is to sample rows one by one. Other models also
+need forwards of fixed sizes (``models/fixed_shapes.py``) and attention in products of fixed shapes
+(``kernels/paged_attention/invariant.py``). That it suffices for a model on this machine is verified when it is loaded
+(``models/invariance.py``).
 """
 
 from __future__ import annotations
@@ -12,19 +13,51 @@ import numpy as np
 from torch import Tensor
 
 from ...models.fixed_shapes import PackedTokens, forward_in_tiles
+from ...models.invariance import choose_tile_sizes, keeps_bits
 from ...models.loader import LoadedModel
+from ..sampling.sampler import samples_rows_alone
 from ..step_input import IntArray, StepInput
 from .model_runner import LogprobsByRow, ModelRunner
 
 
+def make_deterministic_runner(model: LoadedModel, *, max_num_seqs: int, block_size: int) -> ModelRunner:
+    """Try the model out, with a cache of its own, and return what computes it with equal bits.
+
+    Raises:
+        ConfigurationError: nothing does; says why.
+    """
+    if keeps_bits(model):
+        return DeterministicRunner(model, max_num_seqs=max_num_seqs, block_size=block_size)
+    tile_sizes = choose_tile_sizes(model)
+    return TiledRunner(model, tile_sizes=tile_sizes, max_num_seqs=max_num_seqs, block_size=block_size)
+
+
 class DeterministicRunner(ModelRunner):
-    """A ``ModelRunner`` for a model with batch-invariant attention.
+    """A ``ModelRunner`` for a model whose logits have the same bits in any forward."""
+
+    _works_one_by_one = True
+
+    def _sample_step(self, logits: Tensor, step: StepInput) -> tuple[IntArray, LogprobsByRow]:
+        together = self._batch.sampling.take(step.sampled_rows, step.seq_lens[step.sampled])
+        if samples_rows_alone(logits, together):
+            return super()._sample_step(logits, step)
+        token_ids = np.zeros(len(step.sampled), np.int64)
+        logprobs: LogprobsByRow = {}
+        for index, row in enumerate(step.sampled):
+            parameters = self._batch.sampling.take(step.rows[row : row + 1], step.seq_lens[row : row + 1])
+            # A copy, so that the row begins where memory is aligned, wherever it was among the others.
+            token_ids[index : index + 1], told = self._sample(logits[index : index + 1].clone(), parameters)
+            if told:
+                logprobs[index] = told[0]
+        return token_ids, logprobs
+
+
+class TiledRunner(DeterministicRunner):
+    """The same for a model with batch-invariant attention, in forwards of few sizes.
 
     Args:
         tile_sizes: numbers of tokens that a forward may have, ascending; any of them gives the same bits.
     """
-
-    _works_one_by_one = True
 
     def __init__(self, model: LoadedModel, *, tile_sizes: tuple[int, ...], max_num_seqs: int, block_size: int) -> None:
         super().__init__(model, max_num_seqs=max_num_seqs, block_size=block_size)
@@ -42,14 +75,3 @@ class DeterministicRunner(ModelRunner):
             token_lora=step.token_lora,
         )
         return forward_in_tiles(self._model, tokens, self._tile_sizes, self._batch.block_size)
-
-    def _sample_step(self, logits: Tensor, step: StepInput) -> tuple[IntArray, LogprobsByRow]:
-        token_ids = np.zeros(len(step.sampled), np.int64)
-        logprobs: LogprobsByRow = {}
-        for index, row in enumerate(step.sampled):
-            parameters = self._batch.sampling.take(step.rows[row : row + 1], step.seq_lens[row : row + 1])
-            # A copy, so that the row begins where memory is aligned, wherever it was among the others.
-            token_ids[index : index + 1], told = self._sample(logits[index : index + 1].clone(), parameters)
-            if told:
-                logprobs[index] = told[0]
-        return token_ids, logprobs

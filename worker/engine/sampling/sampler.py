@@ -16,6 +16,12 @@ from .randomness import uniforms
 from .sampling_table import SamplingRows
 
 
+def samples_rows_alone(logits: Tensor, rows: SamplingRows) -> bool:
+    """Whether ``sample`` works on each row by itself, so that its bits depend on no other row."""
+    is_plain = not rows.changes and rows.num_logprobs is None
+    return is_plain and sampling.takes_rows_alone(logits, torch.from_numpy(rows.top_k))
+
+
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     """Return one token id per row: ``[R, V]`` logits of any float dtype to ``[R]`` int64. ``logits`` may be changed."""
     for change in rows.changes:

@@ -1,0 +1,21 @@
+// Which of the processor's instructions the products are made of.
+#include "tiles.h"
+
+// The name of the best, which is what is used wherever shapes allow.
+extern "C" const char* instructions() {
+#ifdef PENSTOCK_EMULATED_TILES
+  return "emulated amx";
+#endif
+  if (tiles::are_given) return "amx";
+#if defined(__AVX512BF16__)
+  return "avx512_bf16";
+#elif defined(__AVX512F__)
+  return "avx512";
+#elif defined(__AVX2__)
+  return "avx2";
+#elif defined(__ARM_NEON)
+  return "neon";
+#else
+  return "generic";
+#endif
+}

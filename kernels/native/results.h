@@ -1,0 +1,63 @@
+// What the sums of a product begin with and what becomes of them, on whatever registers they are made.
+#pragma once
+#include <type_traits>
+
+#include "panels.h"
+
+// Of the rows from one on with the outputs from one on. In is T, or uint8_t where rows and weights are bytes: then sums
+// are whole, and scaled by the steps of row and output. They are rounded once to T, and written as Out, T or float.
+template <typename T, typename In, typename Out>
+struct Results {
+  static constexpr bool ARE_QUANTIZED = sizeof(In) == 1;
+  using Sum = std::conditional_t<ARE_QUANTIZED, Ints, Floats>;
+
+  const float *steps, *scales, *bias;
+  const int32_t* offsets;
+  Out* out;
+  int64_t out_stride, num_outputs;
+
+  // Of all rows of a product with weight; out is [num_rows, out_stride].
+  static Results of(const float* steps, const Linear& weight, Out* out, int64_t out_stride) {
+    return {steps, weight.scales, weight.bias, weight.offsets, out, out_stride, weight.num_outputs};
+  }
+
+  Results from(int64_t row, int64_t output) const {
+    return {steps ? steps + row : nullptr,
+            scales ? scales + output : nullptr,
+            bias ? bias + output : nullptr,
+            offsets ? offsets + output : nullptr,
+            out + row * out_stride + output,
+            out_stride,
+            num_outputs - output};
+  }
+
+  // Of the v-th vector of outputs.
+  Sum start_of(int v) const {
+    if constexpr (ARE_QUANTIZED) {
+      return -load<Ints>(offsets, v);
+    } else {
+      return load<Floats>(bias, v);
+    }
+  }
+
+  void put(Sum sum, int64_t row, int v) const {
+    store_rounded<T>(out + row * out_stride + v * LANES, to_floats(sum, row, v), num_outputs - v * LANES);
+  }
+
+ private:
+  template <typename Vector>
+  static Vector load(const void* from, int v) {
+    Vector vector = {};
+    if (from) std::memcpy(&vector, static_cast<const char*>(from) + v * VECTOR_BYTES, sizeof(vector));
+    return vector;
+  }
+
+  Floats to_floats(Sum sum, int64_t row, int v) const {
+    if constexpr (ARE_QUANTIZED) {
+      const Floats steps_of_outputs = load<Floats>(scales, v) * splat(steps[row]);
+      return __builtin_convertvector(sum, Floats) * steps_of_outputs + load<Floats>(bias, v);
+    } else {
+      return sum;
+    }
+  }
+};

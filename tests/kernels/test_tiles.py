@@ -1,0 +1,220 @@
+"""Products and attention on tile registers: emulated in plain C++ anywhere, and by the instructions where they are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.kernels import native
+from penstock.kernels.decoder import Decoder, DecoderBatch, DecoderWeights, LayerWeights
+from penstock.kernels.linear import PackedWeight, linear, pack_weight, quantize_weight
+from penstock.kernels.native.build import build, default_cache_folder
+
+from .test_native import HAS_COMPILER, random
+
+pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
+
+# Outputs that fill no panel, half of one, more than one; inputs of one step and of several.
+SHAPES = [(1, 64), (33, 128), (100, 320), (128, 64)]
+# Less than a tile of rows, one, more than one, a block of two, a block and a rest.
+NUM_ROWS = (1, 16, 19, 32, 70)
+BFLOAT16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Whatever a test loads, the next one finds what it was."""
+    was_loaded = native.is_loaded()
+    yield
+    native.set_num_threads(1)
+    native.load() if was_loaded else native.unload()
+
+
+def load_emulation() -> None:
+    assert native.load(emulates_tiles=True) is None
+    library = native.loaded()
+    assert library is not None
+    assert library.instructions == "emulated amx"
+
+
+def load_instructions() -> None:
+    """Skip the test where the processor has no tiles."""
+    assert native.load() is None
+    library = native.loaded()
+    assert library is not None
+    if library.instructions != "amx":
+        pytest.skip(f"this processor has {library.instructions}")
+
+
+def packed_weight(num_outputs: int, num_inputs: int, *, is_in_bytes: bool) -> PackedWeight:
+    weight, bias = random(num_outputs, num_inputs, dtype=BFLOAT16), random(num_outputs, dtype=BFLOAT16)
+    return quantize_weight(weight, bias) if is_in_bytes else pack_weight(weight, bias)
+
+
+@pytest.mark.parametrize("is_in_bytes", [False, True])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), SHAPES)
+def test_a_product_is_right_and_a_row_has_its_bits_in_any_company(
+    num_outputs: int, num_inputs: int, is_in_bytes: bool
+) -> None:
+    load_emulation()
+    packed = packed_weight(num_outputs, num_inputs, is_in_bytes=is_in_bytes)
+    rows = random(max(NUM_ROWS), 2 * num_inputs, dtype=BFLOAT16)[:, num_inputs:]
+    together = linear(rows, packed)
+    assert packed.bias is not None
+    weight = random(num_outputs, num_inputs, dtype=BFLOAT16).double()
+    expected = rows.double() @ weight.T + packed.bias[:num_outputs].double()
+    assert (together.double() - expected).norm() < (0.02 if is_in_bytes else 0.005) * expected.norm()
+    for num_rows in NUM_ROWS:
+        for num_threads in (1, 3):
+            native.set_num_threads(num_threads)
+            assert torch.equal(linear(rows[-num_rows:], packed), together[-num_rows:])
+
+
+def test_the_number_of_rows_does_not_say_which_way_a_product_goes() -> None:
+    """Where all that should be left is 0, what is left shows the order in which products were summed."""
+    load_emulation()
+    half, rows = random(100, 160, dtype=BFLOAT16), random(70, 160, dtype=BFLOAT16).repeat(1, 2)
+    packed = pack_weight(torch.cat([half, -half], 1))
+    together = linear(rows, packed)
+    assert (together != 0).float().mean() > 0.5
+    for num_rows in NUM_ROWS:
+        assert torch.equal(linear(rows[-num_rows:], packed), together[-num_rows:])
+
+
+@pytest.mark.parametrize("is_in_bytes", [False, True])
+def test_emulation_and_instructions_agree_on_products(is_in_bytes: bool) -> None:
+    load_instructions()
+    products: list[list[Tensor]] = []
+    for load in (load_instructions, load_emulation):
+        load()
+        products.append([])
+        for num_outputs, num_inputs in SHAPES:
+            packed = packed_weight(num_outputs, num_inputs, is_in_bytes=is_in_bytes)
+            rows = random(max(NUM_ROWS), num_inputs, dtype=BFLOAT16)
+            rows[3] *= 1e-38  # denormal products
+            rows[5, 0] = torch.inf
+            products[-1] += [linear(rows[:num_rows], packed) for num_rows in NUM_ROWS]
+    assert all(torch.equal(ours.nan_to_num(7), theirs.nan_to_num(7)) for ours, theirs in zip(*products, strict=True))
+
+
+def test_of_the_dtype_of_inputs_that_do_not_fill_a_tile_nothing_changes() -> None:
+    """They go by vectors, whatever the number of rows."""
+    load_emulation()
+    packed, rows = pack_weight(random(70, 48, dtype=BFLOAT16)), random(33, 48, dtype=BFLOAT16)
+    together = linear(rows, packed)
+    assert native.load() is None
+    assert torch.equal(linear(rows, packed), together)
+
+
+HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 6, 2, 96, 64
+NUM_POSITIONS = 160
+
+
+def one_layer(window: int | None, dtype: torch.dtype = BFLOAT16) -> DecoderWeights:
+    """A decoder of one layer whose logits show what attention found."""
+
+    def weight(num_outputs: int, num_inputs: int) -> PackedWeight:
+        return pack_weight((random(num_outputs, num_inputs, dtype=BFLOAT16) * num_inputs**-0.5).to(dtype))
+
+    ones = torch.ones(HIDDEN, dtype=dtype)
+    layer = LayerWeights(
+        input_norm=ones,
+        mlp_norm=ones,
+        query_norm=None,
+        key_norm=None,
+        qkv=weight((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
+        output=weight(HIDDEN, HEADS * HEAD_DIM),
+        gate_up=weight(128, HIDDEN),
+        down=weight(HIDDEN, 64),
+        scale=0.3,
+        window=window,
+    )
+    embeddings = random(50, HIDDEN, dtype=BFLOAT16).to(dtype)
+    return DecoderWeights(embeddings, (layer,), ones, weight(50, HIDDEN), HEADS, KV_HEADS, HEAD_DIM, 1e-5, 0.0)
+
+
+def logits_of(weights: DecoderWeights, block_size: int, cuts: list[int]) -> Tensor:
+    """Of one request of as many tokens as the last of ``cuts``, computed in steps that end at each of them."""
+    decoder = Decoder(weights)
+    num_blocks = -(-NUM_POSITIONS // block_size)
+    table = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0))
+    shape, dtype = decoder.cache_shape(num_blocks, block_size), weights.embeddings.dtype
+    # What no token was stored in is never part of a result.
+    keys, values = (torch.full(shape, torch.nan, dtype=dtype) for _ in range(2))
+    decoder.use_cache([keys], [values], block_size)
+    angles = torch.arange(NUM_POSITIONS)[:, None] / 10 ** torch.arange(HEAD_DIM // 2).div(16)
+    cos, sin = (of_angles(angles).repeat(1, 2).to(dtype) for of_angles in (torch.cos, torch.sin))
+    token_ids = torch.randint(0, 50, (NUM_POSITIONS,), generator=torch.Generator().manual_seed(1))
+    found: list[Tensor] = []
+    for start, end in zip([0, *cuts], cuts, strict=False):
+        positions = torch.arange(start, end)
+        batch = DecoderBatch(
+            token_ids=token_ids[start:end],
+            positions=positions,
+            slot_mapping=table[positions // block_size] * block_size + positions % block_size,
+            block_table=table[None],
+            query_lens=torch.tensor([end - start]),
+            seq_lens=torch.tensor([end]),
+            logit_rows=torch.arange(end - start),
+            cos=cos,
+            sin=sin,
+        )
+        found.append(decoder.run(batch))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("window", [None, 37])
+def test_attention_has_the_same_bits_however_a_request_is_cut_and_in_blocks_of_any_size(window: int | None) -> None:
+    load_emulation()
+    weights = one_layer(window)
+    whole = logits_of(weights, 16, [150])
+    assert not whole.isnan().any()
+    native.set_num_threads(2)
+    for block_size, cuts in ((6, [40, 41, 150]), (48, [1, 97, 98, 150]), (16, [16, 31, 149, 150])):
+        assert torch.equal(logits_of(weights, block_size, cuts), whole)
+
+
+@pytest.mark.parametrize("window", [None, 37])
+def test_attention_is_that_of_float32(window: int | None) -> None:
+    """Which goes by vectors."""
+    load_emulation()
+    ours, expected = (logits_of(one_layer(window, dtype), 16, [150]) for dtype in (BFLOAT16, torch.float32))
+    assert (ours - expected).norm() < 0.02 * expected.norm()
+
+
+def test_emulation_and_instructions_agree_on_attention() -> None:
+    load_instructions()
+    by_instructions = logits_of(one_layer(37), 16, [60, 150, 151])
+    load_emulation()
+    assert torch.equal(logits_of(one_layer(37), 16, [60, 150, 151]), by_instructions)
+
+
+_LOAD = "import ctypes, os, sys; library = ctypes.CDLL(sys.argv[1])"
+# struct sigaltstack of Linux: address, flags, size.
+_SMALL_STACK = """
+class Stack(ctypes.Structure):
+    _fields_ = [("address", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+memory = ctypes.create_string_buffer(2048)
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(memory), 0, 2048)), None) == 0
+"""
+_FORK = """
+assert library.ask_for_tiles() == 0
+if child := os.fork():
+    os.waitpid(child, 0)
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(("before", "expected"), [("", "0"), (_SMALL_STACK, "28"), (_FORK, "0")])
+def test_the_kernel_is_asked_for_tiles(before: str, expected: str) -> None:
+    """It refuses (28 is ENOSPC) beside an alternate signal stack that is too small; a forked process has them, too."""
+    load_instructions()
+    library = build(default_cache_folder())
+    program = f"{_LOAD}\n{before}\nprint(library.ask_for_tiles())"
+    command = [sys.executable, "-c", program, str(library)]
+    assert subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip() == expected
