@@ -7,7 +7,7 @@ import argparse
 from ...shared.command_line import Command, UsageError, add_redis_arguments
 from ...shared.embedded import resolve_redis_url
 from ...shared.log import add_log_arguments, configure_logging
-from .libraries import need_libraries
+from ..libraries import need_libraries
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8090
 _NEEDED = ("starlette", "uvicorn", "jinja2", "itsdangerous")

@@ -13,7 +13,7 @@ from ...shared.embedded import resolve_redis_url
 from ...shared.errors import PenstockError
 from ...shared.log import add_log_arguments, configure_logging
 from ...shared.shown import shown
-from .libraries import need_libraries
+from ..libraries import need_libraries
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 MAX_WORKERS = 256

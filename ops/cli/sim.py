@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...shared.command_line import EXIT_FAILED, Command
 from ...shared.errors import ConfigurationError
-from .libraries import need_libraries
+from ..libraries import need_libraries
 
 
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...shared.command_line import Command, UsageError, add_redis_arguments
 from ...shared.embedded import resolve_redis_url
-from .libraries import need_libraries
+from ..libraries import need_libraries
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,25 +1,16 @@
-"""The signal for autoscalers: by hand, and through curves of load with a model of KEDA behind it."""
+"""The signal for autoscalers, through curves of load with a model of KEDA behind it."""
 
 from __future__ import annotations
 
-import math
-from random import Random
+from pathlib import Path
 
-from .autoscaler import Deployment
+import pytest
 
-SPEED = 1000.0
-# Engines hold for some seconds what they have claimed.
-KV_TOKENS, START_S, MAX_REPLICAS = 8000.0, 40.0, 8
-HOUR_S = 3600
-
-
-def deployment() -> Deployment:
-    return Deployment(SPEED, KV_TOKENS, START_S, MAX_REPLICAS)
+from penstock.ops.metrics.curves import BURST, DAY, HOUR_S, KV_TOKENS, NOISE, STEADY, draw
 
 
 def test_a_steady_load_settles_and_nothing_starves() -> None:
-    run = deployment()
-    run.run(HOUR_S, lambda now: 2.5 * SPEED)
+    run = STEADY.run()
     assert run.num_turns() <= 1
     # The work of 2.5 engines, filled to four fifths, wants 3.1; what is within a tenth is left alone.
     assert set(run.replicas[-1200:]) == {3}
@@ -27,8 +18,7 @@ def test_a_steady_load_settles_and_nothing_starves() -> None:
 
 
 def test_a_burst_is_served_and_all_engines_leave_after_it() -> None:
-    run = deployment()
-    run.run(2 * HOUR_S, lambda now: 6 * SPEED if 600 <= now < 900 else 0.0)
+    run = BURST.run()
     assert run.replicas[:600] == [0] * 600
     assert max(run.replicas) >= 5
     assert run.arrived - run.served < 1  # the last token takes for ever in a fluid
@@ -38,13 +28,7 @@ def test_a_burst_is_served_and_all_engines_leave_after_it() -> None:
 
 def test_a_day_is_followed() -> None:
     """From nothing at night to five engines' load at noon."""
-    run = deployment()
-    day_s = 24 * HOUR_S
-
-    def load(now: int) -> float:
-        return max(0.0, -5 * SPEED * math.cos(2 * math.pi * now / day_s))
-
-    run.run(day_s, load)
+    run = DAY.run()
     assert run.replicas[0] == run.replicas[-1] == 0
     assert 5 <= max(run.replicas) <= 7
     assert run.arrived - run.served < 1
@@ -53,8 +37,13 @@ def test_a_day_is_followed() -> None:
 
 
 def test_noise_around_a_boundary_does_not_swing() -> None:
-    run, random = deployment(), Random(0)
-    run.run(4 * HOUR_S, lambda now: 2 * SPEED * random.uniform(0.2, 1.8))
+    run = NOISE.run()
     steady = run.replicas[HOUR_S:]
     assert max(steady) - min(steady) <= 1
     assert run.num_turns() <= 8
+
+
+def test_the_guide_has_a_picture_of_them(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    draw(tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from ...shared.errors import ConfigurationError
+from ..shared.errors import ConfigurationError
 
 
 def need_libraries(who: str, *names: str, extra: str) -> None:

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
 
-from penstock.ops.metrics.wanted import ServiceRate, WantedOptions, wanted_engines
-from penstock.shared.messages import EngineState
-from penstock.shared.queue_stats import QueueStats
-from penstock.shared.records import EngineHeartbeat
+from ...shared.messages import EngineState
+from ...shared.queue_stats import QueueStats
+from ...shared.records import EngineHeartbeat
+from .wanted import ServiceRate, WantedOptions, wanted_engines
 
 POLL_S = 10
 UP_WINDOW_S, DOWN_WINDOW_S = 30, 300
@@ -35,6 +35,7 @@ class Autoscaler:
         self._active_at = -math.inf
 
     def poll(self, now: float, wanted: float) -> None:
+        """Take the signal at a time in s, and settle ``replicas``."""
         if wanted > 0:
             self._active_at = now
         if self.replicas == 0:
@@ -65,8 +66,16 @@ class Autoscaler:
             self.replicas = replicas
 
 
-class Deployment:
-    """Engines that serve ``engine_tokens_per_s`` each, start in ``start_s``, and a queue in front of them."""
+class ScaledDeployment:
+    """Engines that serve ``engine_tokens_per_s`` each, start in ``start_s``, and a queue in front of them.
+
+    Attributes:
+        replicas: that the autoscaler asked for, at each second.
+        waiting: tokens that waited, at each second.
+        arrived: tokens, in all.
+        served: of these.
+        longest_wait_s: for the last of the queue, at the speed of the engines that served.
+    """
 
     def __init__(self, engine_tokens_per_s: float, kv_tokens: float, start_s: float, max_replicas: int) -> None:
         self._speed, self._kv_tokens, self._start_s = engine_tokens_per_s, kv_tokens, start_s
@@ -76,6 +85,7 @@ class Deployment:
         self._waiting = self._running = self._mean_rate = 0.0
         self.served = self.arrived = 0.0
         self.replicas: list[int] = []
+        self.waiting: list[float] = []
         self.longest_wait_s = 0.0
 
     def run(self, seconds: int, arrivals: Callable[[int], float]) -> None:
@@ -105,6 +115,7 @@ class Deployment:
         if now % POLL_S == 0:
             self.scaler.poll(now, self._wanted(serving))
         self.replicas.append(self.scaler.replicas)
+        self.waiting.append(self._waiting)
 
     def _wanted(self, serving: int) -> float:
         queue = QueueStats(
