@@ -51,12 +51,16 @@ PROSE = (
     "logs",
     "models",
     "operating/alerts",
+    "operating/backup",
+    "operating/glossary",
     "operating/install",
     "operating/metrics",
     "operating/scale",
     "operating/security",
     "operating/shards",
+    "operating/sizing",
     "operating/top",
+    "operating/upgrade",
     "simulator",
 )
 WITHOUT_EXAMPLES = {GUIDE / f"{name}.md" for name in PROSE}

@@ -42,7 +42,7 @@ class ComposeStack:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.secrets = folder / "secrets"
-        self.ports = {name: free_port() for name in ("redis", "gateway", "dashboard", "metrics")}
+        self.ports = {name: free_port() for name in ("redis", "worker", "gateway", "dashboard", "metrics")}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._managers: dict[str, socket.socket] = {}
         made = subprocess.run(
@@ -72,7 +72,8 @@ class ComposeStack:
         for name, service in told.items():
             if "profiles" not in service:
                 self._start(name, service)
-        for name, path in (("gateway", "/ready"), ("dashboard", "/login"), ("metrics", "/readyz")):
+        ready = {"worker": "/readyz", "gateway": "/ready", "dashboard": "/login", "metrics": "/readyz"}
+        for name, path in ready.items():
             self._wait(name, lambda name=name, path=path: httpx.get(self.url(name) + path).raise_for_status())
 
     def url(self, name: str) -> str:
@@ -163,7 +164,7 @@ class ComposeStack:
         """The words of a command with what is the test's own in the place of the container's."""
         instead = {"/run/secrets": str(self.secrets), "/models/demo": str(MODEL), "0.0.0.0": "127.0.0.1"}
         instead |= {"8000": str(self.ports["gateway"]), "8090": str(self.ports["dashboard"])}
-        instead["9464"] = str(self.ports["metrics"])
+        instead |= {"9464": str(self.ports["metrics"]), "9465": str(self.ports["worker"])}
         replaced = []
         for word in words:
             for there, here in instead.items():

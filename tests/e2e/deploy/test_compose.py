@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,11 @@ async def test_a_token_goes_through_all_of_them(stack: ComposeStack) -> None:
                 await asyncio.sleep(0.1)
         assert (made["status"], made["request_counts"]["completed"]) == ("completed", 1), made
         figures = (await http.get(stack.url("metrics") + "/metrics")).text
+        engines = (await http.get(stack.url("worker") + "/metrics")).text
     assert "penstock_build_info" in figures
     assert "penstock_redis_append_only" in figures
+    # By the name that the file gives it.
+    assert 'penstock_engine_up{engine="demo-0",model_name="demo"} 1.0' in engines
     assert stack.denied() == []
 
 
@@ -129,6 +133,8 @@ def test_the_file_names_what_is_there() -> None:
             assert known, (name, source)
         assert set(service.get("secrets", [])) <= set(whole["secrets"]), name
         assert not any("URL" in variable and "FILE" not in variable for variable in service.get("environment", {}))
+        asked = re.findall(r"http://127\.0\.0\.1:(\d+)/", str(service.get("healthcheck")))
+        assert set(asked) <= set(service.get("command", [])), name
         if name not in FOREIGN | {"redis"}:
             assert "user" not in service or not str(service["user"]).startswith("0")
             assert service["read_only"] is True

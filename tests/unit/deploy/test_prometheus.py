@@ -6,10 +6,11 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from .manifests import DEPLOY, tool, unknown_metrics
+from .manifests import DEPLOY, kustomized, tool, unknown_metrics
 
 yaml = pytest.importorskip("yaml")
 
@@ -34,6 +35,30 @@ def test_promtool_takes_the_configuration(tmp_path: Path) -> None:
     command = [promtool, "check", "config", "prometheus.yml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def keeps_engines(relabelings: list[dict[str, Any]], sources: str) -> bool:
+    """Whether series with the label ``engine`` come through; knows the one rule that is used."""
+    return {sources: ["engine"], "regex": ".+", "action": "drop"} not in relabelings
+
+
+def test_compose_reads_engines_from_workers_alone() -> None:
+    """`penstock metrics` tells of them, too, and boards add up what is there."""
+    scraped = yaml.safe_load((DEPLOY / "compose" / "prometheus.yml").read_text())
+    kept = {
+        job["static_configs"][0]["targets"][0]
+        for job in scraped["scrape_configs"]
+        if keeps_engines(job.get("metric_relabel_configs", []), "source_labels")
+    }
+    # A gateway tells of engines only if asked to (`--metrics deployment`), which the compose file does not.
+    assert kept == {"worker:9465", "gateway:8000"}
+
+
+def test_a_cluster_reads_engines_from_workers_alone() -> None:
+    monitors = {found["kind"]: found["spec"] for found in kustomized("monitoring")}
+    (services,), (pods,) = monitors["ServiceMonitor"]["endpoints"], monitors["PodMonitor"]["podMetricsEndpoints"]
+    assert not keeps_engines(services["metricRelabelings"], "sourceLabels")
+    assert keeps_engines(pods.get("metricRelabelings", []), "sourceLabels")
 
 
 def test_compose_scrapes_and_provisions_what_it_runs() -> None:
