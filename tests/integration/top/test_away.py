@@ -84,8 +84,6 @@ def test_without_a_terminal_it_names_what_prints_lines(redis_url: str, capsys: p
 def test_without_its_library_it_says_what_to_install(
     redis_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "penstock.ops.libraries.find_spec", lambda name: None if name == "textual" else find_spec(name)
-    )
+    monkeypatch.setattr("penstock.ops.libraries.find_spec", lambda name: None if name == "textual" else find_spec(name))
     assert penstock_cli.main(["top", "--redis-url", redis_url]) == EXIT_FAILED
     assert "penstock top needs textual: pip install 'penstock[top]'" in capsys.readouterr().err
