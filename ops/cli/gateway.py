@@ -46,6 +46,30 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="more at a time get 429, of each process (default: 10000)",
     )
+    _add_times(parser)
+    parser.add_argument(
+        "--tool-call-parser", default="auto", metavar="NAME", help="hermes, llama3_json, mistral (by the chat template)"
+    )
+    parser.add_argument(
+        "--reasoning-parser",
+        default="auto",
+        metavar="NAME",
+        help="deepseek_r1, qwen3, mistral, seed_oss, kimi; none leaves it in the answer (by the chat template)",
+    )
+    parser.add_argument("--fail-fast", action="store_true", help="503 while no engine serves the model, without a wait")
+    parser.add_argument(
+        "--metrics",
+        choices=("own", "deployment"),
+        default="own",
+        help="what /metrics tells: of this process, or of queues and engines, too, as `penstock metrics` does (own)",
+    )
+    parser.add_argument("--files-dir", metavar="DIR", help="of /v1/files, shared by all hosts (in the data folder)")
+    add_tracing_argument(parser)
+    add_log_arguments(parser)
+    add_redis_arguments(parser)
+
+
+def _add_times(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--result-ttl", type=float, default=3600.0, metavar="S", help="answers and responses can be read so long (3600)"
     )
@@ -74,26 +98,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--status-wait", type=float, default=2.0, metavar="S", help="of a stream's status for a first event (2)"
     )
     parser.add_argument("--keep-alive", type=float, default=15.0, metavar="S", help="between comments of a stream (15)")
-    parser.add_argument(
-        "--tool-call-parser", default="auto", metavar="NAME", help="hermes, llama3_json, mistral (by the chat template)"
-    )
-    parser.add_argument(
-        "--reasoning-parser",
-        default="auto",
-        metavar="NAME",
-        help="deepseek_r1, qwen3, mistral, seed_oss, kimi; none leaves it in the answer (by the chat template)",
-    )
-    parser.add_argument("--fail-fast", action="store_true", help="503 while no engine serves the model, without a wait")
-    parser.add_argument(
-        "--metrics",
-        choices=("own", "deployment"),
-        default="own",
-        help="what /metrics tells: of this process, or of queues and engines, too, as `penstock metrics` does (own)",
-    )
-    parser.add_argument("--files-dir", metavar="DIR", help="of /v1/files, shared by all hosts (in the data folder)")
-    add_tracing_argument(parser)
-    add_log_arguments(parser)
-    add_redis_arguments(parser)
 
 
 def _number_of_workers(text: str) -> int:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
 from ...shared.presence import Presence, ProcessKind
 from ...shared.shards import make_commands
@@ -70,10 +71,7 @@ def build_app(
     connection = make_commands(settings.redis_url, settings.shards, keys)
     authenticator = Authenticator(ApiKeys(connection, keys) if settings.api_keys else None, tenant=settings.tenant)
     metrics = metrics or Metrics()
-    said = {"api_keys": "on" if settings.api_keys else "off"}
-    if process is not None:
-        said["process"] = str(process)
-    presence = Presence(connection, keys, ProcessKind.GATEWAY, said)
+    presence = _presence(settings, connection, process)
 
     async def own_figures() -> list[Family]:
         return metrics.families()
@@ -82,21 +80,12 @@ def build_app(
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         options = {"namespace": settings.namespace, "model": settings.model, "lease_ttl_s": settings.lease_ttl_s}
         options |= {"shards": settings.shards, "tracer_provider": tracing.provider}
+        options |= {"result_ttl_s": settings.result_ttl_s}
         store = BatchStore(settings.redis_url, settings.files_dir, namespace=settings.namespace)
-        result_ttl_s = settings.result_ttl_s
-        async with Client.connect(settings.redis_url, result_ttl_s=result_ttl_s, **options) as client, store:
+        async with Client.connect(settings.redis_url, **options) as client, store:
             await store.files.contents.prepare()
             parsers = ModelParsers(client, settings.parsers, default_model=settings.model)
-            responses = Responses(
-                client,
-                connection,
-                keys,
-                parsers,
-                result_ttl_s=result_ttl_s,
-                linger_s=settings.reconnect_grace_s,
-                fail_fast=settings.fail_fast,
-                status_wait_s=settings.status_wait_s,
-            )
+            responses = _responses(settings, client, connection, parsers)
             read_figures = sum_figures or own_figures
             app.state.gateway = Gateway(
                 settings, client, authenticator, metrics, read_figures, parsers, responses, store, connection
@@ -126,6 +115,28 @@ def build_app(
     )
     app.state.openapi = msgspec.json.encode(build_openapi(OPERATIONS, metadata.version("penstock")))
     return app
+
+
+def _presence(settings: GatewaySettings, connection: CommandConnection, process: int | None) -> Presence:
+    said = {"api_keys": "on" if settings.api_keys else "off"}
+    if process is not None:
+        said["process"] = str(process)
+    return Presence(connection, Keys(settings.namespace), ProcessKind.GATEWAY, said)
+
+
+def _responses(
+    settings: GatewaySettings, client: Client, connection: CommandConnection, parsers: ModelParsers
+) -> Responses:
+    return Responses(
+        client,
+        connection,
+        Keys(settings.namespace),
+        parsers,
+        result_ttl_s=settings.result_ttl_s,
+        linger_s=settings.reconnect_grace_s,
+        fail_fast=settings.fail_fast,
+        status_wait_s=settings.status_wait_s,
+    )
 
 
 def _routes(operations: Sequence[Operation]) -> list[Route]:
