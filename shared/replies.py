@@ -39,6 +39,10 @@ async def deliver_replies(connection: AbstractConnection, on_reply: Callable[[An
     transport: asyncio.Transport = writer.transport  # type: ignore[assignment,union-attr]  # a stream has such a one
     protocol = _ReplyProtocol(transport.get_protocol(), on_reply)
     transport.set_protocol(protocol)
+    # An end that came with the last reply was told to the protocol before.
+    reader: asyncio.StreamReader | None = getattr(connection, "_reader", None)
+    if transport.is_closing() or (reader is not None and reader.at_eof()):
+        protocol.eof_received()
     await protocol.ended
     raise AssertionError("a connection ends by an error only")
 

@@ -27,7 +27,7 @@ from ...shared.redis_link import LOST, RETRY_PAUSE_S, close_connection, heed_can
 from ...shared.replies import deliver_replies
 from .owners import Owners
 
-CATCH_UP_TIMEOUT_S = 30.0
+CATCH_UP_TIMEOUT_S = 120.0
 _WORD = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 # Time, database, and the client's address or "lua".
 _HEAD = re.compile(rb"[\d.]+ \[\d+ (lua|[^\]]*)\] ")
@@ -86,8 +86,8 @@ class OwnerWatch:
             self.owners.forget()
             self._server = found[1]
         self._asked = {}
-        await self._ask(connection, "MONITOR")
-        self.is_watching.set()
+        # Its reply is read with what follows it: a part of the first line may come with it.
+        await heed_cancellation(connection.send_command("MONITOR"))
         await deliver_replies(connection, self.saw)
 
     @staticmethod
@@ -97,8 +97,12 @@ class OwnerWatch:
 
     def saw(self, line: Any) -> None:
         """One line of MONITOR. Most are of no interest, which has to be seen at a glance: there are thousands."""
+        if isinstance(line, Exception):
+            raise line
         head = _HEAD.match(line) if isinstance(line, bytes) else None
         if not head:
+            if line == b"OK":  # of MONITOR
+                self.is_watching.set()
             return
         if head[1] != b"lua":
             self._saw_command(line, head.end())

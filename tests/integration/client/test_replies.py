@@ -1,0 +1,27 @@
+"""Replies that are handed on as they come, and a connection's end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from penstock.shared.redis_link import close_connection, make_pool, open_connection
+from penstock.shared.replies import deliver_replies
+
+
+async def test_an_end_that_came_with_the_last_reply_is_seen(redis_url: str) -> None:
+    connection = await open_connection(make_pool(redis_url))
+    try:
+        await connection.send_command("QUIT")
+        assert await connection.read_response() == b"OK"
+        reader = connection._reader
+        assert isinstance(reader, asyncio.StreamReader)
+        while not reader.at_eof():
+            await asyncio.sleep(0)
+        with pytest.raises(RedisConnectionError):
+            async with asyncio.timeout(60):
+                await deliver_replies(connection, print)
+    finally:
+        await close_connection(connection)
