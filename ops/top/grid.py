@@ -37,23 +37,27 @@ class Grid(DataTable[Text]):
         for number, column in enumerate(table.columns):
             is_descending = column.is_number != order.is_reversed
             mark = "" if order.column != number else "▼" if is_descending else "▲"
-            self.add_column(Text(column.title + mark, justify="right" if column.is_number else "left"))
+            title = Text(column.title + mark, justify="right" if column.is_number else "left")
+            self.add_column(title, width=title.cell_len)
 
     def draw(self, rows: Sequence[Row]) -> None:
         """Show these rows. Lines of the screen are no things: what they show is changed in place."""
         current, place = self.current, self.cursor_row
         ids = tuple(self._of.id_of(row) for row in rows)
+        cells_of_rows = [[column.cell(row) for column in self._of.columns] for row in rows]
+        # Textual would measure when it has nothing else to do, and keep lines that it drew before that.
+        for index, drawn in enumerate(self.ordered_columns):
+            drawn.width = max(drawn.label.cell_len, *(cells[index].cell_len for cells in cells_of_rows), 1)
         for number in range(len(rows), len(self._ids)):
             self.remove_row(str(number))
-        for number, row in enumerate(rows):
-            cells = [column.cell(row) for column in self._of.columns]
+        for number, cells in enumerate(cells_of_rows):
             if number >= len(self._ids):
                 self.add_row(*cells, key=str(number))
                 continue
             for index, cell in enumerate(cells):
                 at = Coordinate(number, index)
                 if self.get_cell_at(at) != cell:
-                    self.update_cell_at(at, cell, update_width=True)
+                    self.update_cell_at(at, cell, update_width=True)  # of the scrolled area
         self._ids, self._wanted = ids, current
         wanted = ids.index(current) if current in ids else max(0, min(place, len(ids) - 1))
         if wanted != self.cursor_row:
