@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ...shared.errors import PenstockError
+from ...shared.processor import this_processor
 from ..latency import percentile
 from .durability import DurabilityCost
 from .engine_report import engine_tables, follow_table, gateway_table, goals_table, growth_table, sessions_table
@@ -110,9 +111,10 @@ def write_report(report: BenchReport, path: Path) -> None:
 
 def machine() -> dict[str, str]:
     """What ran this: processor, cores, memory, system; and how busy others kept it in the minute before."""
+    processor, instructions = this_processor()
     return {
-        "processor": _of_processor("model name") or platform.processor(),
-        "instructions": " ".join(name for name in _INSTRUCTIONS if name in _of_processor("flags").split()),
+        "processor": processor or platform.processor(),
+        "instructions": " ".join(name for name in _INSTRUCTIONS if name in instructions),
         "cores": str(len(os.sched_getaffinity(0))),
         "memory_gib": f"{psutil.virtual_memory().total / 2**30:.0f}",
         "system": platform.platform(),
@@ -222,13 +224,6 @@ def _recovery(report: BenchReport) -> Table:
         times = [f"{seconds:.2f}" for seconds in (*shares, row.ready_time_s)]
         table.add_row(str(row.num_engines), str(len(row.seconds)), *times)
     return table
-
-
-def _of_processor(field: str) -> str:
-    """What Linux says of the first processor; empty where it does not."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(field)), "")
 
 
 def _installed(name: str) -> bool:

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-import platform
-from pathlib import Path
-
-_CPUINFO = Path("/proc/cpuinfo")
-# Those that make a difference to the speed of a model, as Linux calls them.
-_TELLING = (
-    *("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni"),
-    *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
-    *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
-)
+from ...shared.processor import this_processor
 
 
 def processor(device: str) -> tuple[str, list[str]]:
@@ -21,17 +12,4 @@ def processor(device: str) -> tuple[str, list[str]]:
 
         major, minor = torch.cuda.get_device_capability()
         return torch.cuda.get_device_name(), [f"sm_{major}{minor}"]
-    try:
-        return read_cpuinfo(_CPUINFO.read_text(errors="replace"))
-    except OSError:
-        return platform.processor(), []
-
-
-def read_cpuinfo(text: str) -> tuple[str, list[str]]:
-    """Return the same of what Linux says of its first processor; "" for a name that it does not say."""
-    fields: dict[str, str] = {}
-    for line in text.partition("\n\n")[0].splitlines():
-        name, _, value = line.partition(":")
-        fields[name.strip()] = value.strip()
-    flags = (fields.get("flags") or fields.get("Features") or "").split()
-    return fields.get("model name", ""), [flag for flag in _TELLING if flag in flags]
+    return this_processor()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.worker.engine.processor import processor, read_cpuinfo
+from penstock.shared.processor import read_cpuinfo
+from penstock.worker.engine.processor import processor
 
 XEON = """processor	: 0
 vendor_id	: GenuineIntel

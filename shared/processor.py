@@ -1,0 +1,32 @@
+"""The processor of this machine, by name, and which of its instructions kernels may use."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+_CPUINFO = Path("/proc/cpuinfo")
+# Those that make a difference to the speed of a model, as Linux calls them.
+_TELLING = (
+    *("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni"),
+    *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
+    *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
+)
+
+
+def this_processor() -> tuple[str, list[str]]:
+    """Return name and instructions, as Linux calls them; without instructions where it says nothing."""
+    try:
+        return read_cpuinfo(_CPUINFO.read_text(errors="replace"))
+    except OSError:
+        return platform.processor(), []
+
+
+def read_cpuinfo(text: str) -> tuple[str, list[str]]:
+    """Return the same of what Linux says of its first processor; "" for a name that it does not say."""
+    fields: dict[str, str] = {}
+    for line in text.partition("\n\n")[0].splitlines():
+        name, _, value = line.partition(":")
+        fields[name.strip()] = value.strip()
+    flags = (fields.get("flags") or fields.get("Features") or "").split()
+    return fields.get("model name", ""), [flag for flag in _TELLING if flag in flags]
