@@ -5,7 +5,7 @@ The first columns stand on 80; the others are seen on a wider terminal, or by th
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from ..views.page import View
 from ..views.pages import ACTIONS, PAGES
@@ -24,6 +24,11 @@ def _offer(path: str, question: str, form: dict[str, str], word: str = "yes") ->
     return Offer(_ACTIONS[path], question, (Choice("y", word, form),))
 
 
+def _of_row(make: Callable[[Row, View], Offer]) -> Callable[[Row | None, View], Offer | None]:
+    """What is made of the row under the cursor; nothing in an empty table."""
+    return lambda row, view: None if row is None else make(row, view)
+
+
 def _of_queue(model: str, *, is_paused: bool) -> Offer:
     """Pause a queue, or have it go on."""
     if is_paused:
@@ -33,69 +38,62 @@ def _of_queue(model: str, *, is_paused: bool) -> Offer:
     return Offer(_ACTIONS["/queue/pause"], f"pause the queue of {model}?", (run_on, put_back))
 
 
-def _pause_row(row: Row | None, _: View) -> Offer | None:
-    return None if row is None else _of_queue(row["model"], is_paused=row["state"] == "paused")
+@_of_row
+def _pause_row(row: Row, _: View) -> Offer:
+    return _of_queue(row["model"], is_paused=row["state"] == "paused")
 
 
 def _pause_shown(_: Row | None, view: View) -> Offer | None:
     return _of_queue(view["model"], is_paused=view["stats"].is_paused) if view["model"] else None
 
 
-def _purge_tenant(row: Row | None, view: View) -> Offer | None:
-    if row is None:
-        return None
+@_of_row
+def _purge_tenant(row: Row, view: View) -> Offer:
     form = {"model": view["model"], "tenant": row["tenant"]}
     return _offer("/queue/purge", f"cancel all {row['waiting']} that wait of tenant {row['tenant']}?", form)
 
 
-def _cancel(row: Row | None, _: View) -> Offer | None:
-    if row is None:
-        return None
+@_of_row
+def _cancel(row: Row, _: View) -> Offer:
     form = {"model": row["model"], "id": row["request"]}
     return _offer("/request/cancel", f"cancel request {row['request']}, whoever waits for it?", form)
 
 
-def _sleep_or_wake(row: Row | None, _: View) -> Offer | None:
-    if row is None:
-        return None
+@_of_row
+def _sleep_or_wake(row: Row, _: View) -> Offer:
     form = {"engine": row["engine"], "of": row["model"]}
     if row["state"] == "sleeping":
         return _offer("/engines/wake", f"wake engine {row['engine']}?", form)
     return _offer("/engines/sleep", f"send engine {row['engine']} to sleep? what it runs waits again", form)
 
 
-def _drain(row: Row | None, _: View) -> Offer | None:
-    if row is None:
-        return None
+@_of_row
+def _drain(row: Row, _: View) -> Offer:
     question = f"drain worker {row['worker']}? it takes no more requests and leaves when what it runs has ended"
     return _offer("/workers/drain", question, {"worker": row["worker"]})
 
 
-def _stop(row: Row | None, _: View) -> Offer | None:
-    if row is None:
-        return None
+@_of_row
+def _stop(row: Row, _: View) -> Offer:
     question = f"stop worker {row['worker']} at once? what it runs goes on at others, or waits for some"
     return _offer("/workers/stop", question, {"worker": row["worker"]})
 
 
-def _replay(row: Row | None, _: View) -> Offer | None:
-    if row is None:
-        return None
+@_of_row
+def _replay(row: Row, _: View) -> Offer:
     form = {"model": row["model"], "id": row["request"]}
     return _offer("/dead/replay", f"queue request {row['request']} again, from its prompt?", form)
 
 
-def _replay_input(row: Row | None, view: View) -> Offer | None:
-    if row is None:
-        return None
+@_of_row
+def _replay_input(row: Row, view: View) -> Offer:
     num = sum(one["input_hash"] == row["input_hash"] and one["model"] == row["model"] for one in view["rows"])
     form = {"model": row["model"], "hash": row["input_hash"]}
     return _offer("/dead/replay-input", f"queue all with this input again? {num} are shown", form)
 
 
-def _purge(row: Row | None, _: View) -> Offer | None:
-    if row is None:
-        return None
+@_of_row
+def _purge(row: Row, _: View) -> Offer:
     form = {"model": row["model"], "id": row["request"]}
     return _offer("/dead/purge", f"throw request {row['request']} away?", form)
 
@@ -140,7 +138,7 @@ def _of_dead(view: View) -> list[str]:
 
 def _open_request(row: Row, _: View) -> Detail:
     params = {"model": row["model"], "id": row["request"]}
-    return Detail(_PAGES["request"], params, lambda view: request_text(view))
+    return Detail(_PAGES["request"], params, request_text)
 
 
 def _open_engine(row: Row, _: View) -> Detail:
@@ -168,10 +166,6 @@ def _lanes(lanes: dict[str, int]) -> str:
     return " ".join(f"{band} {depth}" for band, depth in lanes.items()) or "-"
 
 
-def _length(value: Any) -> str:
-    return length_of_time(value)
-
-
 MODELS = Table(
     "Models",
     _PAGES["overview"],
@@ -182,12 +176,12 @@ MODELS = Table(
         Column("EST WAIT", "estimated_wait_s", duration, True),
         Column("RUNNING", "running", number, True),
         Column("TOK/S", "tokens_per_s", number, True),
-        Column("TTFT", "ttft_p50_s", _length, True),
+        Column("TTFT", "ttft_p50_s", length_of_time, True),
         Column("PARKED", "parked", number, True),
         Column("ENGINES", "engines", number, True),
         Column("OLDEST", "oldest_age_s", duration, True),
-        Column("ITL", "itl_p50_s", _length, True),
-        Column("TTFT P95", "ttft_p95_s", _length, True),
+        Column("ITL", "itl_p50_s", length_of_time, True),
+        Column("TTFT P95", "ttft_p95_s", length_of_time, True),
         Column("WAITING TOKENS", "waiting_tokens", number, True),
         Column("REQ/S", "requests_per_s", number, True),
     ),
@@ -229,8 +223,8 @@ REQUESTS = Table(
         Column("STARTS IN", "estimated_start_s", duration, True),
         Column("ENGINE", "engine"),
         Column("BAND", "band"),
-        Column("WAITED", "waited_s", _length, True),
-        Column("TOOK", "took_s", _length, True),
+        Column("WAITED", "waited_s", length_of_time, True),
+        Column("TOOK", "took_s", length_of_time, True),
         Column("ATTEMPTS", "attempts", number, True),
         Column("MOVED (UTC)", "moved_at", moment),
         Column("CAUSE", "cause"),
@@ -251,7 +245,7 @@ ENGINES = Table(
         Column("WAIT", "waiting_inside", number, True),
         Column("KV", "kv_cache_usage", percent, True),
         Column("TOK/S", "tokens_per_s", number, True),
-        Column("STEP", "step_p50_s", _length, True),
+        Column("STEP", "step_p50_s", length_of_time, True),
         Column("MEMORY", "core_memory_bytes", size, True),
         Column("RESTARTS", "restarts", number, True),
         Column("MODEL", "model"),
