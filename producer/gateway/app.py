@@ -99,14 +99,7 @@ def build_app(
         await tracing.close()
 
     public_paths = frozenset(operation.path for operation in OPERATIONS if operation.is_public)
-    edge = Middleware(
-        GatewayMiddleware,
-        authenticator,
-        metrics,
-        public_paths=public_paths,
-        max_running=settings.max_running_requests,
-        request_timeout_s=settings.request_timeout_s,
-    )
+    edge = _edge(settings, authenticator, metrics, public_paths)
     app = Starlette(
         routes=_routes(OPERATIONS),
         middleware=[*cors(settings.cors_origins), *http_spans(tracing.provider, public_paths), edge],
@@ -115,6 +108,19 @@ def build_app(
     )
     app.state.openapi = msgspec.json.encode(build_openapi(OPERATIONS, metadata.version("penstock")))
     return app
+
+
+def _edge(
+    settings: GatewaySettings, authenticator: Authenticator, metrics: Metrics, public_paths: frozenset[str]
+) -> Middleware:
+    return Middleware(
+        GatewayMiddleware,
+        authenticator,
+        metrics,
+        public_paths=public_paths,
+        max_running=settings.max_running_requests,
+        request_timeout_s=settings.request_timeout_s,
+    )
 
 
 def _presence(settings: GatewaySettings, connection: CommandConnection, process: int | None) -> Presence:

@@ -127,6 +127,10 @@ async def test_a_generation_that_crosses_engines_is_one_trace(
     check_end(two, answer)
     assert not [span for span in spans if SECRET.split()[-1] in repr(span) or "a stop string" in repr(span)]
 
+
+async def test_who_is_not_sampled_leaves_nothing_and_who_has_no_trace_gets_one(
+    stack: LocalStack, gateway: LocalGateway, receiver: OtlpReceiver
+) -> None:
     unsampled_id, headers = trace_parent(is_sampled=False)
     await read_stream(gateway, headers)
     late_id, headers = trace_parent()

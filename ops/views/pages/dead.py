@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -122,22 +123,20 @@ async def _of_input(source: Source, model: str, input_hash: str) -> list[DeadReq
     return [one for one in found if one is not None and one.input_hash == input_hash and one.is_request]
 
 
-async def _replay_input(act: Act) -> str:
+async def _each_of_input(act: Act, change: Callable[[str, str], Awaitable[bool]]) -> int:
+    """Change all parked requests of one input; returns how many."""
     model, input_hash = field_of(act.form, "model"), field_of(act.form, "hash")
-    done = [
-        await act.source.operations.replay_dead(model, one.request_id)
-        for one in await _of_input(act.source, model, input_hash)
-    ]
-    return f"{sum(done)} requests with this input are queued again"
+    return sum([await change(model, one.request_id) for one in await _of_input(act.source, model, input_hash)])
+
+
+async def _replay_input(act: Act) -> str:
+    num = await _each_of_input(act, act.source.operations.replay_dead)
+    return f"{num} requests with this input are queued again"
 
 
 async def _purge_input(act: Act) -> str:
-    model, input_hash = field_of(act.form, "model"), field_of(act.form, "hash")
-    done = [
-        await act.source.operations.purge_dead(model, one.request_id)
-        for one in await _of_input(act.source, model, input_hash)
-    ]
-    return f"{sum(done)} requests with this input are thrown away"
+    num = await _each_of_input(act, act.source.operations.purge_dead)
+    return f"{num} requests with this input are thrown away"
 
 
 ROOM = Room(
