@@ -67,6 +67,7 @@ _FORK_SERVER = pytest.StashKey[ExitStack]()
 def pytest_configure(config: pytest.Config) -> None:
     # Until everything is imported and collected there is next to no garbage, and looking for it is a third of the time.
     gc.disable()
+    _log_plainly()
     if config.getoption("--fast"):
         config.option.without_torch = True
         be_quick()
@@ -103,9 +104,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("--fast") and is_among(collection_path, SLOW) else None
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="session")
 def _no_blocking_calls() -> Iterator[None]:
-    """A blocking call inside the event loop of our own code fails the test."""
+    """A blocking call inside the event loop of our own code fails its test."""
     guard = BlockBuster(scanned_modules=[f"penstock.{part}" for part in ("producer", "shared", "worker", "ops")])
     guard.activate()
     yield
@@ -120,7 +121,28 @@ def _restore_logging() -> Iterator[None]:
     yield
     root.handlers[:], root.level = handlers, level
     logging.captureWarnings(False)
+    _log_plainly()
+
+
+def _log_plainly() -> None:
+    """Drawing a traceback with rich, which structlog does where rich is installed, takes up to half a second."""
     structlog.reset_defaults()
+    plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
+
+
+@pytest.fixture
+def log_records() -> Iterator[list[logging.LogRecord]]:
+    """What is logged during the test, from INFO on; pytest's own fixture costs each test two milliseconds."""
+    records: list[logging.LogRecord] = []
+    handler, root = logging.Handler(logging.INFO), logging.getLogger()
+    handler.emit = records.append
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    yield records
+    root.setLevel(level)
+    root.removeHandler(handler)
 
 
 @pytest.fixture

@@ -33,12 +33,11 @@ def test_a_gpu_has_what_its_module_holds() -> None:
     ],
 )
 def test_where_it_cannot_run_the_reference_does_and_says_so_once(
-    implementation: OnGpu, why: str, caplog: pytest.LogCaptureFixture
+    implementation: OnGpu, why: str, log_records: list[logging.LogRecord]
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            assert select({REFERENCE: reference, "cuda": implementation}, GPU, torch.bfloat16) is reference
-    assert [record.__dict__["reason"].startswith(why) for record in caplog.records] == [True]
+    for _ in range(2):
+        assert select({REFERENCE: reference, "cuda": implementation}, GPU, torch.bfloat16) is reference
+    assert [record.__dict__["reason"].startswith(why) for record in log_records] == [True]
 
 
 def test_a_backend_by_name_has_its_own_whatever_the_device() -> None:

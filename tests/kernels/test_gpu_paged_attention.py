@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -191,7 +192,7 @@ def test_a_captured_graph_computes_what_its_tensors_hold(kernel: str, device: to
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_mask_rule_runs_in_torch_and_is_told_of(
-    kernel: str, device: torch.device, assert_close: Compare, caplog: pytest.LogCaptureFixture
+    kernel: str, device: torch.device, assert_close: Compare, log_records: list[logging.LogRecord]
 ) -> None:
     def chunked(_batch: int, _head: int, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query // 8 == key // 8)
@@ -200,7 +201,7 @@ def test_a_mask_rule_runs_in_torch_and_is_told_of(
     assert_close(attend(kernel, case, device, scale=0.3, mask_rule=chunked), naive(case, 0.3, mask_rule=chunked))
     gpu.tell_once.cache_clear()
     attend(kernel, case, device, scale=0.3, mask_rule=chunked)
-    assert "mask rule" in caplog.records[-1].__dict__["reason"]
+    assert "mask rule" in log_records[-1].__dict__["reason"]
 
 
 def test_the_wrapper_finds_them() -> None:
