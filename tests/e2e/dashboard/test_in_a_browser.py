@@ -1,6 +1,6 @@
 """The dashboard as people use it: a real Chromium, a real worker, and nothing else between them.
 
-``PENSTOCK_CHROMIUM`` names a browser that is not on the PATH. Screenshots are left in ``build/screenshots``.
+``PENSTOCK_CHROMIUM`` names a browser that is not on the PATH.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ pytestmark = [
 ]
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright")
 
-SCREENSHOTS = Path(__file__).parents[3] / "build" / "screenshots"
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
 PATIENCE_MS = 60_000
 QUERIES = {
@@ -187,7 +186,7 @@ def visit(chromium: Any, site: LocalServer, admin_key: str) -> Iterator[Visit]:
     assert visit.troubles == []
 
 
-def test_every_page_loads_and_axe_finds_nothing_serious(visit: Visit, operators: Operators) -> None:
+def test_every_page_loads_fits_its_window_and_axe_finds_nothing_serious(visit: Visit, operators: Operators) -> None:
     operators.park("for-axe")
     operators.submit("of-acme", tenant="acme")
     paths = [page.path + QUERIES.get(page.name, "") for page in SIMPLE]
@@ -198,9 +197,12 @@ def test_every_page_loads_and_axe_finds_nothing_serious(visit: Visit, operators:
         assert "Penstock" in visit.page.title()
         if visit.page.locator("#live[hx-sse\\:connect]").count():
             visit.wait_until_live()
+        for width in (390, 1280):
+            visit.page.set_viewport_size({"width": width, "height": 800})
+            assert visit.page.evaluate("document.documentElement.scrollWidth") <= width, path
+        visit.page.evaluate(AXE)
         for scheme in ("light", "dark"):
             visit.page.emulate_media(color_scheme=scheme)
-            visit.page.evaluate(AXE)
             violations = visit.page.evaluate("axe.run().then(result => result.violations)")
             found += [
                 (path, scheme, one["id"], [node["html"] for node in one["nodes"]])
@@ -208,23 +210,6 @@ def test_every_page_loads_and_axe_finds_nothing_serious(visit: Visit, operators:
                 if one["impact"] in ("serious", "critical")
             ]
     assert found == [], json.dumps(found, indent=1)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_pages_fit_their_window(
-    scheme: str, width: int, chromium: Any, site: LocalServer, admin_key: str, operators: Operators
-) -> None:
-    operators.park("for-a-picture")
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    options = {"color_scheme": scheme, "viewport": {"width": width, "height": 800}}
-    visit = Visit(chromium, site, admin_key, **options)
-    for page in SIMPLE:
-        visit.open(page.path + QUERIES.get(page.name, ""))
-        assert visit.page.evaluate("document.documentElement.scrollWidth") <= width, page.name
-        visit.page.screenshot(path=SCREENSHOTS / f"{page.name}-{scheme}-{width}.png", full_page=True)
-    visit.context.close()
-    assert visit.troubles == []
 
 
 def test_figures_move_while_requests_run(visit: Visit, operators: Operators, gate: Gate) -> None:
