@@ -59,7 +59,7 @@ def make_entries(notes: Sequence[Note]) -> list[Entry]:
             tenant=note.tenant,
             band=note.group.band,
             num_prompt_tokens=note.num_prompt,
-            max_tokens=note.group.most_tokens,
+            max_tokens=note.most_tokens,
         )
         for note in notes
     ]

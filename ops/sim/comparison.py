@@ -1,38 +1,52 @@
-"""``penstock sim compare``: the same scenario in virtual and in real time."""
+"""``penstock sim compare`` and ``replay``: the same scenario simulated and in real time."""
 
 from __future__ import annotations
 
-from ...shared.command_line import format_table
+from pathlib import Path
+
+import msgspec
+
 from ..bench.private_redis import private_redis
+from .fit import fit_speed, read_recordings
+from .outcome import Outcome, format_comparison, outcome_of
 from .real_time import run_in_real_time
-from .report import GroupFigures, group_figures
+from .recording import read_recording
 from .scenario import Scenario, read_scenario
 from .simulation import simulate
 
-COMPARED = ("num_ended", "wait_p50_s", "wait_p99_s", "ttft_p50_s", "ttft_p99_s", "total_p50_s", "total_p99_s")
-
 
 def compare(text: str) -> None:
-    """Run a scenario both ways, and print what each saw.
+    """Run a scenario in real time, by engines that sleep for as long as a step takes, and simulated; print both.
 
     Raises:
         ConfigurationError: the scenario is wrong, or has what cannot be compared.
     """
     scenario = read_scenario(text)
     with private_redis(append_only=False) as url:
-        real = group_figures(scenario.tenants, run_in_real_time(url, scenario))
+        real = outcome_of(scenario, run_in_real_time(url, scenario))
+    _print(scenario, real)
+
+
+def replay(folder: Path, speed_of: Path) -> None:
+    """Simulate what real engines were recorded at, and print both.
+
+    Args:
+        folder: of the recording.
+        speed_of: the recording whose engines are simulated, by a fit to their steps; the same one, or another.
+
+    Raises:
+        ConfigurationError: one of them is no recording.
+    """
+    recorded = read_recording(folder)
+    fit = fit_speed(read_recordings([speed_of]))
+    kinds = [
+        msgspec.structs.replace(kind, speed=fit.speed, slowdown=fit.slowdown) for kind in recorded.scenario.engines
+    ]
+    _print(msgspec.structs.replace(recorded.scenario, engines=kinds), recorded.outcome)
+
+
+def _print(scenario: Scenario, real: Outcome) -> None:
     with private_redis(append_only=False) as url:
-        virtual = group_figures(scenario.tenants, simulate(url, scenario).measures)
-    print(format_comparison(scenario, real, virtual))
-
-
-def format_comparison(scenario: Scenario, real: list[GroupFigures], virtual: list[GroupFigures]) -> str:
-    """A row for each figure of each group: real, simulated, and how far the second is off."""
-    rows: list[list[str]] = []
-    for one, other in zip(real, virtual, strict=True):
-        for name in COMPARED:
-            was, is_ = getattr(one, name), getattr(other, name)
-            off = "-" if not was or is_ is None else f"{100 * (is_ - was) / was:+.1f} %"
-            rows.append([one.name, name, *("-" if value is None else f"{value:g}" for value in (was, is_)), off])
-    table = format_table(("tenants", "figure", "real time", "simulated", "off by"), rows)
-    return f"{table}\n\n{scenario.duration_s:g} s, {sum(kind.number for kind in scenario.engines)} engines"
+        simulated = outcome_of(scenario, simulate(url, scenario).measures)
+    print(format_comparison(real, simulated))
+    print(f"\n{scenario.duration_s:g} s, {sum(kind.number for kind in scenario.engines)} engines")

@@ -16,6 +16,7 @@ from ...shared.broker import LEASE_TTL_MS, SEQS_PER_KEPT_ONE, Claim, FinalRecord
 from ...shared.messages import Delta, FinishReason, Usage
 from .measures import Loss, Note
 from .scenario import Engines
+from .speed import StepWork
 from .world import Process, World
 
 # As LEASE_RENEWALS_PER_TTL of worker/serving.
@@ -37,6 +38,11 @@ class Running:
     @property
     def is_decoding(self) -> bool:
         return self.num_left == 0
+
+    @property
+    def num_context(self) -> int:
+        """Tokens in the cache."""
+        return max(0, self.note.num_prompt + self.num_made - self.num_left)
 
     def unlogged(self) -> Delta:
         """What was made since the last append."""
@@ -75,6 +81,16 @@ def next_prompt_tokens(kind: Engines, running: Collection[Running]) -> list[tupl
     return reading
 
 
+def step_work(reading: list[tuple[Running, int]], decoding: list[Running], num_steps: int = 1) -> StepWork:
+    """What a step has to do, in the middle of so many."""
+    return StepWork(
+        num_decoding=len(decoding),
+        num_context_tokens=sum(one.num_context for one in decoding) + len(decoding) * (num_steps - 1) / 2,
+        num_prompt_tokens=sum(num_tokens for _, num_tokens in reading),
+        num_prompt_pairs=sum(num_tokens * (one.num_context + num_tokens // 2) for one, num_tokens in reading),
+    )
+
+
 class Engine:
     """Runs from its making until ``die``, or ``drain`` and the end of what it holds: then ``on_left`` is told."""
 
@@ -101,7 +117,7 @@ class Engine:
         free_seqs = room.max_num_seqs - room.num_kept_seqs - room.num_seqs
         if not self.is_claiming or free_seqs < 1 or self._has_probationer():
             return False
-        most_tokens = room.num_held_kv_tokens + note.num_prompt + note.group.most_tokens
+        most_tokens = room.num_held_kv_tokens + note.num_prompt + note.most_tokens
         return not self.running or most_tokens <= room.num_kv_tokens
 
     def wake(self, cause: str = "wake") -> None:
@@ -173,10 +189,12 @@ class Engine:
                 self._appended_s = self._env.now
                 yield self._arrival
                 continue
+            self._world.num_computing += 1
             reading = next_prompt_tokens(self.kind, self.running.values())
             decoding = [one for one in self.running.values() if one.is_decoding]
-            step_s = self.kind.speed.step_s(len(decoding), sum(num for _, num in reading))
+            step_s = self._step_s(reading, decoding)
             num_steps = 1 if reading else self._span(decoding, step_s)
+            step_s = self._step_s(reading, decoding, num_steps)
             started_s = self._env.now
             yield self._env.timeout(num_steps * step_s) | self._arrival
             left_s = num_steps * step_s - (self._env.now - started_s)
@@ -184,11 +202,15 @@ class Engine:
                 # Somebody joins: the step under way is the last of this span.
                 num_steps = min(num_steps, math.floor((self._env.now - started_s) / step_s + 1e-9) + 1)
                 yield self._env.timeout(max(0.0, started_s + num_steps * step_s - self._env.now))
+            self._world.num_computing -= 1
             if self.is_alive:
                 self._settle(reading, decoding, num_steps)
         yield from self._world.redis()
         if self.is_alive:
             self._on_left(self)
+
+    def _step_s(self, reading: list[tuple[Running, int]], decoding: list[Running], num_steps: int = 1) -> float:
+        return self.kind.step_s(step_work(reading, decoding, num_steps), self._world.num_computing)
 
     def _span(self, decoding: list[Running], step_s: float) -> int:
         """Steps until a request ends or its tokens are to be appended."""

@@ -28,6 +28,11 @@ class Note:
     # Since when it waits for another engine; None while it runs or before.
     lost_s: float | None = None
 
+    @property
+    def most_tokens(self) -> int:
+        """What its client asks for."""
+        return self.num_output if self.group.knows_length else self.group.most_tokens
+
 
 @dataclass
 class Loss:

@@ -15,6 +15,7 @@ from ...shared.errors import ConfigurationError, ValidationError
 from ...shared.policy import QueuePolicy, TenantPolicy
 from ...shared.shown import shown
 from .shapes import Arrivals, Constant, Fixed, Lengths, check_at_least
+from .speed import Speed, StepWork
 
 # Up to so many Redis keeps a hash in the order in which it was written, on which the order of what returns depends.
 MAX_SEQS = 512
@@ -26,27 +27,6 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What every table of a scenario is."""
 
 
-class Speed(_Table, frozen=True, kw_only=True):
-    """How long a step takes: ``fixed_ms + ms_per_seq * decoding requests + ms_per_prompt_token * prompt tokens``.
-
-    The defaults were fitted to the demo model on one thread of a busy CPU; ``penstock sim fit`` finds others.
-    """
-
-    fixed_ms: float = 0.44
-    ms_per_seq: float = 0.36
-    ms_per_prompt_token: float = 0.13
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            check_at_least(name, getattr(self, name), 0)
-        check_at_least("fixed_ms + ms_per_seq", self.fixed_ms + self.ms_per_seq, 0.001)
-
-    def step_s(self, num_decoding: int, num_prompt_tokens: int) -> float:
-        """Seconds of a step."""
-        ms = self.fixed_ms + self.ms_per_seq * num_decoding + self.ms_per_prompt_token * num_prompt_tokens
-        return max(ms, 0.001) / 1000
-
-
 class Engines(_Table, frozen=True, kw_only=True):
     """Engines of one kind.
 
@@ -54,6 +34,8 @@ class Engines(_Table, frozen=True, kw_only=True):
         number: how many there are at the start.
         model: which they serve.
         speed: of each of their steps.
+        slowdown: how many times as long a step takes while one engine computes, two, and so on; the last is for more.
+            For engines that share a machine; empty where each has its own.
         max_num_seqs: requests at once.
         kv_tokens: tokens of the KV cache.
         max_step_tokens: tokens of one step; a longer prompt takes several.
@@ -67,15 +49,23 @@ class Engines(_Table, frozen=True, kw_only=True):
     kv_tokens: int = 200_000
     max_step_tokens: int = 2048
     append_every_s: float = 0.5
+    slowdown: list[float] = []
 
     def __post_init__(self) -> None:
         check_at_least("number", self.number, 0)
+        for factor in self.slowdown:
+            check_at_least("slowdown", factor, 0.001)
         check_at_least("kv_tokens", self.kv_tokens, 1)
         check_at_least("append_every_s", self.append_every_s, 0.001)
         if not 1 <= self.max_num_seqs <= MAX_SEQS:
             raise ValidationError(f"max_num_seqs must be from 1 to {MAX_SEQS}, got {shown(self.max_num_seqs)}")
         if self.max_step_tokens <= self.max_num_seqs:
             raise ValidationError(f"max_step_tokens must be above max_num_seqs, got {shown(self.max_step_tokens)}")
+
+    def step_s(self, work: StepWork, num_computing: int) -> float:
+        """Seconds of a step while so many engines compute, this one included."""
+        factor = self.slowdown[min(num_computing, len(self.slowdown)) - 1] if self.slowdown else 1.0
+        return factor * self.speed.step_s(work)
 
 
 class Tenants(_Table, frozen=True, kw_only=True):
@@ -90,6 +80,7 @@ class Tenants(_Table, frozen=True, kw_only=True):
         at_start: requests that wait when the simulation begins.
         prompt, output: lengths in tokens.
         max_tokens: what clients ask for; the longest output if it is 0.
+        knows_length: clients ask for exactly what they get, in place of that.
     """
 
     name: str
@@ -102,6 +93,7 @@ class Tenants(_Table, frozen=True, kw_only=True):
     prompt: Lengths = Fixed(tokens=200)
     output: Lengths = Fixed(tokens=100)
     max_tokens: int = 0
+    knows_length: bool = False
 
     def __post_init__(self) -> None:
         check_at_least("number", self.number, 1)

@@ -37,6 +37,8 @@ class World:
         self.broker = Broker(self.connection, self.keys)
         self.queue = Queue(self.connection, self.keys)
         self.measures = Measures()
+        # Engines that have something to do at this moment.
+        self.num_computing = 0
         self._listeners: dict[str, Callable[[], None]] = {}
         self._back: simpy.Event | None = None
         self.env.process(self._expire_forever())
