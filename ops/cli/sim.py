@@ -69,7 +69,7 @@ def _record(arguments: argparse.Namespace) -> int:
     text = _read(arguments.scenario).decode(errors="replace")
     from ..demo.run import MODEL
     from ..sim.recording import record
-    from ..sim.scenario import read_scenario
+    from ..sim.scenario_file import read_scenario
 
     scenario = read_scenario(text)
     if arguments.seed is not None:
@@ -102,7 +102,10 @@ def _fit(arguments: argparse.Namespace) -> int:
     for name, steps in (("what it was fitted to", recorded), *tested):
         for who, kind in (("this", fitted), ("the default speed", Engines(number=1))):
             error = error_of(kind, steps)
-            print(f"# {who} on {name}: {100 * error.of_step:.0f} % a step, {100 * error.of_total:+.0f} % in all")
+            print(
+                f"# {who} on {name}: off by {100 * error.of_computing:.0f} % of what a step computes, "
+                f"{100 * error.of_step:.0f} % of its time, {100 * error.of_total:+.0f} % of all steps' time"
+            )
     return 0
 
 

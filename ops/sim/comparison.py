@@ -11,7 +11,8 @@ from .fit import fit_speed, read_recordings
 from .outcome import Outcome, format_comparison, outcome_of
 from .real_time import run_in_real_time
 from .recording import read_recording
-from .scenario import Scenario, read_scenario
+from .scenario import Scenario
+from .scenario_file import read_scenario
 from .simulation import simulate
 
 

@@ -50,10 +50,12 @@ class FitError(msgspec.Struct, frozen=True, kw_only=True):
     """How well a speed tells the times of recorded steps.
 
     Args:
-        of_step: the median error of a step over the median step.
+        of_computing: the median error of what a step computes over its median.
+        of_step: the same of the time that it takes.
         of_total: of all steps together, over what they took: 0.1 says too long by a tenth.
     """
 
+    of_computing: float
     of_step: float
     of_total: float
 
@@ -140,10 +142,16 @@ def error_of(kind: Engines, engines: Sequence[Sequence[RecordedStep]]) -> FitErr
             for step, number in zip(every, _num_computing(steps), strict=True)
         ]
     )
+    own_s = numpy.array([kind.speed.step_s(work_of(step.stats)) for step in every])
     return FitError(
-        of_step=round(float(numpy.median(numpy.abs(predicted_s - took_s)) / numpy.median(took_s)), 3),
+        of_computing=_median_error(own_s, numpy.array([step.stats.cpu_time_s for step in every])),
+        of_step=_median_error(predicted_s, took_s),
         of_total=round(float(predicted_s.sum() / took_s.sum()) - 1, 3),
     )
+
+
+def _median_error(predicted_s: numpy.ndarray, seen_s: numpy.ndarray) -> float:
+    return round(float(numpy.median(numpy.abs(predicted_s - seen_s)) / max(1e-9, numpy.median(seen_s))), 3)
 
 
 def work_of(stats: StepStats) -> StepWork:

@@ -16,9 +16,10 @@ from ...shared.connection import CommandConnection, Subscriber
 from ...shared.errors import ConfigurationError, PenstockError
 from ...shared.keys import Keys
 from .clients import configure, draw_calls, make_entries
-from .engine import RENEW_EVERY_S, Running, next_prompt_tokens, room_of, step_work
+from .engine import RENEW_EVERY_S
 from .fleet import CAUSE, MAX_DELIVERIES
 from .measures import WINDOW_S, Measures
+from .running import Running, next_prompt_tokens, room_of, step_work
 from .scenario import MODEL, Engines, Scenario, Tenants
 
 # Engines begin before clients do; in the simulator within the first second, too.
@@ -36,10 +37,13 @@ def run_in_real_time(url: str, scenario: Scenario) -> Measures:
 
 
 def check_comparable(scenario: Scenario) -> None:
-    """Raises ``ConfigurationError``: it has deaths, autoscaling, shards or several models, which are not compared."""
-    if scenario.deaths or scenario.autoscaling or scenario.shards or scenario.models != [MODEL]:
+    """Raises ``ConfigurationError``: it has what is not compared."""
+    extras = (scenario.deaths, scenario.autoscaling, scenario.shards, scenario.partitions)
+    has_sessions = any(group.turns > 1 for group in scenario.tenants)
+    if any(extras) or has_sessions or scenario.models != [MODEL]:
         raise ConfigurationError(
-            "only a scenario of one model, without deaths, autoscaling and shards, can be compared; leave them out"
+            "only a scenario of one model, without deaths, autoscaling, shards, partitions and sessions, can be "
+            "compared; leave them out"
         )
 
 

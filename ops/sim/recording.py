@@ -159,9 +159,11 @@ def _measures(scenario: Scenario, notes: dict[str, Note], events: Sequence[Reque
     """
     measures = Measures()
     for event in events:
-        note, at_s = notes[event.request_id], event.at - started_s
+        at_s = event.at - started_s
         if at_s > scenario.duration_s:
             break
+        if (note := notes.get(event.request_id)) is None:
+            continue
         if event.kind is EventKind.QUEUED:
             note.arrived_s = at_s
             measures.note_arrival(note)
