@@ -58,7 +58,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _compare(arguments: argparse.Namespace) -> int:
     need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
     text = _read(arguments.scenario).decode(errors="replace")
-    from ..sim.comparison import compare  # simpy
+    from ..sim.real.comparison import compare  # simpy
 
     compare(text)
     return 0
@@ -68,7 +68,7 @@ def _record(arguments: argparse.Namespace) -> int:
     need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
     text = _read(arguments.scenario).decode(errors="replace")
     from ..demo.run import MODEL
-    from ..sim.recording import record
+    from ..sim.real.recording import record
     from ..sim.scenario_file import read_scenario
 
     scenario = read_scenario(text)
@@ -81,7 +81,7 @@ def _record(arguments: argparse.Namespace) -> int:
 
 def _replay(arguments: argparse.Namespace) -> int:
     need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
-    from ..sim.comparison import replay  # simpy
+    from ..sim.real.comparison import replay  # simpy
 
     replay(arguments.recorded, arguments.speed_of or arguments.recorded)
     return 0
@@ -89,7 +89,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 def _fit(arguments: argparse.Namespace) -> int:
     need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
-    from ..sim.fit import error_of, fit_speed, read_recordings  # numpy
+    from ..sim.real.fit import error_of, fit_speed, read_recordings  # numpy
     from ..sim.scenario import Engines
 
     recorded = read_recordings(arguments.recorded)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.ops.local_stack import LocalStack
-from penstock.ops.sim.outcome import outcome_of
-from penstock.ops.sim.recording import run_on_engines
+from penstock.ops.sim.real.outcome import outcome_of
+from penstock.ops.sim.real.recording import run_on_engines
 from penstock.ops.sim.scenario import Engines, Scenario, Tenants
 from penstock.ops.sim.shapes import Fixed
 

@@ -6,7 +6,7 @@ from random import Random
 import msgspec
 import pytest
 
-from penstock.ops.sim.fit import error_of, fit_speed, read_recordings, work_of
+from penstock.ops.sim.real.fit import error_of, fit_speed, read_recordings, work_of
 from penstock.ops.sim.scenario import Engines
 from penstock.ops.sim.speed import Speed
 from penstock.shared.errors import ConfigurationError

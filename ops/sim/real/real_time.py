@@ -11,16 +11,16 @@ import asyncio
 import itertools
 import time
 
-from ...shared.broker import REAP_INTERVAL_S, Broker, Claim, Queue, Wave
-from ...shared.connection import CommandConnection, Subscriber
-from ...shared.errors import ConfigurationError, PenstockError
-from ...shared.keys import Keys
-from .clients import configure, draw_calls, make_entries
-from .engine import RENEW_EVERY_S
-from .fleet import CAUSE, MAX_DELIVERIES
-from .measures import WINDOW_S, Measures
-from .running import Running, next_prompt_tokens, room_of, step_work
-from .scenario import MODEL, Engines, Scenario, Tenants
+from ....shared.broker import REAP_INTERVAL_S, Broker, Claim, Queue, Wave
+from ....shared.connection import CommandConnection, Subscriber
+from ....shared.errors import ConfigurationError, PenstockError
+from ....shared.keys import Keys
+from ..clients import configure, draw_calls, make_entries
+from ..engine import RENEW_EVERY_S
+from ..fleet import CAUSE, MAX_DELIVERIES
+from ..measures import WINDOW_S, Measures
+from ..running import Running, next_prompt_tokens, room_of, step_work
+from ..scenario import MODEL, Engines, Scenario, Tenants
 
 # Engines begin before clients do; in the simulator within the first second, too.
 START_S = 1.0

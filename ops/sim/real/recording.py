@@ -17,20 +17,20 @@ from random import Random
 import msgspec
 import redis.asyncio
 
-from ...producer import Client, SamplingParams
-from ...shared.broker import Queue
-from ...shared.broker.request_history import RequestHistory
-from ...shared.broker.script import SCRIPTS
-from ...shared.connection import CommandConnection
-from ...shared.errors import ConfigurationError
-from ...shared.keys import Keys
-from ...shared.request_events import EventKind, RequestEvent
-from ..local_stack import LocalStack
-from .clients import configure, draw_calls
-from .measures import WINDOW_S, Measures, Note
+from ....producer import Client, SamplingParams
+from ....shared.broker import Queue
+from ....shared.broker.request_history import RequestHistory
+from ....shared.broker.script import SCRIPTS
+from ....shared.connection import CommandConnection
+from ....shared.errors import ConfigurationError
+from ....shared.keys import Keys
+from ....shared.request_events import EventKind, RequestEvent
+from ...local_stack import LocalStack
+from ..clients import configure, draw_calls
+from ..measures import WINDOW_S, Measures, Note
+from ..scenario import MODEL, Engines, Scenario, Tenants
 from .outcome import Outcome, outcome_of
 from .real_time import check_comparable
-from .scenario import MODEL, Engines, Scenario, Tenants
 
 FILE_NAME = "recording.json"
 STEPS = "steps"

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import msgspec
 
-from ..bench.private_redis import private_redis
+from ...bench.private_redis import private_redis
+from ..scenario import Scenario
+from ..scenario_file import read_scenario
+from ..simulation import simulate
 from .fit import fit_speed, read_recordings
 from .outcome import Outcome, format_comparison, outcome_of
 from .real_time import run_in_real_time
 from .recording import read_recording
-from .scenario import Scenario
-from .scenario_file import read_scenario
-from .simulation import simulate
 
 
 def compare(text: str) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 import numpy
 
-from ...shared.errors import ConfigurationError
-from ...shared.recorded_steps import SUFFIX, RecordedStep, decode_steps
-from ...shared.stats import StepStats
-from .scenario import Engines
-from .speed import Speed, StepWork
+from ....shared.errors import ConfigurationError
+from ....shared.recorded_steps import SUFFIX, RecordedStep, decode_steps
+from ....shared.stats import StepStats
+from ..scenario import Engines
+from ..speed import Speed, StepWork
 
 MIN_STEPS = 20
 NUM_ROUNDS = 30
