@@ -23,13 +23,13 @@ class StepWork:
 class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long a step takes: the sum of its parts, each by what the step has of it (``StepWork``).
 
-    The defaults are the demo model's on one thread of a Xeon of 2023; ``penstock sim fit`` finds others.
+    The defaults are what one thread of a busy Xeon of 2023 computes for the demo model; ``penstock sim fit`` finds others.
     """
 
-    fixed_ms: float = 0.5
-    ms_per_seq: float = 0.08
-    ms_per_prompt_token: float = 0.027
-    ms_per_1000_context_tokens: float = 0.1
+    fixed_ms: float = 1.15
+    ms_per_seq: float = 0.05
+    ms_per_prompt_token: float = 0.04
+    ms_per_1000_context_tokens: float = 0.37
     ms_per_1000_prompt_pairs: float = 0.06
 
     def __post_init__(self) -> None:
