@@ -23,7 +23,7 @@ class StepWork:
 class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long a step takes: the sum of its parts, each by what the step has of it (``StepWork``).
 
-    The defaults are what a thread of a busy Xeon of 2023 computes for the demo model; ``penstock sim fit`` finds others.
+    The defaults are what a thread of a busy Xeon computes for the demo model; ``penstock sim fit`` finds others.
     """
 
     fixed_ms: float = 1.15

@@ -39,7 +39,7 @@ class World:
 
     def place(self, note: Note) -> Partition:
         """Return where a request belongs, which is noted with it."""
-        note.partition = self._layout.partition_of(note.tenant, note.request_id)
+        note.partition = self._layout.partition_of(note.tenant, note.session or note.request_id)
         return self.partitions[note.partition]
 
     def close(self) -> None:

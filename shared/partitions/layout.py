@@ -1,7 +1,7 @@
 """How many partitions a model has, and which of them a request goes to.
 
 A tenant's requests go to one partition, by a rendezvous hash of its name: more partitions take their part of the
-tenants, and no other moves. Tenants that are spread go to all, by the ids of their requests.
+tenants, and no other moves. Tenants that are spread go to all, by the ids of their sessions, else of their requests.
 
 Source: Thaler and Ravishankar 1998, "Using name-based mappings to increase hit rates" (rendezvous hashing).
 """
@@ -46,9 +46,9 @@ class Layout(msgspec.Struct, frozen=True):
     spread: tuple[str, ...] = ()
     is_settled: bool = False
 
-    def partition_of(self, tenant: str, request_id: str) -> int:
-        """Return the partition of a request."""
-        return choose_partition(request_id if tenant in self.spread else tenant, self.num)
+    def partition_of(self, tenant: str, named: str) -> int:
+        """Return the partition of a request, which a tenant that is spread has by its id or that of its session."""
+        return choose_partition(named if tenant in self.spread else tenant, self.num)
 
     def former_partition_of(self, tenant: str) -> int | None:
         """Return the partition that the tenant had before, if that was another one."""

@@ -170,6 +170,17 @@ async def test_a_tenant_that_is_spread_goes_to_all_partitions(client: Client, pa
     assert (await client.status("r7")).state is RequestState.CLAIMED
 
 
+async def test_a_session_of_a_tenant_that_is_spread_has_one_partition(client: Client, parts: Parts) -> None:
+    await parts.grow(2, ["big"])
+    for number in range(6):
+        for session in ("s0", "s1", "s2", "s3"):
+            options = {"tenant": "big", "request_id": f"{session}/{number}", "session_id": session}
+            await client.submit("hi", PARAMS, **options)
+    found = [{request_id[:2] for request_id in ids(await claim_all(parts, number))} for number in range(2)]
+    assert all(found)
+    assert sorted([*found[0], *found[1]]) == ["s0", "s1", "s2", "s3"]
+
+
 async def test_the_queue_is_that_of_the_whole_model(client: Client, parts: Parts) -> None:
     await parts.grow(2)
     tenants = [tenant_of(number, 2) for number in range(2)]
