@@ -69,7 +69,7 @@ class PartitionedBroker:
     async def find(self, request_id: str) -> Broker:
         """Return the partition that knows a request; the first, if none does."""
         layout = await self._layouts.recent(self._model)
-        if layout.num == 1:
+        if layout.num_known == 1:
             return self._brokers[0]
         place = self._places.get(request_id)
         if place is None:
@@ -85,7 +85,7 @@ class PartitionedBroker:
 
     async def count_known(self, request_ids: Sequence[str]) -> int:
         """As ``Broker.count_known``."""
-        brokers = self.all((await self._layouts.recent(self._model)).num)
+        brokers = self.all((await self._layouts.recent(self._model)).num_known)
         return sum(await asyncio.gather(*(broker.count_known(request_ids) for broker in brokers)))
 
     def all(self, num: int) -> list[Broker]:
@@ -135,9 +135,9 @@ class PartitionedBroker:
     async def _known_elsewhere(self, layout: Layout, entries: Sequence[Entry]) -> dict[str, int]:
         """Return where those are that are known already: their enqueueing attaches there, wherever they belong."""
         ids = [entry.request_id for entry in entries]
-        if not ids or layout.num == 1:
+        if not ids or layout.num_known == 1:
             return {}
-        counts = await asyncio.gather(*(broker.count_known(ids) for broker in self.all(layout.num)))
+        counts = await asyncio.gather(*(broker.count_known(ids) for broker in self.all(layout.num_known)))
         if not any(counts):
             return {}
         found = await asyncio.gather(*(self._look_for(layout, request_id) for request_id in ids))
@@ -149,7 +149,7 @@ class PartitionedBroker:
         async def look(broker: Broker) -> int | None:
             return broker.partition if await broker.known(request_id) else None
 
-        looks = [asyncio.create_task(look(broker)) for broker in self.all(layout.num)]
+        looks = [asyncio.create_task(look(broker)) for broker in self.all(layout.num_known)]
         errors: list[PenstockError] = []
         try:
             for answered in asyncio.as_completed(looks):

@@ -264,6 +264,28 @@ async def test_partitions_of_an_engine_that_dies_go_to_the_others(
         assert len(seen) < 20
 
 
+async def test_an_engine_serves_what_goes_away_until_it_has_gone(
+    commands: CommandConnection, parts: Parts, codec: TextCodec, subscriber: Subscriber
+) -> None:
+    await parts.grow(2)
+    engine = Engine("a", commands, parts.keys)
+    async with engine.claiming(codec, subscriber):
+        await enqueue(parts, 1, "r0")
+        await parts.grow(1)
+        assert await next_ids(engine, 1) == ["r0"]
+        await engine.parts.look()
+        assert engine.parts.drop_retired(lambda part: False) == []
+        await parts[1].cancel("r0")
+        await parts[1].forget("r0")
+        await parts.grow(1)
+        await engine.parts.look()
+        assert engine.parts.drop_retired(lambda part: bool(engine.live.claims(part.number))) == []
+        engine.end("r0")
+        (dropped,) = engine.parts.drop_retired(lambda part: bool(engine.live.claims(part.number)))
+        assert dropped.number == 1
+        assert [part.number for part in engine.parts.homes()] == [0]
+
+
 async def test_an_engine_that_keeps_its_cache_for_a_large_request_takes_nothing_elsewhere(
     commands: CommandConnection, parts: Parts, codec: TextCodec, subscriber: Subscriber
 ) -> None:
