@@ -151,7 +151,7 @@ COMMAND = Command(
         ),
         Command(
             "partitions",
-            "Give a model more partitions, or show them.",
+            "Give a model more partitions or fewer, or show them.",
             run=on_model(_partitions, wait_for_model=True),
             add_arguments=_add_partitions_arguments,
         ),
