@@ -1,7 +1,8 @@
 """How many partitions a model has, and which of them a request goes to.
 
 A tenant's requests go to one partition, by a rendezvous hash of its name: more partitions take their part of the
-tenants, fewer give theirs away, and no other moves. Tenants that are spread go to all, by the ids of their sessions, else of their requests.
+tenants, fewer give theirs away, and no other moves. Tenants that are spread go to all, by the ids of their sessions,
+else of their requests.
 
 Source: Thaler and Ravishankar 1998, "Using name-based mappings to increase hit rates" (rendezvous hashing).
 """
