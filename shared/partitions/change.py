@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..broker import Queue
+from ..broker import Broker, Queue
 from ..connection import CommandConnection
 from ..errors import ValidationError
 from ..keys import Keys, check_name, is_partition_name, partition_name
@@ -56,15 +56,15 @@ async def change_partitions(
         )
     has_leftovers = not staying and await _has_leftovers(connection, keys, model, old)
     if is_other and has_leftovers:
-        raise ValidationError(
-            f"the partitions of model {shown(model)} that go away, from {partition_name(model, old.num)} on, still "
-            "have requests, results or parked ones; change the partitions when those have expired or are purged"
-        )
+        raise _leftovers_error(model, old)
     new = old
     if is_other or (old.num_before != old.num and not staying and not has_leftovers):
         seconds, micros = await connection.execute("TIME")
         version = max(old.version + 1, int(seconds) * 1_000_000 + int(micros))
-        new = Layout(version=version, num=num, num_before=old.num, spread=tenants, most=max(old.num_ever, num))
+        if await _take_away(connection, keys, model, old, version):
+            new = Layout(version=version, num=num, num_before=old.num, spread=tenants, most=max(old.num_ever, num))
+        else:
+            new = msgspec.structs.replace(old, version=version, is_settled=False)
         await _copy_policies(connection, keys, model, new)
         await _record(connection, keys, model, new)
     if not new.version:
@@ -74,7 +74,16 @@ async def change_partitions(
     await lay_out(connection, keys, model, new)
     settled = msgspec.structs.replace(new, is_settled=True)
     await _record(connection, keys, model, settled)
+    if (settled.num, settled.spread) != (num, tenants):
+        raise _leftovers_error(model, old)
     return settled
+
+
+def _leftovers_error(model: str, layout: Layout) -> ValidationError:
+    return ValidationError(
+        f"the partitions of model {shown(model)} that go away, from {partition_name(model, layout.num)} on, still have "
+        "requests, results or parked ones; change the partitions when those have expired or are purged"
+    )
 
 
 async def _record(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> None:
@@ -89,6 +98,13 @@ async def _staying(connection: CommandConnection, keys: Keys, model: str, layout
             if tenant not in layout.spread and choose_partition(tenant, layout.num) != number:
                 found.add(tenant)
     return sorted(found)
+
+
+async def _take_away(connection: CommandConnection, keys: Keys, model: str, layout: Layout, version: int) -> bool:
+    """Have those that go away refuse everybody, and return whether nothing came there until then."""
+    for number in range(layout.num, layout.num_before):
+        await Broker(connection, keys.model(model, number), number).lay_out(version)
+    return not await _has_leftovers(connection, keys, model, layout)
 
 
 async def _has_leftovers(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> bool:

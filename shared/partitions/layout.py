@@ -118,7 +118,7 @@ class Layouts:
 
 async def lay_out(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> None:
     """Have all partitions go by a layout, and refuse who goes by an older one; the new ones first."""
-    for number in reversed(range(layout.num_ever)):
+    for number in reversed(range(layout.num_known)):
         await Broker(connection, keys.model(model, number), number).lay_out(layout.version)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -281,6 +282,33 @@ async def test_what_has_gone_is_looked_for_no_more_and_may_come_again(client: Cl
     assert ids(await claim_all(parts, 0)) == ["d", "e"]
     await submit(client, tenant, "f")
     assert ids(await claim_all(parts, 1)) == ["f"]
+
+
+async def test_what_comes_in_the_last_moment_to_a_partition_that_goes_away_is_served(
+    client: Client, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant that counts there by its quota alone asks again, behind the first look whether anything is left."""
+    tenant = tenant_of(1, 2)
+    await client.configure_tenant(tenant, TenantPolicy(requests_per_minute=10))
+    await parts.grow(2)
+    await submit(client, tenant, "a")
+    (claim,) = await claim_all(parts, 1)
+    await parts.grow(1)
+    await write(parts[1], claim, 0, 5, end=FinishReason.STOP)
+    await parts[1].forget("a")
+    look = change._has_leftovers
+
+    async def look_and_enqueue(*args: Any) -> bool:
+        found = await look(*args)
+        monkeypatch.setattr(change, "_has_leftovers", look)
+        await submit(client, tenant, "b")
+        return found
+
+    monkeypatch.setattr(change, "_has_leftovers", look_and_enqueue)
+    await parts.grow(1)
+    assert parts.layout.num_known == 2
+    assert (await client.status("b")).state is RequestState.QUEUED
+    assert ids(await claim_all(parts, 1)) == ["b"]
 
 
 async def test_partitions_are_not_changed_before_tenants_are_where_they_belong(client: Client, parts: Parts) -> None:
