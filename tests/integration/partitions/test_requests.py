@@ -176,8 +176,8 @@ async def test_a_session_of_a_tenant_that_is_spread_has_one_partition(client: Cl
     await parts.grow(2, ["big"])
     for number in range(6):
         for session in ("s0", "s1", "s2", "s3"):
-            options = {"tenant": "big", "request_id": f"{session}/{number}", "session_id": session}
-            await client.submit("hi", PARAMS, **options)
+            name = f"{session}/{number}"
+            await client.submit("hi", PARAMS, tenant="big", request_id=name, session_id=session)
     found = [{request_id[:2] for request_id in ids(await claim_all(parts, number))} for number in range(2)]
     assert all(found)
     assert sorted([*found[0], *found[1]]) == ["s0", "s1", "s2", "s3"]

@@ -119,12 +119,13 @@ class Engine:
 
 
 async def enqueue(
-    parts: Parts, number: int, *request_ids: str, num_prompt_tokens: int = 1, **digests: tuple[str, ...]
+    parts: Parts, number: int, *request_ids: str, num_prompt_tokens: int = 1, digests: tuple[str, ...] = ()
 ) -> None:
     request = EngineCoreRequest(request_id="", prompt_token_ids=[5], sampling_params=SamplingParams(seed=1))
     for request_id in request_ids:
         payload = msgspec.msgpack.encode(msgspec.structs.replace(request, request_id=request_id))
-        options = {"max_tokens": 4, "num_prompt_tokens": num_prompt_tokens, "layout": parts.layout.version, **digests}
+        options: dict[str, Any] = {"max_tokens": 4, "num_prompt_tokens": num_prompt_tokens}
+        options |= {"layout": parts.layout.version, "digests": digests, "own_digests": digests}
         assert await parts[number].enqueue(request_id, payload, result_ttl_ms=60_000, **options) == NEW
 
 
@@ -222,21 +223,21 @@ async def test_a_conversation_comes_back_to_its_engine_in_a_partition_that_is_no
     await parts.grow(2)
     await lease(parts, "a", "b")
     warm, home = Engine("a", commands, parts.keys), Engine("b", commands, parts.keys)
-    turn = {"digests": ("talk",), "own_digests": ("talk",)}
+    talk = ("talk",)
 
     async def have_room(*engine_ids: bytes) -> bool:
         return sorted(await commands.execute("HKEYS", parts[1].keys.prefix + "rooms")) == [*engine_ids]
 
     async with warm.claiming(codec, subscriber):
-        await enqueue(parts, 1, "first", **turn)
+        await enqueue(parts, 1, "first", digests=talk)
         assert await next_ids(warm, 1) == ["first"]
         async with home.claiming(codec, subscriber):
             await until(partial(have_room, b"a", b"b"))
             for number in range(1, MAX_NUM_SEQS):
-                await enqueue(parts, 1, f"turn{number}", **turn)
+                await enqueue(parts, 1, f"turn{number}", digests=talk)
                 assert await next_ids(warm, 1) == [f"turn{number}"]
             await until(partial(have_room, b"b"))
-            await enqueue(parts, 1, "last", **turn)
+            await enqueue(parts, 1, "last", digests=talk)
             assert await next_ids(home, 1) == ["last"]
 
 
