@@ -289,6 +289,11 @@ class ModelKeys:
         self.expiries = self.prefix + "expiries"
 
     @property
+    def patterns_of_requests(self) -> tuple[str, ...]:
+        """For SCAN: of what the model knows of requests, with results and what is parked."""
+        return tuple(as_literal(self.prefix + kind) + "*" for kind in ("request:", "parked:"))
+
+    @property
     def pattern(self) -> str:
         """What SCAN matches all keys of the model with."""
         return as_literal(self.prefix) + "*"

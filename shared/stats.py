@@ -53,6 +53,9 @@ class StepStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True
     """What one step of an engine did.
 
     ``num_prefill_tokens`` are those of requests that computed more than the one token they lacked.
+    ``num_context_tokens`` are those in the cache that the others looked back at, and ``num_prefill_pairs`` the pairs of
+    a prefilled token and one that it looked back at. ``cpu_time_s`` is what the core's thread computed of the step's
+    time: the rest it waited, for a device or for a processor that others had.
     """
 
     num_reqs: int = 0
@@ -62,6 +65,9 @@ class StepStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True
     schedule_time_s: float = 0.0
     execute_time_s: float = 0.0
     update_time_s: float = 0.0
+    num_context_tokens: int = 0
+    num_prefill_pairs: int = 0
+    cpu_time_s: float = 0.0
 
     @property
     def step_time_s(self) -> float:

@@ -11,7 +11,7 @@ from ..shared.keys import DEFAULT_NAMESPACE
 from ..shared.log import FORMATS, LEVELS
 from .config import EngineConfig
 from .options.option import Option, check_fields
-from .options.readers import Choice, Integer, Number, Reader, Seconds, Switch
+from .options.readers import Choice, Folder, Integer, Number, Reader, Seconds, Switch
 
 # How often a worker process tells its supervisor what it does, so that its silence means something.
 STATUS_INTERVAL_S = 1.0
@@ -94,6 +94,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         bool,
         Option("a line with the token ids of each prompt, too; without it no content is logged", Switch(), group=LOG),
     ] = False
+    step_log: Annotated[
+        str,
+        Option("folder for a file of each engine's steps, which `penstock sim fit` reads", Folder(), group=LOG),
+    ] = ""
     otlp_traces_endpoint: Annotated[str | None, Option(TRACES_HELP, Reader("URL"), default="no spans", group=LOG)] = (
         None
     )

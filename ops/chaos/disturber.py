@@ -121,7 +121,7 @@ class Disturber:
             return False
         worker = self._worker_of(victim)
         held: list[str] = []
-        for number in range((await Layouts(self._commands, Keys()).read(victim.model)).num):
+        for number in range((await Layouts(self._commands, Keys()).read(victim.model)).num_known):
             broker = Broker(self._commands, Keys().model(victim.model, number), number)
             held += [request_id for request_id, _ in await broker.claims(victim.engine_id)]
         try:

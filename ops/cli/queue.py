@@ -9,6 +9,7 @@ import shlex
 from ...shared.broker import Queue
 from ...shared.command_line import EXIT_FAILED, Command, add_redis_arguments, format_table
 from ...shared.errors import PenstockError, ValidationError
+from ...shared.keys import partition_name
 from ...shared.partitions import Layouts, change_partitions, partition_stats
 from .broker_command import OpenModel, on_model, run_on_model
 from .confirm import confirmed
@@ -114,9 +115,11 @@ async def _partitions(model: OpenModel, arguments: argparse.Namespace) -> None:
         layout = await change_partitions(connection, keys, name, number, spread)
     rows = [
         [stats.model, str(stats.depth), str(stats.num_running), "paused" if stats.is_paused else "open"]
-        for stats in await partition_stats(connection, keys, name, layout.num)
+        for stats in await partition_stats(connection, keys, name, layout.num_known)
     ]
     print(format_table(("PARTITION", "WAITING", "RUNNING", "STATE"), rows))
+    if layout.num_known > layout.num:
+        print(f"those from {partition_name(name, layout.num)} on go: once nothing is left there, run this again")
     if layout.spread:
         print(f"spread over all: {', '.join(layout.spread)}")
 
@@ -148,7 +151,7 @@ COMMAND = Command(
         ),
         Command(
             "partitions",
-            "Give a model more partitions, or show them.",
+            "Give a model more partitions or fewer, or show them.",
             run=on_model(_partitions, wait_for_model=True),
             add_arguments=_add_partitions_arguments,
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from random import Random
@@ -9,10 +10,11 @@ from random import Random
 from ...shared.broker import Entry, Queue
 from ...shared.errors import PenstockError
 from ...shared.policy import QueuePolicy, TenantPolicy
-from .measures import Note
+from .measures import Note, Words
+from .partition import Partition, Process
 from .scenario import Scenario, Tenants
 from .shapes import arrival_times
-from .world import Process, World
+from .world import World
 
 RESULT_TTL_MS = 1000
 ENTRIES_PER_CALL = 200
@@ -26,7 +28,7 @@ def draw_requests(scenario: Scenario, group: Tenants) -> Iterator[Note]:
     def request(at_s: float) -> Note:
         nonlocal number
         number += 1
-        return Note(
+        note = Note(
             request_id=f"{group.name}-{number}",
             group=group,
             tenant=group.tenant(random.randrange(group.number)),
@@ -34,11 +36,46 @@ def draw_requests(scenario: Scenario, group: Tenants) -> Iterator[Note]:
             num_prompt=group.prompt.draw(random),
             num_output=min(group.output.draw(random), group.most_tokens),
         )
+        if group.turns > 1:
+            note.session, note.later = note.request_id, draw_turns(group, random)
+        return note
 
     for _ in range(group.at_start):
         yield request(0.0)
     for at_s in arrival_times(group.arrivals, moments, scenario.duration_s):
         yield request(at_s)
+
+
+def draw_turns(group: Tenants, random: Random) -> list[Words]:
+    """What is said in a session after its first turn."""
+    return [
+        Words(
+            after_s=random.expovariate(1 / group.think_s) if group.think_s else 0.0,
+            num_new=group.prompt.draw(random),
+            num_output=min(group.output.draw(random), group.most_tokens),
+        )
+        for _ in range(group.turns - 1)
+    ]
+
+
+def next_turn(note: Note) -> Note | None:
+    """Return the turn after one that has ended; None if that was the last. Its arrival is not known yet."""
+    if not note.later:
+        return None
+    words, turn = note.later[0], note.turn + 1
+    known = note.num_prompt + note.num_output
+    return Note(
+        request_id=f"{note.session}.{turn}",
+        group=note.group,
+        tenant=note.tenant,
+        arrived_s=0.0,
+        num_prompt=known + words.num_new,
+        num_output=words.num_output,
+        session=note.session,
+        turn=turn,
+        later=note.later[1:],
+        num_findable=known,
+    )
 
 
 def draw_calls(scenario: Scenario, group: Tenants) -> Iterator[list[Note]]:
@@ -59,10 +96,19 @@ def make_entries(notes: Sequence[Note]) -> list[Entry]:
             tenant=note.tenant,
             band=note.group.band,
             num_prompt_tokens=note.num_prompt,
-            max_tokens=note.group.most_tokens,
+            max_tokens=note.most_tokens,
+            digests=_digests(note),
+            own_digests=_digests(note),
         )
         for note in notes
     ]
+
+
+def _digests(note: Note) -> tuple[str, ...]:
+    """A session's, as ``session_id`` makes one: what it finds, and is found by."""
+    if not (note.session and note.group.tells_session):
+        return ()
+    return (hashlib.sha1(note.session.encode(), usedforsecurity=False).hexdigest(),)
 
 
 async def configure(queue: Queue, scenario: Scenario) -> None:
@@ -77,19 +123,42 @@ async def configure(queue: Queue, scenario: Scenario) -> None:
 
 def begin_clients(world: World) -> None:
     """Configure the queue, and let all tenants send."""
-    world.do(configure(world.queue, world.scenario))
+    for partition in world.partitions:
+        partition.do(configure(partition.queue, world.scenario))
     for group in world.scenario.tenants:
         world.env.process(_send(world, group))
+
+
+def note_ended(world: World, note: Note) -> None:
+    """A client has its answer: the next turn of its session follows."""
+    following = next_turn(note)
+    if following is not None:
+        world.env.process(_send_turn(world, following, note.later[0].after_s))
+
+
+def _send_turn(world: World, note: Note, after_s: float) -> Process:
+    yield world.env.timeout(after_s)
+    note.arrived_s = world.env.now
+    yield from _enqueue(world, world.place(note), [note])
 
 
 def _send(world: World, group: Tenants) -> Process:
     for notes in draw_calls(world.scenario, group):
         if notes[0].arrived_s > world.env.now:
             yield world.env.timeout(notes[0].arrived_s - world.env.now)
-        yield from world.redis()
-        answers = world.do(world.broker.enqueue_many(make_entries(notes)))
-        for note, answer in zip(notes, answers, strict=True):
-            if isinstance(answer, PenstockError):
-                world.measures.num_refused[note.group.name] += 1
-            else:
-                world.measures.note_arrival(note)
+        parts: dict[Partition, list[Note]] = {}
+        for note in notes:
+            parts.setdefault(world.place(note), []).append(note)
+        for partition, own in parts.items():
+            # What a Redis keeps waiting keeps nobody from another one.
+            world.env.process(_enqueue(world, partition, own))
+
+
+def _enqueue(world: World, partition: Partition, notes: list[Note]) -> Process:
+    yield from partition.redis()
+    answers = partition.do(partition.broker.enqueue_many(make_entries(notes)))
+    for note, answer in zip(notes, answers, strict=True):
+        if isinstance(answer, PenstockError):
+            world.measures.num_refused[note.group.name] += 1
+        else:
+            world.measures.note_arrival(note)

@@ -1,99 +1,67 @@
 """An engine under virtual time: claims as ``ClaimLoop`` of worker/serving/claiming.py does, and computes by its speed.
 
-While no prompt is being read and nobody joins, steps differ in nothing, so they are taken as one span up to the next
-end or append. What joins waits for the end of the step under way.
+While no prompt is being read and nobody joins, steps differ in hardly anything, so they are taken as one span up to the
+next end or append. What joins waits for the end of the step under way.
 
-Not simulated: preemption (a claim reckons the cache so that it is hardly ever over-full), prefix caching, stalls.
+Not simulated: preemption (a claim reckons the cache so that it is hardly ever over-full), stalls. Of prefix caching
+only sessions are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable
 
-from ...shared.broker import LEASE_TTL_MS, SEQS_PER_KEPT_ONE, Claim, FinalRecord, Record, Room, Wave
-from ...shared.messages import Delta, FinishReason, Usage
+from ...shared.broker import LEASE_TTL_MS, Claim
+from .claiming import Claims
 from .measures import Loss, Note
+from .partition import Partition, Process
+from .prefix_cache import PrefixCache
+from .running import Running, next_prompt_tokens, room_of, step_work
 from .scenario import Engines
-from .world import Process, World
+from .world import World
 
 # As LEASE_RENEWALS_PER_TTL of worker/serving.
 RENEW_EVERY_S = LEASE_TTL_MS / 1000 / 3
 
 
-@dataclass(slots=True)
-class Running:
-    """A request that an engine holds. ``num_left`` tokens of prompt are to be read, of a former engine's output too."""
-
-    note: Note
-    epoch: int
-    num_left: int
-    num_made: int
-    num_logged: int
-    num_kv_tokens: int
-    alone_until: int
-
-    @property
-    def is_decoding(self) -> bool:
-        return self.num_left == 0
-
-    def unlogged(self) -> Delta:
-        """What was made since the last append."""
-        return Delta(index=self.num_logged, token_ids=[0] * (self.num_made - self.num_logged))
-
-    def record(self) -> Record:
-        """What an append says of it."""
-        return Record(self.note.request_id, self.epoch, self.unlogged())
-
-    def final_record(self) -> FinalRecord:
-        """What its end says."""
-        last = self.unlogged()
-        last.finish_reason, last.usage = FinishReason.LENGTH, Usage(self.note.num_prompt, self.num_made)
-        return FinalRecord(self.note.request_id, self.epoch, last)
-
-
-def room_of(kind: Engines, running: Collection[Running]) -> Room:
-    """What an engine that holds these says in a claim."""
-    return Room(
-        max_num_seqs=kind.max_num_seqs,
-        num_seqs=len(running),
-        num_kv_tokens=kind.kv_tokens,
-        num_held_kv_tokens=sum(one.num_kv_tokens for one in running),
-        num_kept_seqs=kind.max_num_seqs // SEQS_PER_KEPT_ONE,
-    )
-
-
-def next_prompt_tokens(kind: Engines, running: Collection[Running]) -> list[tuple[Running, int]]:
-    """What the next step reads of prompts, the oldest first."""
-    budget = kind.max_step_tokens - sum(one.is_decoding for one in running)
-    reading: list[tuple[Running, int]] = []
-    for one in running:
-        if one.num_left and budget > 0:
-            reading.append((one, min(one.num_left, budget)))
-            budget -= reading[-1][1]
-    return reading
-
-
 class Engine:
-    """Runs from its making until ``die``, or ``drain`` and the end of what it holds: then ``on_left`` is told."""
+    """Runs from its making until ``die``, or ``drain`` and the end of what it holds: then ``on_left`` is told.
 
-    def __init__(self, world: World, engine_id: str, kind: Engines, on_left: Callable[[Engine], None]) -> None:
+    Args:
+        on_ended: told of each request that has ended, once Redis knows.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        engine_id: str,
+        kind: Engines,
+        on_left: Callable[[Engine], None],
+        on_ended: Callable[[Note], None],
+    ) -> None:
         self.engine_id = engine_id
         self.kind = kind
         self.is_alive = True
-        self.is_claiming = True
         self.running: dict[str, Running] = {}
-        self._unsent: list[Running] = []
+        self.claims = Claims(world, engine_id, kind, self.running, self._admit)
+        self._unsent: dict[int, list[Running]] = defaultdict(list)
+        self._cache = PrefixCache()
         self._world = world
         self._on_left = on_left
+        self._on_ended = on_ended
         self._env = world.env
-        self._wake = self._env.event()
-        self._woken_by = "start"
         self._arrival = self._env.event()
-        self._claimed_s = self._appended_s = self._env.now
-        for process in (self._claim_forever(), self._compute_forever(), self._renew_forever()):
-            self._env.process(process)
+        self._appended_s = self._env.now
+        self._env.process(self.claims.run())
+        self._env.process(self._compute_forever())
+        for number in range(len(world.partitions)):
+            self._env.process(self._renew_forever(number))
+
+    @property
+    def is_claiming(self) -> bool:
+        return self.claims.is_claiming
 
     def has_room_for(self, note: Note) -> bool:
         """Whether it could take a request, whatever its tenant holds and however much of its output it makes."""
@@ -101,70 +69,53 @@ class Engine:
         free_seqs = room.max_num_seqs - room.num_kept_seqs - room.num_seqs
         if not self.is_claiming or free_seqs < 1 or self._has_probationer():
             return False
-        most_tokens = room.num_held_kv_tokens + note.num_prompt + note.group.most_tokens
+        most_tokens = room.num_held_kv_tokens + note.num_prompt + note.most_tokens
         return not self.running or most_tokens <= room.num_kv_tokens
-
-    def wake(self, cause: str = "wake") -> None:
-        """Look again: something came, or there is more room."""
-        if not self._wake.triggered:
-            self._woken_by = cause
-            self._wake.succeed()
 
     def die(self, loss: Loss) -> None:
         """Be gone at once; what was not logged is lost. What it held is known to Redis alone."""
-        self.is_alive = self.is_claiming = False
-        for running in (*self.running.values(), *self._unsent):
+        self.is_alive = False
+        unsent = [one for ended in self._unsent.values() for one in ended]
+        for running in (*self.running.values(), *unsent):
             self._world.measures.note_put_back(running.note, self._env.now, loss)
-        self.running, self._unsent = {}, []
-        self._stop_waiting()
+        self.running.clear()
+        self._unsent.clear()
+        self._stop_claiming()
 
     def drain(self) -> None:
         """Claim nothing more, and end with the last request."""
-        self.is_claiming = False
-        self._world.do(self._world.broker.withdraw(self.engine_id))
-        self._stop_waiting()
+        self.claims.withdraw(self.claims.seats)
+        self._stop_claiming()
 
-    def _stop_waiting(self) -> None:
-        for event in (self._wake, self._arrival):
-            if not event.triggered:
-                event.succeed()
-
-    def _has_probationer(self) -> bool:
-        return any(one.num_made < one.alone_until for one in self.running.values())
-
-    def _claim_forever(self) -> Process:
-        cause = "start"
-        while self.is_claiming:
-            self._wake = self._env.event()
-            yield self._env.timeout(self._world.round_trip_s)
-            yield from self._world.redis()
-            if not self.is_claiming:
-                return
-            wave = self._claim(cause)
-            for claim in wave.claims:
-                self._admit(claim)
-            yield self._wake | self._env.timeout(wave.wait_s)
-            cause = self._woken_by if self._wake.triggered else "idle" if wave.retry_ms < 0 else "retry"
-
-    def _claim(self, cause: str) -> Wave:
-        if len(self.running) >= self.kind.max_num_seqs or self._has_probationer():
-            return Wave([])
-        wave = self._world.do(self._world.broker.claim(self.engine_id, room_of(self.kind, self.running.values())))
-        self._claimed_s = self._env.now
-        measures = self._world.measures
-        measures.num_claims[cause] += 1
-        if not wave.claims:
-            measures.num_wasted[cause] += 1
-        return wave
-
-    def _admit(self, claim: Claim) -> None:
-        note = self._world.measures.note_claim(claim.request_id, self._env.now)
-        count = claim.num_logged_tokens
-        self.running[claim.request_id] = Running(
-            note, claim.epoch, note.num_prompt + count, count, count, claim.num_kv_tokens, claim.alone_until
-        )
+    def _stop_claiming(self) -> None:
+        self.claims.stop()
         if not self._arrival.triggered:
             self._arrival.succeed()
+
+    def _has_probationer(self) -> bool:
+        return any(one.is_on_probation for one in self.running.values())
+
+    def _admit(self, claim: Claim, partition: Partition) -> None:
+        note = self._world.measures.note_claim(claim.request_id, self._env.now)
+        count = claim.num_logged_tokens
+        num_found = self._cache.take(note) if note.session else 0
+        note.num_found = max(note.num_found, num_found)
+        self.running[claim.request_id] = Running(
+            note,
+            claim.epoch,
+            note.num_prompt + count - num_found,
+            count,
+            count,
+            claim.num_kv_tokens,
+            claim.alone_until,
+            partition.number,
+        )
+        self._make_room()
+        if not self._arrival.triggered:
+            self._arrival.succeed()
+
+    def _make_room(self) -> None:
+        self._cache.shrink(self.kind.kv_tokens - sum(one.num_context for one in self.running.values()))
 
     def _compute_forever(self) -> Process:
         while self.is_alive and (self.is_claiming or self.running):
@@ -173,10 +124,12 @@ class Engine:
                 self._appended_s = self._env.now
                 yield self._arrival
                 continue
+            self._world.num_computing += 1
             reading = next_prompt_tokens(self.kind, self.running.values())
             decoding = [one for one in self.running.values() if one.is_decoding]
-            step_s = self.kind.speed.step_s(len(decoding), sum(num for _, num in reading))
+            step_s = self._step_s(reading, decoding)
             num_steps = 1 if reading else self._span(decoding, step_s)
+            step_s = self._step_s(reading, decoding, num_steps)
             started_s = self._env.now
             yield self._env.timeout(num_steps * step_s) | self._arrival
             left_s = num_steps * step_s - (self._env.now - started_s)
@@ -184,11 +137,16 @@ class Engine:
                 # Somebody joins: the step under way is the last of this span.
                 num_steps = min(num_steps, math.floor((self._env.now - started_s) / step_s + 1e-9) + 1)
                 yield self._env.timeout(max(0.0, started_s + num_steps * step_s - self._env.now))
+            self._world.num_computing -= 1
             if self.is_alive:
                 self._settle(reading, decoding, num_steps)
-        yield from self._world.redis()
+        for partition in self._world.partitions:
+            yield from partition.redis()
         if self.is_alive:
             self._on_left(self)
+
+    def _step_s(self, reading: list[tuple[Running, int]], decoding: list[Running], num_steps: int = 1) -> float:
+        return self.kind.step_s(step_work(reading, decoding, num_steps), self._world.num_computing)
 
     def _span(self, decoding: list[Running], step_s: float) -> int:
         """Steps until a request ends or its tokens are to be appended."""
@@ -215,53 +173,65 @@ class Engine:
         if now - self._appended_s >= self.kind.append_every_s:
             self._append()
         if was_on_probation and not self._has_probationer():
-            self.wake("end")
+            self.claims.wake(cause="end")
 
     def _end(self, ended: list[Running]) -> None:
         if not ended:
             return
         for one in ended:
             del self.running[one.note.request_id]
-        self._unsent += ended
-        if not self._world.is_away:
-            self._send_ends()
-        elif len(self._unsent) == len(ended):
-            self._env.process(self._send_ends_later())
+            self._cache.keep(one.note)
+        self._make_room()
+        for partition, own in self._by_partition(ended):
+            unsent = self._unsent[partition.number]
+            unsent += own
+            if not partition.is_away:
+                self._send_ends(partition)
+            elif len(unsent) == len(own):
+                self._env.process(self._send_ends_later(partition))
 
-    def _send_ends(self) -> None:
-        ended, self._unsent = self._unsent, []
+    def _by_partition(self, several: list[Running]) -> list[tuple[Partition, list[Running]]]:
+        found: dict[int, list[Running]] = defaultdict(list)
+        for one in several:
+            found[one.partition].append(one)
+        return [(self._world.partitions[number], own) for number, own in found.items()]
+
+    def _send_ends(self, partition: Partition) -> None:
+        ended = self._unsent.pop(partition.number)
         for one in ended:
             one.note.ended_s = self._env.now
-        stale = self._world.do(self._world.broker.finish([one.final_record() for one in ended]))
+        stale = partition.do(partition.broker.finish([one.final_record() for one in ended]))
         self._world.measures.num_stale += len(stale)
-        self.wake("end")
+        self.claims.wake(cause="end")
+        for one in ended:
+            self._on_ended(one.note)
 
-    def _send_ends_later(self) -> Process:
-        yield from self._world.redis()
+    def _send_ends_later(self, partition: Partition) -> Process:
+        yield from partition.redis()
         if self.is_alive:
-            self._send_ends()
+            self._send_ends(partition)
 
     def _append(self) -> None:
         self._appended_s = self._env.now
-        if self._world.is_away:
-            return  # the next one has it
         behind = [one for one in self.running.values() if one.num_made > one.num_logged]
-        if not behind:
-            return
-        records = [one.record() for one in behind]
-        self._drop(self._world.do(self._world.broker.append(records)))
-        for one in behind:
-            one.num_logged = one.num_made
+        for partition, own in self._by_partition(behind):
+            if partition.is_away:
+                continue  # the next one has it
+            records = [one.record() for one in own]
+            self._drop(partition.do(partition.broker.append(records)))
+            for one in own:
+                one.num_logged = one.num_made
 
-    def _renew_forever(self) -> Process:
+    def _renew_forever(self, number: int) -> Process:
+        partition, seat = self._world.partitions[number], self.claims.seats[number]
         while True:
             yield self._env.timeout(RENEW_EVERY_S)
-            yield from self._world.redis()
+            yield from partition.redis()
             if not (self.is_alive and (self.is_claiming or self.running)):
                 return
-            if self.running or self._env.now - self._claimed_s > 2 * RENEW_EVERY_S:
-                claims = [(one.note.request_id, one.epoch) for one in self.running.values()]
-                self._drop(self._world.do(self._world.broker.renew(self.engine_id, claims)))
+            claims = [(one.note.request_id, one.epoch) for one in self.running.values() if one.partition == number]
+            if claims or self._env.now - seat.claimed_s > 2 * RENEW_EVERY_S:
+                self._drop(partition.do(partition.broker.renew(self.engine_id, claims)))
 
     def _drop(self, stale: list[str]) -> None:
         """Redis says that these are somebody else's, though this engine lives: a simulation counts them as a fault."""

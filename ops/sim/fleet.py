@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from random import Random
 
 from ...shared.broker import REAP_INTERVAL_S
 from ...shared.records import DeathCause
 from .autoscaling import wanted_engines
+from .clients import note_ended
 from .engine import Engine
 from .measures import Loss
+from .partition import Partition, Process
 from .scenario import Autoscaling, DeathKind, Deaths, Engines
-from .world import Process, World
+from .world import World
 
 # As by default of `worker start --max-deliveries`.
 MAX_DELIVERIES = 3
@@ -32,12 +35,13 @@ class Fleet:
 
     def begin(self) -> None:
         """Start the engines and all that happens to them."""
-        self._world.listen(self._world.keys.wake, self._wake_all)
+        for partition in self._world.partitions:
+            partition.listen(partition.keys.wake, self._wake_all)
+            self._env.process(self._reap_forever(partition))
         scenario = self._world.scenario
         for kind in scenario.engines:
             for _ in range(kind.number):
                 self._env.process(self._start(kind, self._spread_s()))
-        self._env.process(self._reap_forever())
         for deaths in scenario.deaths:
             self._env.process(self._let_die(deaths))
         if scenario.autoscaling:
@@ -56,38 +60,39 @@ class Fleet:
         yield self._env.timeout(after_s)
         engine_id = f"engine{self._num_made:05}"
         self._num_made += 1
-        # Its worker holds the lease before it claims.
-        yield from self._world.redis()
-        self._world.do(self._world.broker.renew(engine_id, []))
-        engine = Engine(self._world, engine_id, kind, self._note_left)
+        # Its worker holds the lease before it claims; one whose Redis is away is taken later.
+        if self._world.is_away:
+            yield from self._world.partitions[0].redis()
+        for partition in self._world.partitions:
+            if not partition.is_away:
+                partition.do(partition.broker.renew(engine_id, []))
+        engine = Engine(self._world, engine_id, kind, self._note_left, partial(note_ended, self._world))
         self.engines[engine_id] = engine
-        self._world.listen(self._world.keys.engine_wake(engine_id), engine.wake)
+        engine.claims.listen()
 
     def _wake_all(self) -> None:
         for engine in self.engines.values():
-            engine.wake()
+            engine.claims.wake()
 
     def _note_left(self, engine: Engine) -> None:
         """One that was drained has ended its last request; its supervisor tells Redis that it is gone."""
         self._forget(engine)
-        self._reclaim(engine)
+        for partition in self._world.partitions:
+            self._env.process(self._reclaim(engine, partition))
 
     def _forget(self, engine: Engine) -> None:
         del self.engines[engine.engine_id]
-        self._world.listen(self._world.keys.engine_wake(engine.engine_id), None)
+        engine.claims.leave()
 
-    def _reclaim(self, engine: Engine) -> None:
-        broker = self._world.broker
-        self._world.do(broker.reclaim(engine.engine_id, CAUSE, is_external=True, max_deliveries=MAX_DELIVERIES))
+    def _reclaim(self, engine: Engine, partition: Partition) -> Process:
+        yield from partition.redis()
+        broker = partition.broker
+        partition.do(broker.reclaim(engine.engine_id, CAUSE, is_external=True, max_deliveries=MAX_DELIVERIES))
 
-    def _reclaim_soon(self, engine: Engine) -> Process:
-        yield from self._world.redis()
-        self._reclaim(engine)
-
-    def _reap_forever(self) -> Process:
+    def _reap_forever(self, partition: Partition) -> Process:
         while True:
-            yield from self._world.redis()
-            self._world.do(self._world.broker.reap(CAUSE, max_deliveries=MAX_DELIVERIES))
+            yield from partition.redis()
+            partition.do(partition.broker.reap(CAUSE, max_deliveries=MAX_DELIVERIES))
             yield self._env.timeout(REAP_INTERVAL_S)
 
     def _let_die(self, deaths: Deaths) -> Process:
@@ -101,7 +106,8 @@ class Fleet:
             engine.die(loss)
             self._forget(engine)
             if deaths.kind is DeathKind.PROCESS:
-                self._env.process(self._reclaim_soon(engine))
+                for partition in self._world.partitions:
+                    self._env.process(self._reclaim(engine, partition))
             if deaths.back_after_s is not None:
                 self._env.process(self._start(engine.kind, deaths.back_after_s + self._spread_s()))
 
@@ -109,16 +115,17 @@ class Fleet:
         kind, enough_since = self._world.scenario.engines[0], math.inf
         while True:
             yield self._env.timeout(rule.look_every_s)
-            yield from self._world.redis()
-            stats = self._world.do(self._world.queue.stats())
+            for partition in self._world.partitions:
+                yield from partition.redis()
+            stats = [partition.do(partition.queue.stats()) for partition in self._world.partitions]
             serving = self.serving
             num_seqs = sum(engine.kind.max_num_seqs for engine in serving)
             self.num_wanted = wanted_engines(
                 rule,
                 num_engines=len(serving),
                 busy=sum(len(engine.running) for engine in serving) / max(1, num_seqs),
-                waiting_tokens=stats.num_tokens,
-                tokens_per_s=stats.tokens_per_s,
+                waiting_tokens=sum(one.num_tokens for one in stats),
+                tokens_per_s=sum(one.tokens_per_s for one in stats),
             )
             surplus = len(serving) + self._num_starting - self.num_wanted
             for _ in range(-surplus):

@@ -12,6 +12,15 @@ from .scenario import Tenants
 WINDOW_S = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A turn that comes so long after the last one has ended, with what is new of its prompt."""
+
+    after_s: float
+    num_new: int
+    num_output: int
+
+
 @dataclass(slots=True)
 class Note:
     """One request. Times in virtual seconds; ``None`` until it happens."""
@@ -22,11 +31,24 @@ class Note:
     arrived_s: float
     num_prompt: int
     num_output: int
+    # Of a session: its name, the number of the turn, what is still to be said in it, and of the tokens of the turn
+    # before how many an engine can have, and its engine had.
+    session: str = ""
+    turn: int = 0
+    later: list[Words] = field(default_factory=list)
+    num_findable: int = 0
+    num_found: int = 0
+    partition: int = 0
     claimed_s: float | None = None
     first_token_s: float | None = None
     ended_s: float | None = None
     # Since when it waits for another engine; None while it runs or before.
     lost_s: float | None = None
+
+    @property
+    def most_tokens(self) -> int:
+        """What its client asks for."""
+        return self.num_output if self.group.knows_length else self.group.most_tokens
 
 
 @dataclass

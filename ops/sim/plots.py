@@ -12,7 +12,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from .report import Figures
+from .figures import Figures
 
 FILE_NAME = "simulation"
 DOTS_PER_INCH = 72
@@ -22,12 +22,17 @@ def draw(figures: Figures, folder: Path) -> list[Path]:
     """Write ``simulation.png`` and ``simulation.svg`` into ``folder``; the same figures give the same files."""
     # The ids of an SVG are random without it.
     with matplotlib.rc_context({"svg.hashsalt": FILE_NAME, "font.size": 8, "axes.grid": True, "grid.alpha": 0.3}):
-        picture, axes = pyplot.subplots(2, 2, figsize=(10, 6), layout="constrained")
+        has_more = bool(figures.partitions or figures.sessions)
+        size = (10.0, 9.0 if has_more else 6.0)
+        picture, axes = pyplot.subplots(3 if has_more else 2, 2, figsize=size, layout="constrained")
         try:
             _draw_queue(axes[0][0], figures)
             _draw_engines(axes[0][1], figures)
             _draw_waits(axes[1][0], figures)
             _draw_jain(axes[1][1], figures)
+            if has_more:
+                _draw_partitions(axes[2][0], figures)
+                _draw_sessions(axes[2][1], figures)
             paths = [folder / f"{FILE_NAME}.png", folder / f"{FILE_NAME}.svg"]
             picture.savefig(paths[0], dpi=DOTS_PER_INCH, metadata={"Software": None})
             picture.savefig(paths[1], metadata={"Date": None})
@@ -63,12 +68,28 @@ def _draw_engines(axes: Axes, figures: Figures) -> None:
 
 
 def _draw_waits(axes: Axes, figures: Figures) -> None:
-    groups = [group for group in figures.groups if group.wait_p50_s is not None]
-    places = range(len(groups))
-    axes.bar([place - 0.2 for place in places], [group.wait_p50_s or 0 for group in groups], 0.4, label="p50")
-    axes.bar([place + 0.2 for place in places], [group.wait_p99_s or 0 for group in groups], 0.4, label="p99")
-    axes.set_xticks(list(places), [group.name for group in groups])
+    _draw_pairs(axes, [(one.name, one.wait_p50_s, one.wait_p99_s) for one in figures.groups])
     axes.set(title="Wait for an engine, s", yscale="log")
+
+
+def _draw_partitions(axes: Axes, figures: Figures) -> None:
+    _draw_pairs(axes, [(one.name, one.wait_p50_s, one.wait_p99_s) for one in figures.partitions])
+    axes.set(title="Wait for an engine by partition, s", yscale="log")
+
+
+def _draw_sessions(axes: Axes, figures: Figures) -> None:
+    names = [one.name for one in figures.sessions]
+    axes.bar(names, [100 * (one.found_share or 0) for one in figures.sessions], 0.4)
+    axes.set(title="Tokens of the turn before that the engine had, %", ylim=(0, 100))
+
+
+def _draw_pairs(axes: Axes, pairs: list[tuple[str, float | None, float | None]]) -> None:
+    """Bars of a median and a p99 side by side, where they are known."""
+    known = [pair for pair in pairs if pair[1] is not None]
+    places = range(len(known))
+    for offset, which, label in ((-0.2, 1, "p50"), (0.2, 2, "p99")):
+        axes.bar([place + offset for place in places], [pair[which] or 0 for pair in known], 0.4, label=label)
+    axes.set_xticks(list(places), [pair[0] for pair in known])
     axes.legend(loc="upper left")
 
 

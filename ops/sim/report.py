@@ -5,123 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-import msgspec
-
+from ...shared.keys import partition_name
 from ..latency import percentile
+from .figures import (
+    Check,
+    ClaimFigures,
+    Figures,
+    GroupFigures,
+    JainFigure,
+    OutageFigures,
+    PartitionFigures,
+    RecoveryFigures,
+    Report,
+    Series,
+    SessionFigures,
+)
 from .measures import Loss, Measures, Note
 from .scenario import Scenario, Shard, Tenants
 from .simulation import Simulated
 
 # Of the series that go into the report; more would be no more than a line in a plot can show.
 MAX_POINTS = 600
-
-
-class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One group of tenants. Times in seconds of virtual time; None where nothing was seen.
-
-    ``wait`` is from arrival to the first claim, ``ttft`` to the first token, ``total`` to the end.
-    """
-
-    name: str
-    num_tenants: int
-    num_requests: int
-    num_ended: int
-    num_refused: int
-    wait_p50_s: float | None
-    wait_p99_s: float | None
-    ttft_p50_s: float | None
-    ttft_p99_s: float | None
-    total_p50_s: float | None
-    total_p99_s: float | None
-
-
-class JainFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the ten seconds up to ``at_s``, over the tenants that waited all that time; None for fewer than two."""
-
-    at_s: float
-    index: float | None
-    num_tenants: int
-
-
-class ClaimFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Claims by cause: "start", "wake", "end" (of a request), "retry", "idle"."""
-
-    num_claims: dict[str, int]
-    num_wasted: dict[str, int]
-    claims_per_request: float
-
-
-class RecoveryFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A death. ``claimed`` and ``next_token`` are seconds from it, of the requests that were under way there."""
-
-    at_s: float
-    num_engines: int
-    num_requests: int
-    num_gone_on: int
-    claimed_p50_s: float | None
-    claimed_max_s: float | None
-    next_token_p50_s: float | None
-    next_token_max_s: float | None
-
-
-class OutageFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard was away. Its share is of all requests that came meanwhile; times are from its return to their claim and
-    first token."""
-
-    models: list[str]
-    at_s: float
-    for_s: float
-    num_requests: int
-    share: float
-    claimed_p50_s: float | None
-    claimed_max_s: float | None
-    first_token_p50_s: float | None
-    first_token_max_s: float | None
-
-
-class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """The fleet over time; each list has one value per entry of ``at_s``."""
-
-    at_s: list[float]
-    num_waiting: list[int]
-    num_running: list[int]
-    num_engines: list[int]
-    num_wanted: list[int]
-
-
-class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """What must hold, whether it does, and what was seen."""
-
-    name: str
-    holds: bool
-    seen: str
-
-
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows from scenario and seed alone."""
-
-    duration_s: float
-    seed: int
-    groups: list[GroupFigures]
-    jain: list[JainFigure]
-    claims: ClaimFigures
-    recoveries: list[RecoveryFigures]
-    outages: list[OutageFigures]
-    checks: list[Check]
-    script_calls: dict[str, int]
-    series: Series
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures, and the real time that they took."""
-
-    figures: Figures
-    wall_s: float
-
-    @property
-    def holds(self) -> bool:
-        """Whether every check does."""
-        return all(check.holds for check in self.figures.checks)
 
 
 def make_report(simulated: Simulated) -> Report:
@@ -134,6 +38,10 @@ def make_report(simulated: Simulated) -> Report:
         duration_s=scenario.duration_s,
         seed=scenario.seed,
         groups=group_figures(scenario.tenants, measures),
+        partitions=_partition_figures(scenario, measures),
+        sessions=[_session_figures(group, measures) for group in scenario.tenants if group.turns > 1],
+        num_warm=simulated.num_warm,
+        num_warm_kept=simulated.num_warm_kept,
         jain=[
             JainFigure(at_s=at_s, index=None if math.isnan(index) else round(index, 4), num_tenants=number)
             for at_s, index, number in measures.jain
@@ -171,7 +79,7 @@ def group_figures(groups: list[Tenants], measures: Measures) -> list[GroupFigure
 
 
 def _figures_of_group(group: Tenants, notes: list[Note], num_refused: int) -> GroupFigures:
-    waits = [note.claimed_s - note.arrived_s for note in notes if note.claimed_s is not None]
+    waits = _waits(notes)
     ttfts = [note.first_token_s - note.arrived_s for note in notes if note.first_token_s is not None]
     totals = [note.ended_s - note.arrived_s for note in notes if note.ended_s is not None]
     return GroupFigures(
@@ -187,6 +95,47 @@ def _figures_of_group(group: Tenants, notes: list[Note], num_refused: int) -> Gr
         total_p50_s=_percentile(totals, 0.5),
         total_p99_s=_percentile(totals, 0.99),
     )
+
+
+def _partition_figures(scenario: Scenario, measures: Measures) -> list[PartitionFigures]:
+    split = [name for one in scenario.partitions if one.number > 1 for name in scenario.queues_of(one.model)]
+    notes_of: dict[str, list[Note]] = {name: [] for name in split}
+    for note in measures.notes.values():
+        name = partition_name(note.group.model, note.partition)
+        if name in notes_of:
+            notes_of[name].append(note)
+    return [
+        PartitionFigures(
+            name=name,
+            num_tenants=len({note.tenant for note in notes}),
+            num_requests=len(notes),
+            num_ended=sum(note.ended_s is not None for note in notes),
+            wait_p50_s=_percentile(_waits(notes), 0.5),
+            wait_p99_s=_percentile(_waits(notes), 0.99),
+        )
+        for name, notes in notes_of.items()
+    ]
+
+
+def _session_figures(group: Tenants, measures: Measures) -> SessionFigures:
+    later = [
+        note
+        for note in measures.notes.values()
+        if note.group.name == group.name and note.turn > 0 and note.first_token_s is not None
+    ]
+    num_findable = sum(note.num_findable for note in later)
+    ttfts = [(note.first_token_s or 0.0) - note.arrived_s for note in later]
+    return SessionFigures(
+        name=group.name,
+        num_turns=len(later),
+        found_share=round(sum(note.num_found for note in later) / num_findable, 4) if later else None,
+        ttft_p50_s=_percentile(ttfts, 0.5),
+        ttft_p99_s=_percentile(ttfts, 0.99),
+    )
+
+
+def _waits(notes: list[Note]) -> list[float]:
+    return [note.claimed_s - note.arrived_s for note in notes if note.claimed_s is not None]
 
 
 def _recovery_figures(loss: Loss) -> RecoveryFigures:
@@ -205,7 +154,7 @@ def _recovery_figures(loss: Loss) -> RecoveryFigures:
 def _outage_figures(shard: Shard, at_s: float, measures: Measures) -> OutageFigures:
     back_s = at_s + shard.away_for_s
     came = [note for note in measures.notes.values() if at_s <= note.arrived_s < back_s]
-    own = [note for note in came if note.group.model in shard.models]
+    own = [note for note in came if partition_name(note.group.model, note.partition) in shard.models]
     claimed = [note.claimed_s - back_s for note in own if note.claimed_s is not None]
     first_tokens = [note.first_token_s - back_s for note in own if note.first_token_s is not None]
     return OutageFigures(

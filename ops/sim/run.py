@@ -9,7 +9,7 @@ import msgspec
 from ..bench.private_redis import private_redis
 from .plots import draw
 from .report import make_report
-from .scenario import read_scenario
+from .scenario_file import read_scenario
 from .simulation import simulate
 from .tables import format_report
 

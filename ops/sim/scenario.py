@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import enum
-import tomllib
-from collections.abc import Mapping
-from typing import Any
 
 import msgspec
-from msgspec import inspect
 
-from ...shared.command_line import did_you_mean
-from ...shared.errors import ConfigurationError, ValidationError
+from ...shared.errors import ValidationError
+from ...shared.keys import partition_name
+from ...shared.partitions import MAX_PARTITIONS
 from ...shared.policy import QueuePolicy, TenantPolicy
 from ...shared.shown import shown
 from .shapes import Arrivals, Constant, Fixed, Lengths, check_at_least
+from .speed import Speed, StepWork
 
 # Up to so many Redis keeps a hash in the order in which it was written, on which the order of what returns depends.
 MAX_SEQS = 512
@@ -26,27 +24,6 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What every table of a scenario is."""
 
 
-class Speed(_Table, frozen=True, kw_only=True):
-    """How long a step takes: ``fixed_ms + ms_per_seq * decoding requests + ms_per_prompt_token * prompt tokens``.
-
-    The defaults were fitted to the demo model on one thread of a busy CPU; ``penstock sim fit`` finds others.
-    """
-
-    fixed_ms: float = 0.44
-    ms_per_seq: float = 0.36
-    ms_per_prompt_token: float = 0.13
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            check_at_least(name, getattr(self, name), 0)
-        check_at_least("fixed_ms + ms_per_seq", self.fixed_ms + self.ms_per_seq, 0.001)
-
-    def step_s(self, num_decoding: int, num_prompt_tokens: int) -> float:
-        """Seconds of a step."""
-        ms = self.fixed_ms + self.ms_per_seq * num_decoding + self.ms_per_prompt_token * num_prompt_tokens
-        return max(ms, 0.001) / 1000
-
-
 class Engines(_Table, frozen=True, kw_only=True):
     """Engines of one kind.
 
@@ -54,6 +31,8 @@ class Engines(_Table, frozen=True, kw_only=True):
         number: how many there are at the start.
         model: which they serve.
         speed: of each of their steps.
+        slowdown: how many times as long a step takes while one engine computes, two, and so on; the last is for more.
+            For engines that share a machine; empty where each has its own.
         max_num_seqs: requests at once.
         kv_tokens: tokens of the KV cache.
         max_step_tokens: tokens of one step; a longer prompt takes several.
@@ -67,15 +46,23 @@ class Engines(_Table, frozen=True, kw_only=True):
     kv_tokens: int = 200_000
     max_step_tokens: int = 2048
     append_every_s: float = 0.5
+    slowdown: list[float] = []
 
     def __post_init__(self) -> None:
         check_at_least("number", self.number, 0)
+        for factor in self.slowdown:
+            check_at_least("slowdown", factor, 0.001)
         check_at_least("kv_tokens", self.kv_tokens, 1)
         check_at_least("append_every_s", self.append_every_s, 0.001)
         if not 1 <= self.max_num_seqs <= MAX_SEQS:
             raise ValidationError(f"max_num_seqs must be from 1 to {MAX_SEQS}, got {shown(self.max_num_seqs)}")
         if self.max_step_tokens <= self.max_num_seqs:
             raise ValidationError(f"max_step_tokens must be above max_num_seqs, got {shown(self.max_step_tokens)}")
+
+    def step_s(self, work: StepWork, num_computing: int) -> float:
+        """Seconds of a step while so many engines compute, this one included."""
+        factor = self.slowdown[min(num_computing, len(self.slowdown)) - 1] if self.slowdown else 1.0
+        return factor * self.speed.step_s(work)
 
 
 class Tenants(_Table, frozen=True, kw_only=True):
@@ -90,6 +77,10 @@ class Tenants(_Table, frozen=True, kw_only=True):
         at_start: requests that wait when the simulation begins.
         prompt, output: lengths in tokens.
         max_tokens: what clients ask for; the longest output if it is 0.
+        knows_length: clients ask for exactly what they get, in place of that.
+        turns: of a session, each with all that was said before in its prompt; ``arrivals`` are those of sessions.
+        think_s: mean time from the end of a turn to the next.
+        tells_session: clients say which session a request is of, so that it goes to the engine that has it.
     """
 
     name: str
@@ -102,11 +93,17 @@ class Tenants(_Table, frozen=True, kw_only=True):
     prompt: Lengths = Fixed(tokens=200)
     output: Lengths = Fixed(tokens=100)
     max_tokens: int = 0
+    knows_length: bool = False
+    turns: int = 1
+    think_s: float = 5.0
+    tells_session: bool = True
 
     def __post_init__(self) -> None:
         check_at_least("number", self.number, 1)
         check_at_least("at_start", self.at_start, 0)
         check_at_least("max_tokens", self.max_tokens, 0)
+        check_at_least("turns", self.turns, 1)
+        check_at_least("think_s", self.think_s, 0)
 
     @property
     def most_tokens(self) -> int:
@@ -178,7 +175,7 @@ class Shard(_Table, frozen=True, kw_only=True):
     """A Redis of its own with the queues of some models, which may die and come back with its data.
 
     Args:
-        models: whose queues it holds.
+        models: whose queues it holds; of partitions ``MODEL``, ``MODEL#1``, ``MODEL#2`` and so on.
         away_at_s: when its primary dies; None if it does not.
         away_for_s: until its replica has taken over.
     """
@@ -192,6 +189,18 @@ class Shard(_Table, frozen=True, kw_only=True):
             raise ValidationError("models of a shard must not be empty")
         check_at_least("away_at_s", self.away_at_s or 0, 0)
         check_at_least("away_for_s", self.away_for_s, 0.001)
+
+
+class Partitions(_Table, frozen=True, kw_only=True):
+    """A model's queue is in ``number`` of them, of which each tenant has one; those of ``spread`` go to all."""
+
+    number: int
+    model: str = MODEL
+    spread: list[str] = []
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= MAX_PARTITIONS:
+            raise ValidationError(f"number must be from 1 to {MAX_PARTITIONS}, got {shown(self.number)}")
 
 
 class Checks(_Table, frozen=True, kw_only=True):
@@ -215,6 +224,7 @@ class Scenario(_Table, frozen=True, kw_only=True):
     deaths: list[Deaths] = []
     autoscaling: Autoscaling | None = None
     shards: list[Shard] = []
+    partitions: list[Partitions] = []
     checks: Checks = Checks()
 
     def __post_init__(self) -> None:
@@ -239,7 +249,10 @@ class Scenario(_Table, frozen=True, kw_only=True):
         sharded = [model for shard in self.shards for model in shard.models]
         if len(set(sharded)) < len(sharded):
             raise ValidationError(f"each model is on one shard, got {', '.join(sharded)}")
-        if unknown := set(sharded) - set(self.models):
+        split = [one.model for one in self.partitions]
+        if len(set(split)) < len(split) or set(split) - set(self.models):
+            raise ValidationError(f"partitions are of a model that engines serve, once, got {', '.join(split)}")
+        if unknown := set(sharded) - {name for model in self.models for name in self.queues_of(model)}:
             raise ValidationError(f"models of a shard must be served by engines, got {shown(min(unknown))}")
         if len(self.models) > 1 and any(deaths.number for deaths in self.deaths):
             raise ValidationError("deaths need a share, not a number, where there are several models")
@@ -249,6 +262,14 @@ class Scenario(_Table, frozen=True, kw_only=True):
         """Those that engines serve, in order."""
         return list(dict.fromkeys(kind.model for kind in self.engines))
 
+    def partitions_of(self, model: str) -> Partitions:
+        """How the queue of a model is split."""
+        return next((one for one in self.partitions if one.model == model), Partitions(number=1, model=model))
+
+    def queues_of(self, model: str) -> list[str]:
+        """The names of a model's partitions."""
+        return [partition_name(model, number) for number in range(self.partitions_of(model).number)]
+
     def part(self, model: str) -> Scenario:
         """What there is of one model."""
         return msgspec.structs.replace(
@@ -256,48 +277,10 @@ class Scenario(_Table, frozen=True, kw_only=True):
             engines=[kind for kind in self.engines if kind.model == model],
             tenants=[group for group in self.tenants if group.model == model],
             autoscaling=self.autoscaling if model == self.engines[0].model else None,
-            shards=[msgspec.structs.replace(shard, models=[model]) for shard in self.shards if model in shard.models],
+            partitions=[one for one in self.partitions if one.model == model],
+            shards=[
+                msgspec.structs.replace(shard, models=own)
+                for shard in self.shards
+                if (own := [name for name in shard.models if name in self.queues_of(model)])
+            ],
         )
-
-
-def read_scenario(text: str) -> Scenario:
-    """Return what a TOML text says.
-
-    Raises:
-        ConfigurationError: it is no TOML, or a key or value is none; the message names it and what it may be.
-    """
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"the scenario is no TOML: {error}") from error
-    _check_keys(inspect.type_info(Scenario), tables, "")
-    try:
-        scenario = msgspec.convert(tables, Scenario)
-        if not scenario.tenants:
-            raise ValidationError("a scenario needs a table [[tenants]]")
-        return scenario
-    except (msgspec.ValidationError, ValidationError) as error:
-        raise ConfigurationError(f"the scenario: {error}") from error
-
-
-def _check_keys(kind: inspect.Type, value: Any, where: str) -> None:
-    """Raise on a key that no field has: before msgspec, which names no nearest one."""
-    if isinstance(kind, inspect.ListType) and isinstance(value, list):
-        for index, item in enumerate(value):
-            _check_keys(kind.item_type, item, f"{where}[{index}]")
-    elif isinstance(kind, inspect.UnionType):
-        for one in kind.types:
-            if isinstance(one, inspect.StructType) and _is_meant(one, value):
-                _check_keys(one, value, where)
-    elif isinstance(kind, inspect.StructType) and isinstance(value, Mapping):
-        fields = {field.encode_name: field.type for field in kind.fields}
-        for key, item in value.items():
-            if key not in fields and key != kind.tag_field:
-                hint = did_you_mean(key, fields) or f"there are {', '.join(fields)}"
-                raise ConfigurationError(f"the scenario has no key {f'{where}.{key}'.lstrip('.')}; {hint}")
-            if key in fields:
-                _check_keys(fields[key], item, f"{where}.{key}".lstrip("."))
-
-
-def _is_meant(kind: inspect.StructType, value: Any) -> bool:
-    return isinstance(value, Mapping) and (kind.tag is None or value.get(kind.tag_field) == kind.tag)

@@ -11,19 +11,25 @@ import simpy
 from .clients import begin_clients
 from .fleet import Fleet
 from .measures import WINDOW_S, Measures, Sample
+from .partition import Process
 from .scenario import Scenario
-from .world import Process, World
+from .world import World
 
 SAMPLE_EVERY_S = 0.25
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
-    """What a simulation has seen. ``num_known`` requests wait or run by Redis's word at its end; ``wall_s`` is real
-    time, all else virtual."""
+    """What a simulation has seen. ``wall_s`` is real time, all else virtual.
+
+    By Redis's word at its end ``num_known`` requests wait or run. For ``num_warm`` some engine had their session, and
+    ``num_warm_kept`` of them came to it.
+    """
 
     scenario: Scenario
     measures: Measures
     num_known: int
+    num_warm: int
+    num_warm_kept: int
     num_calls: dict[str, int]
     wall_s: float
 
@@ -42,12 +48,15 @@ def simulate(url: str, scenario: Scenario, namespace: str = "sim") -> Simulated:
             worlds.append(World(url, scenario.part(model), namespace, env))
             _begin(worlds[-1])
         env.run(until=scenario.duration_s)
-        queues = [world.stats() for world in worlds]
-        calls = sum((Counter(world.connection.num_calls) for world in worlds), Counter())
+        partitions = [partition for world in worlds for partition in world.partitions]
+        queues = [partition.stats() for partition in partitions]
+        calls = sum((Counter(partition.connection.num_calls) for partition in partitions), Counter())
         return Simulated(
             scenario=scenario,
             measures=Measures.of_all([world.measures for world in worlds]),
             num_known=sum(queue.depth + queue.num_running for queue in queues),
+            num_warm=sum(queue.num_warm for queue in queues),
+            num_warm_kept=sum(queue.num_warm_kept for queue in queues),
             num_calls=dict(sorted(calls.items())),
             wall_s=time.perf_counter() - started,
         )

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from ...shared.command_line import format_table
-from .report import ClaimFigures, GroupFigures, OutageFigures, RecoveryFigures, Report
+from .figures import (
+    ClaimFigures,
+    GroupFigures,
+    OutageFigures,
+    PartitionFigures,
+    RecoveryFigures,
+    Report,
+    SessionFigures,
+)
 
 
 def format_report(report: Report) -> str:
     """Return the report as tables for people."""
     figures = report.figures
     parts = [_group_table(figures.groups), _claim_table(figures.claims)]
+    if figures.partitions:
+        parts.append(_partition_table(figures.partitions))
+    if figures.sessions:
+        kept = f"{figures.num_warm_kept} of {figures.num_warm} turns that an engine was warm for came to it"
+        parts.append(f"{_session_table(figures.sessions)}\n{kept}")
     indexes = [one.index for one in figures.jain if one.index is not None]
     if indexes:
         parts.append(
@@ -62,6 +75,35 @@ def _claim_table(claims: ClaimFigures) -> str:
     rows.append(["all", str(sum(claims.num_claims.values())), str(sum(claims.num_wasted.values()))])
     table = format_table(("claims after", "number", "got nothing"), rows)
     return f"{table}\n{claims.claims_per_request:.2f} claims for each request"
+
+
+def _partition_table(partitions: list[PartitionFigures]) -> str:
+    header = ("partition", "tenants", "requests", "ended", "wait p50", "p99")
+    rows = [
+        [
+            one.name,
+            str(one.num_tenants),
+            str(one.num_requests),
+            str(one.num_ended),
+            *map(_seconds, (one.wait_p50_s, one.wait_p99_s)),
+        ]
+        for one in partitions
+    ]
+    return format_table(header, rows)
+
+
+def _session_table(sessions: list[SessionFigures]) -> str:
+    header = ("sessions of", "later turns", "tokens found", "first token p50", "p99")
+    rows = [
+        [
+            one.name,
+            str(one.num_turns),
+            "-" if one.found_share is None else f"{100 * one.found_share:.1f} %",
+            *map(_seconds, (one.ttft_p50_s, one.ttft_p99_s)),
+        ]
+        for one in sessions
+    ]
+    return format_table(header, rows)
 
 
 def _recovery_table(recoveries: list[RecoveryFigures]) -> str:

@@ -1,27 +1,18 @@
-"""What everything in a simulation shares: its clock, its Redis, its measures."""
+"""What everything in a simulation of one model shares: its clock, its queue, its measures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator
-from typing import Any, TypeVar
-
 import simpy
 
-from ...shared.broker import Broker, Queue
-from ...shared.errors import BrokerError
 from ...shared.keys import Keys
-from ...shared.queue_stats import QueueStats
-from .measures import Measures
+from ...shared.partitions import Layout
+from .measures import Measures, Note
+from .partition import Partition
 from .scenario import Scenario
-from .virtual_redis import EPOCH_US, VirtualConnection, run_now
-
-T = TypeVar("T")
-Process = Generator[simpy.Event, Any, None]
-EXPIRE_EVERY_S = 0.1
 
 
 class World:
-    """One model and its queue in a Redis, seen by a virtual clock. ``do`` is how anybody in it talks to Redis.
+    """One model, whose queue has one or more partitions.
 
     Args:
         scenario: the part of this model.
@@ -32,72 +23,25 @@ class World:
         self.scenario = scenario
         self.round_trip_s = scenario.round_trip_ms / 1000
         self.env = env
-        self.keys = Keys(namespace).model(scenario.engines[0].model)
-        self.connection = VirtualConnection(url, self.keys)
-        self.broker = Broker(self.connection, self.keys)
-        self.queue = Queue(self.connection, self.keys)
         self.measures = Measures()
-        self._listeners: dict[str, Callable[[], None]] = {}
-        self._back: simpy.Event | None = None
-        self.env.process(self._expire_forever())
-        for shard in scenario.shards:
-            if shard.away_at_s is not None:
-                self.env.process(self._go_away(shard.away_at_s, shard.away_for_s))
+        # Engines that have something to do at this moment.
+        self.num_computing = 0
+        model, split = scenario.engines[0].model, scenario.partitions_of(scenario.engines[0].model)
+        self._layout = Layout(num=split.number, num_before=split.number, spread=tuple(split.spread))
+        self.partitions = [
+            Partition(url, Keys(namespace), model, number, env, scenario.shards) for number in range(split.number)
+        ]
 
     @property
     def is_away(self) -> bool:
-        """Whether its Redis answers nobody."""
-        return self._back is not None
+        """Whether no Redis answers."""
+        return all(partition.is_away for partition in self.partitions)
 
-    def redis(self) -> Process:
-        """Return when Redis answers: at once, mostly."""
-        while self._back is not None:
-            yield self._back
-
-    def listen(self, channel: str, callback: Callable[[], None] | None) -> None:
-        """Call ``callback`` whenever something is published to ``channel``; None: nobody listens any more."""
-        if callback is None:
-            self._listeners.pop(channel, None)
-        else:
-            self._listeners[channel] = callback
-
-    def do(self, call: Coroutine[Any, Any, T]) -> T:
-        """Carry out a call of ``broker`` or ``queue`` now, and tell who listens to what it has published.
-
-        Raises:
-            BrokerError: Redis is away; wait for ``redis`` first.
-        """
-        if self.is_away:
-            call.close()
-            raise BrokerError("a part of the simulator called a Redis that is away")
-        self._set_clock()
-        reply = run_now(call)
-        channels, self.connection.published = self.connection.published, []
-        for channel in channels:
-            if callback := self._listeners.get(channel):
-                callback()
-        return reply
-
-    def stats(self) -> QueueStats:
-        """What Redis says at the end, be it away or not."""
-        self._back = None
-        return self.do(self.queue.stats())
+    def place(self, note: Note) -> Partition:
+        """Return where a request belongs, which is noted with it."""
+        note.partition = self._layout.partition_of(note.tenant, note.session or note.request_id)
+        return self.partitions[note.partition]
 
     def close(self) -> None:
-        run_now(self.connection.close())
-
-    def _set_clock(self) -> None:
-        self.connection.now_us = EPOCH_US + round(self.env.now * 1e6)
-
-    def _go_away(self, at_s: float, for_s: float) -> Process:
-        yield self.env.timeout(at_s)
-        back = self._back = self.env.event()
-        yield self.env.timeout(for_s)
-        self._back = None
-        back.succeed()
-
-    def _expire_forever(self) -> Process:
-        while True:
-            yield self.env.timeout(EXPIRE_EVERY_S)
-            self._set_clock()
-            self.connection.expire()
+        for partition in self.partitions:
+            partition.close()

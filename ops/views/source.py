@@ -105,7 +105,7 @@ class Source:
 
     async def brokers(self, model: str) -> Sequence[Broker]:
         """One for each partition of a model."""
-        num = (await self.layouts.recent(model)).num
+        num = (await self.layouts.recent(model)).num_known
         return [Broker(self.connection, self.keys.model(model, number), number) for number in range(num)]
 
     async def history(self, model: str) -> RequestHistory:

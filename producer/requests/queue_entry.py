@@ -81,6 +81,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
             webhook_n=self.num_answers if is_one_of_several else None,
             digests=digests.wanted,
             own_digests=digests.own,
+            session_id=request.session_id or "",
             is_fresh=self.options.get("request_id") is None,
             **lease,
         )

@@ -17,7 +17,7 @@ from ...shared.broker import NEW, UNSERVED, Broker, Entry
 from ...shared.connection import CommandConnection, Subscriber
 from ...shared.errors import PenstockError, RefusedForNowError, RequestLostError
 from ...shared.keys import Keys
-from ...shared.messages import Delta
+from ...shared.messages import Delta, EngineCoreRequest
 from ...shared.partitions import Layouts, PartitionedBroker
 from ..home import Home
 from ..options import read_ttl_of
@@ -144,7 +144,7 @@ class SingleRequests:
         self.home.check()
         request, options = outgoing.request, outgoing.options
         read_ttl_s = read_ttl_of(options.get("read_ttl_s"), request_id=options.get("request_id"))
-        broker = await self.broker(request.model).expected(request.tenant, request.request_id)
+        broker = await self._expected(request)
         reader = DeltaReader(broker, self._subscriber, request.request_id)
         interactive: InteractiveRequest | None = None
         is_ours = False
@@ -200,7 +200,7 @@ class SingleRequests:
             await self._targets.admit(target)
         with self._health.watching(model), self._spans.around(outgoing):
             first = outgoing[0].request
-            enqueuer = self._enqueuer(model, await self.broker(model).expected(first.tenant, first.request_id))
+            enqueuer = self._enqueuer(model, await self._expected(first))
             if len(outgoing) == 1:
                 await self._answered(model, await enqueuer.enqueue(self._entry(outgoing[0])))
                 return
@@ -223,6 +223,9 @@ class SingleRequests:
                     made = [entry.request_id for entry, answer in answers if answer == NEW]
                     await asyncio.gather(*map(self.broker(model).cancel, made))
                 raise
+
+    async def _expected(self, request: EngineCoreRequest) -> Broker:
+        return await self.broker(request.model).expected(request.tenant, request.request_id, request.session_id or "")
 
     def _entry(self, outgoing: Outgoing, **lease: Any) -> Entry:
         return outgoing.entry(

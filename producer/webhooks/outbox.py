@@ -67,7 +67,7 @@ async def outboxes_of(connection: CommandConnection, keys: Keys) -> list[str]:
     layouts = await read_layouts(connection, keys)
     outboxes = [keys.webhook_outbox()]
     for model in (name.decode() for name in members):
-        num_partitions = layouts[model].num if model in layouts else 1
+        num_partitions = layouts[model].num_ever if model in layouts else 1
         outboxes += [keys.model(model, partition).outbox for partition in range(num_partitions)]
     return outboxes
 

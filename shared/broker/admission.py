@@ -45,6 +45,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         layout: version of the layout of the model's partitions that the caller goes by; 0 while it has one.
         may_have_left: the tenant has another partition in this layout, and stays here while it has to.
         is_fresh: its id was made for it, so no other request has it. Not on the wire.
+        session_id: of its conversation, which a tenant that is spread has in one partition. Not on the wire.
     """
 
     request_id: str
@@ -69,6 +70,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     layout: int = 0
     may_have_left: bool = False
     is_fresh: bool = False
+    session_id: str = ""
 
 
 def enqueue_args(entries: Sequence[Entry]) -> list[bytes]:

@@ -2,8 +2,8 @@
 
 ``layout.py`` says which partition a request goes to, ``finder.py`` puts requests there and finds them by their ids,
 ``whole.py`` shows queue and dead letter of the model as one, ``history.py`` what happened, ``change.py`` gives a model
-more partitions, and ``homes.py`` says which of them an engine serves first. To the broker's scripts a partition is a
-model.
+more partitions or fewer, and ``homes.py`` says which of them an engine serves first. To the broker's scripts a
+partition is a model.
 """
 
 from .change import change_partitions

@@ -1,9 +1,12 @@
-"""Gives a model more partitions, while requests wait and run.
+"""Gives a model more partitions, or fewer, while requests wait and run.
 
 Home is told first, and nobody goes by it yet: each partition refuses who has another layout than its own. After
 ``MAX_AGE_S`` whoever looks for a request knows the new partitions, and engines serve them. Then one partition after the
 other changes over. A tenant that has another partition from then on keeps its former one until nothing of it waits
 there: the script that enqueues there knows (``enqueue.lua``), so order holds and nothing is moved.
+
+Those that go away are served, and looked into, as before: tenants leave them in the same way. When nothing is left in
+them, no result and nothing that is parked, whoever runs the command again has them forgotten.
 
 A change that was cut short leaves those that it had not reached refusing who knows the new layout. Whoever runs the
 command again takes it up.
@@ -16,14 +19,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..broker import Queue
+from ..broker import Broker, Queue
 from ..connection import CommandConnection
 from ..errors import ValidationError
-from ..keys import Keys, check_name, is_partition_name
+from ..keys import Keys, check_name, is_partition_name, partition_name
 from ..shown import shown
 from .layout import MAX_AGE_S, MAX_PARTITIONS, Layout, Layouts, choose_partition, lay_out
 
 MAX_TOLD = 5
+SCAN_COUNT = 1000
 
 
 async def change_partitions(
@@ -33,17 +37,14 @@ async def change_partitions(
     nothing. Returns the layout when all go by it.
 
     Raises:
-        ValidationError: ``num`` is not in [what it is, 64], or the last change is not over yet.
+        ValidationError: ``num`` is not in [1, 64], or the last change is not over yet.
     """
     if is_partition_name(model):
         raise ValidationError(f"model must be that of all partitions, got {shown(model)}")
     layouts = Layouts(connection, keys)
     old = await layouts.read(model)
-    if isinstance(num, bool) or not isinstance(num, int) or not old.num <= num <= MAX_PARTITIONS:
-        raise ValidationError(
-            f"partitions must be a number in [{old.num}, {MAX_PARTITIONS}], got {shown(num)}: a model keeps those that "
-            "it has, since requests are in them"
-        )
+    if isinstance(num, bool) or not isinstance(num, int) or not 1 <= num <= MAX_PARTITIONS:
+        raise ValidationError(f"partitions must be a number in [1, {MAX_PARTITIONS}], got {shown(num)}")
     tenants = old.spread if spread is None else tuple(sorted({check_name("spread", tenant) for tenant in spread}))
     is_other = (num, tenants) != (old.num, old.spread)
     staying = await _staying(connection, keys, model, old) if old.num_before != old.num else []
@@ -53,11 +54,17 @@ async def change_partitions(
             f"the last change ({', '.join(staying[:MAX_TOLD])}{', …' if len(staying) > MAX_TOLD else ''}); change the "
             "partitions when those are done"
         )
+    has_leftovers = not staying and await _has_leftovers(connection, keys, model, old)
+    if is_other and has_leftovers:
+        raise _leftovers_error(model, old)
     new = old
-    if is_other or (old.num_before != old.num and not staying):
+    if is_other or (old.num_before != old.num and not staying and not has_leftovers):
         seconds, micros = await connection.execute("TIME")
         version = max(old.version + 1, int(seconds) * 1_000_000 + int(micros))
-        new = Layout(version=version, num=num, num_before=old.num, spread=tenants)
+        if await _take_away(connection, keys, model, old, version):
+            new = Layout(version=version, num=num, num_before=old.num, spread=tenants, most=max(old.num_ever, num))
+        else:
+            new = msgspec.structs.replace(old, version=version, is_settled=False)
         await _copy_policies(connection, keys, model, new)
         await _record(connection, keys, model, new)
     if not new.version:
@@ -67,7 +74,16 @@ async def change_partitions(
     await lay_out(connection, keys, model, new)
     settled = msgspec.structs.replace(new, is_settled=True)
     await _record(connection, keys, model, settled)
+    if (settled.num, settled.spread) != (num, tenants):
+        raise _leftovers_error(model, old)
     return settled
+
+
+def _leftovers_error(model: str, layout: Layout) -> ValidationError:
+    return ValidationError(
+        f"the partitions of model {shown(model)} that go away, from {partition_name(model, layout.num)} on, still have "
+        "requests, results or parked ones; change the partitions when those have expired or are purged"
+    )
 
 
 async def _record(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> None:
@@ -82,6 +98,30 @@ async def _staying(connection: CommandConnection, keys: Keys, model: str, layout
             if tenant not in layout.spread and choose_partition(tenant, layout.num) != number:
                 found.add(tenant)
     return sorted(found)
+
+
+async def _take_away(connection: CommandConnection, keys: Keys, model: str, layout: Layout, version: int) -> bool:
+    """Have those that go away refuse everybody, and return whether nothing came there until then."""
+    for number in range(layout.num, layout.num_before):
+        await Broker(connection, keys.model(model, number), number).lay_out(version)
+    return not await _has_leftovers(connection, keys, model, layout)
+
+
+async def _has_leftovers(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> bool:
+    """Whether a partition that goes away knows any request."""
+    for number in range(layout.num, layout.num_before):
+        own = keys.model(model, number)
+        await Queue(connection, own).is_paused()  # so that it is known where the partition is
+        link = connection.link_to(own.leases)
+        for pattern in own.patterns_of_requests:
+            cursor = b"0"
+            while True:
+                cursor, names = await link.execute("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)
+                if names:
+                    return True
+                if cursor == b"0":
+                    break
+    return False
 
 
 async def _copy_policies(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> None:

@@ -40,10 +40,10 @@ class PartitionedBroker:
         # Tenants that have left the partition that they had before, in the layout of that version.
         self._left: set[tuple[int, str]] = set()
 
-    async def expected(self, tenant: str, request_id: str) -> Broker:
+    async def expected(self, tenant: str, request_id: str, session_id: str = "") -> Broker:
         """Return where a request is going to be, as far as this process knows."""
         layout = await self._layouts.get(self._model)
-        return self._broker(self._partition(layout, tenant, request_id)[0])
+        return self._broker(self._partition(layout, tenant, session_id or request_id)[0])
 
     def where(self, request_id: str) -> Broker:
         """Return where a request is that this process has just enqueued."""
@@ -69,7 +69,7 @@ class PartitionedBroker:
     async def find(self, request_id: str) -> Broker:
         """Return the partition that knows a request; the first, if none does."""
         layout = await self._layouts.recent(self._model)
-        if layout.num == 1:
+        if layout.num_known == 1:
             return self._brokers[0]
         place = self._places.get(request_id)
         if place is None:
@@ -85,7 +85,7 @@ class PartitionedBroker:
 
     async def count_known(self, request_ids: Sequence[str]) -> int:
         """As ``Broker.count_known``."""
-        brokers = self.all((await self._layouts.recent(self._model)).num)
+        brokers = self.all((await self._layouts.recent(self._model)).num_known)
         return sum(await asyncio.gather(*(broker.count_known(request_ids) for broker in brokers)))
 
     def all(self, num: int) -> list[Broker]:
@@ -98,11 +98,11 @@ class PartitionedBroker:
             self._brokers.append(Broker(self._connection, self._keys.model(self._model, partition), partition))
         return self._brokers[number]
 
-    def _partition(self, layout: Layout, tenant: str, request_id: str) -> tuple[int, bool]:
+    def _partition(self, layout: Layout, tenant: str, named: str) -> tuple[int, bool]:
         """Return where a request belongs, and whether the tenant has another partition unless it has to stay there."""
         former = layout.former_partition_of(tenant)
         if former is None or (layout.version, tenant) in self._left:
-            return layout.partition_of(tenant, request_id), False
+            return layout.partition_of(tenant, named), False
         return former, True
 
     async def _enqueue(self, layout: Layout, entries: dict[int, Entry]) -> dict[int, str | PenstockError]:
@@ -111,7 +111,7 @@ class PartitionedBroker:
         groups: dict[int, dict[int, Entry]] = {}
         for number, entry in entries.items():
             # Answers that are told of together are counted where they are.
-            named = entry.webhook_of or entry.request_id
+            named = entry.webhook_of or entry.session_id or entry.request_id
             place, may_have_left = self._partition(layout, entry.tenant, named)
             place = attached.get(entry.request_id, place)
             laid_out = msgspec.structs.replace(entry, layout=layout.version, may_have_left=may_have_left)
@@ -135,9 +135,9 @@ class PartitionedBroker:
     async def _known_elsewhere(self, layout: Layout, entries: Sequence[Entry]) -> dict[str, int]:
         """Return where those are that are known already: their enqueueing attaches there, wherever they belong."""
         ids = [entry.request_id for entry in entries]
-        if not ids or layout.num == 1:
+        if not ids or layout.num_known == 1:
             return {}
-        counts = await asyncio.gather(*(broker.count_known(ids) for broker in self.all(layout.num)))
+        counts = await asyncio.gather(*(broker.count_known(ids) for broker in self.all(layout.num_known)))
         if not any(counts):
             return {}
         found = await asyncio.gather(*(self._look_for(layout, request_id) for request_id in ids))
@@ -149,7 +149,7 @@ class PartitionedBroker:
         async def look(broker: Broker) -> int | None:
             return broker.partition if await broker.known(request_id) else None
 
-        looks = [asyncio.create_task(look(broker)) for broker in self.all(layout.num)]
+        looks = [asyncio.create_task(look(broker)) for broker in self.all(layout.num_known)]
         errors: list[PenstockError] = []
         try:
             for answered in asyncio.as_completed(looks):

@@ -16,7 +16,7 @@ from .layout import Layouts
 
 async def open_history(connection: CommandConnection, keys: Keys, model: str) -> RequestHistory:
     """Return what is known of a model's requests, with the partitions that it has now."""
-    num = (await Layouts(connection, keys).read(model)).num
+    num = (await Layouts(connection, keys).read(model)).num_ever
     return RequestHistory(connection, keys.model(model)) if num == 1 else WholeHistory(connection, keys, model, num)
 
 
@@ -24,7 +24,7 @@ async def read_series(
     connection: CommandConnection, keys: Keys, model: str, *, hours: float, step_s: int | None = None
 ) -> list[SeriesPoint]:
     """Return what was counted of a model in all partitions; as ``SeriesStore.read``."""
-    num = (await Layouts(connection, keys).read(model)).num
+    num = (await Layouts(connection, keys).read(model)).num_ever
     stores = [SeriesStore(connection, keys.model(model, number)) for number in range(num)]
     return summed_points(await asyncio.gather(*(store.read(hours=hours, step_s=step_s) for store in stores)))
 

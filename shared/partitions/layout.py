@@ -1,7 +1,8 @@
 """How many partitions a model has, and which of them a request goes to.
 
 A tenant's requests go to one partition, by a rendezvous hash of its name: more partitions take their part of the
-tenants, and no other moves. Tenants that are spread go to all, by the ids of their requests.
+tenants, fewer give theirs away, and no other moves. Tenants that are spread go to all, by the ids of their sessions,
+else of their requests.
 
 Source: Thaler and Ravishankar 1998, "Using name-based mappings to increase hit rates" (rendezvous hashing).
 """
@@ -35,9 +36,11 @@ class Layout(msgspec.Struct, frozen=True):
         version: the microseconds of home's clock at the change, and higher than that before; 0 for a model that has
             never had more than one.
         num: of partitions.
-        num_before: how many there were before; whoever had another partition then has it until nothing waits there.
+        num_before: how many there were before; whoever had another partition then has it until nothing waits there. If
+            they were more, those that go away are served and looked into until nothing is left in them.
         spread: tenants that go to all.
         is_settled: whether all partitions are to go by it by now; one that does not has lost its data.
+        most: of partitions that there ever were: what was counted in them is still read.
     """
 
     version: int = 0
@@ -45,10 +48,21 @@ class Layout(msgspec.Struct, frozen=True):
     num_before: int = 1
     spread: tuple[str, ...] = ()
     is_settled: bool = False
+    most: int = 1
 
-    def partition_of(self, tenant: str, request_id: str) -> int:
-        """Return the partition of a request."""
-        return choose_partition(request_id if tenant in self.spread else tenant, self.num)
+    @property
+    def num_known(self) -> int:
+        """Those that may hold requests."""
+        return max(self.num, self.num_before)
+
+    @property
+    def num_ever(self) -> int:
+        """Those that may have held some."""
+        return max(self.num_known, self.most)
+
+    def partition_of(self, tenant: str, named: str) -> int:
+        """Return the partition of a request, which a tenant that is spread has by its id or that of its session."""
+        return choose_partition(named if tenant in self.spread else tenant, self.num)
 
     def former_partition_of(self, tenant: str) -> int | None:
         """Return the partition that the tenant had before, if that was another one."""
@@ -104,7 +118,7 @@ class Layouts:
 
 async def lay_out(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> None:
     """Have all partitions go by a layout, and refuse who goes by an older one; the new ones first."""
-    for number in reversed(range(layout.num)):
+    for number in reversed(range(layout.num_known)):
         await Broker(connection, keys.model(model, number), number).lay_out(layout.version)
 
 

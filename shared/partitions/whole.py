@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 async def open_queue(connection: CommandConnection, keys: Keys, model: str) -> Queue:
     """Return a model's queue as a whole, with the partitions that it has now."""
-    num = (await Layouts(connection, keys).read(model)).num
+    num = (await Layouts(connection, keys).read(model)).num_known
     return Queue(connection, keys.model(model)) if num == 1 else WholeQueue(connection, keys, model, num)
 
 
 async def open_dead_letter(connection: CommandConnection, keys: Keys, model: str) -> DeadLetter:
     """Return a model's dead letter as a whole, with the partitions that it has now."""
-    num = (await Layouts(connection, keys).read(model)).num
+    num = (await Layouts(connection, keys).read(model)).num_known
     return DeadLetter(connection, keys.model(model)) if num == 1 else WholeDeadLetter(connection, keys, model, num)
 
 

@@ -51,14 +51,19 @@ async def test_requests_go_on_while_a_model_gets_partitions_and_an_engine_is_kil
 
 
 async def test_the_only_engine_takes_up_what_it_had_in_all_partitions(start: Start, gate: Gate) -> None:
+    """Also in those that go away meanwhile, whose tenants ask on in the one that stays."""
     stack = await start(1, "--deterministic")
     connection = CommandConnection(stack.url)
     await change_partitions(connection, Keys(), "demo", NUM)
-    await connection.close()
     async with Client.connect(stack.url) as client:
         whole = await undisturbed(client, PARAMS[:1])
         gate.hold_at(LONG - 1)
         watched = [Watched(client.stream(PROMPT, PARAMS[0], tenant=tenant)) for tenant in TENANTS]
         await until(lambda: all(one.num_tokens for one in watched), what="the streams do not start")
+        await change_partitions(connection, Keys(), "demo", 1)
+        watched += [Watched(client.stream(PROMPT, PARAMS[0], tenant=tenant)) for tenant in TENANTS]
+        await until(lambda: all(one.num_tokens for one in watched), what="the streams of the others do not start")
+        assert await claims_of(stack) == [1 + NUM, 1, 1]
         os.kill((await busiest(stack.url)).core_pid, signal.SIGKILL)
-        await finish(watched, whole * NUM, gate)
+        await finish(watched, whole * 2 * NUM, gate)
+    await connection.close()

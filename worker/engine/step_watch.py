@@ -13,6 +13,7 @@ class StepWatch:
 
     def __init__(self) -> None:
         self._times = [time.perf_counter()]
+        self._cpu_began_s = time.thread_time()
         self._batch = SchedulerOutput()
 
     def scheduled(self, batch: SchedulerOutput) -> None:
@@ -29,6 +30,7 @@ class StepWatch:
         """Return what the step did."""
         started, scheduled, executed = self._times
         prefills = [num_new_tokens for num_new_tokens in self._batch.num_new_tokens if num_new_tokens > 1]
+        num_context_tokens, num_prefill_pairs = self._looked_back_at()
         return StepStats(
             num_reqs=len(self._batch.requests),
             num_prefill_reqs=len(prefills),
@@ -37,4 +39,17 @@ class StepWatch:
             schedule_time_s=scheduled - started,
             execute_time_s=executed - scheduled,
             update_time_s=time.perf_counter() - executed,
+            num_context_tokens=num_context_tokens,
+            num_prefill_pairs=num_prefill_pairs,
+            cpu_time_s=time.thread_time() - self._cpu_began_s,
         )
+
+    def _looked_back_at(self) -> tuple[int, int]:
+        """By those that decoded, and by those that prefilled: the step has computed their tokens by now."""
+        num_context_tokens = num_pairs = 0
+        for request, num_new_tokens in self._batch.work():
+            if num_new_tokens == 1:
+                num_context_tokens += request.num_computed_tokens
+            else:
+                num_pairs += num_new_tokens * max(0, request.num_computed_tokens - num_new_tokens // 2)
+        return num_context_tokens, num_pairs

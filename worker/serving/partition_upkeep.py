@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from ...shared.connection import Subscriber
+from ...shared.connection import Subscriber, Subscription
 from ...shared.side_by_side import SideBySide
 from .claiming import ClaimLoop
 from .running_generations import RunningGenerations
@@ -49,6 +49,7 @@ class PartitionUpkeep:
         self._renewals = SideBySide(self._renew)
         self._attentions = SideBySide(self._attend)
         self._publishing: dict[ServedPartition, asyncio.Task[None]] = {}
+        self._subscriptions: dict[ServedPartition, list[Subscription]] = {}
         self._has_another = asyncio.Event()
 
     async def take_leases(self) -> None:
@@ -103,9 +104,19 @@ class PartitionUpkeep:
 
         self._publishing[part] = asyncio.create_task(part.run())
         self._has_another.set()
+        subscribed = self._subscriptions.setdefault(part, [])
         for channel in (keys.engine_wake(self._engine_id), keys.wake):
-            await self._subscriber.subscribe(channel, wake, wake)
-        await self._subscriber.subscribe(keys.engine_commands(self._engine_id), self._on_command)
+            subscribed.append(await self._subscriber.subscribe(channel, wake, wake))
+        subscribed.append(await self._subscriber.subscribe(keys.engine_commands(self._engine_id), self._on_command))
+
+    async def _leave(self, part: ServedPartition) -> None:
+        """The model has it no more; its lease ends by itself."""
+        for subscription in self._subscriptions.pop(part, []):
+            self._subscriber.unsubscribe(subscription)
+        publishing = self._publishing.pop(part, None)
+        if publishing is not None:
+            publishing.cancel()
+            await asyncio.gather(publishing, return_exceptions=True)
 
     async def _watch(self) -> None:
         """Raises what ends a publisher."""
@@ -114,7 +125,7 @@ class PartitionUpkeep:
             another = asyncio.create_task(self._has_another.wait())
             done, _ = await asyncio.wait([another, *self._publishing.values()], return_when=asyncio.FIRST_COMPLETED)
             another.cancel()
-            for task in done - {another}:
+            for task in done & {*self._publishing.values()}:
                 task.result()
 
     async def _look_forever(self) -> None:
@@ -124,6 +135,8 @@ class PartitionUpkeep:
                 await self._renew_all(added, 0.0)
                 await self._attend_all(added)
                 self._claiming.wake()
+            for part in self._parts.drop_retired(lambda part: bool(self._live.claims(part.number))):
+                await self._leave(part)
 
     async def _renew_forever(self) -> None:
         interval_s = self._lease_ttl_s / LEASE_RENEWALS_PER_TTL

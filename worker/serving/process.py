@@ -34,6 +34,7 @@ from .model_card import make_card
 from .service import WorkerService
 from .stall import StallWatch
 from .status_lines import StatusLines
+from .step_log import StepLog
 
 EXIT_FAILED, EXIT_CORE_DIED = 1, 3
 ORPHAN_TIMEOUT_S = 15.0
@@ -88,6 +89,7 @@ class WorkerProcess:
             self._on_outputs, log_options, engine_id=config.engine_id, fork_server=config.fork_server
         )
         self._service = WorkerService(config, self._commands, self._subscriber, self._core, self._heartbeat)
+        self._step_log = StepLog(config.step_log, config.engine_id)
         self._stall_watch = StallWatch(self._core.progress, config.stall_timeout_s)
         self._heartbeat.watch(self._core.progress, self._stall_watch)
         self._status = StatusLines(config.engine_id, self._heartbeat)
@@ -195,6 +197,7 @@ class WorkerProcess:
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
         await self._core.stop()
+        self._step_log.write()
         if beating is not None:
             with contextlib.suppress(PenstockError):
                 await self._heartbeat.leave()
@@ -203,6 +206,7 @@ class WorkerProcess:
 
     def _on_outputs(self, outputs: EngineCoreOutputs) -> None:
         self._service.on_outputs(outputs)
+        self._step_log.note(outputs)
 
     def _report_failure(self, error: Exception) -> None:
         is_external = False

@@ -78,6 +78,7 @@ class ServedPartitions:
         self._parts = [make(0)]
         self._engines = [engine_id]
         self._turn = 0
+        self._num_known = 1
         self._counted_at = -math.inf
 
     def __iter__(self) -> Iterator[ServedPartition]:
@@ -94,10 +95,18 @@ class ServedPartitions:
     async def look(self) -> list[ServedPartition]:
         """Ask for the layout, and for the engines that share it; returns the partitions that are new."""
         layout, num_known = await self._read_layout(), len(self._parts)
-        self._parts += [self._make(number) for number in range(num_known, layout.num)]
-        if layout.num > 1:
+        self._num_known = layout.num_known
+        self._parts += [self._make(number) for number in range(num_known, layout.num_known)]
+        if layout.num_known > 1:
             await self._note_engines()
         return self._parts[num_known:]
+
+    def drop_retired(self, holds_some: Callable[[ServedPartition], bool]) -> list[ServedPartition]:
+        """Return what the model does not have any more, and serve it no more; not while this engine runs some of it."""
+        dropped: list[ServedPartition] = []
+        while len(self._parts) > self._num_known and not holds_some(self._parts[-1]):
+            dropped.append(self._parts.pop())
+        return dropped
 
     async def _note_engines(self) -> None:
         """Each engine holds a lease everywhere, so any partition that answers can tell."""

@@ -76,7 +76,9 @@ class Reaper:
         """
         cause = DeathCause(engine_id=engine_id, reason=death.reason, trace=death.trace)
         layout = (await read_layouts(self._connection, self._keys)).get(self._model, Layout())
-        reclaims = [asyncio.create_task(self._reclaim(number, engine_id, cause, death)) for number in range(layout.num)]
+        reclaims = [
+            asyncio.create_task(self._reclaim(number, engine_id, cause, death)) for number in range(layout.num_known)
+        ]
         try:
             await asyncio.wait(reclaims, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait(reclaims, timeout=PARTITION_PATIENCE_S)
@@ -110,7 +112,11 @@ class Reaper:
     async def _list(self) -> list[str]:
         models = [name.decode() for name in await self._connection.execute("HKEYS", self._keys.models())]
         layouts = await read_layouts(self._connection, self._keys)
-        return [partition_name(model, number) for model in models for number in range(layouts.get(model, Layout()).num)]
+        return [
+            partition_name(model, number)
+            for model in models
+            for number in range(layouts.get(model, Layout()).num_known)
+        ]
 
     async def _look(self, model: str) -> None:
         cause = DeathCause(engine_id="", reason="its lease ended: its host, its process or its way to Redis is gone")

@@ -63,13 +63,30 @@ async def test_the_command_gives_partitions_and_shows_them(client: Client, parts
 
 async def test_what_cannot_be_is_refused_in_words(client: Client, run: Run) -> None:
     assert (await asyncio.to_thread(run, "queue", "partitions", MODEL, "2"))[0] == 0
-    for number in ("1", "65"):
+    for number in ("0", "65"):
         status, _, said = await asyncio.to_thread(run, "queue", "partitions", MODEL, number)
         assert status == EXIT_FAILED
-        assert "partitions must be a number in [2, 64]" in said
+        assert "partitions must be a number in [1, 64]" in said
     status, _, said = await asyncio.to_thread(run, "queue", "partitions", "m#1", "2")
     assert status == EXIT_FAILED
     assert "'m#1'" in said
+
+
+async def test_the_command_takes_partitions_away_when_nothing_is_left_in_them(
+    client: Client, parts: Parts, run: Run
+) -> None:
+    await parts.grow(2)
+    await client.submit("hi", SamplingParams(), tenant=tenant_of(1, 2), request_id="x")
+    status, said, _ = await asyncio.to_thread(run, "queue", "partitions", MODEL, "1")
+    assert status == 0
+    assert [line.split()[0] for line in said.splitlines()[1:3]] == ["m", "m#1"]
+    assert "those from m#1 on go" in said
+    _, _, said = await asyncio.to_thread(run, "queue", "partitions", MODEL, "3")
+    assert "still have requests" in said
+    await (await client.handle("x")).cancel()
+    await parts[1].forget("x")
+    _, said, _ = await asyncio.to_thread(run, "queue", "partitions", MODEL, "1")
+    assert [line.split()[0] for line in said.splitlines()[1:]] == ["m"]
 
 
 @pytest.mark.parametrize("place", ["shards"], indirect=True)

@@ -6,18 +6,20 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import pytest
 
-from penstock.shared.broker import NEW, Broker, broker
+from penstock.shared.broker import NEW, Broker, Queue, broker
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.keys import Keys
 from penstock.shared.messages import EngineCoreRequest, Ready
 from penstock.shared.params import SamplingParams
 from penstock.shared.partitions import Layouts
+from penstock.shared.policy import QueuePolicy
 from penstock.shared.shards import make_connections
 from penstock.worker.config import EngineConfig
 from penstock.worker.serving.claiming import ClaimLoop
@@ -116,11 +118,14 @@ class Engine:
         self.loop.wake()
 
 
-async def enqueue(parts: Parts, number: int, *request_ids: str, num_prompt_tokens: int = 1) -> None:
+async def enqueue(
+    parts: Parts, number: int, *request_ids: str, num_prompt_tokens: int = 1, digests: tuple[str, ...] = ()
+) -> None:
     request = EngineCoreRequest(request_id="", prompt_token_ids=[5], sampling_params=SamplingParams(seed=1))
     for request_id in request_ids:
         payload = msgspec.msgpack.encode(msgspec.structs.replace(request, request_id=request_id))
-        options = {"max_tokens": 4, "num_prompt_tokens": num_prompt_tokens, "layout": parts.layout.version}
+        options: dict[str, Any] = {"max_tokens": 4, "num_prompt_tokens": num_prompt_tokens}
+        options |= {"layout": parts.layout.version, "digests": digests, "own_digests": digests}
         assert await parts[number].enqueue(request_id, payload, result_ttl_ms=60_000, **options) == NEW
 
 
@@ -205,6 +210,37 @@ async def test_a_full_engine_is_counted_on_at_home_alone(
         await until(counts_on_it)
 
 
+async def test_a_conversation_comes_back_to_its_engine_in_a_partition_that_is_not_its_home(
+    commands: CommandConnection,
+    parts: Parts,
+    codec: TextCodec,
+    subscriber: Subscriber,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody polls, and who leaves a request to another engine does so for ever; to a full one nobody does."""
+    monkeypatch.setattr(broker, "IDLE_POLL_S", 3600.0)
+    await Queue(commands, parts.keys.model(MODEL)).configure(QueuePolicy(affinity_ms=60_000))
+    await parts.grow(2)
+    await lease(parts, "a", "b")
+    warm, home = Engine("a", commands, parts.keys), Engine("b", commands, parts.keys)
+    talk = ("talk",)
+
+    async def have_room(*engine_ids: bytes) -> bool:
+        return sorted(await commands.execute("HKEYS", parts[1].keys.prefix + "rooms")) == [*engine_ids]
+
+    async with warm.claiming(codec, subscriber):
+        await enqueue(parts, 1, "first", digests=talk)
+        assert await next_ids(warm, 1) == ["first"]
+        async with home.claiming(codec, subscriber):
+            await until(partial(have_room, b"a", b"b"))
+            for number in range(1, MAX_NUM_SEQS):
+                await enqueue(parts, 1, f"turn{number}", digests=talk)
+                assert await next_ids(warm, 1) == [f"turn{number}"]
+            await until(partial(have_room, b"b"))
+            await enqueue(parts, 1, "last", digests=talk)
+            assert await next_ids(home, 1) == ["last"]
+
+
 async def test_partitions_of_an_engine_that_dies_go_to_the_others(
     commands: CommandConnection, parts: Parts, codec: TextCodec, subscriber: Subscriber
 ) -> None:
@@ -227,6 +263,28 @@ async def test_partitions_of_an_engine_that_dies_go_to_the_others(
             running += await next_ids(engine, 1)
             seen.append(running[-1])
         assert len(seen) < 20
+
+
+async def test_an_engine_serves_what_goes_away_until_it_has_gone(
+    commands: CommandConnection, parts: Parts, codec: TextCodec, subscriber: Subscriber
+) -> None:
+    await parts.grow(2)
+    engine = Engine("a", commands, parts.keys)
+    async with engine.claiming(codec, subscriber):
+        await enqueue(parts, 1, "r0")
+        await parts.grow(1)
+        assert await next_ids(engine, 1) == ["r0"]
+        await engine.parts.look()
+        assert engine.parts.drop_retired(lambda part: False) == []
+        await parts[1].cancel("r0")
+        await parts[1].forget("r0")
+        await parts.grow(1)
+        await engine.parts.look()
+        assert engine.parts.drop_retired(lambda part: bool(engine.live.claims(part.number))) == []
+        engine.end("r0")
+        (dropped,) = engine.parts.drop_retired(lambda part: bool(engine.live.claims(part.number)))
+        assert dropped.number == 1
+        assert [part.number for part in engine.parts.homes()] == [0]
 
 
 async def test_an_engine_that_keeps_its_cache_for_a_large_request_takes_nothing_elsewhere(

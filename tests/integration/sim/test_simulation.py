@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from penstock.ops.cli import main
+from penstock.ops.sim.figures import Figures, Report
 from penstock.ops.sim.plots import draw
-from penstock.ops.sim.report import Figures, Report, make_report
+from penstock.ops.sim.report import make_report
 from penstock.ops.sim.scenario import (
     Autoscaling,
     DeathKind,
@@ -185,7 +186,7 @@ def test_a_scenario_is_compared_with_real_time(tmp_path: Path, capsys: pytest.Ca
     assert float(rows["total_p50_s"][0]) > 0
     file.write_text(TEXT)
     assert main(["sim", "compare", str(file)]) == 1
-    assert "without deaths, autoscaling and shards" in capsys.readouterr().err
+    assert "without deaths, autoscaling, shards, partitions and sessions" in capsys.readouterr().err
 
 
 def test_while_a_shard_is_away_its_models_wait_and_no_others(redis_url: str, namespace: str) -> None:

@@ -8,17 +8,19 @@ Engines sleep for as long as a step takes.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 
-from ...shared.broker import REAP_INTERVAL_S, Broker, Claim, Queue, Wave
-from ...shared.connection import CommandConnection, Subscriber
-from ...shared.errors import ConfigurationError, PenstockError
-from ...shared.keys import Keys
-from .clients import configure, draw_calls, make_entries
-from .engine import RENEW_EVERY_S, Running, next_prompt_tokens, room_of
-from .fleet import CAUSE, MAX_DELIVERIES
-from .measures import Measures
-from .scenario import MODEL, Engines, Scenario, Tenants
+from ....shared.broker import REAP_INTERVAL_S, Broker, Claim, Queue, Wave
+from ....shared.connection import CommandConnection, Subscriber
+from ....shared.errors import ConfigurationError, PenstockError
+from ....shared.keys import Keys
+from ..clients import configure, draw_calls, make_entries
+from ..engine import RENEW_EVERY_S
+from ..fleet import CAUSE, MAX_DELIVERIES
+from ..measures import WINDOW_S, Measures
+from ..running import Running, next_prompt_tokens, room_of, step_work
+from ..scenario import MODEL, Engines, Scenario, Tenants
 
 # Engines begin before clients do; in the simulator within the first second, too.
 START_S = 1.0
@@ -28,18 +30,37 @@ def run_in_real_time(url: str, scenario: Scenario) -> Measures:
     """Run a scenario for as long as it says, on an empty Redis.
 
     Raises:
-        ConfigurationError: it has deaths, autoscaling, shards or several models, which are not compared.
+        ConfigurationError: as ``check_comparable``.
     """
-    if scenario.deaths or scenario.autoscaling or scenario.shards or scenario.models != [MODEL]:
-        raise ConfigurationError(
-            "only a scenario of one model, without deaths, autoscaling and shards, can be compared; leave them out"
-        )
+    check_comparable(scenario)
     return asyncio.run(_run(url, scenario))
 
 
+def check_comparable(scenario: Scenario) -> None:
+    """Raises ``ConfigurationError``: it has what is not compared."""
+    extras = (scenario.deaths, scenario.autoscaling, scenario.shards, scenario.partitions)
+    has_sessions = any(group.turns > 1 for group in scenario.tenants)
+    if any(extras) or has_sessions or scenario.models != [MODEL]:
+        raise ConfigurationError(
+            "only a scenario of one model, without deaths, autoscaling, shards, partitions and sessions, can be "
+            "compared; leave them out"
+        )
+
+
 class _Engine:
-    def __init__(self, engine_id: str, kind: Engines, broker: Broker, measures: Measures, started_s: float) -> None:
+    """One of ``fleet``, which has all of them."""
+
+    def __init__(
+        self,
+        engine_id: str,
+        kind: Engines,
+        broker: Broker,
+        measures: Measures,
+        started_s: float,
+        fleet: list[_Engine],
+    ) -> None:
         self.engine_id = engine_id
+        self._fleet = fleet
         self.kind = kind
         self.running: dict[str, Running] = {}
         self._broker = broker
@@ -77,6 +98,7 @@ class _Engine:
             return Wave([])
         wave = await self._broker.claim(self.engine_id, room_of(self.kind, self.running.values()))
         self._measures.num_claims["real"] += 1
+        self._measures.num_wasted["real"] += not wave.claims
         return wave
 
     def _admit(self, claim: Claim) -> None:
@@ -94,17 +116,21 @@ class _Engine:
             decoding = [one for one in self.running.values() if one.is_decoding]
             reading = next_prompt_tokens(self.kind, self.running.values())
             # By the time at which the last step should have ended: a late wake-up of this process is no slow engine.
-            step_ends_s += self.kind.speed.step_s(len(decoding), sum(num for _, num in reading))
+            step_ends_s += self.kind.step_s(
+                step_work(reading, decoding), sum(bool(engine.running) for engine in self._fleet)
+            )
             await asyncio.sleep(max(0.0, step_ends_s - self.now_s()))
             await self._settle(decoding, reading)
 
     async def _settle(self, decoding: list[Running], reading: list[tuple[Running, int]]) -> None:
         for one, num_tokens in reading:
             one.num_left -= num_tokens
+            self._measures.note_tokens(one.note, num_tokens)
             if not one.num_left:
                 self._measures.note_output(one.note, self.now_s())
         for one in [*decoding, *(one for one, _ in reading if not one.num_left)]:
             one.num_made += 1
+            self._measures.note_tokens(one.note, 1)
         ended = [one for one in self.running.values() if one.num_made >= one.note.num_output]
         finals = [one.final_record() for one in ended]
         for one in ended:
@@ -141,15 +167,18 @@ async def _run(url: str, scenario: Scenario) -> Measures:
     await configure(Queue(connection, keys), scenario)
     started_s = time.monotonic() + START_S
     kinds = [kind for kind in scenario.engines for _ in range(kind.number)]
-    engines = [_Engine(f"engine{number:05}", kind, broker, measures, started_s) for number, kind in enumerate(kinds)]
+    engines: list[_Engine] = []
+    for number, kind in enumerate(kinds):
+        engines.append(_Engine(f"engine{number:05}", kind, broker, measures, started_s, engines))
     for engine in engines:
         await subscriber.subscribe(keys.engine_wake(engine.engine_id), engine.wake)
     tasks = [asyncio.create_task(engine.run()) for engine in engines]
     tasks.append(asyncio.create_task(_reap_forever(broker)))
+    tasks.append(asyncio.create_task(_weigh_forever(measures, started_s)))
     tasks += [asyncio.create_task(_send(broker, measures, scenario, group, started_s)) for group in scenario.tenants]
     # None ends before it is told to, but of a mistake.
     await asyncio.wait(
-        tasks[: len(engines) + 1], timeout=START_S + scenario.duration_s, return_when=asyncio.FIRST_EXCEPTION
+        tasks[: len(engines) + 2], timeout=START_S + scenario.duration_s, return_when=asyncio.FIRST_EXCEPTION
     )
     for task in tasks:
         task.cancel()
@@ -160,6 +189,12 @@ async def _run(url: str, scenario: Scenario) -> Measures:
         if isinstance(result, Exception):
             raise result
     return measures
+
+
+async def _weigh_forever(measures: Measures, started_s: float) -> None:
+    for number in itertools.count(1):
+        await asyncio.sleep(max(0.0, started_s + number * WINDOW_S - time.monotonic()))
+        measures.note_window(number * WINDOW_S)
 
 
 async def _reap_forever(broker: Broker) -> None:

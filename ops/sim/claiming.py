@@ -1,0 +1,169 @@
+"""The claims of an engine under virtual time, as ``ClaimLoop`` and ``ServedPartitions`` of worker/serving make them:
+first at its homes, then, if there is room, where something came, where most waits, where nobody knows of its room."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
+
+import simpy
+
+from ...shared.broker import Claim, Wave
+from ...shared.partitions import home_order
+from .partition import Partition, Process
+from .running import Running, room_of
+from .scenario import Engines
+from .world import World
+
+# As LOOK_EVERY_S and COUNT_EVERY_S of worker/serving/served_partitions.py.
+LOOK_EVERY_S, COUNT_EVERY_S = 3.0, 0.1
+
+Round = Generator[simpy.Event, Any, tuple[float, bool]]
+
+
+class Seat:
+    """An engine at one partition: whether Redis counts on its room there, something came for it, when it claimed."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.has_our_room = False
+        self.is_woken = False
+        self.claimed_s = 0.0
+
+
+class Claims:
+    """Claims until ``stop``. ``running`` is what the engine holds; ``admit`` takes what it gets, and from where."""
+
+    def __init__(
+        self,
+        world: World,
+        engine_id: str,
+        kind: Engines,
+        running: dict[str, Running],
+        admit: Callable[[Claim, Partition], None],
+    ) -> None:
+        self._world, self._env = world, world.env
+        self._engine_id = engine_id
+        self._kind = kind
+        self._running = running
+        self._admit = admit
+        self.seats = [Seat(partition) for partition in world.partitions]
+        self.is_claiming = True
+        self._wake = self._env.event()
+        self._woken_by = "start"
+        self._engines: list[str] = []
+        self._looked_s = self._counted_s = -math.inf
+        self._turn = 0
+        self._may_retry = False
+
+    def listen(self) -> None:
+        """Be woken by what is published for this engine."""
+        for seat in self.seats:
+            seat.partition.listen(seat.partition.keys.engine_wake(self._engine_id), lambda own=seat: self.wake(own))
+
+    def leave(self) -> None:
+        """Claim nothing more, and be woken no more."""
+        self.stop()
+        for seat in self.seats:
+            seat.partition.listen(seat.partition.keys.engine_wake(self._engine_id), None)
+
+    def stop(self) -> None:
+        """Claim nothing more."""
+        self.is_claiming = False
+        if not self._wake.triggered:
+            self._wake.succeed()
+
+    def wake(self, seat: Seat | None = None, cause: str = "wake") -> None:
+        """Look again: something came there, or there is more room."""
+        if seat is not None:
+            seat.is_woken = True
+        if not self._wake.triggered:
+            self._woken_by = cause
+            self._wake.succeed()
+
+    def withdraw(self, seats: Iterable[Seat]) -> None:
+        """Let nobody count on this engine's room there."""
+        for seat in seats:
+            if seat.has_our_room and not seat.partition.is_away:
+                seat.partition.do(seat.partition.broker.withdraw(self._engine_id))
+            seat.has_our_room = False
+
+    def run(self) -> Process:
+        """Until ``stop``."""
+        cause = "start"
+        while self.is_claiming:
+            self._wake = self._env.event()
+            self._may_retry = False
+            wait_s, goes_on = yield from self._claim_from(self._homes(), cause)
+            if goes_on:
+                others_wait_s, _ = yield from self._claim_from(self._others(), cause)
+                wait_s = min(wait_s, others_wait_s)
+            if not self.is_claiming:
+                return
+            if not self._has_room():
+                homes = self._homes()
+                self.withdraw([seat for seat in self.seats if seat not in homes])
+            yield self._wake | self._env.timeout(wait_s)
+            cause = self._woken_by if self._wake.triggered else "retry" if self._may_retry else "idle"
+
+    def _claim_from(self, seats: list[Seat], cause: str) -> Round:
+        """Claim in each while there is room; returns how long to wait, and whether to go on elsewhere."""
+        wait_s = Wave([]).wait_s
+        for seat in seats:
+            yield self._env.timeout(self._world.round_trip_s)
+            if len(self.seats) == 1:
+                yield from seat.partition.redis()
+            elif seat.partition.is_away:
+                continue
+            if not self.is_claiming or not self._has_room():
+                return wait_s, False
+            wave = self._claim(seat, cause)
+            wait_s = min(wait_s, wave.wait_s)
+            self._may_retry = self._may_retry or wave.retry_ms >= 0
+            for claim in wave.claims:
+                self._admit(claim, seat.partition)
+            if wave.is_saving:
+                return wait_s, False
+        return wait_s, len(self.seats) > 1 and self._has_room()
+
+    def _claim(self, seat: Seat, cause: str) -> Wave:
+        seat.is_woken, seat.has_our_room = False, True
+        room = room_of(self._kind, self._running.values())
+        wave = seat.partition.do(seat.partition.broker.claim(self._engine_id, room))
+        seat.claimed_s = self._env.now
+        measures = self._world.measures
+        measures.num_claims[cause] += 1
+        if not wave.claims:
+            measures.num_wasted[cause] += 1
+        return wave
+
+    def _has_room(self) -> bool:
+        has_probationer = any(one.is_on_probation for one in self._running.values())
+        return len(self._running) < self._kind.max_num_seqs and not has_probationer
+
+    def _homes(self) -> list[Seat]:
+        if len(self.seats) == 1:
+            return self.seats
+        if self._env.now - self._looked_s >= LOOK_EVERY_S:
+            answering = next((seat.partition for seat in self.seats if not seat.partition.is_away), None)
+            if answering is not None:
+                self._engines = sorted({*answering.do(answering.broker.engines()), self._engine_id})
+                self._looked_s = self._env.now
+        self._turn += 1
+        rank = self._engines.index(self._engine_id)
+        return [self.seats[number] for number in home_order(rank, len(self._engines), len(self.seats), self._turn)]
+
+    def _others(self) -> list[Seat]:
+        homes = self._homes()
+        others = [seat for seat in self.seats if seat not in homes and not seat.partition.is_away]
+        woken = [seat for seat in others if seat.is_woken]
+        fullest = self._fullest([seat for seat in others if not seat.is_woken])
+        return [*dict.fromkeys((*woken, *fullest, *(seat for seat in others if not seat.has_our_room)))]
+
+    def _fullest(self, seats: list[Seat]) -> list[Seat]:
+        if not seats or self._env.now - self._counted_s < COUNT_EVERY_S:
+            return []
+        self._counted_s = self._env.now
+        counts = {seat: seat.partition.do(seat.partition.broker.count_waiting()) for seat in seats}
+        return sorted((seat for seat in seats if counts[seat]), key=lambda seat: -counts[seat])

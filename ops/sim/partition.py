@@ -1,0 +1,102 @@
+"""A queue in a Redis, seen by a virtual clock: a model's, or one of its partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, TypeVar
+
+import simpy
+
+from ...shared.broker import Broker, Queue
+from ...shared.errors import BrokerError
+from ...shared.keys import Keys
+from ...shared.queue_stats import QueueStats
+from .scenario import Shard
+from .virtual_redis import EPOCH_US, VirtualConnection, run_now
+
+T = TypeVar("T")
+Process = Generator[simpy.Event, Any, None]
+EXPIRE_EVERY_S = 0.1
+
+
+class Partition:
+    """``do`` is how anybody in a simulation talks to it.
+
+    Args:
+        number: among those of its model.
+        shards: those of the scenario; that which names it says when its Redis is away.
+    """
+
+    def __init__(
+        self, url: str, keys: Keys, model: str, number: int, env: simpy.Environment, shards: list[Shard]
+    ) -> None:
+        self.number = number
+        self.env = env
+        self.keys = keys.model(model, number)
+        self.connection = VirtualConnection(url, self.keys)
+        self.broker = Broker(self.connection, self.keys, number)
+        self.queue = Queue(self.connection, self.keys)
+        self._listeners: dict[str, Callable[[], None]] = {}
+        self._back: simpy.Event | None = None
+        self.env.process(self._expire_forever())
+        for shard in shards:
+            if shard.away_at_s is not None and self.keys.name in shard.models:
+                self.env.process(self._go_away(shard.away_at_s, shard.away_for_s))
+
+    @property
+    def is_away(self) -> bool:
+        """Whether its Redis answers nobody."""
+        return self._back is not None
+
+    def redis(self) -> Process:
+        """Return when Redis answers: at once, mostly."""
+        while self._back is not None:
+            yield self._back
+
+    def listen(self, channel: str, callback: Callable[[], None] | None) -> None:
+        """Call ``callback`` whenever something is published to ``channel``; None: nobody listens any more."""
+        if callback is None:
+            self._listeners.pop(channel, None)
+        else:
+            self._listeners[channel] = callback
+
+    def do(self, call: Coroutine[Any, Any, T]) -> T:
+        """Carry out a call of ``broker`` or ``queue`` now, and tell who listens to what it has published.
+
+        Raises:
+            BrokerError: Redis is away; wait for ``redis`` first.
+        """
+        if self.is_away:
+            call.close()
+            raise BrokerError("a part of the simulator called a Redis that is away")
+        self._set_clock()
+        reply = run_now(call)
+        channels, self.connection.published = self.connection.published, []
+        for channel in channels:
+            if callback := self._listeners.get(channel):
+                callback()
+        return reply
+
+    def stats(self) -> QueueStats:
+        """What Redis says at the end, be it away or not."""
+        self._back = None
+        return self.do(self.queue.stats())
+
+    def close(self) -> None:
+        run_now(self.connection.close())
+
+    def _set_clock(self) -> None:
+        self.connection.now_us = EPOCH_US + round(self.env.now * 1e6)
+
+    def _go_away(self, at_s: float, for_s: float) -> Process:
+        yield self.env.timeout(at_s)
+        back = self._back = self.env.event()
+        yield self.env.timeout(for_s)
+        self._back = None
+        back.succeed()
+
+    def _expire_forever(self) -> Process:
+        while True:
+            yield self.env.timeout(EXPIRE_EVERY_S)
+            self._set_clock()
+            self.connection.expire()

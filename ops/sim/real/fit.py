@@ -1,0 +1,210 @@
+"""The speed of engines, from the steps that they were recorded to make.
+
+A step's time has two parts that have nothing to do with each other: what the engine computes, which follows from its
+batch, and how long it waits for a processor that others have. The speed is fitted to what steps computed
+(``cpu_time_s``), and how many times as long they took to what they waited, by how many of the recorded engines computed
+at that moment. By times alone, a step of the same batch takes three times as long in one minute as in the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy
+
+from ....shared.errors import ConfigurationError
+from ....shared.recorded_steps import SUFFIX, RecordedStep, decode_steps
+from ....shared.stats import StepStats
+from ..scenario import Engines
+from ..speed import Speed, StepWork
+
+MIN_STEPS = 20
+NUM_ROUNDS = 30
+SMALLEST_ERROR_MS = 1e-4
+# An engine whose quickest steps compute for less of their time waits for a device: its times are what is fitted.
+COMPUTING_SHARE = 0.9
+
+
+class _Phase(msgspec.Struct):
+    steps: list[StepStats] = []
+
+
+class _Offline(msgspec.Struct):
+    """Output of ``python -m penstock.worker.engine.offline --steps``: of one workload, or of several phases."""
+
+    steps: list[StepStats] = []
+    phases: list[_Phase] = []
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """A speed, and how many times as long a step takes while one recorded engine computes, two, and so on."""
+
+    speed: Speed
+    slowdown: list[float]
+    num_steps: int
+
+
+class FitError(msgspec.Struct, frozen=True, kw_only=True):
+    """How well a speed tells the times of recorded steps.
+
+    Args:
+        of_computing: the median error of what a step computes over its median.
+        of_step: the same of the time that it takes.
+        of_total: of all steps together, over what they took: 0.1 says too long by a tenth.
+    """
+
+    of_computing: float
+    of_step: float
+    of_total: float
+
+
+def read_recordings(paths: Sequence[Path]) -> list[list[RecordedStep]]:
+    """Return the steps of each engine: of files of ``--step-log`` in folders, and of the offline engine's outputs.
+
+    Raises:
+        ConfigurationError: a path cannot be read, or is none of these.
+    """
+    found: list[list[RecordedStep]] = []
+    for path in paths:
+        try:
+            files = sorted(path.rglob(f"*{SUFFIX}")) if path.is_dir() else [path]
+            found += [
+                decode_steps(file.read_bytes()) if file.name.endswith(SUFFIX) else _offline_steps(file.read_bytes())
+                for file in files
+            ]
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+    if not found:
+        raise ConfigurationError(f"{', '.join(map(str, paths))} has no file of --step-log, *{SUFFIX}")
+    return found
+
+
+def _offline_steps(data: bytes) -> list[RecordedStep]:
+    try:
+        recorded = msgspec.json.decode(data, type=_Offline)
+    except msgspec.MsgspecError as error:
+        raise ConfigurationError(f"this is no output of the offline engine: {error}") from error
+    ended_s, steps = 0.0, []
+    for stats in (*recorded.steps, *(step for phase in recorded.phases for step in phase.steps)):
+        ended_s += stats.step_time_s
+        steps.append(RecordedStep(ended_s, stats.step_time_s, stats))
+    return steps
+
+
+def fit_speed(engines: Sequence[Sequence[RecordedStep]]) -> Fit:
+    """Fit a speed with no part below 0, by the least sum of errors, to the steps of engines of one kind.
+
+    Not of their squares: a step that was held up for something else must not count for more than it is. A part that
+    would be negative is left out, and the others are fitted anew.
+
+    Raises:
+        ConfigurationError: there are too few steps.
+    """
+    steps = [[step for step in own if step.stats.num_reqs] for own in engines]
+    every = [step for own in steps for step in own]
+    if len(every) < MIN_STEPS:
+        raise ConfigurationError(
+            f"a fit needs {MIN_STEPS} steps, this has {len(every)}: record them with --steps of "
+            "'python -m penstock.worker.engine.offline', or with 'worker start --step-log'"
+        )
+    took_ms = numpy.array([1000 * step.took_s for step in every])
+    computed_ms = numpy.array([1000 * step.stats.cpu_time_s for step in every])
+    share = float(numpy.quantile(computed_ms / took_ms, 0.9))
+    times_ms = computed_ms if share >= COMPUTING_SHARE else took_ms
+    causes = numpy.array([_causes(work_of(step.stats)) for step in every])
+    speed = Speed(
+        **dict(
+            zip(Speed.__struct_fields__, (round(float(part), 5) for part in _from_zero(causes, times_ms)), strict=True)
+        )
+    )
+    predicted_ms = numpy.array([1000 * speed.step_s(work_of(step.stats)) for step in every])
+    num_computing = _num_computing(steps)
+    slowdown: list[float] = []
+    for number in range(1, len(steps) + 1):
+        of = num_computing == number
+        # Where hardly a step was seen, it is as with one engine less.
+        is_seen = of.sum() >= MIN_STEPS
+        factor = float(took_ms[of].sum() / predicted_ms[of].sum()) if is_seen else slowdown[-1] if slowdown else 1.0
+        slowdown.append(round(factor, 3))
+    return Fit(speed=speed, slowdown=slowdown, num_steps=len(every))
+
+
+def error_of(kind: Engines, engines: Sequence[Sequence[RecordedStep]]) -> FitError:
+    """Return how far ``kind`` is off for recorded steps."""
+    steps = [[step for step in own if step.stats.num_reqs] for own in engines]
+    every = [step for own in steps for step in own]
+    took_s = numpy.array([step.took_s for step in every])
+    predicted_s = numpy.array(
+        [
+            kind.step_s(work_of(step.stats), int(number))
+            for step, number in zip(every, _num_computing(steps), strict=True)
+        ]
+    )
+    own_s = numpy.array([kind.speed.step_s(work_of(step.stats)) for step in every])
+    return FitError(
+        of_computing=_median_error(own_s, numpy.array([step.stats.cpu_time_s for step in every])),
+        of_step=_median_error(predicted_s, took_s),
+        of_total=round(float(predicted_s.sum() / took_s.sum()) - 1, 3),
+    )
+
+
+def _median_error(predicted_s: numpy.ndarray, seen_s: numpy.ndarray) -> float:
+    return round(float(numpy.median(numpy.abs(predicted_s - seen_s)) / max(1e-9, numpy.median(seen_s))), 3)
+
+
+def work_of(stats: StepStats) -> StepWork:
+    """What a recorded step had to do."""
+    return StepWork(
+        num_decoding=stats.num_reqs - stats.num_prefill_reqs,
+        num_context_tokens=stats.num_context_tokens,
+        num_prompt_tokens=stats.num_prefill_tokens,
+        num_prompt_pairs=stats.num_prefill_pairs,
+    )
+
+
+def _causes(work: StepWork) -> list[float]:
+    """What the parts of a speed are multiplied by, in their order."""
+    return [
+        1.0,
+        work.num_decoding,
+        work.num_prompt_tokens,
+        work.num_context_tokens / 1000,
+        work.num_prompt_pairs / 1000,
+    ]
+
+
+def _num_computing(engines: Sequence[Sequence[RecordedStep]]) -> numpy.ndarray:
+    """For each step of each engine, how many of the engines computed in its middle."""
+    ends = [numpy.array([step.ended_s for step in own]) for own in engines]
+    begins = [numpy.array([step.ended_s - step.took_s for step in own]) for own in engines]
+    middles = numpy.concatenate([(begin + end) / 2 for begin, end in zip(begins, ends, strict=True)])
+    number = numpy.zeros(len(middles), dtype=int)
+    for begin, end in zip(begins, ends, strict=True):
+        if len(end):
+            place = numpy.minimum(numpy.searchsorted(end, middles), len(end) - 1)
+            number += (begin[place] <= middles) & (middles <= end[place])
+    return numpy.maximum(number, 1)
+
+
+def _from_zero(causes: numpy.ndarray, times_ms: numpy.ndarray) -> numpy.ndarray:
+    used = [column for column in range(causes.shape[1]) if causes[:, column].any()]
+    parts = numpy.zeros(causes.shape[1])
+    while used:
+        found = _least_errors(causes[:, used], times_ms)
+        if (found >= 0).all():
+            parts[used] = found
+            return parts
+        del used[int(found.argmin())]
+    return parts
+
+
+def _least_errors(causes: numpy.ndarray, times_ms: numpy.ndarray) -> numpy.ndarray:
+    """The parts with the least sum of absolute errors, by least squares whose weights are those errors' inverses."""
+    weights = numpy.ones(len(times_ms))
+    parts = numpy.zeros(causes.shape[1])
+    for _ in range(NUM_ROUNDS):
+        parts = numpy.linalg.lstsq(causes * weights[:, None], times_ms * weights, rcond=None)[0]
+        weights = numpy.maximum(numpy.abs(causes @ parts - times_ms), SMALLEST_ERROR_MS) ** -0.5
+    return parts

@@ -1,0 +1,86 @@
+"""A request that an engine holds, and what follows for the engine from all that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ...shared.broker import SEQS_PER_KEPT_ONE, FinalRecord, Record, Room
+from ...shared.messages import Delta, FinishReason, Usage
+from .measures import Note
+from .scenario import Engines
+from .speed import StepWork
+
+
+@dataclass(slots=True)
+class Running:
+    """A request that an engine holds. ``num_left`` tokens of prompt are to be read, of a former engine's output too."""
+
+    note: Note
+    epoch: int
+    num_left: int
+    num_made: int
+    num_logged: int
+    num_kv_tokens: int
+    alone_until: int
+    partition: int = 0
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.num_left == 0
+
+    @property
+    def is_on_probation(self) -> bool:
+        """Whether its engine is to take no other: it may have killed its last one."""
+        return self.num_made < self.alone_until
+
+    @property
+    def num_context(self) -> int:
+        """Tokens in the cache."""
+        return max(0, self.note.num_prompt + self.num_made - self.num_left)
+
+    def unlogged(self) -> Delta:
+        """What was made since the last append."""
+        return Delta(index=self.num_logged, token_ids=[0] * (self.num_made - self.num_logged))
+
+    def record(self) -> Record:
+        """What an append says of it."""
+        return Record(self.note.request_id, self.epoch, self.unlogged())
+
+    def final_record(self) -> FinalRecord:
+        """What its end says."""
+        last = self.unlogged()
+        last.finish_reason, last.usage = FinishReason.LENGTH, Usage(self.note.num_prompt, self.num_made)
+        return FinalRecord(self.note.request_id, self.epoch, last)
+
+
+def room_of(kind: Engines, running: Collection[Running]) -> Room:
+    """What an engine that holds these says in a claim."""
+    return Room(
+        max_num_seqs=kind.max_num_seqs,
+        num_seqs=len(running),
+        num_kv_tokens=kind.kv_tokens,
+        num_held_kv_tokens=sum(one.num_kv_tokens for one in running),
+        num_kept_seqs=kind.max_num_seqs // SEQS_PER_KEPT_ONE,
+    )
+
+
+def next_prompt_tokens(kind: Engines, running: Collection[Running]) -> list[tuple[Running, int]]:
+    """What the next step reads of prompts, the oldest first."""
+    budget = kind.max_step_tokens - sum(one.is_decoding for one in running)
+    reading: list[tuple[Running, int]] = []
+    for one in running:
+        if one.num_left and budget > 0:
+            reading.append((one, min(one.num_left, budget)))
+            budget -= reading[-1][1]
+    return reading
+
+
+def step_work(reading: list[tuple[Running, int]], decoding: list[Running], num_steps: int = 1) -> StepWork:
+    """What a step has to do, in the middle of so many."""
+    return StepWork(
+        num_decoding=len(decoding),
+        num_context_tokens=sum(one.num_context for one in decoding) + len(decoding) * (num_steps - 1) / 2,
+        num_prompt_tokens=sum(num_tokens for _, num_tokens in reading),
+        num_prompt_pairs=sum(num_tokens * (one.num_context + num_tokens // 2) for one, num_tokens in reading),
+    )

@@ -1,0 +1,57 @@
+"""Reads a scenario from the text of its file, or says what is wrong with it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from ...shared.command_line import did_you_mean
+from ...shared.errors import ConfigurationError, ValidationError
+from .scenario import Scenario
+
+
+def read_scenario(text: str) -> Scenario:
+    """Return what a TOML text says.
+
+    Raises:
+        ConfigurationError: it is no TOML, or a key or value is none; the message names it and what it may be.
+    """
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"the scenario is no TOML: {error}") from error
+    _check_keys(inspect.type_info(Scenario), tables, "")
+    try:
+        scenario = msgspec.convert(tables, Scenario)
+        if not scenario.tenants:
+            raise ValidationError("a scenario needs a table [[tenants]]")
+        return scenario
+    except (msgspec.ValidationError, ValidationError) as error:
+        raise ConfigurationError(f"the scenario: {error}") from error
+
+
+def _check_keys(kind: inspect.Type, value: Any, where: str) -> None:
+    """Raise on a key that no field has: before msgspec, which names no nearest one."""
+    if isinstance(kind, inspect.ListType) and isinstance(value, list):
+        for index, item in enumerate(value):
+            _check_keys(kind.item_type, item, f"{where}[{index}]")
+    elif isinstance(kind, inspect.UnionType):
+        for one in kind.types:
+            if isinstance(one, inspect.StructType) and _is_meant(one, value):
+                _check_keys(one, value, where)
+    elif isinstance(kind, inspect.StructType) and isinstance(value, Mapping):
+        fields = {field.encode_name: field.type for field in kind.fields}
+        for key, item in value.items():
+            if key not in fields and key != kind.tag_field:
+                hint = did_you_mean(key, fields) or f"there are {', '.join(fields)}"
+                raise ConfigurationError(f"the scenario has no key {f'{where}.{key}'.lstrip('.')}; {hint}")
+            if key in fields:
+                _check_keys(fields[key], item, f"{where}.{key}".lstrip("."))
+
+
+def _is_meant(kind: inspect.StructType, value: Any) -> bool:
+    return isinstance(value, Mapping) and (kind.tag is None or value.get(kind.tag_field) == kind.tag)

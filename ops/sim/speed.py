@@ -1,0 +1,49 @@
+"""How long a step of an engine takes, by what it has to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from .shapes import check_at_least
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What a step does: requests that decode, the tokens that they look back at, tokens of prompts, and the pairs of
+    one of these and one that it looks back at."""
+
+    num_decoding: int
+    num_context_tokens: float
+    num_prompt_tokens: int = 0
+    num_prompt_pairs: int = 0
+
+
+class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long a step takes: the sum of its parts, each by what the step has of it (``StepWork``).
+
+    The defaults are what a thread of a busy Xeon computes for the demo model; ``penstock sim fit`` finds others.
+    """
+
+    fixed_ms: float = 1.15
+    ms_per_seq: float = 0.05
+    ms_per_prompt_token: float = 0.04
+    ms_per_1000_context_tokens: float = 0.37
+    ms_per_1000_prompt_pairs: float = 0.06
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            check_at_least(name, getattr(self, name), 0)
+        check_at_least("fixed_ms + ms_per_seq", self.fixed_ms + self.ms_per_seq, 0.001)
+
+    def step_s(self, work: StepWork) -> float:
+        """Seconds of a step."""
+        ms = (
+            self.fixed_ms
+            + self.ms_per_seq * work.num_decoding
+            + self.ms_per_prompt_token * work.num_prompt_tokens
+            + self.ms_per_1000_context_tokens * work.num_context_tokens / 1000
+            + self.ms_per_1000_prompt_pairs * work.num_prompt_pairs / 1000
+        )
+        return max(ms, 0.001) / 1000
