@@ -162,7 +162,7 @@ def _q6_k(rng: np.random.Generator, count: int) -> tuple[Array, Array]:
         [half[:, 0] & 15 | (half[:, 2] & 15) << 4, half[:, 1] & 15 | (half[:, 3] & 15) << 4]
         for half in (values[:, 0], values[:, 1])
     ]
-    high = [sum((half[:, part] >> 4) << (2 * part) for part in range(4)) for half in (values[:, 0], values[:, 1])]
+    high = [((half >> 4) << np.arange(0, 8, 2)[:, None]).sum(1) for half in (values[:, 0], values[:, 1])]
     parts = [each.astype(np.uint8) for each in (*low[0], *low[1], *high)]
     exact = (scale.astype(float) * scales)[..., None] * (values.reshape(count, 16, 16) - 32)
     return _bytes(*parts, scales, scale), exact
