@@ -32,12 +32,14 @@ _TEKKEN = (
 )
 # By tokenizer.ggml.pre: the patterns that cut a text, one after the other.
 _SPLITS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("default", "gpt-2", "olmo", "phi-2", "jina-es", "jina-de"), (_GPT2,)),
+    **dict.fromkeys(("gpt-2", "olmo", "phi-2", "jina-es", "jina-de"), (_GPT2,)),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "smaug-bpe", "dbrx"), (_LLAMA3,)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), (_QWEN2,)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (r"\p{N}", _GPT2)),
     "tekken": (_TEKKEN,),
 }
+# Their tokenizers put accents and letters together first.
+_COMPOSED = ("qwen2", "deepseek-r1-qwen")
 # These take a word that is a token as it is, whatever its merges, and begin a text by bos.
 _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
 # What ends a turn or a text in one family or another; a file names one of them alone.
@@ -74,7 +76,7 @@ class GgufTokenizer:
                 f"{' and '.join(_KINDS)} are read; fetch the model in transformers' format"
             )
         self._is_sentencepiece = kind == "llama"
-        self._pre = "" if self._is_sentencepiece else self._value("pre", "default")
+        self._pre = "" if self._is_sentencepiece else self._value("pre")
         try:
             self.tokenizer = make(self)
             self._add_tokens()
@@ -115,6 +117,8 @@ class GgufTokenizer:
         last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, last])
         tokenizer.decoder = decoders.ByteLevel()
+        if self._pre in _COMPOSED:
+            tokenizer.normalizer = normalizers.NFC()
         return tokenizer
 
     def sentencepiece(self) -> Tokenizer:
