@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfi
 from ..formats.declared import Quantization, declared_quantization
 from ..formats.reading import dtype_of, read_plain
 from ..formats.stored import StoredTensors
-from ..formats.unpacked import Readable
+from ..formats.unpacked import Readable, Unpacked
 from ..gguf.tensors import read_gguf
 
 _GENERATION_FILE = "generation_config.json"
@@ -62,6 +62,8 @@ def _opened(
 ) -> Iterator[tuple[Readable, torch.dtype]]:
     named = model_config.get_text_config().dtype if dtype == "auto" else dtype
     wanted: torch.dtype | None = getattr(torch, named) if isinstance(named, str) else named
+    # Some say what their weights are stored in.
+    wanted = None if wanted is not None and wanted.itemsize == 1 else wanted
     if quantization.method == "gguf":
         wanted = wanted or torch.bfloat16
         yield read_gguf(Path(quantization.settings["file"]), wanted), wanted
@@ -81,6 +83,8 @@ def _without_empty_biases(tensors: Readable, empty: PreTrainedModel) -> Readable
     """GPTQ has given biases of zeros to layers that have none."""
     known = empty.state_dict().keys()
     prefix = f"{empty.base_model_prefix}."
-    biases = (name for name in tensors if name.endswith(".bias") and not {name, prefix + name} & known)
-    left_out = {name for name in biases if not tensors[name][...].any()}
+    layers = (name.removesuffix("weight") for name, tensor in tensors.items() if isinstance(tensor, Unpacked))
+    biases = {f"{layer}bias" for layer in layers} & tensors.keys()
+    absent = (name for name in biases if not {name, prefix + name} & known)
+    left_out = {name for name in absent if not tensors[name][...].any()}
     return {name: tensor for name, tensor in tensors.items() if name not in left_out}

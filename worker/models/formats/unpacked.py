@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ....shared.errors import ModelLoadError
 
-# Of the weights that are in float32 at a time, per thread that loads: 16 MiB, and a few times that in between.
-_PIECE_ELEMENTS = 1 << 22
+# Of the weights that are in float32 at a time, per thread that loads: 4 MiB, and a few times that in between.
+_PIECE_ELEMENTS = 1 << 20
 # A piece begins where packed words begin, of up to 32 values.
 _ROWS = 32
 # The scale that a byte is in the MX formats (E8M0: 2 ** (byte - 127)); 255 is NaN.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -86,10 +85,10 @@ def open_gguf(path: Path) -> GgufFile:
     """
     values: dict[str, Any] = {}
     tensors: dict[str, GgufTensor] = {}
-    for part in _parts(path):
+    for part in parts_of(path):
         try:
             found, held = _read(part)
-        except (struct.error, IndexError, UnicodeDecodeError, OverflowError) as error:
+        except (struct.error, IndexError, RecursionError) as error:
             raise ModelLoadError(f"{part} is damaged or cut short; fetch it again") from error
         except OSError as error:
             raise ModelLoadError(f"{part} cannot be read: {error.strerror or error}") from error
@@ -98,7 +97,12 @@ def open_gguf(path: Path) -> GgufFile:
     return GgufFile(path, values, tensors)
 
 
-def _parts(path: Path) -> list[Path]:
+def parts_of(path: Path) -> list[Path]:
+    """The files that hold the model of ``path``: more than one if it is cut into parts.
+
+    Raises:
+        ModelLoadError: it is not the first of them, or others are missing.
+    """
     shard = _SHARD.search(path.name)
     if shard is None:
         return [path]
@@ -174,6 +178,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
         values[key] = head.value(head.number("I"))
     heads = [_read_tensor_head(head, path) for _ in range(num_tensors)]
     alignment = values.get("general.alignment", _ALIGNMENT)
+    if type(alignment) is not int or alignment < 1:
+        raise IndexError
     start = -(-head.at // alignment) * alignment
     return values, {made.name: made for made in map(partial(_place, data, start, path), heads)}
 
@@ -211,8 +217,3 @@ def _place(data: NDArray[np.uint8], start: int, path: Path, head: _TensorHead) -
     if len(held) != int(np.prod(rows, dtype=object)) * row_bytes:
         raise ModelLoadError(f"{path} is cut short: {head.name} lies beyond its end; fetch it again")
     return GgufTensor(head.name, head.shape, head.kind, held.reshape(*rows, row_bytes))
-
-
-def parts_of(path: Path) -> Iterator[Path]:
-    """The files that hold the model of ``path``."""
-    yield from _parts(path)

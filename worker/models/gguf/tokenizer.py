@@ -151,14 +151,14 @@ class GgufTokenizer:
         return [pair for _, pair in sorted(found, key=lambda each: -each[0])]
 
     def _add_tokens(self) -> None:
-        """The tokens that text is cut at before anything else, in the order of their ids."""
-        held = [(token, self._type(index)) for index, token in enumerate(self._tokens)]
-        for token, kind in held:
-            added = AddedToken(token, normalized=False, special=kind == _CONTROL)
-            if kind == _CONTROL:
-                self.tokenizer.add_special_tokens([added])
-            elif kind == _USER_DEFINED:
-                self.tokenizer.add_tokens([added])
+        """The tokens that text is cut at before anything else; their ids are those of the vocabulary."""
+
+        def of(kind: int) -> list[AddedToken]:
+            found = (token for index, token in enumerate(self._tokens) if self._type(index) == kind)
+            return [AddedToken(token, normalized=False, special=kind == _CONTROL) for token in found]
+
+        self.tokenizer.add_special_tokens(of(_CONTROL))
+        self.tokenizer.add_tokens(of(_USER_DEFINED))
 
     def _add_bos(self) -> None:
         bos, index = self._special("bos"), self._value("bos_token_id")
