@@ -23,6 +23,7 @@ FAST_EXAMPLES = 10
 NEED_TORCH = (
     "e2e",
     "faults",
+    "integration/checkpoints",
     "integration/commands/test_bench_sides.py",
     "integration/commands/test_gpu_check.py",
     "integration/engine",

@@ -41,7 +41,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         num_engines_on_host: how many engines share the host's memory and cores.
     """
 
-    model: Annotated[str, Option("model folder, or name on the hub", Model(), group=MODEL)]
+    model: Annotated[str, Option("model folder, .gguf file, or name on the hub", Model(), group=MODEL)]
     served_model_name: Annotated[
         str, Option("what clients call it", Reader("NAME"), default="the last part of `model`", group=MODEL)
     ] = ""

@@ -44,6 +44,7 @@ def source_of(page: Path) -> str:
 
 PROSE = (
     "README",
+    "checkpoints",
     "commands",
     "configuration",
     "failures",

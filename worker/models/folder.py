@@ -9,6 +9,7 @@ from pathlib import Path
 import structlog
 
 from ...shared.errors import ModelLoadError
+from .formats.declared import COMPANION_FILES, declared_quantization
 
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
@@ -19,32 +20,42 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
 )
 SLOW_TOKENIZER_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+SUFFIX = ".gguf"
 _DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
 
 log = structlog.get_logger(__name__)
 
 
 def resolve_model_folder(model: str, *, needs_weights: bool = True) -> Path:
-    """Return the local folder of ``model``, downloading it when it is a hub name.
+    """Return the local folder of ``model``: itself, one made of a GGUF file, or a download if it is a hub name.
 
     Args:
         needs_weights: False where they are not read (``load_format`` "dummy").
 
     Raises:
-        ModelLoadError: the folder does not exist or lacks a file, or the hub has no such model for us.
+        ModelLoadError: the folder does not exist or lacks a file, its weights are quantised in a way that is not read,
+            or the hub has no such model for us.
     """
     path = Path(model).expanduser()
     if path.is_dir():
         folder = path.resolve()
+    elif path.suffix == SUFFIX and path.is_file():
+        from .gguf.folder import gguf_folder
+
+        folder = gguf_folder(path, cache_folder())
     elif path.exists():
-        raise ModelLoadError(f"model {model!r} is a file; give the folder that holds {CONFIG_FILE}")
+        raise ModelLoadError(f"model {model!r} is a file; give the folder that holds {CONFIG_FILE}, or a {SUFFIX} file")
     elif _looks_like_path(model):
         raise ModelLoadError(f"model folder {model!r} does not exist")
     else:
         folder = _download(model)
     if not (folder / CONFIG_FILE).is_file():
-        raise ModelLoadError(f"model folder {folder} lacks {CONFIG_FILE}")
-    if needs_weights and not any((folder / name).is_file() for name in WEIGHT_FILES):
+        held = sorted(folder.glob(f"*{SUFFIX}"))
+        instead = f"; give one of its {SUFFIX} files: {held[0]}" if held else ""
+        raise ModelLoadError(f"model folder {folder} lacks {CONFIG_FILE}{instead}")
+    # Its readers look for their files by themselves.
+    is_quantized = needs_weights and declared_quantization(folder) is not None
+    if needs_weights and not is_quantized and not any((folder / name).is_file() for name in WEIGHT_FILES):
         raise ModelLoadError(f"model folder {folder} lacks weights: none of {', '.join(WEIGHT_FILES)}")
     if not any((folder / name).is_file() for name in (TOKENIZER_FILE, *SLOW_TOKENIZER_FILES)):
         raise ModelLoadError(f"model folder {folder} lacks a tokenizer: {TOKENIZER_FILE}")
@@ -59,8 +70,7 @@ def tokenizer_folder(folder: Path, trust_remote_code: bool) -> Path:
     """
     if (folder / TOKENIZER_FILE).is_file():
         return folder
-    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "penstock" / "tokenizers"
-    target = cache / hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    target = cache_folder() / "tokenizers" / hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     if not (target / TOKENIZER_FILE).is_file():
         from transformers import AutoTokenizer
 
@@ -74,6 +84,11 @@ def tokenizer_folder(folder: Path, trust_remote_code: bool) -> Path:
     return target
 
 
+def cache_folder() -> Path:
+    """Where what is made of models is kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "penstock"
+
+
 def _looks_like_path(model: str) -> bool:
     return model.startswith(("/", ".", "~")) or model.endswith("/") or model.count("/") > 1 or not model
 
@@ -83,7 +98,11 @@ def _download(model: str) -> Path:
 
     log.info("model_download", model=model)
     try:
+        # First what may say that the rest is of no use here.
+        declared_quantization(Path(snapshot_download(model, allow_patterns=[CONFIG_FILE, *COMPANION_FILES])))
         return Path(snapshot_download(model, allow_patterns=_DOWNLOADED))
+    except ModelLoadError:
+        raise
     except Exception as error:  # the hub raises its own, requests' and OSError
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelLoadError(

@@ -27,6 +27,7 @@ from .lean.captured import make_captured
 from .lean.native import make_native
 from .packed_linear import pack_linear_layers
 from .quantized_linear import quantize_linear_layers
+from .weights import return_free_memory
 
 # Of a GPU, from which on Triton converts to float8_e4m3fn.
 _FLOAT8_CAPABILITY = (8, 9)
@@ -201,6 +202,8 @@ def _load_module(
     module = load_checkpoint(
         folder, model_config, architecture, dtype=dtype, trust_remote_code=config.trust_remote_code
     )
+    # What quantised weights were unpacked in would stay with the allocator.
+    return_free_memory()
     torch.nn.Module.to(module, device)
     return module.eval()
 

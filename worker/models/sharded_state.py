@@ -16,6 +16,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from ...shared.control import SaveShardedState, ShardedStateSaved
 from ...shared.errors import EngineStateError, ModelLoadError
 from .folder import CONFIG_FILE
+from .formats.declared import COMPANION_FILES, QUANTIZATION_FIELDS
 from .loader import LoadedModel
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -90,11 +91,15 @@ def _cut(state: dict[str, Tensor], max_size: int | None) -> list[dict[str, Tenso
 def _copy_companions(sources: list[Path], target: Path, dtype: str) -> None:
     for source in sources:
         for path in sorted(source.iterdir()):
-            if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES):
+            if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES) and path.name not in COMPANION_FILES:
                 shutil.copyfile(path, target / path.name)
     # The engine may have been told another type than the files had; "auto" is to find the one that is saved.
     config = json.loads((target / CONFIG_FILE).read_text())
     config |= {field: dtype for field in _DTYPE_FIELDS if field in config}
+    # What is saved is whole, whatever it was made of.
+    for part in (config, config.get("text_config") or {}):
+        for field in QUANTIZATION_FIELDS:
+            part.pop(field, None)
     (target / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
 
 

@@ -101,12 +101,12 @@ class Name(Reader):
 
 
 class Model(Reader):
-    """A folder, or a name on the model hub."""
+    """A folder, a GGUF file, or a name on the model hub."""
 
-    metavar, kind = "PATH_OR_NAME", "folder or name"
+    metavar, kind = "PATH_OR_NAME", "folder, file or name"
 
     def read(self, text: str) -> str:
-        return os.path.abspath(text) if Path(text).is_dir() else text
+        return os.path.abspath(text) if Path(text).exists() else text
 
 
 class Choice(Reader):

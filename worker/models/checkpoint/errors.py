@@ -13,6 +13,8 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.core_model_loading import revert_weight_conversion
 
+from .quantized import plain_names
+
 _INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _MAX_NAMED = 4
 _MAX_LEN = 300
@@ -105,11 +107,8 @@ def _incomplete_group(
     """Which are in no file, of the tensors that transformers joins to one, such as experts; None if it is not that."""
     if "conversion" not in str(error):
         return None
-    present: set[str] = set()
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            present |= set(file.keys())
     try:
+        present = plain_names(folder, model_config)
         with torch.device("meta"):
             module = AutoModelForCausalLM.from_config(model_config, trust_remote_code=trust_remote_code)
         wanted = revert_weight_conversion(module, module.state_dict()).keys()

@@ -20,8 +20,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ....shared.errors import ModelLoadError
+from ..formats.declared import declared_quantization
 from .errors import explain, few
 from .misfits import Misfit, wrong_layers, wrong_sizes
+from .quantized import load_quantized
 
 # What older files hold and no model has learned: rotary frequencies, position numbers, causal masks, sinusoids.
 _COMPUTED = re.compile(
@@ -74,20 +76,26 @@ def load_checkpoint(
         ModelLoadError: a file is missing or damaged, or files and configuration do not fit each other; says which
             tensors.
     """
+    how: dict[str, Any] = {
+        "config": model_config,
+        "trust_remote_code": trust_remote_code,
+        # It defines the architecture; a fused default may leave out a soft cap (Gemma 2 under 5.17).
+        "attn_implementation": "eager",
+        "output_loading_info": True,
+        # Refused below, with their names.
+        "ignore_mismatched_sizes": True,
+    }
+    quantization = declared_quantization(folder)
     try:
         with _without_report():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=model_config,
-                dtype=dtype,
-                trust_remote_code=trust_remote_code,
-                # It defines the architecture; a fused default may leave out a soft cap (Gemma 2 under 5.17).
-                attn_implementation="eager",
-                output_loading_info=True,
-                # Refused below, with their names.
-                ignore_mismatched_sizes=True,
-            )
+            loaded: Any
+            if quantization is None:
+                loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **how)
+            else:
+                loaded = load_quantized(folder, quantization, dtype, how)
             module, info = loaded
+    except ModelLoadError:
+        raise
     except Exception as error:  # whatever the architecture's own code raises
         reason = explain(error, folder, model_config, trust_remote_code=trust_remote_code)
         raise ModelLoadError(f"{architecture} in {folder} cannot be loaded: {reason}") from error
@@ -153,7 +161,6 @@ def _check_complete(
 def _unexplained(module: PreTrainedModel, model_config: PretrainedConfig, names: list[str]) -> list[str]:
     """Those of the tensors without a place in the module that ought to have one."""
     drafts = tuple(found[1] for name in names if (found := _NUMBERED_AHEAD.match(name)))
-    is_quantized = getattr(model_config, "quantization_config", None) is not None
     # The module's own configuration may be that of a text model alone, and names none.
     is_of_another = type(module).__name__ not in (model_config.architectures or [type(module).__name__])
 
@@ -163,8 +170,7 @@ def _unexplained(module: PreTrainedModel, model_config: PretrainedConfig, names:
         # Of an image tower, an encoder, another head: what was saved is more than, or other than, what is served.
         if is_of_another and any(_is_another_part(root, name) for root in (module, module.base_model)):
             return not any(_is_in_a_layer(root, name) for root in (module, module.base_model))
-        # Scales of activations and caches, beside weights that are there.
-        return is_quantized and _has_module(module, name.rpartition(".")[0])
+        return False
 
     return [name for name in names if not is_explained(name)]
 
@@ -188,10 +194,6 @@ def _is_in_a_layer(root: nn.Module, name: str) -> bool:
             return False
         root = root._modules[part] or nn.Identity()
     return False
-
-
-def _has_module(root: nn.Module, name: str) -> bool:
-    return any(known == name for known, _ in root.named_modules())
 
 
 def _count(found: list[str], which: str, one: str = "has", many: str = "have") -> str:

@@ -10,6 +10,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from ....shared.errors import ConfigurationError, ModelLoadError
 from ...config import EngineConfig
+from ..formats.declared import QUANTIZATION_FIELDS
 from .errors import first_line, own_code
 
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
@@ -20,13 +21,13 @@ log = structlog.get_logger(__name__)
 
 
 def read_config(folder: Path, config: EngineConfig) -> PretrainedConfig:
-    """Read ``config.json`` in ``folder``.
+    """Read ``config.json`` in ``folder``, but for what it says of quantised weights.
 
     Raises:
         ModelLoadError: it is no configuration that transformers knows; says what is wrong with it.
     """
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
+        read = AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
     except Exception as error:  # a broken file raises anything: OSError, KeyError, ValueError
         code = None if config.trust_remote_code else own_code(folder)
         if code:
@@ -34,6 +35,11 @@ def read_config(folder: Path, config: EngineConfig) -> PretrainedConfig:
         raise ModelLoadError(
             f"{folder / 'config.json'} cannot be read: {first_line(error)}; correct it, or fetch the model again"
         ) from error
+    for part in (read, read.get_text_config()):
+        for field in QUANTIZATION_FIELDS:
+            # ``formats`` reads such weights; transformers would look for the package that wrote them.
+            vars(part).pop(field, None)
+    return read
 
 
 def max_model_len(model_config: PretrainedConfig, wanted: int | None) -> int:

@@ -1,0 +1,48 @@
+"""Models of folders and files, as engines load them, and what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from penstock.shared.messages import EngineCoreRequest
+from penstock.shared.params import SamplingParams
+from penstock.worker.config import EngineConfig
+from penstock.worker.engine.composition import build_engine
+from penstock.worker.models.folder import resolve_model_folder
+from penstock.worker.models.loader import load_module
+
+PROMPT = list(range(5, 20))
+
+
+def load(model: Path, dtype: str = "float32") -> PreTrainedModel:
+    config = EngineConfig(model=str(model), dtype=dtype)
+    return load_module(config, resolve_model_folder(config.model))
+
+
+def assert_same(found: PreTrainedModel, wanted: PreTrainedModel) -> None:
+    """Of one class, with the same weights, to the bit."""
+    assert type(found) is type(wanted)
+    held, asked = found.state_dict(), wanted.state_dict()
+    assert held.keys() == asked.keys()
+    different = [name for name, tensor in asked.items() if not torch.equal(held[name], tensor)]
+    assert not different
+
+
+def tokens(model: Path, **options: Any) -> list[int]:
+    """What an engine answers."""
+    config = EngineConfig(
+        **{"model": str(model), "dtype": "float32", "num_threads": 1, "kv_cache_memory": 1 << 22, **options}
+    )
+    core = build_engine(config, resolve_model_folder(config.model)).core
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    assert core.add_request(EngineCoreRequest(request_id="1", prompt_token_ids=PROMPT, sampling_params=params)) is None
+    said: list[int] = []
+    while core.has_work:
+        for output in core.step_fn():
+            assert output.error is None
+            said += output.new_token_ids
+    return said

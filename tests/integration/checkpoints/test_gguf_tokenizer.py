@@ -1,0 +1,108 @@
+"""A GGUF file's tokenizer cuts and joins text as the tokenizer does that it was made of."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from penstock.worker.models.gguf.container import GgufFile
+from penstock.worker.models.gguf.tokenizer import GgufTokenizer
+
+DEMO = Path(__file__).parents[3] / "ops" / "demo" / "model" / "tokenizer.json"
+TEXTS = (
+    "four hundred seven plus thirteen is",
+    "12+34 = 46\n\n  and\tmore",
+    "naïve 猫 \U0001f431 don't",
+    "<s>a</s> b",
+    "",
+)
+SPACE = "\u2581"
+
+
+def tokenizer_of(**values: Any) -> GgufTokenizer:
+    return GgufTokenizer(
+        GgufFile(Path("x.gguf"), {f"tokenizer.ggml.{key}": value for key, value in values.items()}, {})
+    )
+
+
+def test_the_demo_models_comes_back() -> None:
+    source, original = json.loads(DEMO.read_text()), Tokenizer.from_file(str(DEMO))
+    added = {each["id"]: each["content"] for each in source["added_tokens"]}
+    names = {index: token for token, index in source["model"]["vocab"].items()} | added
+    made = tokenizer_of(
+        model="gpt2",
+        pre="smollm",
+        tokens=[names[index] for index in range(len(names))],
+        token_type=[3 if index in added else 1 for index in range(len(names))],
+        merges=[" ".join(merge) for merge in source["model"]["merges"]],
+        bos_token_id=1,
+        eos_token_id=2,
+        add_bos_token=True,
+    )
+    for text in TEXTS:
+        ids = original.encode(text).ids
+        assert made.tokenizer.encode(text).ids == ids
+        assert made.tokenizer.decode(ids) == original.decode(ids)
+    assert made.config() | {"bos_token": "<s>", "eos_token": "</s>"} == made.config()
+    assert made.end_token_ids() == [2]
+
+
+def test_a_vocabulary_with_scores_merges_the_best_pair_first() -> None:
+    """As sentencepiece does: the pair of neighbours whose token has the best score, again and again."""
+    rng = random.Random(0)
+    pieces = sorted(
+        {"".join(rng.choices(f"ab{SPACE}", k=rng.randrange(2, 5))) for _ in range(30)}, key=lambda _: rng.random()
+    )
+    singles = ["a", "b", SPACE]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *singles, *pieces]
+    scores = [0.0] * 259 + [-1000.0] * 3 + [-float(rank) for rank in range(len(pieces))]
+    types = [2, 3, 3] + [6] * 256 + [1] * (3 + len(pieces))
+    ids = {"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    made = tokenizer_of(model="llama", tokens=tokens, scores=scores, token_type=types, **ids)
+    known = dict(zip(tokens, scores, strict=True))
+
+    def merged(text: str) -> list[str]:
+        parts = list(text)
+        while True:
+            pairs = [(known[a + b], -at) for at, (a, b) in enumerate(pairwise(parts)) if a + b in known]
+            if not pairs:
+                return parts
+            at = -max(pairs)[1]
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+
+    for _ in range(50):
+        text = "".join(rng.choices("ab ", k=rng.randrange(1, 20)))
+        found = made.tokenizer.encode(text)
+        assert found.tokens == ["<s>", *merged(SPACE + text.replace(" ", SPACE))]
+        assert made.tokenizer.decode(found.ids) == text
+    accented = made.tokenizer.encode("é")
+    assert accented.tokens[-2:] == ["<0xC3>", "<0xA9>"]
+    assert made.tokenizer.decode(accented.ids) == "é"
+
+
+@pytest.mark.parametrize(
+    ("pre", "parts"),
+    [
+        ("llama-bpe", ["I", "'ll", " pay", " ", "123", "45", " €!!\n"]),
+        ("qwen2", ["I", "'ll", " pay", " ", "1", "2", "3", "4", "5", " €!!\n"]),
+        ("gpt-2", ["I", "'ll", " pay", " 12345", " €!!", "\n"]),
+        ("tekken", ["I", "'ll", " pay", " ", "1", "2", "3", "4", "5", " €!!\n"]),
+    ],
+)
+def test_how_a_vocabulary_cuts_text(pre: str, parts: list[str]) -> None:
+    made = tokenizer_of(model="gpt2", pre=pre, tokens=["a"], token_type=[1], merges=[])
+    text = "I'll pay 12345 €!!\n"
+    cut = [(text[begin:end]) for _, (begin, end) in made.tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+    assert cut == parts
+
+
+def test_what_ends_a_turn_is_found_by_name_where_the_file_does_not_say_it() -> None:
+    tokens = ["<|endoftext|>", "<|im_end|>", "a", "</s>"]
+    made = tokenizer_of(model="gpt2", pre="qwen2", tokens=tokens, token_type=[3, 3, 1, 1], merges=[], eos_token_id=1)
+    assert made.end_token_ids() == [1, 0]

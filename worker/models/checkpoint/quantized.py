@@ -1,0 +1,90 @@
+"""Loads a checkpoint of quantised weights: each is made whole while transformers puts it into its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+
+from ..formats.declared import Quantization, declared_quantization
+from ..formats.reading import dtype_of, read_plain
+from ..formats.stored import StoredTensors
+from ..formats.unpacked import Readable, Unpacked
+from ..gguf.tensors import read_gguf
+
+_GENERATION_FILE = "generation_config.json"
+
+
+def load_quantized(
+    folder: Path, quantization: Quantization, dtype: torch.dtype | str, how: dict[str, Any]
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Load the module of ``how["config"]``, all of its weights in ``dtype``, and what is told of the loading.
+
+    At a time there are the weights that are done, and of those in the making, one for each thread, the packed tensor
+    and a piece in float32.
+
+    Args:
+        dtype: "auto" for that of the configuration, else of what is not quantised.
+        how: for ``from_pretrained``.
+
+    Raises:
+        ModelLoadError: the tensors of the format do not fit each other; the module is not yet looked at.
+    """
+    config = how["config"]
+    empty = _empty_module(config, how["trust_remote_code"])
+    with _opened(folder, quantization, config, dtype) as (tensors, chosen):
+        loaded: Any = type(empty).from_pretrained(
+            None, state_dict=_without_empty_biases(tensors, empty), dtype=chosen, **{**how, "config": empty.config}
+        )
+        module, info = loaded
+    if (folder / _GENERATION_FILE).is_file():
+        module.generation_config = GenerationConfig.from_pretrained(folder)
+    return module, info
+
+
+def plain_names(folder: Path, model_config: PretrainedConfig) -> set[str]:
+    """The names of all tensors in the files, as they are once quantised ones are made whole."""
+    quantization = declared_quantization(folder)
+    if quantization is not None:
+        with _opened(folder, quantization, model_config, "auto") as (tensors, _):
+            return set(tensors)
+    with StoredTensors(folder) as stored:
+        return set(stored)
+
+
+@contextmanager
+def _opened(
+    folder: Path, quantization: Quantization, model_config: PretrainedConfig, dtype: torch.dtype | str
+) -> Iterator[tuple[Readable, torch.dtype]]:
+    named = model_config.get_text_config().dtype if dtype == "auto" else dtype
+    wanted: torch.dtype | None = getattr(torch, named) if isinstance(named, str) else named
+    # Some say what their weights are stored in.
+    wanted = None if wanted is not None and wanted.itemsize == 1 else wanted
+    if quantization.method == "gguf":
+        wanted = wanted or torch.bfloat16
+        yield read_gguf(Path(quantization.settings["file"]), wanted), wanted
+        return
+    with StoredTensors(folder) as stored:
+        chosen = wanted or dtype_of(stored)
+        yield read_plain(stored, quantization, chosen), chosen
+
+
+def _empty_module(config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
+    """The module without weights; what class it is of, none but transformers' table of them knows."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+
+
+def _without_empty_biases(tensors: Readable, empty: PreTrainedModel) -> Readable:
+    """GPTQ has given biases of zeros to layers that have none."""
+    known = empty.state_dict().keys()
+    prefix = f"{empty.base_model_prefix}."
+    layers = (name.removesuffix("weight") for name, tensor in tensors.items() if isinstance(tensor, Unpacked))
+    biases = {f"{layer}bias" for layer in layers} & tensors.keys()
+    absent = (name for name in biases if not {name, prefix + name} & known)
+    left_out = {name for name in absent if not tensors[name][...].any()}
+    return {name: tensor for name, tensor in tensors.items() if name not in left_out}

@@ -1,0 +1,192 @@
+"""What a model's folder says about how its weights were quantised; refuses by name what nothing here reads.
+
+Needs no torch, so that a worker says no before it has loaded anything, and before a download.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ....shared.errors import ModelLoadError
+from ....shared.shown import shown
+
+# Of config.json, and of its part for the text model.
+QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
+# Where config.json says nothing: older ones of GPTQ and AWQ, and what each means by that file.
+_OLDER_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+_MODELOPT_FILE = "hf_quant_config.json"
+# All that may say so beside config.json.
+COMPANION_FILES = (*_OLDER_FILES, _MODELOPT_FILE)
+_OLDER_NAMES = {"w_bit": "bits", "q_group_size": "group_size"}
+
+READ = "fp8 (also of fbgemm and modelopt), mxfp8, mxfp4, compressed-tensors, gptq and awq checkpoints, and .gguf files"
+_REMEDY = (
+    f"Penstock reads {READ}: fetch the model in one of these, or as it was before quantisation, for which there is "
+    "--quantization int8"
+)
+# quant_method, as far as that is not what people call it.
+_CALLED = {
+    "bitsandbytes": "bitsandbytes",
+    "bitsandbytes_4bit": "bitsandbytes",
+    "bitsandbytes_8bit": "bitsandbytes",
+    "eetq": "EETQ",
+    "hqq": "HQQ",
+    "aqlm": "AQLM",
+    "exl2": "ExLlamaV2 (exl2)",
+    "exl3": "ExLlamaV3 (exl3)",
+    "auto-round": "AutoRound",
+    "intel/auto-round": "AutoRound",
+    "quip": "QuIP#",
+    "spqr": "SpQR",
+    "vptq": "VPTQ",
+    "higgs": "HIGGS",
+    "bitnet": "BitNet",
+    "fp_quant": "FP-Quant",
+}
+_COMPRESSED_FORMATS = (
+    *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense"),
+    *("mxfp8-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized"),
+)
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How weights were quantised.
+
+    Args:
+        method: ``quant_method``; a key of ``reading.READERS``.
+        settings: all that the configuration says about it.
+        source: the file that says so.
+    """
+
+    method: str
+    settings: dict[str, Any]
+    source: str
+
+
+def declared_quantization(folder: Path) -> Quantization | None:
+    """What the model in ``folder`` says about itself; None if its weights are plain numbers.
+
+    Raises:
+        ModelLoadError: it is quantised in a way that is not read; names it, and what to do.
+    """
+    found = _find(folder)
+    if found is None:
+        return None
+    settings, source = found
+    method = str(settings.get("quant_method") or "nothing").lower().replace("_", "-")
+    method = _ALIASES.get(method, method)
+    check = _CHECKS.get(method)
+    if check is None:
+        raw = str(settings.get("quant_method"))
+        raise ModelLoadError(
+            f"the model in {folder} is quantised by {_CALLED.get(raw.lower(), shown(raw))} (quant_method "
+            f"{shown(raw)} in {source}), which is not read here. {_REMEDY}"
+        )
+    unread = check(settings)
+    if unread is not None:
+        field, wanted = unread
+        raise ModelLoadError(
+            f"the model in {folder} is quantised by {method} with {field} {shown(settings.get(field))} (in {source}), "
+            f"which is not read here, but {wanted}. {_REMEDY}"
+        )
+    return Quantization(method, settings, source)
+
+
+def _find(folder: Path) -> tuple[dict[str, Any], str] | None:
+    config = _read_json(folder / "config.json")
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        for field in QUANTIZATION_FIELDS:
+            if isinstance(part.get(field), dict) and part[field]:
+                return _with_method(part[field]), "config.json"
+    modelopt = _read_json(folder / _MODELOPT_FILE).get("quantization")
+    if isinstance(modelopt, dict) and modelopt.get("quant_algo"):
+        return {**modelopt, "quant_method": "modelopt"}, _MODELOPT_FILE
+    for file, method in _OLDER_FILES.items():
+        settings = _read_json(folder / file)
+        if settings:
+            renamed = {_OLDER_NAMES.get(name, name): value for name, value in settings.items()}
+            return {"quant_method": method, **renamed}, file
+    return None
+
+
+def _with_method(settings: dict[str, Any]) -> dict[str, Any]:
+    """Some leave out who has quantised: bitsandbytes in its beginnings, and compressed-tensors."""
+    if settings.get("quant_method"):
+        return settings
+    if settings.get("load_in_8bit") or settings.get("load_in_4bit"):
+        return {**settings, "quant_method": "bitsandbytes"}
+    return {**settings, "quant_method": "compressed-tensors"} if "config_groups" in settings else settings
+
+
+Unread = tuple[str, str] | None
+
+
+def _one_of(settings: dict[str, Any], field: str, default: Any, *read: Any) -> Unread:
+    value = settings.get(field, default)
+    value = value.lower() if isinstance(value, str) else value
+    return None if value in read else (field, " or ".join(str(each) for each in read))
+
+
+def _check_gptq(settings: dict[str, Any]) -> Unread:
+    # Files of AutoGPTQ before it had the field say with a flag that they hold another layout.
+    if settings.get("is_marlin_format"):
+        return "is_marlin_format", "the ordinary format"
+    return (
+        _one_of(settings, "bits", None, 2, 4, 8)
+        or _one_of(settings, "checkpoint_format", "gptq", "gptq", "gptq_v2")
+        or _one_of(settings, "pack_dtype", "int32", "int32")
+    )
+
+
+def _check_awq(settings: dict[str, Any]) -> Unread:
+    return _one_of(settings, "bits", 4, 4) or _one_of(settings, "version", "gemm", "gemm")
+
+
+def _check_compressed(settings: dict[str, Any]) -> Unread:
+    sparsity = settings.get("sparsity_config") or {}
+    if sparsity.get("format", "dense") != "dense":
+        return "sparsity_config", "dense weights"
+    # Rotations that are computed with each token.
+    if (settings.get("transform_config") or {}).get("config_groups"):
+        return "transform_config", "weights without transforms"
+    groups = settings.get("config_groups")
+    if groups and not isinstance(groups, dict):
+        return "config_groups", "an object of schemes"
+    formats = [settings.get("format", "dense"), *(group.get("format") for group in (groups or {}).values())]
+    unread = [each for each in formats if each is not None and each not in _COMPRESSED_FORMATS]
+    return ("format", ", ".join(_COMPRESSED_FORMATS)) if unread else None
+
+
+def _check_modelopt(settings: dict[str, Any]) -> Unread:
+    return _one_of(settings, "quant_algo", None, "fp8", "mxfp8")
+
+
+def _check_nothing(_settings: dict[str, Any]) -> Unread:
+    return None
+
+
+_ALIASES = {"fbgemm-fp8": "fp8", "compressed_tensors": "compressed-tensors"}
+_CHECKS: dict[str, Callable[[dict[str, Any]], Unread]] = {
+    "fp8": _check_nothing,
+    "mxfp8": _check_nothing,
+    "modelopt": _check_modelopt,
+    "mxfp4": _check_nothing,
+    "compressed-tensors": _check_compressed,
+    "gptq": _check_gptq,
+    "awq": _check_awq,
+    "gguf": _check_nothing,
+}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

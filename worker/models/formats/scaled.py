@@ -1,0 +1,75 @@
+"""Weights in eight bits with scales beside them: fp8 in blocks, rows or whole, mxfp8, and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ....shared.errors import ModelLoadError
+from .declared import Quantization
+from .stored import StoredTensors
+from .unpacked import Grid, Readable, Unpacked, make_grid, write_scaled
+
+FLOAT8 = ("F8_E4M3", "F8_E5M2")
+# DeepSeek's is called after the inverse that it was made from; it is multiplied by as the others are.
+_SCALES = ("_scale_inv", "_scale")
+MX_BLOCK = (1, 32)
+
+
+def read_float8(stored: StoredTensors, quantization: Quantization, dtype: torch.dtype) -> Readable:
+    """``X.weight`` in float8 and ``X.weight_scale_inv`` or ``X.weight_scale``, of matrices and of stacks of them."""
+    size = quantization.settings.get("weight_block_size")
+    block = (int(size[0]), int(size[1])) if size else None
+    made: Readable = {}
+    for name in (name for name in stored if stored.dtype(name) in FLOAT8 and not name.endswith(_SCALES)):
+        scale = next((name + end for end in _SCALES if name + end in stored), None)
+        if scale is None:
+            raise ModelLoadError(
+                f"{name} is in float8, and no file has {name}{_SCALES[0]} or {name}{_SCALES[1]}, which say what its "
+                "numbers stand for; fetch the model again"
+            )
+        made[name] = unpack_scaled(stored, name, scale, None, block, dtype)
+    return made
+
+
+def unpack_scaled(
+    stored: StoredTensors,
+    name: str,
+    scale: str,
+    zero_point: str | None,
+    block: tuple[int, int] | None,
+    dtype: torch.dtype,
+) -> Unpacked:
+    """The tensor ``name`` [O, I] or [E, O, I], whose numbers lie as they are, times its scales.
+
+    Raises:
+        ModelLoadError: the scales do not fit it.
+    """
+    shape, values = stored.shape(name), stored.slice(name)
+    scales = stored.read(scale)
+    zeros = None if zero_point is None else stored.read(zero_point)
+    block = MX_BLOCK if scales.dtype in (torch.uint8, torch.float8_e8m0fnu) and block is None else block
+    if len(shape) == 2:
+        grid = make_grid(scale, (shape[0], shape[1]), scales, zeros, block)
+        return Unpacked(shape, dtype, partial(write_scaled, values=values.__getitem__, grid=grid))
+    if len(shape) != 3:
+        raise ModelLoadError(f"{name} is {list(shape)}, which is neither a matrix nor a stack of them")
+    # One scale for all of each matrix may be told by a number for each.
+    stacked = scales if scales.dim() > 1 or len(scales) != shape[0] else scales[:, None, None]
+    grids = [
+        make_grid(scale, (shape[1], shape[2]), each, None if zeros is None else zeros[number], block)
+        for number, each in enumerate(stacked.expand(shape[0], *stacked.shape[1:]))
+    ]
+    return Unpacked(shape, dtype, partial(_write_stack, part=lambda number: _rows_of(values, number), grids=grids))
+
+
+def _rows_of(values: Tensor, number: int) -> Callable[[slice], Tensor]:
+    return lambda rows: values[number, rows]
+
+
+def _write_stack(out: Tensor, part: Callable[[int], Callable[[slice], Tensor]], grids: list[Grid]) -> None:
+    for number, grid in enumerate(grids):
+        write_scaled(out[number], part(number), grid)

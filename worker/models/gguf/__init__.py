@@ -1,0 +1,1 @@
+"""GGUF, llama.cpp's format: one file with configuration, tokenizer and weights."""

@@ -1,0 +1,219 @@
+"""A GGUF file as what it holds: values by key, and tensors by name as bytes that stay in the file.
+
+Source: ggml-org/ggml, docs/gguf.md. Everything is checked before it is believed: a file may be cut short or made up.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....shared.errors import ModelLoadError
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_ALIGNMENT = 32
+_MAX_DIMENSIONS = 4
+_FLOAT32, _STRING, _ARRAY = 6, 8, 9
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+
+
+class TensorType(NamedTuple):
+    """How numbers lie in bytes: ``num_bytes`` for each ``num_values``."""
+
+    name: str
+    num_values: int
+    num_bytes: int
+
+
+# By ggml's numbers. Those that are not unpacked here are named where they are refused.
+TYPES = {
+    0: TensorType("F32", 1, 4),
+    1: TensorType("F16", 1, 2),
+    2: TensorType("Q4_0", 32, 18),
+    3: TensorType("Q4_1", 32, 20),
+    6: TensorType("Q5_0", 32, 22),
+    7: TensorType("Q5_1", 32, 24),
+    8: TensorType("Q8_0", 32, 34),
+    12: TensorType("Q4_K", 256, 144),
+    13: TensorType("Q5_K", 256, 176),
+    14: TensorType("Q6_K", 256, 210),
+    30: TensorType("BF16", 1, 2),
+}
+_OTHER_TYPES = {9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS"}
+_OTHER_TYPES |= {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0"}
+_OTHER_TYPES |= {39: "MXFP4"}
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """A tensor of a file.
+
+    Args:
+        shape: rows last but one, as in torch; ggml has them the other way round.
+        data: [..., bytes of a row] uint8, in the file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: TensorType
+    data: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """Args: values: by key; tensors: by name, of all parts of the file."""
+
+    path: Path
+    values: dict[str, Any]
+    tensors: dict[str, GgufTensor]
+
+
+def open_gguf(path: Path) -> GgufFile:
+    """Read the head of ``path``, and of the files that it is continued in.
+
+    Raises:
+        ModelLoadError: a file is missing, no GGUF, cut short, or holds numbers in a form that is not unpacked here.
+    """
+    values: dict[str, Any] = {}
+    tensors: dict[str, GgufTensor] = {}
+    for part in parts_of(path):
+        try:
+            found, held = _read(part)
+        except (struct.error, IndexError, RecursionError) as error:
+            raise ModelLoadError(f"{part} is damaged or cut short; fetch it again") from error
+        except OSError as error:
+            raise ModelLoadError(f"{part} cannot be read: {error.strerror or error}") from error
+        values = found | values
+        tensors |= held
+    return GgufFile(path, values, tensors)
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The files that hold the model of ``path``: more than one if it is cut into parts.
+
+    Raises:
+        ModelLoadError: it is not the first of them, or others are missing.
+    """
+    shard = _SHARD.search(path.name)
+    if shard is None:
+        return [path]
+    stem, count = path.name[: shard.start()], int(shard[2])
+    if int(shard[1]) != 1:
+        raise ModelLoadError(
+            f"{path} is part {int(shard[1])} of {count}; give the first, {stem}-00001-of-{shard[2]}.gguf"
+        )
+    parts = [path.with_name(f"{stem}-{number:05}-of-{shard[2]}.gguf") for number in range(1, count + 1)]
+    absent = [part.name for part in parts if not part.is_file()]
+    if absent:
+        raise ModelLoadError(f"{path} goes on in {', '.join(absent[:4])}, which its folder lacks; fetch all parts")
+    return parts
+
+
+class _Head:
+    """Reads the head of a file from its beginning to its end."""
+
+    def __init__(self, data: NDArray[np.uint8]) -> None:
+        self._data = data.data
+        self.at = 0
+
+    def number(self, code: str) -> Any:
+        (value,) = struct.unpack_from(f"<{code}", self._data, self.at)
+        self.at += struct.calcsize(f"<{code}")
+        return value
+
+    def text(self) -> str:
+        length = self.number("Q")
+        found = bytes(self._data[self.at : self.at + length])
+        if len(found) != length:
+            raise IndexError
+        self.at += length
+        # Tokens may be pieces of a character.
+        return found.decode(errors="surrogateescape")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.text()
+        if kind != _ARRAY:
+            if kind not in _SCALARS:
+                raise IndexError
+            found = self.number(_SCALARS[kind])
+            # 1e-6 was meant, not the float32 beside it.
+            return float(str(np.float32(found))) if kind == _FLOAT32 else found
+        of, length = self.number("I"), self.number("Q")
+        if length > len(self._data):
+            raise IndexError
+        if of in _SCALARS:
+            found = struct.unpack_from(f"<{length}{_SCALARS[of]}", self._data, self.at)
+            self.at += struct.calcsize(f"<{length}{_SCALARS[of]}")
+            return list(found)
+        return [self.value(of) for _ in range(length)]
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+    try:
+        data = np.memmap(path, dtype=np.uint8, mode="r")
+    except ValueError as error:  # of an empty file
+        raise ModelLoadError(f"{path} is empty; fetch it again") from error
+    head = _Head(data)
+    magic = bytes(data[:4])
+    head.at = 4
+    version = head.number("I")
+    if magic != _MAGIC:
+        raise ModelLoadError(f"{path} is no GGUF file: it begins with {magic!r}; fetch it again")
+    if version not in _VERSIONS:
+        raise ModelLoadError(f"{path} is GGUF of version {version}, and 2 and 3 are read; convert the model anew")
+    num_tensors, num_values = head.number("Q"), head.number("Q")
+    values = {}
+    for _ in range(num_values):
+        key = head.text()
+        values[key] = head.value(head.number("I"))
+    heads = [_read_tensor_head(head, path) for _ in range(num_tensors)]
+    alignment = values.get("general.alignment", _ALIGNMENT)
+    if type(alignment) is not int or alignment < 1:
+        raise IndexError
+    start = -(-head.at // alignment) * alignment
+    return values, {made.name: made for made in map(partial(_place, data, start, path), heads)}
+
+
+class _TensorHead(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+    kind: TensorType
+    offset: int
+
+
+def _read_tensor_head(head: _Head, path: Path) -> _TensorHead:
+    name, num_dimensions = head.text(), head.number("I")
+    if num_dimensions > _MAX_DIMENSIONS:
+        raise IndexError
+    shape = tuple(head.number("Q") for _ in range(num_dimensions))[::-1]
+    number, offset = head.number("I"), head.number("Q")
+    kind = TYPES.get(number)
+    if kind is None:
+        raise ModelLoadError(
+            f"{path} has {name} in {_OTHER_TYPES.get(number, f'type {number}')}, and "
+            f"{', '.join(each.name for each in TYPES.values())} are read; fetch the model in one of these, Q4_K_M or "
+            "Q8_0 for example"
+        )
+    return _TensorHead(name, shape, kind, offset)
+
+
+def _place(data: NDArray[np.uint8], start: int, path: Path, head: _TensorHead) -> GgufTensor:
+    *rows, length = head.shape or (1,)
+    if length % head.kind.num_values:
+        raise ModelLoadError(f"{path} has {head.name} with rows of {length} in {head.kind.name}; fetch it again")
+    row_bytes = length // head.kind.num_values * head.kind.num_bytes
+    begin = start + head.offset
+    held = data[begin : begin + int(np.prod(rows, dtype=object)) * row_bytes]
+    if len(held) != int(np.prod(rows, dtype=object)) * row_bytes:
+        raise ModelLoadError(f"{path} is cut short: {head.name} lies beyond its end; fetch it again")
+    return GgufTensor(head.name, head.shape, head.kind, held.reshape(*rows, row_bytes))

@@ -1,0 +1,63 @@
+"""A GGUF file as a model folder: what transformers' format has beside the weights, written once into a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from ....shared.errors import ModelLoadError
+from .container import open_gguf, parts_of
+from .families import find_family
+from .tokenizer import GgufTokenizer
+
+# Of what is written below; a newer release does not take what an older one has left.
+_VERSION = 1
+
+log = structlog.get_logger(__name__)
+
+
+def gguf_folder(path: Path, cache: Path) -> Path:
+    """A folder with ``config.json`` and ``tokenizer.json`` of the model in ``path``, whose weights stay there.
+
+    Args:
+        cache: where the folder is made, under a name that follows from the file.
+
+    Raises:
+        ModelLoadError: the file is not what is read here, or the cache cannot be written to.
+    """
+    path = path.resolve()
+    states = [(str(part), part.stat()) for part in parts_of(path)]
+    identity = repr([(name, state.st_size, state.st_mtime_ns) for name, state in states] + [_VERSION])
+    target = cache / "gguf" / hashlib.sha256(identity.encode()).hexdigest()[:16]
+    if target.is_dir():
+        return target
+    file = open_gguf(path)
+    tokenizer = GgufTokenizer(file)
+    config = {**find_family(file).config(), "quantization_config": {"quant_method": "gguf", "file": str(path)}}
+    contents: dict[str, Any] = {
+        "config.json": config,
+        "tokenizer_config.json": tokenizer.config(),
+        "generation_config.json": {"eos_token_id": tokenizer.end_token_ids()},
+    }
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=target.parent))
+        for name, content in contents.items():
+            (made / name).write_text(json.dumps(content, indent=2) + "\n")
+        tokenizer.tokenizer.save(str(made / "tokenizer.json"))
+        # Another engine of this host may have been faster; the content is the same.
+        with suppress(FileExistsError):
+            made.rename(target)
+    except OSError as error:
+        raise ModelLoadError(
+            f"the tokenizer of {path} cannot be written to {target.parent}: {error.strerror or error}; set "
+            "XDG_CACHE_HOME to a folder that can be written to"
+        ) from error
+    log.info("gguf_described", source=str(path), target=str(target))
+    return target
