@@ -14,6 +14,7 @@ from ...shared.errors import ConfigurationError
 from ...shared.messages import Ready
 from ...shared.params import SamplingParams
 from ..config import EngineConfig
+from ..host import usable_cores
 from ..models.lean.native import NativeForward
 from ..models.loader import LoadedModel, load_model
 from ..progress import ProgressWriter
@@ -27,7 +28,6 @@ from .execution.kv_cache import size_kv_cache
 from .execution.memory import measure_memory
 from .execution.model_runner import ModelRunner
 from .execution.overlap import OverlappingRunner
-from .host import usable_cores
 from .look_ahead import LookAheadCore
 from .processor import processor
 from .scheduling.batch_queue import BatchQueue
@@ -55,6 +55,9 @@ class Engine:
     core: EngineCore
     control: EngineControl
     ready: Ready
+
+    def close(self) -> None:
+        """It has started nothing beside itself."""
 
 
 def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | None = None) -> Engine:

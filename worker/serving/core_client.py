@@ -40,7 +40,7 @@ from ...shared.messages import (
     UtilityOutput,
 )
 from ..config import EngineConfig
-from ..engine.host import num_oom_kills
+from ..host import num_oom_kills
 from ..ipc import WorkerChannel, socket_pair
 from ..progress import ProgressReader
 from .core_process import CoreProcess, Launch, start_core
