@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 
 import structlog
@@ -40,6 +41,7 @@ from .scheduling.timeline import ClockedTimeline
 from .structured.admission import GrammarAdmission
 from .structured.loader import load_backend
 
+_VERSIONS = ("torch", "transformers")
 _SMALL_MODEL_PARAMETERS = 20_000_000
 # Its operations are too short to be cut into more pieces.
 _SMALL_MODEL_THREADS = 4
@@ -211,4 +213,10 @@ def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
         processor=name,
         instructions=instructions,
         kernel_instructions="" if library is None else library.instructions,
+        versions={name: metadata.version(name) for name in _VERSIONS},
+        quantization=config.quantization or "",
+        scheduling_policy=config.scheduling_policy,
+        enable_prefix_caching=config.enable_prefix_caching,
+        async_scheduling=config.async_scheduling,
+        structured_outputs_backend=config.structured_outputs_backend,
     )
