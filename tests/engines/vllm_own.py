@@ -23,6 +23,8 @@ def main() -> None:
     llm = LLM(work["model"], dtype="float32", enforce_eager=True, max_model_len=1024, max_num_seqs=8)
     answers = []
     for token_ids, values in work["requests"]:
+        # JSON's keys are strings.
+        values["logit_bias"] = {int(token_id): bias for token_id, bias in values.get("logit_bias", {}).items()} or None
         if "structured_outputs" in values:
             values["structured_outputs"] = StructuredOutputsParams(**values["structured_outputs"])
         (answer,) = llm.generate([{"prompt_token_ids": token_ids}], SamplingParams(**values), use_tqdm=False)
