@@ -47,7 +47,7 @@ def install_gate(path: str) -> None:
             return []
         return step(self)
 
-    VllmCore.step_fn = gated_step  # type: ignore[method-assign]
+    VllmCore.step_fn = gated_step
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import pytest
 from penstock.ops.demo.run import MODEL
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, Delta, SamplingParams, StructuredOutputsParams
-from penstock.shared.errors import UnsupportedCallError, UnsupportedParameterError, ValidationError
+from penstock.shared.errors import EngineCallError, UnsupportedParameterError, ValidationError
 from penstock.worker.text.tokenizer import TextCodec
 
 from ..gate import Gate
@@ -40,6 +40,8 @@ ASKED: dict[str, dict[str, Any]] = {
     "logprobs": {"temperature": 0.0, "logprobs": 3},
     "structured": {"temperature": 0.0, "structured_outputs": {"regex": REGEX}},
 }
+# By name of what is asked, one for each prompt.
+Answers = dict[str, list[dict[str, Any]]]
 pytestmark = pytest.mark.slow
 
 
@@ -51,9 +53,15 @@ def _params(values: dict[str, Any], **more: Any) -> SamplingParams:
 
 
 @pytest.fixture(scope="module")
-def own_answers(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+def codec() -> TextCodec:
+    return TextCodec.load(MODEL)
+
+
+@pytest.fixture(scope="module")
+def own_answers(
+    vllm_python: str, codec: TextCodec, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[dict[str, Any]]]:
     """What vLLM makes of the prompts by itself: by name of what is asked, one answer for each prompt."""
-    codec = TextCodec.load(MODEL)
     requests = [
         (codec.encode(prompt), {"max_tokens": LONG, "ignore_eos": "structured_outputs" not in values, **values})
         for values in ASKED.values()
@@ -70,7 +78,7 @@ def own_answers(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> d
 
 
 @pytest.mark.parametrize("name", ASKED)
-async def test_tokens_are_vllms_own(client: Client, own_answers: dict[str, list[dict[str, Any]]], name: str) -> None:
+async def test_tokens_are_vllms_own(client: Client, own_answers: Answers, name: str) -> None:
     told = await asyncio.gather(*(client.generate(prompt, _params(ASKED[name])) for prompt in PROMPTS))
     for request, own in zip(told, own_answers[name], strict=True):
         (output,) = request.outputs
@@ -92,9 +100,9 @@ async def test_stop_strings_are_ours(client: Client) -> None:
     assert (str(cut.finish_reason), cut.stop_reason) == ("stop", stop)
 
 
-async def test_prompt_logprobs_come_with_the_first_token(client: Client) -> None:
+async def test_prompt_logprobs_come_with_the_first_token(client: Client, codec: TextCodec) -> None:
     told = await client.generate(PROMPTS[0], _params(ASKED["greedy"], prompt_logprobs=1, max_tokens=2))
-    token_ids = TextCodec.load(MODEL).encode(PROMPTS[0])
+    token_ids = codec.encode(PROMPTS[0])
     assert told.prompt_logprobs is not None
     assert [None if p is None else p.token_id for p in told.prompt_logprobs][1:] == token_ids[1:]
 
@@ -105,7 +113,7 @@ async def test_what_vllm_does_not_do_is_refused(client: Client) -> None:
     assert (await client.generate(PROMPTS[0], _params(ASKED["greedy"], max_tokens=2), resume="exact")).finished
     with pytest.raises(ValidationError, match="vLLM refuses the request: Grammar error"):
         await client.generate(PROMPTS[0], SamplingParams(structured_outputs=StructuredOutputsParams(regex="([")))
-    with pytest.raises(UnsupportedCallError, match="sleep: vLLM runs without it"):
+    with pytest.raises(EngineCallError, match="sleep: vLLM runs without it"):
         await client.sleep()
 
 

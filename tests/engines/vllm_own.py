@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false
+# (vLLM is installed in an environment of its own.)
 """Runs in vLLM's interpreter: what vLLM's own front end makes of prompts, as JSON. Knows nothing of Penstock."""
 
 from __future__ import annotations

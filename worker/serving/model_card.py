@@ -58,7 +58,7 @@ def _setup(config: EngineConfig, ready: Ready) -> EngineSetup:
         quantization=ready.quantization,
         attention_backend=ready.attention_backend,
         structured_outputs_backend=ready.structured_outputs_backend,
-        native_kernels=config.native_kernels,
+        native_kernels=bool(ready.kernel_instructions),
         num_threads=config.num_threads,
         processor=ready.processor,
         instructions=ready.instructions,

@@ -61,8 +61,9 @@ def test_options_that_vllm_takes_are_fields() -> None:
 
 @pytest.mark.parametrize("name", ["engine_python", "engine_options"])
 def test_our_engine_takes_no_options_of_another(name: str) -> None:
+    given: dict[str, Any] = {name: "x"}
     with pytest.raises(ConfigurationError, match=f"^{name} is not for Penstock's own engine"):
-        EngineConfig(model="/m", **{name: "x"})
+        EngineConfig(model="/m", **given)
 
 
 def test_what_the_operator_has_set_stays() -> None:

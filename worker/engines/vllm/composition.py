@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false
+# (vLLM is installed in an environment of its own.)
 """Builds vLLM's engine core as its own server would, and what we put around it."""
 
 from __future__ import annotations

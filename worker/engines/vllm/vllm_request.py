@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false
+# (vLLM is installed in an environment of its own.)
 """Makes vLLM's requests of ours, by the checks of its own front end."""
 
 from __future__ import annotations
