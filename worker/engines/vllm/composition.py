@@ -152,5 +152,5 @@ def _processor() -> str:
 
 def _leave_broken() -> None:
     """One of vLLM's own processes has died: nothing can be computed, and the worker process shall know at once."""
-    log.error("engine_core_died", reason="one of vLLM's processes ended")
+    log.error("vllm_process_died")
     os._exit(1)
