@@ -121,8 +121,9 @@ class VllmThroughRedis(ThroughRedis):
 
     def __init__(self, options: list[str], folder: Path) -> None:
         python = str(folder / "bin" / "python")
-        # As the rival's script has it.
-        super().__init__([*options, "--engine", "vllm", "--engine-python", python, "--max-model-len", "512"])
+        own = ["--engine", "vllm", "--engine-python", python, "--max-model-len", "512"]
+        # It compiles at its start; what a step compiles on a busy machine must not look like a stall.
+        super().__init__([*options, *own, "--stall-timeout", "60"])
         self._folder, self._python = folder, python
 
     @property
@@ -134,8 +135,10 @@ class VllmThroughRedis(ThroughRedis):
         return "" if done.returncode == 0 else "no penstock in its environment (make engine-vllm)"
 
     def run(self, model: Path, phases: list[Phase], dtype: str, scratch: Path) -> SideRun:
+        # As the rival's script has it: the check in float32 is not timed.
+        eager = ["--enforce-eager"] if dtype == "float32" else []
         with _environment(vllm_environment(self._folder)):
-            return super().run(model, phases, dtype, scratch)
+            return ThroughRedis([*self._options, *eager]).run(model, phases, dtype, scratch)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 OPTIONS = ["--device", "cpu", "--dtype", "float32", "--threads", "1", "--max-num-seqs", "8", "--enforce-eager"]
 OPTIONS += ["--kv-cache-memory", "64MiB", "--max-model-len", "1024", "--served-model-name", "demo"]
+OPTIONS += ["--max-deliveries", "2"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

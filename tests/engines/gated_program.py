@@ -1,6 +1,7 @@
 """Runs in vLLM's interpreter: ``-m MODULE …`` as Python does, with a core that waits at the gate of the tests.
 
-A core holds all its requests once it has made as many tokens as the gate says; nothing of it is in the adapter.
+A core holds all its requests once it has made as many tokens as the gate says, and chokes on a poisoned one; nothing of
+that is in the adapter.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import time
 from typing import Any
 
 HELD_STEP_S = 0.002
+# A step with a request that has this raises, as one does on which a kernel chokes.
+POISON = {3: 0.125}
 
 
 class CoreGate:
@@ -42,6 +45,8 @@ def install_gate(path: str) -> None:
     step, gate = VllmCore.step_fn, CoreGate(path)
 
     def gated_step(self: Any) -> Any:
+        if any(running.request.params.logit_bias == POISON for running in self._running.values()):
+            raise RuntimeError("the batch has a poisoned request")
         if self.num_unfinished_requests and gate.holds(self.stats().num_generation_tokens):
             time.sleep(HELD_STEP_S)
             return []

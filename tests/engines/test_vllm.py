@@ -17,7 +17,7 @@ import pytest
 from penstock.ops.demo.run import MODEL
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, Delta, SamplingParams, StructuredOutputsParams
-from penstock.shared.errors import EngineCallError, UnsupportedParameterError, ValidationError
+from penstock.shared.errors import EngineCallError, PoisonRequestError, UnsupportedParameterError, ValidationError
 from penstock.worker.text.tokenizer import TextCodec
 
 from ..gate import Gate
@@ -162,6 +162,25 @@ class Followed:
         assert [delta.finished for delta in self.deltas] == [False] * (len(self.deltas) - 1) + [True]
 
 
+async def test_a_batch_that_raises_is_blamed_on_one(client: Client, gate: Gate) -> None:
+    """It ends the core. Who was in it runs alone then: the poisoned one is parked at its second death."""
+    whole = (await client.generate(PROMPTS[0], _params(ASKED["greedy"]))).outputs[0]
+    gate.hold_at(10)
+    neighbour = Followed(client.stream(PROMPTS[0], _params(ASKED["greedy"])), 5)
+    await asyncio.wait_for(neighbour.has_begun.wait(), 60)
+    (before,) = await client.engines()
+    poisoned = asyncio.create_task(client.generate(PROMPTS[0], _params(ASKED["greedy"], logit_bias={3: 0.125})))
+    # The gate holds the neighbour alone: a poisoned batch raises before it looks.
+    async with asyncio.timeout(60):
+        while {engine.core_pid for engine in await client.engines()} == {before.core_pid}:
+            await asyncio.sleep(0.05)
+    gate.open()
+    with pytest.raises(PoisonRequestError):
+        await asyncio.wait_for(poisoned, 600)
+    await asyncio.wait_for(neighbour.task, 300)
+    neighbour.check(whole.token_ids, whole.text)
+
+
 async def test_a_killed_core_is_gone_on_from(client: Client, vllm_stack: LocalStack, gate: Gate) -> None:
     """kill -9 of the core in mid-stream: no gap, no repeat, and greedy ones (with a grammar, too) end as they would."""
     asked = [_params(ASKED["greedy"]), _params(ASKED["structured"]), _params(ASKED["seeded"])]
@@ -170,6 +189,7 @@ async def test_a_killed_core_is_gone_on_from(client: Client, vllm_stack: LocalSt
     followed = [Followed(client.stream(PROMPTS[0], params), 5) for params in asked]
     await asyncio.wait_for(asyncio.gather(*(one.has_begun.wait() for one in followed)), 60)
     (engine,) = await client.engines()
+    num_restarts = engine.num_restarts
     os.kill(engine.core_pid, signal.SIGKILL)
     gate.open()
     await asyncio.wait_for(asyncio.gather(*(one.task for one in followed)), 300)
@@ -180,7 +200,7 @@ async def test_a_killed_core_is_gone_on_from(client: Client, vllm_stack: LocalSt
     seeded.check([t for d in seeded.deltas for t in d.token_ids], "".join(delta.text for delta in seeded.deltas))
     assert seeded.deltas[-1].next_index == LONG
     (engine,) = await client.engines()
-    assert engine.num_restarts == 1
+    assert engine.num_restarts == num_restarts + 1
     assert engine.setup is not None
     assert (engine.setup.engine, engine.setup.resume) == ("vllm", "greedy")
 

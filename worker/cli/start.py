@@ -138,6 +138,7 @@ def _fork_server(host: HostOptions, engine: EngineConfig, process: dict[str, Any
 def _chosen(engine: EngineConfig) -> str:
     """What was chosen otherwise than by default, of what changes speed and rounding, for the line that says ready."""
     options = {
+        "engine": engine.engine if engine.engine != "penstock" else None,
         "attention": engine.attention_backend if engine.attention_backend != "auto" else None,
         "KV cache in": engine.eight_bit_cache,
         "weights in": engine.quantization,

@@ -69,6 +69,8 @@ def test_what_vllm_cannot_do_is_refused_by_name(values: dict[str, Any], sentence
         ({"temperature": 0.0, "repetition_penalty": 1.2, "logit_bias": {3: 1.0}}, True),
         ({"temperature": 0.0, "presence_penalty": 0.5}, False),
         ({"temperature": 0.0, "frequency_penalty": 0.5}, False),
+        ({"temperature": 0.0, "bad_words": ["a"], "bad_words_token_ids": [[3], [4]]}, True),
+        ({"temperature": 0.0, "bad_words": ["a"], "bad_words_token_ids": [[3], [4, 5]]}, False),
         ({"temperature": 0.5, "seed": 3}, False),
     ],
 )

@@ -42,9 +42,10 @@ _MAY_TAKE_LONG = frozenset({Sleep, WakeUp, StartProfile, StopProfile, SaveSharde
 
 
 class VllmControl:
-    """Args:
+    """Calls of ours as calls of vLLM's.
 
-    engine: ``vllm.v1.engine.core.EngineCore``; ``core`` is made of it.
+    Args:
+        engine: ``vllm.v1.engine.core.EngineCore``; ``core`` is made of it.
     """
 
     def __init__(self, engine: Any, core: VllmCore, progress: ProgressWriter) -> None:

@@ -1,7 +1,7 @@
 """vLLM's engine core as a ``Core``: its scheduler and its model, our requests and outputs.
 
-What vLLM computes for a request it may forget between two engines: the delivered tokens come back as the end of the
-prompt, and a grammar is led over them before its request is scheduled. A batch that raises ends the process, for vLLM's
+Nothing of a request outlives a core: what was delivered comes back as the end of the prompt, and a grammar is led over
+it before its request is scheduled. A batch that raises ends the process, for vLLM's
 state is not to be trusted afterwards: who is to blame is found by deaths, as for crashes (decision 0014).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -23,7 +23,7 @@ from ....shared.messages import (
     RequestError,
     SchedulerStats,
 )
-from ....shared.params import SamplingParams
+from ....shared.params import RepetitionDetectionParams, SamplingParams
 from ....shared.stats import StepStats
 from ...engine.sampling.param_checks import check_in_vocabulary, check_params
 from ...engine.scheduling.repetition import ends_in_repetition
@@ -46,11 +46,7 @@ class _Running:
     """What is known here of a request that vLLM has. ``request`` counts what was delivered as output."""
 
     request: Request
-    grammar: Future[Any] | None = None
-    keeps_tokens: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.keeps_tokens = self.request.params.repetition_detection is not None
+    grammar: Future[Any] | None
 
 
 class VllmCore:
@@ -187,11 +183,13 @@ class VllmCore:
         if params.prompt_logprobs is not None:
             output.new_prompt_logprobs = logprobs_of(theirs.new_prompt_logprobs_tensors, params.prompt_logprobs)
         if theirs.prefill_stats is not None:
-            output.num_cached_tokens = theirs.prefill_stats.num_cached_tokens
+            # To vLLM what was delivered is prompt, too.
+            cached = theirs.prefill_stats.num_cached_tokens
+            output.num_cached_tokens = min(cached, running.request.num_prompt_tokens)
         output.events = events_of(theirs.events)
         self._stats.num_preemptions += sum(event.type is EngineCoreEventType.PREEMPTED for event in output.events)
-        if running.keeps_tokens:
-            self._seek_repetition(running.request, output)
+        if params.repetition_detection is not None:
+            self._seek_repetition(running.request, params.repetition_detection, output)
         if output.finish_reason is FinishReason.ERROR:
             output.error = _error_of(running.grammar)
         self._stats.num_generation_tokens += len(output.new_token_ids)
@@ -199,10 +197,8 @@ class VllmCore:
             del self._running[theirs.request_id]
         return output
 
-    def _seek_repetition(self, request: Request, output: EngineCoreOutput) -> None:
+    def _seek_repetition(self, request: Request, sought: RepetitionDetectionParams, output: EngineCoreOutput) -> None:
         """End a request at the token that makes it repeat itself, which vLLM would seek in its own output alone."""
-        sought = request.params.repetition_detection
-        assert sought is not None
         for number, token_id in enumerate(output.new_token_ids, start=1):
             request.token_ids.append(token_id)
             is_last = number == len(output.new_token_ids)

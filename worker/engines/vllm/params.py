@@ -16,8 +16,8 @@ from ....shared.messages import EXACT, GREEDY, EngineCoreRequest
 from ....shared.params import SamplingParams, StructuredOutputsParams
 from ....shared.seeds import derived_seed
 
-# How a resumed generation continues; `Ready` says it. Presence and frequency penalties count the output alone, and the
-# state of a random generator is nowhere, so beyond greedy ones nothing is the same.
+# How a resumed generation continues; `Ready` says it. Presence and frequency penalties count the output alone, bad
+# words are sought there, and the state of a random generator is nowhere: beyond greedy ones nothing is the same.
 RESUME = GREEDY
 
 # Under vLLM's names, which are ours.
@@ -82,14 +82,18 @@ def check_request(message: EngineCoreRequest, params: SamplingParams) -> None:
             )
     if message.resume == EXACT and not continues_exactly(params):
         raise UnsupportedParameterError(
-            "resume='exact': engine 'vllm' continues exactly only what is greedy (temperature 0) and has neither "
-            "presence_penalty nor frequency_penalty; leave resume out, or ask a model that Penstock's engine serves"
+            "resume='exact': engine 'vllm' continues exactly only what is greedy (temperature 0) and has none of "
+            "presence_penalty, frequency_penalty and bad_words of several tokens; leave resume out, or ask a model "
+            "that Penstock's engine serves"
         )
 
 
 def continues_exactly(params: SamplingParams) -> bool:
     """Whether an engine that resumes goes on with the tokens that the former one would have made."""
-    return params.greedy and not params.presence_penalty and not params.frequency_penalty
+    has_counts = params.presence_penalty or params.frequency_penalty
+    # One that has begun among the delivered tokens is not seen to be going on.
+    has_sequences = any(len(words) > 1 for words in params.bad_words_token_ids or ())
+    return params.greedy and not has_counts and not has_sequences
 
 
 def vllm_params(params: SamplingParams, num_delivered: int) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from .params import cache_salt_of, grammar_of, vllm_params
 
 
 class VllmRequests:
-    """Args:
+    """Has vLLM check and prepare what it is to run.
 
-    engine: ``vllm.v1.engine.core.EngineCore``.
-    inputs: ``vllm.v1.engine.input_processor.InputProcessor``.
+    Args:
+        engine: ``vllm.v1.engine.core.EngineCore``.
+        inputs: ``vllm.v1.engine.input_processor.InputProcessor``.
     """
 
     def __init__(self, engine: Any, inputs: Any) -> None:
@@ -49,7 +50,7 @@ class VllmRequests:
             )
         except Exception as error:  # of its checks, of pydantic, of a grammar's library; nothing has begun yet
             raise ValidationError(f"vLLM refuses the request: {error}") from error
-        # It has made them of the words by its tokenizer; ours came along, from that of the worker process.
+        # Where its front end puts what it makes of words; these are the worker process's.
         theirs.sampling_params._bad_words_token_ids = request.params.bad_words_token_ids or None
         prepared, _ = self._engine.preprocess_add_request(theirs)
         if prepared.structured_output_request is None:
