@@ -25,6 +25,7 @@ from .options import vllm_environment, vllm_words
 from .params import RESUME
 from .versions import installed_version
 from .vllm_request import VllmRequests
+from .warm_up import warm_up
 
 _VERSIONS = ("torch", "transformers")
 
@@ -75,6 +76,7 @@ def build_engine(config: EngineConfig, progress: ProgressWriter) -> VllmEngine:
         eos_token_ids=eos_token_ids,
         is_on_gpu=config.device == "cuda",
     )
+    warm_up(core)
     return VllmEngine(core, VllmControl(engine, core, progress), ready, engine)
 
 

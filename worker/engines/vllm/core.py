@@ -146,6 +146,11 @@ class VllmCore:
         stats, self._step_stats = self._step_stats, None
         return stats
 
+    def forget_warm_up(self) -> None:
+        """Begin to count, with an empty cache."""
+        self._engine.reset_prefix_cache()
+        self._stats, self._step_stats = SchedulerStats(), None
+
     def check_invariants(self) -> None:
         """vLLM verifies itself as it goes."""
 
