@@ -10,7 +10,7 @@ VERSIONS ?= .versions
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo demo-dashboard test test-fast test-versions check format bench bench-peers gpu-check chaos models vendor screenshots install clean
+.PHONY: demo demo-dashboard test test-fast test-versions check format bench bench-peers engine-vllm gpu-check chaos models vendor screenshots install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
@@ -46,6 +46,11 @@ bench: $(VENV)/.installed-bench
 # The rivals of `make bench`, each in an environment of its own; one that cannot be installed here is told and left out.
 bench-peers: $(VENV)/.installed
 	$(BIN)/python -m penstock.ops.bench.install_peers --folder $(PEERS)
+
+# vLLM with the light penstock in its environment: what `worker start --engine vllm` and tests/engines need.
+engine-vllm: $(VENV)/.installed
+	$(BIN)/python -m penstock.ops.bench.install_peers --folder $(PEERS) vllm
+	$(PEERS)/vllm/bin/python -m pip --disable-pip-version-check install -q -e .
 
 # Every kernel, the engine and a rival on a GPU, with the packages that PYTHON has: no network, nothing is installed.
 gpu-check:

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 from ..shared.encodable import check_encodable, check_text
 from ..shared.errors import ValidationError
+from ..shared.messages import EXACT
 from ..shared.params import LoRARequest
 from ..shared.shown import shown
 
@@ -49,6 +50,8 @@ class SharedOptions(TypedDict, total=False):
     ``session_id``: what it goes on with, such as the conversation or document that its prompt begins with. Requests of
     a tenant with the same one go to the engine that had the last of them, if that has room, since its KV cache may hold
     the beginning. Conversations in messages are known by themselves; text and token ids need it.
+    ``resume``: "exact" has the request refused by an engine that could not go on with its very tokens after another
+    one's death. Penstock's engine can; another may draw the rest anew (guide, "vLLM").
     """
 
     model: str | None
@@ -68,6 +71,7 @@ class SharedOptions(TypedDict, total=False):
     trace_headers: Mapping[str, str] | None
     external_req_id: str | None
     session_id: str | None
+    resume: str | None
 
 
 class RequestOptions(SharedOptions, total=False):
@@ -95,6 +99,14 @@ def session_id_of(options: RequestOptions) -> str | None:
             f"session_id must be a string of 1 to {MAX_SESSION_ID_CHARS} characters, got {shown(session_id)}"
         )
     return None if session_id is None else check_text("session_id", session_id)
+
+
+def resume_of(options: RequestOptions) -> str:
+    """Return the ``resume``, "" where nothing is demanded. Raises ``ValidationError`` if it is anything else."""
+    resume: Any = options.get("resume")
+    if resume is not None and resume != EXACT:
+        raise ValidationError(f"resume must be {EXACT!r}, or be left out, got {shown(resume)}")
+    return resume or ""
 
 
 def lora_request_of(options: RequestOptions) -> LoRARequest | None:

@@ -28,6 +28,7 @@ from .options import (
     external_req_id_of,
     lora_request_of,
     read_ttl_of,
+    resume_of,
     session_id_of,
     template_kwargs_of,
     trace_headers_of,
@@ -91,6 +92,7 @@ def build_request(
         trace_headers=trace_headers_of(options),
         external_req_id=external_req_id_of(options),
         session_id=session_id_of(options),
+        resume=resume_of(options),
         deadline=wanted_until(options) if options else None,
         band="" if band is None else check_name("band", band),
     )

@@ -24,6 +24,8 @@ from .prompt_embeds import PromptEmbeds
 from .stats import RequestStats, StepStats
 
 WIRE_VERSION = 1
+# What a resumed generation goes on with: what a request may demand, and what `Ready` tells of an engine.
+EXACT, GREEDY = "exact", "greedy"
 
 
 class FinishReason(enum.StrEnum):
@@ -68,6 +70,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, kw_
 
     ``epoch``, ``attempt`` and ``output_token_ids`` are the broker's: set at claim, never by a client.
     ``session_id`` is the caller's name for what the request goes on with; its engine has no use for it.
+    ``resume`` is "exact" for a request that no engine shall take which could not go on with its very tokens.
     The prompt of a ``resumable`` request is its first chunk; more follow as ``InputChunk`` until its input is closed.
     """
 
@@ -95,6 +98,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, kw_
     band: str = ""
     resumable: bool = False
     prompt_embeds: PromptEmbeds | None = None
+    resume: str = ""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -152,6 +156,9 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     ``attention_backend`` is what attends: "triton", "native", "reference" or, where transformers' code does, that.
     ``processor`` is the name of the GPU or the CPU, ``instructions`` are those of it that kernels may use.
     ``kernel_instructions`` is the best that the compiled kernels do use: "amx", "avx512_bf16", …; empty without them.
+    ``engine`` is what computes, as ``--engine`` calls it, and ``versions`` are those of what it runs.
+    ``resume`` is what an engine that takes over a request goes on with: "exact", the tokens that the former one would
+    have made; or "greedy", those of greedy requests only, while others go on with tokens drawn anew.
     """
 
     version: int = WIRE_VERSION
@@ -174,6 +181,14 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     processor: str = ""
     instructions: list[str] = []
     kernel_instructions: str = ""
+    engine: str = "penstock"
+    resume: str = EXACT
+    versions: dict[str, str] = {}
+    quantization: str = ""
+    scheduling_policy: str = ""
+    enable_prefix_caching: bool = False
+    async_scheduling: bool = False
+    structured_outputs_backend: str = ""
 
 
 class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):

@@ -19,7 +19,8 @@ class EngineSetup(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True)
 
     Args:
         kv_cache_size_tokens: what its KV cache holds.
-        attention_backend, kv_cache_dtype, processor, instructions, kernel_instructions: as in ``messages.Ready``.
+        attention_backend, kv_cache_dtype, processor, instructions, kernel_instructions, engine, resume: as in
+            ``messages.Ready``.
         num_threads: of an engine on the CPU; 0 has chosen by itself.
         versions: of what it runs, by name.
     """
@@ -44,6 +45,8 @@ class EngineSetup(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True)
     instructions: list[str] = []
     versions: dict[str, str] = {}
     kernel_instructions: str = ""
+    engine: str = "penstock"
+    resume: str = "exact"
 
 
 class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):

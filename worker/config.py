@@ -12,6 +12,7 @@ import msgspec
 
 from ..shared.errors import ConfigurationError
 from ..shared.keys import is_partition_name
+from .config_checks import check_attention, check_engine, check_quantization
 from .options.option import Option, check_fields
 from .options.readers import Choice, Folder, Integer, Model, Reader, Share, Size, Switch, Texts
 
@@ -21,6 +22,8 @@ DEFAULT_TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}
 # Of the memory that is free after loading. On the CPU other programs live, too.
 DEFAULT_MEMORY_UTILIZATION = {"cpu": 0.4, "cuda": 0.9}
 SCHEDULING_POLICIES = ("fcfs", "priority")
+# The program of an engine's core, by what `--engine` calls it.
+CORE_MODULES = {"penstock": "penstock.worker.engine", "vllm": "penstock.worker.engines.vllm"}
 # What no machine has, and no deployment means. Beyond it arrays are made that do not fit, or processes without end.
 MAX_ENGINES_ON_HOST = 1024
 
@@ -44,6 +47,27 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     model: Annotated[str, Option("model folder, .gguf file, or name on the hub", Model(), group=MODEL)]
     served_model_name: Annotated[
         str, Option("what clients call it", Reader("NAME"), default="the last part of `model`", group=MODEL)
+    ] = ""
+    engine: Annotated[
+        str,
+        Option(
+            "what computes: Penstock's own engine, or vLLM's in the environment of --engine-python",
+            Choice(*CORE_MODULES),
+            group=MODEL,
+        ),
+    ] = "penstock"
+    engine_python: Annotated[
+        str,
+        Option("the Python that has vLLM and penstock", Reader("FILE"), default="the one that runs this", group=MODEL),
+    ] = ""
+    engine_options: Annotated[
+        str,
+        Option(
+            "options of `vllm serve` for its engine, in quotes; they win over those here",
+            Reader("WORDS"),
+            default="none",
+            group=MODEL,
+        ),
     ] = ""
     dtype: Annotated[
         str,
@@ -223,35 +247,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             raise ConfigurationError(
                 f"served_model_name must not end in '#' and a number, as partitions do, got {self.model_name!r}"
             )
-        self._check_quantization()
-        self._check_attention()
+        check_engine(self.engine, engine_python=self.engine_python, engine_options=self.engine_options)
+        check_quantization(self.quantization, self.device, native_kernels=self.native_kernels)
+        check_attention(
+            self.attention_backend,
+            self.device,
+            native_kernels=self.native_kernels,
+            deterministic=self.deterministic,
+            kv_cache_dtype=self.kv_cache_dtype,
+        )
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigurationError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): every running request needs one token a step"
             )
-
-    def _check_quantization(self) -> None:
-        if self.quantization is None:
-            return
-        if self.device == "cpu" and self.quantization == "fp8":
-            raise ConfigurationError("quantization 'fp8' needs a GPU (device 'cuda'); on the CPU there is 'int8'")
-        if self.device == "cpu" and not self.native_kernels:
-            raise ConfigurationError(f"quantization {self.quantization!r} needs native kernels on the CPU")
-
-    def _check_attention(self) -> None:
-        backend = self.attention_backend
-        if backend == "triton" and self.device != "cuda":
-            raise ConfigurationError(
-                "attention_backend 'triton' needs a GPU (device 'cuda'); on the CPU there are 'native' and 'reference'"
-            )
-        if backend != "native":
-            return
-        if self.device != "cpu" or not self.native_kernels:
-            raise ConfigurationError("attention_backend 'native' needs device 'cpu' and native kernels")
-        if self.deterministic or self.eight_bit_cache:
-            option = "--deterministic" if self.deterministic else f"kv_cache_dtype {self.kv_cache_dtype!r}"
-            raise ConfigurationError(f"attention_backend 'native' cannot do {option}; use 'auto' or 'reference'")
 
     @property
     def eight_bit_cache(self) -> str | None:

@@ -41,6 +41,14 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Option("number of engines on the CPU", Integer(1, MAX_ENGINES_ON_HOST), default="1", group=PLACE),
     ] = None
+    gpus_per_engine: Annotated[
+        int,
+        Option(
+            "GPUs of each engine, for one of several ranks (vLLM's --tensor-parallel-size)",
+            Integer(1, MAX_ENGINES_ON_HOST),
+            group=PLACE,
+        ),
+    ] = 1
     fork_server: Annotated[
         bool | str | None,
         Option(

@@ -6,7 +6,7 @@ The worker process checks before it tokenizes; the core does for whoever hands i
 from __future__ import annotations
 
 from ..shared.errors import PromptTooLongError, UnsupportedParameterError, ValidationError
-from ..shared.messages import EngineCoreRequest
+from ..shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestError
 from ..shared.params import SamplingParams
 
 
@@ -33,3 +33,10 @@ def check_prompt_length(num_prompt_tokens: int, max_model_len: int) -> None:
             f"the prompt has {num_prompt_tokens} tokens, but max_model_len is {max_model_len}, and at least one "
             "output token must fit"
         )
+
+
+def refusal(request_id: str, error: ValidationError) -> EngineCoreOutput:
+    """The answer to a request that the engine will not run."""
+    return EngineCoreOutput(
+        request_id, finish_reason=FinishReason.ERROR, error=RequestError(error.code, str(error), error.retryable)
+    )

@@ -22,11 +22,11 @@ _MIB = 2**20
 _MAX_WORDS = 300
 
 
-def engine_tables(row: EngineRow, bandwidth: Bandwidth | None) -> Iterator[Table]:
-    """All tables of one model."""
+def engine_tables(row: EngineRow, bandwidth: Bandwidth | None, ours: str = ALONE) -> Iterator[Table]:
+    """All tables of one model; ratios are those of the side ``ours`` over the others."""
     yield _outputs(row)
-    yield _all_at_once(row)
-    yield _one_at_a_time(row, bandwidth)
+    yield _all_at_once(row, ours)
+    yield _one_at_a_time(row, bandwidth, ours)
 
 
 def _outputs(row: EngineRow) -> Table:
@@ -58,19 +58,19 @@ def _verdicts(side: SideRow) -> list[str]:
     ]
 
 
-def _all_at_once(row: EngineRow) -> Table:
+def _all_at_once(row: EngineRow, ours: str) -> Table:
     table = figure_table(
         f"{row.model}, {row.dtype}: {row.num_requests} requests at once",
         "side",
         "tokens/s",
-        "engine alone over it",
+        _over(ours),
         "TTFT p50 / p99, ms",
         "ITL p50 / p99, ms",
         "ready, s",
         "RSS / highest, MiB",
     )
     for side in row.sides:
-        ratio = row.ratio(ALONE, side.name, "tokens_per_s")
+        ratio = row.ratio(ours, side.name, "tokens_per_s")
         table.add_row(
             side.name,
             *_cells(side, "{:,.0f}", "tokens_per_s"),
@@ -83,19 +83,23 @@ def _all_at_once(row: EngineRow) -> Table:
     return table
 
 
-def _one_at_a_time(row: EngineRow, bandwidth: Bandwidth | None) -> Table:
+def _over(ours: str) -> str:
+    return f"{'engine alone' if ours == ALONE else ours} over it"
+
+
+def _one_at_a_time(row: EngineRow, bandwidth: Bandwidth | None, ours: str) -> Table:
     table = figure_table(
         f"{row.model}, {row.dtype}: one request at a time",
         "side",
         "ms/token",
-        "engine alone over it",
+        _over(ours),
         "TTFT, 128 tokens, ms",
         "TTFT, 8 tokens, ms",
         "GB/s read",
         "of the bandwidth",
     )
     for side in row.sides:
-        ratio = row.ratio(ALONE, side.name, "single_ms_per_token")
+        ratio = row.ratio(ours, side.name, "single_ms_per_token")
         ms_per_token = side.median("single_ms_per_token")
         reads_all = side.timed is not None and side.timed.precision == row.dtype
         read = row.decode_bytes / ms_per_token / 1e6 if ms_per_token and reads_all else None

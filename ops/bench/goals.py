@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from enum import StrEnum
 
@@ -15,7 +16,7 @@ from .queue_enqueue import EnqueueRow
 from .queue_figures import FiguresRow
 from .queue_fleet import FleetRow
 from .sessions import SessionsRow
-from .sides import ALONE, ALONE_INT8, LLAMA, SERVED, VLLM_ASYNC, VLLM_HTTP, VLLM_OFFLINE
+from .sides import ALONE, ALONE_INT8, LLAMA, SERVED, VLLM_ASYNC, VLLM_HTTP, VLLM_OFFLINE, VLLM_SERVED
 
 MIN_THROUGHPUT_OVER_VLLM = {"tiny": 2.0, "smol135": 1.2, "qwen06": 1.2}
 MIN_INT8_OVER_VLLM = {"smol135": 1.6, "qwen06": 1.6}
@@ -24,6 +25,7 @@ MAX_SINGLE_OVER_LLAMA = {"smol135": 1.0, "qwen06": 1.0}
 MIN_SERVED_OVER_ALONE = {"smol135": 0.97, "tiny": 0.9}
 MAX_ITL_P99_OVER_VLLM = {"smol135": 0.3}
 MAX_ADDED_TTFT_MS = 2.0
+MIN_ADAPTER_OVER_VLLM = 1.0
 MIN_GATEWAY_OVER_CLIENT = 0.85
 MAX_READY_OVER_VLLM = 0.1
 MAX_RSS_OVER_VLLM = 0.4
@@ -115,6 +117,20 @@ def added_ttft_ms(row: EngineRow) -> float | None:
         return None
     differences = sorted(s.idle_ttft_ms - a.idle_ttft_ms for s, a in zip(served.rounds, alone.rounds, strict=True))
     return differences[len(differences) // 2]
+
+
+def adapter_goals(row: EngineRow) -> Iterator[Goal]:
+    """What vLLM loses or wins behind our queue, beside its own server."""
+    ratio = row.ratio(VLLM_SERVED, VLLM_HTTP, "tokens_per_s")
+    what = f"tokens/s of {row.num_requests} streams, {VLLM_SERVED} over {VLLM_HTTP}"
+    yield Goal(model=row.model, what=what, value=ratio, at_least=MIN_ADAPTER_OVER_VLLM)
+    ours, theirs = row.side(VLLM_SERVED), row.side(VLLM_HTTP)
+    added = None
+    if ours is not None and theirs is not None and ours.rounds and theirs.rounds:
+        pairs = zip(ours.rounds, theirs.rounds, strict=True)
+        added = statistics.median(a.idle_ttft_ms - b.idle_ttft_ms for a, b in pairs)
+    what = f"TTFT at idle, p50, ms: {VLLM_SERVED} less {VLLM_HTTP}"
+    yield Goal(model=row.model, what=what, value=added, at_most=MAX_ADDED_TTFT_MS)
 
 
 def gateway_goals(row: GatewayRow) -> Iterator[Goal]:

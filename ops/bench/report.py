@@ -29,6 +29,7 @@ from .follow import FollowRow
 from .gateway_row import GatewayRow
 from .goals import (
     Goal,
+    adapter_goals,
     engine_goals,
     enqueue_goals,
     figures_goals,
@@ -44,7 +45,7 @@ from .queue_report import QueueRows, measured_rows, queue_table
 from .recovery import Recovery
 from .roofline import Bandwidth
 from .sessions import SessionsRow
-from .sides import SERVED
+from .sides import SERVED, VLLM_SERVED
 from .tables import add_caption
 
 T = TypeVar("T")
@@ -68,6 +69,7 @@ class BenchReport(msgspec.Struct, kw_only=True):
     bandwidth: Bandwidth | None = None
     engines: list[EngineRow] = []
     failures: dict[str, str] = {}
+    adapter: EngineRow | None = None
     gateway: GatewayRow | None = None
     growth: GrowthRow | None = None
     sessions: SessionsRow | None = None
@@ -162,6 +164,8 @@ def _sections(report: BenchReport) -> Iterator[tuple[str, Callable[[], Iterable[
     """By its label, what draws each row that was measured."""
     for row in report.engines:
         yield engine_label(row.model), partial(engine_tables, row, report.bandwidth)
+    if report.adapter is not None:
+        yield "adapter", partial(engine_tables, report.adapter, report.bandwidth, VLLM_SERVED)
     if report.gateway is not None:
         yield "gateway", partial(_one, gateway_table, report.gateway)
     if report.growth is not None:
@@ -181,6 +185,8 @@ def _sections(report: BenchReport) -> Iterator[tuple[str, Callable[[], Iterable[
 def _goals_by_row(report: BenchReport) -> Iterator[tuple[str, Callable[[], Iterable[Goal]]]]:
     for row in report.engines:
         yield engine_label(row.model), partial(engine_goals, row)
+    if report.adapter is not None:
+        yield "adapter", partial(adapter_goals, report.adapter)
     if report.gateway is not None:
         yield "gateway", partial(gateway_goals, report.gateway)
     if report.growth is not None:

@@ -42,7 +42,7 @@ from .recovery import measure_recovery
 from .report import BANDWIDTH, BenchReport, all_goals, engine_label, machine, print_report, versions, write_report
 from .roofline import measure_bandwidth
 from .sessions import measure_sessions
-from .sides import choose_sides
+from .sides import adapter_sides, choose_sides
 
 GROWTH_MODEL = "tiny"
 # A round of it takes seconds.
@@ -94,7 +94,8 @@ def run_bench(options: BenchOptions) -> int:
     print_report(console, report)
     write_report(report, options.json_path)
     console.print(f"written to {options.json_path}")
-    is_wrong = any(side.wrong for row in report.engines for side in row.sides)
+    judged = [*report.engines, *([report.adapter] if report.adapter is not None else [])]
+    is_wrong = any(side.wrong for row in judged for side in row.sides)
     return 1 if is_wrong or report.failures else 0
 
 
@@ -152,6 +153,11 @@ def _other_rows(
             GROWTH_MODEL, model, engines, rivals, rounds, options.seed, scratch, console.print
         )
 
+    def adapter() -> None:
+        sides = adapter_sides(options.peers_folder, options.options_of_engines())
+        model = model_folder(GROWTH_MODEL, scratch)
+        report.adapter = measure_model(GROWTH_MODEL, model, sides, _work(GROWTH_MODEL, options), scratch, console.print)
+
     def growth() -> None:
         model = model_folder(GROWTH_MODEL, scratch)
         report.growth = measure_growth(GROWTH_MODEL, model, options.options_of_engines(), scratch, options.seed)
@@ -171,6 +177,7 @@ def _other_rows(
         report.follow = measure_follow()
 
     return [
+        ("adapter", "vLLM behind the queue …", adapter),
         ("gateway", "starting a gateway …", gateway),
         ("growth", "running ever larger batches …", growth),
         ("sessions", "holding conversations …", sessions),
@@ -209,7 +216,12 @@ def _measure_bandwidth(report: BenchReport) -> None:
 
 def _measure_engines(name: str, options: BenchOptions, report: BenchReport, scratch: Path, console: Console) -> None:
     sides = choose_sides(options.peers, options.peers_folder, options.options_of_engines())
-    work = EngineWork(
+    work = _work(name, options)
+    report.engines.append(measure_model(name, model_folder(name, scratch), sides, work, scratch, console.print))
+
+
+def _work(name: str, options: BenchOptions) -> EngineWork:
+    return EngineWork(
         num_requests=options.num_requests or (16 if name == "qwen06" else 64),
         num_single=options.num_single,
         rounds=options.rounds,
@@ -217,7 +229,6 @@ def _measure_engines(name: str, options: BenchOptions, report: BenchReport, scra
         requests_per_s=options.requests_per_s,
         dtype="float32" if name == "demo" else "bfloat16",
     )
-    report.engines.append(measure_model(name, model_folder(name, scratch), sides, work, scratch, console.print))
 
 
 def model_folder(name: str, scratch: Path) -> Path:

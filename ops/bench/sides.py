@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +25,7 @@ from .served import run_served
 from .workload import Phase, write_workload
 
 ALONE, SERVED = "Penstock, engine alone", "Penstock through Redis"
+VLLM_SERVED = "vLLM under Penstock"
 ALONE_INT8 = "Penstock, engine alone, int8"
 VLLM_OFFLINE, VLLM_ASYNC, VLLM_HTTP = "vLLM offline", "vLLM in-process async", "vLLM HTTP server"
 STATIC, CONTINUOUS = "transformers static", "transformers continuous"
@@ -108,6 +110,52 @@ class ThroughRedis:
             )
 
 
+class VllmThroughRedis(ThroughRedis):
+    """The same with vLLM's engine, as vLLM's makers advise to run it.
+
+    Args:
+        folder: where ``install_peers`` has put it; ``make engine-vllm`` adds what its core needs of Penstock.
+    """
+
+    name = VLLM_SERVED
+
+    def __init__(self, options: list[str], folder: Path) -> None:
+        python = str(folder / "bin" / "python")
+        own = ["--engine", "vllm", "--engine-python", python, "--max-model-len", "512"]
+        # It compiles at its start; what a step compiles on a busy machine must not look like a stall.
+        super().__init__([*options, *own, "--stall-timeout", "60"])
+        self._folder, self._python = folder, python
+
+    @property
+    def why_missing(self) -> str:
+        if not (self._folder / INSTALLED_MARK).exists():
+            return "not installed"
+        command = [self._python, "-m", "penstock.worker.engines.vllm.versions"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return "" if done.returncode == 0 else "no penstock in its environment (make engine-vllm)"
+
+    def run(self, model: Path, phases: list[Phase], dtype: str, scratch: Path) -> SideRun:
+        # As the rival's script has it: the check in float32 is not timed.
+        eager = ["--enforce-eager"] if dtype == "float32" else []
+        with _environment(vllm_environment(self._folder)):
+            return ThroughRedis([*self._options, *eager]).run(model, phases, dtype, scratch)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have processes that are started inside see ``variables``."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 class PeerScript:
     """A script of ``peers`` in a rival's environment.
 
@@ -162,6 +210,16 @@ def choose_sides(peers: frozenset[str], peers_folder: Path, engine_options: list
     if "llama" in peers:
         sides.append(PeerScript(LLAMA, "llama_batch.py", peers_folder / "llama"))
     return sides
+
+
+def adapter_sides(peers_folder: Path, engine_options: list[str]) -> list[Side]:
+    """What the row adapter compares: our stack with either engine, and vLLM's own server."""
+    folder = peers_folder.absolute() / "vllm"
+    return [
+        ThroughRedis(engine_options),
+        VllmThroughRedis([option for option in engine_options if option == "--no-enable-prefix-caching"], folder),
+        PeerScript(VLLM_HTTP, "vllm_http.py", folder, lambda: vllm_environment(folder)),
+    ]
 
 
 def vllm_environment(folder: Path) -> dict[str, str]:

@@ -41,6 +41,8 @@ MAX_DELIVERIES = 10
 STALL_TIMEOUT_S = 6.0
 # A request that takes this much longer than everything else is lost.
 PATIENCE_S = 120.0
+# vLLM takes half a minute to start on a quiet machine.
+VLLM_PATIENCE_S = 900.0
 TENANTS_PER_PARTITION = 4
 
 
@@ -61,6 +63,8 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_shards: int = 0
     num_partitions: int = 1
     dtype: str = "float32"
+    engine: str = "penstock"
+    engine_python: str = ""
 
 
 class ChaosReport(msgspec.Struct, kw_only=True):
@@ -81,7 +85,7 @@ def run_chaos(options: ChaosOptions) -> int:
     console = Console()
     console.print(f"seed {options.seed}; starting Redis and {options.num_engines} engines …")
     worker_options = ["--device", "cpu", "--dtype", options.dtype, "--threads", "1", "--max-num-seqs", "32"]
-    worker_options += ["--deterministic", "--drain-timeout", "1", "--stall-timeout", str(STALL_TIMEOUT_S)]
+    worker_options += ["--drain-timeout", "1", "--stall-timeout", str(STALL_TIMEOUT_S), *_engine_options(options)]
     # Kills at random, every other second, are no request's fault: three in a row before its first token can happen.
     worker_options += ["--max-deliveries", str(MAX_DELIVERIES)]
     log_path = Path(options.log_path) if options.log_path else None
@@ -101,6 +105,14 @@ def run_chaos(options: ChaosOptions) -> int:
         json_path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
         console.print(f"written to {options.json_path}")
     return 0 if report.verdict.is_clean else 1
+
+
+def _engine_options(options: ChaosOptions) -> list[str]:
+    if options.engine == "penstock":
+        return ["--deterministic"]
+    python = ["--engine-python", options.engine_python] if options.engine_python else []
+    small = ["--enforce-eager", "--kv-cache-memory", "64MiB", "--max-model-len", "512"]
+    return ["--engine", options.engine, *python, *small]
 
 
 @contextmanager
@@ -156,6 +168,7 @@ async def _run(
             missing=disturber.missing,
             loses_data=may_lose,
             timelines=timelines,
+            may_differ=[options.engine != "penstock" and not request.params.greedy for request in requests],
         ),
         events=dict(disturber.events),
         undisturbed_tokens_per_s=undisturbed.tokens_per_s,
@@ -231,7 +244,7 @@ async def _load(
         concurrency=options.concurrency,
         clock=clock,
         go_on=go_on,
-        patience_s=PATIENCE_S,
+        patience_s=PATIENCE_S if options.engine == "penstock" else VLLM_PATIENCE_S,
         shards=stack.shards,
     )
 
@@ -255,6 +268,8 @@ def _print(console: Console, report: ChaosReport) -> None:
     table.add_row(*map(str, harms.values()))
     console.print(table)
     console.print(f"{verdict.num_records} records were seen being written; {verdict.num_moved} requests changed owner")
+    if verdict.num_compared < verdict.num_requests:
+        console.print(f"{verdict.num_compared} of the requests are greedy, and were compared token by token")
     console.print(f"the events of {verdict.num_timelines} requests were held against what was seen")
     if verdict.shows_nothing:
         console.print(

@@ -33,6 +33,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         default="float32",
         help="of the model's weights (default float32, in which it was trained)",
     )
+    parser.add_argument(
+        "--engine",
+        choices=("penstock", "vllm"),
+        default="penstock",
+        help="what computes; with vllm the tokens of greedy requests alone are compared (default penstock)",
+    )
+    parser.add_argument("--engine-python", default="", metavar="FILE", help="the Python that has vLLM and penstock")
     parser.add_argument("--json", default="", help="where the report goes as JSON")
     parser.add_argument("--log", default="", help="where the workers' logs go")
 
@@ -63,6 +70,8 @@ def _run(arguments: argparse.Namespace) -> int:
         num_shards=arguments.shards,
         num_partitions=arguments.partitions,
         dtype=arguments.dtype,
+        engine=arguments.engine,
+        engine_python=arguments.engine_python,
     )
     return run_chaos(options)
 

@@ -52,7 +52,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     From OpenAI: those up to ``user``, of which those after ``stream_options`` say nothing to a server of one's own and
     are passed over, but ``prompt_cache_key``, which is a ``session_id``. From vLLM: the next, with the meaning that
-    ``SamplingParams`` gives. ``band``, ``timeout_s`` and ``session_id`` are Penstock's.
+    ``SamplingParams`` gives. ``band``, ``timeout_s``, ``session_id`` and ``resume`` are Penstock's.
     """
 
     model: str | None = None
@@ -100,6 +100,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     band: str | None = None
     timeout_s: float | None = None
     session_id: str | None = None
+    resume: str | None = None
 
     @property
     def includes_usage(self) -> bool:
@@ -157,6 +158,8 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             options["session_id"] = self.session_id
         elif self.prompt_cache_key:
             options["session_id"] = self.prompt_cache_key[:MAX_SESSION_ID_CHARS]
+        if self.resume is not None:
+            options["resume"] = self.resume
         return options
 
     def grammar(self) -> StructuredOutputsParams | None:

@@ -396,6 +396,41 @@ SAMPLES += [
         ),
     ),
 ]
+SAMPLES += [
+    (
+        "request that demands an exact resume",
+        "EngineCoreRequest",
+        EngineCoreRequest(
+            request_id="r",
+            prompt_token_ids=[1, 2],
+            sampling_params=SamplingParams(max_tokens=3, seed=1),
+            resume="exact",
+        ),
+    ),
+    (
+        "ready of another engine",
+        "CoreOutput",
+        Ready(
+            model_folder="/m",
+            architecture="LlamaForCausalLM",
+            max_model_len=2048,
+            num_blocks=10,
+            block_size=16,
+            dtype="bfloat16",
+            device="cuda",
+            vocab_size=400,
+            eos_token_ids=[2],
+            engine="vllm",
+            resume="greedy",
+            versions={"vllm": "0.32.0"},
+            quantization="awq",
+            scheduling_policy="priority",
+            enable_prefix_caching=True,
+            async_scheduling=True,
+            structured_outputs_backend="auto",
+        ),
+    ),
+]
 
 
 def main() -> None:

@@ -63,6 +63,7 @@ PROSE = (
     "operating/top",
     "operating/upgrade",
     "simulator",
+    "vllm",
 )
 WITHOUT_EXAMPLES = {GUIDE / f"{name}.md" for name in PROSE}
 PAGES = sorted({*GUIDE.rglob("*.md")} - WITHOUT_EXAMPLES - {*BY_BLOCK})

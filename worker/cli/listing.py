@@ -12,11 +12,14 @@ from ...shared.command_line import Command, add_redis_arguments, format_bytes, f
 from ...shared.embedded import resolve_redis_url
 from ...shared.keys import Keys
 from ...shared.messages import EngineState
-from ...shared.records import EngineHeartbeat
+from ...shared.records import EngineHeartbeat, EngineSetup
 from ...shared.redis_check import checked_client
 from .heartbeats import read_heartbeats
 
-_HEADER = ("WORKER", "ENGINE", "MODEL", "DEVICE", "STATE", "PIDS", "RUN/WAIT", "KV", "STEP", "TOK/S", "RSS", "GPU MEM")
+_HEADER = (
+    *("WORKER", "ENGINE", "MODEL", "DEVICE", "STATE", "PIDS", "RUN/WAIT", "KV", "STEP", "TOK/S", "RSS", "GPU MEM"),
+    *("RUNS", "RESUME"),
+)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +61,13 @@ def _row(beat: EngineHeartbeat) -> list[str]:
         f"{beat.tokens_per_s:.0f}",
         format_bytes(beat.worker_rss_bytes + beat.core_rss_bytes),
         format_bytes(beat.device_memory_bytes) if beat.device_memory_bytes else "-",
+        *((_software(beat.setup), beat.setup.resume) if beat.setup is not None else ("-", "-")),
     ]
+
+
+def _software(setup: EngineSetup) -> str:
+    """What computes, with its version: "penstock 0.2.0"."""
+    return f"{setup.engine} {setup.versions.get(setup.engine, '')}".rstrip()
 
 
 def _describe_death(beat: EngineHeartbeat) -> str:

@@ -9,11 +9,12 @@ import os
 import secrets
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...shared.command_line import Command
+from ...shared.command_line import Command, UsageError
 from ...shared.embedded import given_or_embedded
 from ...shared.errors import ConfigurationError
 from ...shared.keys import check_name
@@ -22,6 +23,7 @@ from ...shared.service_manager import tell_ready
 from ...shared.shards import shards_text
 from ...shared.tracing.endpoint import check_endpoint
 from ..config import EngineConfig
+from ..engines.kinds import KINDS
 from ..options.settings import Settings, read_settings
 from ..options.told import effective_config
 from ..programs import PROGRAMS, START, HostOptions
@@ -39,7 +41,7 @@ def _run(arguments: argparse.Namespace) -> int:
     settings.require()
     process = settings.fields_of(WorkerConfig)
     configure_logging(process["log_level"], process["log_format"])
-    _check_installed()
+    _check_installed(KINDS[settings.fields_of(EngineConfig)["engine"]].libraries)
     if process["otlp_traces_endpoint"] is not None:
         check_endpoint(process["otlp_traces_endpoint"])
     return _serve(settings, process)
@@ -52,10 +54,14 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
 
     host, given = settings.make(HostOptions), settings.fields_of(EngineConfig)
     with settings.naming_sources():
-        placements = place_engines(host.gpus, given["device"], host.engines)
+        placements = place_engines(host.gpus, given["device"], host.engines, host.gpus_per_engine)
         on_host = {"device": placements[0].device, "num_engines_on_host": len(placements)}
         engine = EngineConfig(**{**given, **on_host})
         check_name("the model's name (--served-model-name)", engine.model_name)
+        kind = KINDS[engine.engine]
+        if host.gpus_per_engine > 1 and not kind.has_ranks:
+            raise UsageError(f"--gpus-per-engine {host.gpus_per_engine}: an engine of {engine.engine} has one GPU")
+        kind.check(engine)
         factories = load_factories(host.stat_loggers)
     where = ", ".join(dict.fromkeys(map(str, placements)))
     count = f"{len(placements)} engine{'s' if len(placements) > 1 else ''}"
@@ -118,6 +124,8 @@ def _fork_server(host: HostOptions, engine: EngineConfig, process: dict[str, Any
     """The socket of the process that forks engine cores, while it runs; empty if each is started by itself."""
     from ..supervisor.fork_server import running_fork_server
 
+    if not KINDS[engine.engine].can_fork:
+        return nullcontext("")
     # Somebody may keep one for all: the tests do, whose workers are many and short-lived.
     if isinstance(host.fork_server, str):
         return nullcontext(host.fork_server)
@@ -130,6 +138,7 @@ def _fork_server(host: HostOptions, engine: EngineConfig, process: dict[str, Any
 def _chosen(engine: EngineConfig) -> str:
     """What was chosen otherwise than by default, of what changes speed and rounding, for the line that says ready."""
     options = {
+        "engine": engine.engine if engine.engine != "penstock" else None,
         "attention": engine.attention_backend if engine.attention_backend != "auto" else None,
         "KV cache in": engine.eight_bit_cache,
         "weights in": engine.quantization,
@@ -137,8 +146,8 @@ def _chosen(engine: EngineConfig) -> str:
     return "".join(f", {name} {value}" for name, value in options.items() if value is not None)
 
 
-def _check_installed() -> None:
-    missing = [name for name in ("torch", "transformers", "psutil") if importlib.util.find_spec(name) is None]
+def _check_installed(libraries: Sequence[str]) -> None:
+    missing = [name for name in libraries if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(
             f"worker start needs {', '.join(missing)}, which a plain client does without; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 
 import structlog
@@ -14,6 +15,7 @@ from ...shared.errors import ConfigurationError
 from ...shared.messages import Ready
 from ...shared.params import SamplingParams
 from ..config import EngineConfig
+from ..host import usable_cores
 from ..models.lean.native import NativeForward
 from ..models.loader import LoadedModel, load_model
 from ..progress import ProgressWriter
@@ -27,7 +29,6 @@ from .execution.kv_cache import size_kv_cache
 from .execution.memory import measure_memory
 from .execution.model_runner import ModelRunner
 from .execution.overlap import OverlappingRunner
-from .host import usable_cores
 from .look_ahead import LookAheadCore
 from .processor import processor
 from .scheduling.batch_queue import BatchQueue
@@ -40,6 +41,7 @@ from .scheduling.timeline import ClockedTimeline
 from .structured.admission import GrammarAdmission
 from .structured.loader import load_backend
 
+_VERSIONS = ("torch", "transformers")
 _SMALL_MODEL_PARAMETERS = 20_000_000
 # Its operations are too short to be cut into more pieces.
 _SMALL_MODEL_THREADS = 4
@@ -55,6 +57,9 @@ class Engine:
     core: EngineCore
     control: EngineControl
     ready: Ready
+
+    def close(self) -> None:
+        """It has started nothing beside itself."""
 
 
 def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | None = None) -> Engine:
@@ -208,4 +213,10 @@ def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
         processor=name,
         instructions=instructions,
         kernel_instructions="" if library is None else library.instructions,
+        versions={name: metadata.version(name) for name in _VERSIONS},
+        quantization=config.quantization or "",
+        scheduling_policy=config.scheduling_policy,
+        enable_prefix_caching=config.enable_prefix_caching,
+        async_scheduling=config.async_scheduling,
+        structured_outputs_backend=config.structured_outputs_backend,
     )

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from ...shared.errors import EngineDeadError, ValidationError
-from ...shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestError
+from ...shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestError, SchedulerStats
 from ...shared.stats import StepStats
-from ..request_checks import check_prompt_length, check_served
+from ..request_checks import check_prompt_length, check_served, refusal
 from .dump import StepDump
 from .executor import AcceleratorError, Executor
 from .sampling.param_checks import check_in_vocabulary, check_params
@@ -131,6 +131,12 @@ class EngineCore:
         """Have nothing in flight, and return the outputs of what was. Before anything but a step."""
         return []
 
+    def stats(self) -> SchedulerStats:
+        """Where requests and KV cache stand."""
+        stats = self.scheduler.stats()
+        stats.num_waiting_reqs += self.num_waiting_for_grammar
+        return stats
+
     def take_step_stats(self) -> StepStats | None:
         """Return what the last step did; None if it failed, or was asked for before."""
         stats, self._step_stats = self._step_stats, None
@@ -205,10 +211,3 @@ class EngineCore:
             return []
         message = f"the engine failed in a step with this request: {type(error).__name__}"
         return self.scheduler.fail_batch(batch, RequestError(STEP_FAILED, message, retryable=True))
-
-
-def refusal(request_id: str, error: ValidationError) -> EngineCoreOutput:
-    """The answer to a request that the engine will not run."""
-    return EngineCoreOutput(
-        request_id, finish_reason=FinishReason.ERROR, error=RequestError(error.code, str(error), error.retryable)
-    )

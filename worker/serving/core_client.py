@@ -39,8 +39,8 @@ from ...shared.messages import (
     UtilityCall,
     UtilityOutput,
 )
-from ..config import EngineConfig
-from ..engine.host import num_oom_kills
+from ..config import CORE_MODULES, EngineConfig
+from ..host import num_oom_kills
 from ..ipc import WorkerChannel, socket_pair
 from ..progress import ProgressReader
 from .core_process import CoreProcess, Launch, start_core
@@ -134,6 +134,8 @@ class CoreClient:
             channel=theirs.fileno(),
             progress=self.progress.fd,
             trace=self._trace.fd,
+            module=CORE_MODULES[config.engine],
+            python=config.engine_python,
         )
         self._process = await start_core(launch, self._fork_server)
         theirs.close()

@@ -58,6 +58,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         visible_devices: its CUDA_VISIBLE_DEVICES; None leaves the environment alone.
         log_options: options of its command line that say how it logs.
         channel, progress, trace: descriptors that it inherits.
+        module: the program of its core.
+        python: the interpreter; empty: this one.
     """
 
     engine_id: str
@@ -66,6 +68,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     channel: int
     progress: int
     trace: int
+    module: str
+    python: str = ""
 
     def request(self) -> bytes:
         """What asks a fork server for this core, to be sent with ``channel``, ``progress``, ``trace``, out and err."""
@@ -119,9 +123,9 @@ async def _spawn(launch: Launch) -> CoreProcess:
     names = ("--fd", "--progress-fd", "--trace-fd")
     options = [word for pair in zip(names, map(str, inherited), strict=True) for word in pair]
     return await asyncio.create_subprocess_exec(
-        sys.executable,
+        launch.python or sys.executable,
         "-m",
-        "penstock.worker.engine",
+        launch.module,
         *options,
         *launch.log_options,
         env=launch.environment(),

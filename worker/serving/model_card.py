@@ -19,9 +19,6 @@ _RECOMMENDED = frozenset(
     {"do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "eos_token_id"}
 )
 
-# Of distributions, which a worker has.
-_VERSIONS = ("penstock", "torch", "transformers")
-
 
 def make_card(config: EngineConfig, ready: Ready, codec: TextCodec, *, is_tracing_enabled: bool = False) -> ModelCard:
     """Return the card of a model that has just been loaded."""
@@ -31,7 +28,7 @@ def make_card(config: EngineConfig, ready: Ready, codec: TextCodec, *, is_tracin
         max_model_len=ready.max_model_len,
         vocab_size=ready.vocab_size,
         dtype=ready.dtype,
-        quantization=config.quantization or "",
+        quantization=ready.quantization,
         attention_backend=ready.attention_backend,
         kv_cache_dtype=ready.kv_cache_dtype,
         eos_token_ids=ready.eos_token_ids,
@@ -52,21 +49,23 @@ def _setup(config: EngineConfig, ready: Ready) -> EngineSetup:
         max_num_batched_tokens=ready.max_num_batched_tokens,
         block_size=ready.block_size,
         kv_cache_size_tokens=ready.kv_cache_size_tokens,
-        scheduling_policy=config.scheduling_policy,
-        enable_prefix_caching=config.enable_prefix_caching,
-        async_scheduling=config.async_scheduling,
+        scheduling_policy=ready.scheduling_policy,
+        enable_prefix_caching=ready.enable_prefix_caching,
+        async_scheduling=ready.async_scheduling,
         deterministic=config.deterministic,
         dtype=ready.dtype,
         kv_cache_dtype=ready.kv_cache_dtype,
-        quantization=config.quantization or "",
+        quantization=ready.quantization,
         attention_backend=ready.attention_backend,
-        structured_outputs_backend=config.structured_outputs_backend,
-        native_kernels=config.native_kernels,
+        structured_outputs_backend=ready.structured_outputs_backend,
+        native_kernels=bool(ready.kernel_instructions),
         num_threads=config.num_threads,
         processor=ready.processor,
         instructions=ready.instructions,
         kernel_instructions=ready.kernel_instructions,
-        versions={"python": platform.python_version(), **{name: metadata.version(name) for name in _VERSIONS}},
+        versions={"python": platform.python_version(), "penstock": metadata.version("penstock"), **ready.versions},
+        engine=ready.engine,
+        resume=ready.resume,
     )
 
 

@@ -26,13 +26,16 @@ class Placement(msgspec.Struct, frozen=True):
         return self.device if self.visible_devices is None else f"{self.device}:{self.visible_devices}"
 
 
-def place_engines(gpus: Sequence[int] | None, device: str | None, num_engines: int | None) -> list[Placement]:
+def place_engines(
+    gpus: Sequence[int] | None, device: str | None, num_engines: int | None, gpus_per_engine: int = 1
+) -> list[Placement]:
     """Return one placement per engine: the GPUs asked for, or all GPUs, or the CPU where there is none.
 
     Args:
         gpus: indices among the GPUs this process may use.
         device: "cpu" or "cuda"; None takes what is there.
         num_engines: engines on the CPU; a GPU has one each.
+        gpus_per_engine: GPUs that an engine of several ranks has, which follow each other.
 
     Raises:
         UsageError: the arguments contradict each other or the machine.
@@ -54,7 +57,12 @@ def place_engines(gpus: Sequence[int] | None, device: str | None, num_engines: i
         if index >= len(present):
             count = "1 GPU, index 0" if len(present) == 1 else f"{len(present)} GPUs, 0 to {len(present) - 1}"
             raise UsageError(f"{asked_as}: there is no GPU {index}; this machine has {count}")
-    return [Placement("cuda", present[index]) for index in indices]
+    if len(indices) % gpus_per_engine:
+        raise UsageError(
+            f"--gpus-per-engine {gpus_per_engine} does not divide the {len(indices)} GPUs; name others with --gpus"
+        )
+    groups = [indices[start : start + gpus_per_engine] for start in range(0, len(indices), gpus_per_engine)]
+    return [Placement("cuda", ",".join(present[index] for index in group)) for group in groups]
 
 
 def usable_gpus() -> list[str]:

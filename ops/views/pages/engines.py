@@ -6,7 +6,7 @@ from typing import Any
 
 from ....producer.engine_calls import CallOptions
 from ....producer.operator_keys import Role
-from ....shared.messages import EngineState
+from ....shared.messages import EXACT, EngineState
 from ....shared.records import EngineHeartbeat, EngineSetup
 from ..access import Access
 from ..page import Act, Action, Page, Params, Room, View, field_of
@@ -76,6 +76,8 @@ def setup_facts(setup: EngineSetup | None) -> dict[str, str]:
         "native kernels": setup.native_kernels,
     }
     facts = {
+        "engine": setup.engine if setup.engine != "penstock" else "",
+        "resumes": setup.resume if setup.resume != EXACT else "",
         "longest": f"{setup.max_model_len} tokens",
         "batch": f"{setup.max_num_seqs} requests, {setup.max_num_batched_tokens} tokens a step",
         "KV cache": f"{setup.kv_cache_size_tokens} tokens in blocks of {setup.block_size}, {setup.kv_cache_dtype}",

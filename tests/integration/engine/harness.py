@@ -119,6 +119,7 @@ class ForkedProcess:
             channel=channel,
             progress=self._progress.fd,
             trace=errors,
+            module="penstock.worker.engine",
         ).request()
         descriptors = [channel, self._progress.fd, errors, errors, errors]
         self._server.sendall(payload[socket.send_fds(self._server, [payload], descriptors) :])

@@ -48,6 +48,14 @@ def test_gpus_are_taken_where_there_are_some(devices: Path) -> None:
     assert place_engines(None, "cpu", None) == [Placement("cpu")]
 
 
+def test_an_engine_of_several_ranks_has_several_gpus(devices: Path) -> None:
+    add_gpus(devices, 4)
+    assert place_engines(None, None, None, 2) == cuda("0,1", "2,3")
+    assert place_engines((3, 1), None, None, 2) == cuda("3,1")
+    with pytest.raises(UsageError, match="--gpus-per-engine 3 does not divide the 4 GPUs"):
+        place_engines(None, None, None, 3)
+
+
 @pytest.mark.parametrize(
     ("gpus", "device", "num_engines", "sentence"),
     [

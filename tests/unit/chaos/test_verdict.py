@@ -30,6 +30,16 @@ def test_a_run_in_which_nothing_was_killed_is_not_clean() -> None:
     assert (nothing.is_clean, nothing.shows_nothing) == (False, "nothing was killed")
 
 
+def test_what_is_drawn_anew_is_held_to_all_but_its_tokens() -> None:
+    other, repeated = sighting([65, 66, 68], "length"), sighting([65, 66, 68], "length")
+    repeated.indexes[2] = 1
+    assert judge([WHOLE], [other], OWNERS, num_kills=1).different == 1
+    verdict = judge([WHOLE, WHOLE], [other, WHOLE], OWNERS, num_kills=1, may_differ=[True, False])
+    assert (verdict.is_clean, verdict.num_compared) == (True, 1)
+    assert judge([WHOLE], [repeated], OWNERS, num_kills=1, may_differ=[True]).duplicated == 1
+    assert judge([WHOLE], [CUT], OWNERS, num_kills=1, may_differ=[True]).lost == 1
+
+
 def test_nor_is_one_in_which_what_was_asked_for_did_not_happen() -> None:
     verdict = judge([WHOLE], [WHOLE], OWNERS, num_kills=3, missing=["kill primary"])
     assert (verdict.is_clean, verdict.shows_nothing) == (False, "this never happened: kill primary")

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.worker.engine import host
+from penstock.worker import host
 
 MIB = 1 << 20
 

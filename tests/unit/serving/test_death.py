@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.worker.engine import host
+from penstock.worker import host
 from penstock.worker.serving.death import cause_of_exit, cause_of_stall
 
 

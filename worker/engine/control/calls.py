@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,6 @@ import structlog
 from ....shared.control import (
     KV_CACHE,
     WEIGHTS,
-    CallError,
     CheckInvariants,
     CollectiveRpc,
     DummyBatchDone,
@@ -37,9 +35,10 @@ from ....shared.control import (
     UtilityAnswer,
     WakeUp,
 )
-from ....shared.errors import EngineCallError, EngineStateError, PenstockError, UnsupportedCallError
+from ....shared.errors import EngineStateError, UnsupportedCallError
 from ....shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
 from ....shared.messages import UtilityCall, UtilityOutput
+from ...core.answers import CallAnswers
 from ...progress import ProgressWriter
 from ..core import EngineCore
 from ..rpc import RpcEngine, RpcMethods
@@ -65,12 +64,11 @@ class ControlledParts:
 
 
 class EngineControl:
-    """Answers calls between two steps. Whatever a call raises is its answer; the engine goes on."""
+    """Our core's calls, and what each does."""
 
     def __init__(self, parts: ControlledParts, progress: ProgressWriter) -> None:
         self._parts = parts
-        self._progress = progress
-        self._functions: dict[type, Callable[[Any], UtilityAnswer]] = {
+        functions: dict[type, Callable[[Any], UtilityAnswer]] = {
             CheckInvariants: self._check_invariants,
             ResetPrefixCache: self._reset_prefix_cache,
             Sleep: self._sleep,
@@ -87,25 +85,16 @@ class EngineControl:
             RemoveLora: self._remove_lora,
             ListLoras: self._list_loras,
         }
+        self._answers = CallAnswers(functions, progress, self._takes_long)
 
     def answer(self, message: UtilityCall) -> UtilityOutput:
         """Do what is asked; an error of any kind becomes the answer."""
-        call = message.call
-        try:
-            with self._patience(call):
-                return UtilityOutput(message.call_id, answer=self._functions[type(call)](call))
-        except PenstockError as error:
-            return UtilityOutput(message.call_id, CallError(error.code, str(error)))
-        except Exception as error:  # of torch, of a file system, of a user's method
-            log.exception("control_call_failed", call=type(call).__name__)
-            return UtilityOutput(message.call_id, CallError(EngineCallError.code, f"{type(error).__name__}: {error}"))
+        return self._answers.answer(message)
 
-    def _patience(self, call: Utility) -> AbstractContextManager[None]:
-        """Keep the stall watch from a core that does what may take long."""
-        takes_long = type(call) in _MAY_TAKE_LONG
+    def _takes_long(self, call: Utility) -> bool:
         if isinstance(call, CollectiveRpc):
-            takes_long = self._parts.rpc_methods.takes_long(call.method)
-        return self._progress.compiling() if takes_long else nullcontext()
+            return self._parts.rpc_methods.takes_long(call.method)
+        return type(call) in _MAY_TAKE_LONG
 
     def _check_invariants(self, _: CheckInvariants) -> Invariants:
         core = self._parts.core

@@ -9,9 +9,9 @@ from functools import partial
 import torch
 
 from ...config import EngineConfig
+from ...host import free_host_bytes
 from ...models.lean.captured import CapturedForward, capture_sizes
 from ...models.loader import LoadedModel
-from ..host import free_host_bytes
 from ..scheduling.prompt_budget import MAX_PROMPT_ROWS
 
 _MIB = 1 << 20

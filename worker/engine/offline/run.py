@@ -25,12 +25,12 @@ from ....shared.errors import PenstockError
 from ....shared.messages import EngineCoreRequest
 from ....shared.params import SamplingParams
 from ...config import EngineConfig
+from ...core.garbage import freeze_loaded_objects
 from ...models.folder import resolve_model_folder
 from ...options.settings import read_settings
 from ...options.told import effective_config
 from ...programs import OFFLINE, PROGRAMS, RunOptions
 from ..core import EngineCore
-from ..garbage import freeze_loaded_objects
 from .result import OfflineResult, PhasesResult, Record, rss_bytes
 
 

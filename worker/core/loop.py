@@ -1,4 +1,4 @@
-"""The engine core's process: the handshake with its worker process, and the busy loop.
+"""An engine core's process: the handshake with its worker process, and the busy loop.
 
 Hello(version, pid)   ──▶
                       ◀──   Configure(config_json)
@@ -15,7 +15,7 @@ import os
 import signal
 import time
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
@@ -34,13 +34,10 @@ from ...shared.messages import (
 )
 from ..config import EngineConfig
 from ..ipc import CoreChannel, Undecodable
-from ..models.folder import resolve_model_folder
 from ..progress import Phase, ProgressWriter
-from .core import refusal
+from ..request_checks import refusal
 from .garbage import freeze_loaded_objects
-
-if TYPE_CHECKING:
-    from .composition import Engine
+from .interface import BuildEngine, Engine
 
 # Asking torch takes about as long as a small step.
 DEVICE_MEMORY_INTERVAL_S = 1.0
@@ -48,8 +45,8 @@ DEVICE_MEMORY_INTERVAL_S = 1.0
 log = structlog.get_logger(__name__)
 
 
-class EngineCoreProcess:
-    """Turns messages into calls of an ``EngineCore`` and its ``EngineControl``, and what they give into messages."""
+class CoreLoop:
+    """Turns messages into calls of a ``Core`` and its ``Control``, and what they give into messages."""
 
     def __init__(self, channel: CoreChannel, engine: Engine, progress: ProgressWriter) -> None:
         self._channel = channel
@@ -95,9 +92,8 @@ class EngineCoreProcess:
         if now >= self._device_memory_due_s:
             self._device_memory_bytes = self._core.device_memory_bytes
             self._device_memory_due_s = now + DEVICE_MEMORY_INTERVAL_S
-        stats = self._core.scheduler.stats()
+        stats = self._core.stats()
         stats.device_memory_bytes = self._device_memory_bytes
-        stats.num_waiting_reqs += self._core.num_waiting_for_grammar
         self._channel.send(EngineCoreOutputs(outputs, stats, now, self._core.take_step_stats()))
 
     def _handle(self, message: Any) -> None:
@@ -127,10 +123,13 @@ class EngineCoreProcess:
             self._send([output])
 
 
-def run_engine_core(channel: CoreChannel, progress: ProgressWriter, trace_fd: int | None = None) -> int:
+def run_engine_core(
+    channel: CoreChannel, progress: ProgressWriter, build: BuildEngine, trace_fd: int | None = None
+) -> int:
     """Shake hands, load, serve; returns the exit status of the process.
 
     Args:
+        build: makes the engine of the configuration that the worker process sends.
         trace_fd: where the traceback goes if an exception ends the process, for the worker process to read.
     """
     # Whoever stops a whole process group (a terminal, systemd) means the worker process: it drains first, then sends
@@ -142,10 +141,11 @@ def run_engine_core(channel: CoreChannel, progress: ProgressWriter, trace_fd: in
         backlog = channel.receive(None)
         while not backlog:
             backlog = channel.receive(None)
-        engine = _start(channel, backlog.pop(0), progress)
+        engine = _start(channel, backlog.pop(0), progress, build)
         if engine is None:
             return 1
-        EngineCoreProcess(channel, engine, progress).run(backlog)
+        CoreLoop(channel, engine, progress).run(backlog)
+        engine.close()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         log.warning("worker_process_gone")
     except BaseException:  # the panic of a library in Rust is no Exception
@@ -156,19 +156,13 @@ def run_engine_core(channel: CoreChannel, progress: ProgressWriter, trace_fd: in
     return 0
 
 
-def _start(channel: CoreChannel, first: Any, progress: ProgressWriter) -> Engine | None:
+def _start(channel: CoreChannel, first: Any, progress: ProgressWriter, build: BuildEngine) -> Engine | None:
     """Build what ``first`` configures and announce it; None if that failed and the worker was told why."""
     started = time.monotonic()
     try:
         if not isinstance(first, Configure):
             raise ConfigurationError(f"the worker process sent {type(first).__name__} where Configure was due")
-        config = EngineConfig.decode(first.config_json)
-        folder = resolve_model_folder(config.model, needs_weights=config.needs_weights)
-        # Here, not above: torch and transformers take seconds to import; neither Hello nor the news of a mistyped
-        # folder should wait for them.
-        from .composition import build_engine
-
-        engine = build_engine(config, folder, progress)
+        engine = build(EngineConfig.decode(first.config_json), progress)
     except ConfigurationError as error:
         channel.send(StartupFailed(error.code, str(error)))
         return None

@@ -1,0 +1,83 @@
+"""Engines of others, where they are installed: vLLM in the environment of ``make engine-vllm``, or a named one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from penstock.ops.demo.run import MODEL
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import Client
+
+from ..gate import Gate
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+OPTIONS = ["--device", "cpu", "--dtype", "float32", "--threads", "1", "--max-num-seqs", "8", "--enforce-eager"]
+OPTIONS += ["--kv-cache-memory", "64MiB", "--max-model-len", "1024", "--served-model-name", "demo"]
+OPTIONS += ["--max-deliveries", "2"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A start of vLLM takes a while, also on a machine with nothing else to do."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.timeout(900))
+            item.add_marker(pytest.mark.xdist_group("vllm"))
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> str:
+    """The interpreter that has vLLM; a test that wants it is skipped where there is none."""
+    installed = ROOT / ".bench-peers" / "vllm" / "bin" / "python"
+    python = os.environ.get("PENSTOCK_VLLM_PYTHON") or (str(installed) if installed.exists() else "")
+    if not python:
+        pytest.skip("no vLLM here: run make engine-vllm, or name its Python in PENSTOCK_VLLM_PYTHON")
+    return python
+
+
+@pytest.fixture(scope="session")
+def penstock_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder for PYTHONPATH, by which another interpreter finds this Penstock and nothing else of ours."""
+    folder = tmp_path_factory.mktemp("path")
+    (folder / "penstock").symlink_to(ROOT)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Gate:
+    return Gate(tmp_path_factory.mktemp("gate"))
+
+
+@pytest.fixture(scope="session")
+def vllm_stack(
+    vllm_python: str, penstock_path: str, gate: Gate, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalStack]:
+    """A private Redis and `worker start --engine vllm` with the demo model, whose cores heed ``gate``."""
+    folder = tmp_path_factory.mktemp("vllm")
+    # Stands for vLLM's interpreter: a core that it starts is gated, and all else is vLLM's own.
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {vllm_python} {HERE / "gated_program.py"} "$@"\n')
+    python.chmod(0o755)
+    options = [*OPTIONS, "--engine", "vllm", "--engine-python", str(python), "--profile-dir", str(folder / "profiles")]
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = penstock_path
+    try:
+        with ExitStack() as stack:
+            with gate.for_engines():
+                deployment = stack.enter_context(LocalStack(MODEL, options))
+            yield deployment
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+
+@pytest.fixture
+async def client(vllm_stack: LocalStack) -> AsyncIterator[Client]:
+    async with Client.connect(vllm_stack.url) as client:
+        yield client

@@ -1,0 +1,81 @@
+"""What vLLM is told of ``worker start``'s options, and which are refused; vLLM itself is not asked."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.shared.errors import ConfigurationError
+from penstock.worker.config import EngineConfig
+from penstock.worker.engines.vllm.options import TAKEN, check_options, vllm_environment, vllm_words
+from penstock.worker.engines.vllm.versions import check_version
+
+
+def _config(**fields: Any) -> EngineConfig:
+    return EngineConfig(model="/m", engine="vllm", **fields)
+
+
+def test_options_are_told_in_vllms_words() -> None:
+    config = _config(max_model_len=512, enforce_eager=True, kv_cache_memory=1 << 20, dtype="float32", max_num_seqs=8)
+    words = vllm_words(config, "/m")
+    pairs = dict(itertools.pairwise(words))
+    assert pairs["--model"] == "/m"
+    assert pairs["--dtype"] == "float32"
+    assert pairs["--max-num-seqs"] == "8"
+    assert pairs["--max-model-len"] == "512"
+    assert pairs["--kv-cache-memory-bytes"] == str(1 << 20)
+    assert {"--enforce-eager", "--enable-prefix-caching"} <= set(words)
+    # What was not given is vLLM's to choose.
+    assert not {"--block-size", "--gpu-memory-utilization", "--trust-remote-code"} & set(words)
+
+
+def test_its_own_options_come_last() -> None:
+    words = vllm_words(_config(engine_options="--tensor-parallel-size 2 --served-model-name 'a b'"), "/m")
+    assert words[-4:] == ["--tensor-parallel-size", "2", "--served-model-name", "a b"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"deterministic": True}, "deterministic True is for Penstock's engine, not for 'vllm'; leave it out"),
+        (
+            {"quantization": "int8"},
+            "quantization 'int8' is for Penstock's engine, not for 'vllm'; say it by vLLM's own",
+        ),
+        ({"engine_options": "--a 'b"}, "engine_options cannot be read: No closing quotation"),
+    ],
+)
+def test_what_means_nothing_to_vllm_is_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check_options(_config(**fields))
+    assert str(caught.value).startswith(sentence)
+
+
+def test_options_that_vllm_takes_are_fields() -> None:
+    assert {field.name for field in msgspec.structs.fields(EngineConfig)} >= TAKEN
+    check_options(_config(max_num_seqs=3, enforce_eager=True))
+
+
+@pytest.mark.parametrize("name", ["engine_python", "engine_options"])
+def test_our_engine_takes_no_options_of_another(name: str) -> None:
+    given: dict[str, Any] = {name: "x"}
+    with pytest.raises(ConfigurationError, match=f"^{name} is not for Penstock's own engine"):
+        EngineConfig(model="/m", **given)
+
+
+def test_what_the_operator_has_set_stays() -> None:
+    config = _config(num_engines_on_host=2)
+    variables = vllm_environment(config, {"VLLM_CONFIGURE_LOGGING": "1"}, num_cores=8)
+    assert variables["OMP_NUM_THREADS"] == "4"
+    assert "VLLM_CONFIGURE_LOGGING" not in variables
+    assert "OMP_NUM_THREADS" not in vllm_environment(_config(device="cuda"), {}, num_cores=8)
+
+
+@pytest.mark.parametrize("version", ["0.31.4", "0.33.0", "1.0", "dev", ""])
+def test_a_version_that_was_not_tried_is_refused(version: str) -> None:
+    assert check_version("0.32.7+cpu") == "0.32.7+cpu"
+    with pytest.raises(ConfigurationError, match=r"was made for vLLM 0\.32"):
+        check_version(version)

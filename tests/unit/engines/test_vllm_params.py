@@ -1,0 +1,99 @@
+"""What becomes of each field of a request on its way to vLLM; vLLM itself is not asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.shared.errors import UnsupportedParameterError
+from penstock.shared.messages import EngineCoreRequest
+from penstock.shared.params import SamplingParams, StructuredOutputsParams
+from penstock.worker.engines.vllm import params as mapping
+from penstock.worker.engines.vllm.params import cache_salt_of, check_request, grammar_of, vllm_params
+
+
+def test_every_sampling_field_has_its_place() -> None:
+    places = (
+        *mapping.SAMPLING_FIELDS_AS_THEY_ARE,
+        *mapping.SAMPLING_FIELDS_CHANGED,
+        *mapping.SAMPLING_FIELDS_ELSEWHERE,
+        *mapping.SAMPLING_FIELDS_REFUSED,
+    )
+    assert sorted(places) == sorted(SamplingParams.__struct_fields__)
+    grammars = (*mapping.GRAMMAR_FIELDS, *mapping.GRAMMAR_FIELDS_REFUSED)
+    assert sorted(grammars) == sorted(StructuredOutputsParams.__struct_fields__)
+
+
+def test_what_was_delivered_is_counted_as_prompt() -> None:
+    params = SamplingParams(max_tokens=32, min_tokens=10, seed=7, prompt_logprobs=2, stop="a", stop_token_ids=[4])
+    fresh, resumed, late = vllm_params(params, 0), vllm_params(params, 4), vllm_params(params, 12)
+    assert (fresh["max_tokens"], fresh["min_tokens"], fresh["seed"], fresh["prompt_logprobs"]) == (32, 10, 7, 2)
+    assert (resumed["max_tokens"], resumed["min_tokens"], resumed["prompt_logprobs"]) == (28, 6, None)
+    assert (late["max_tokens"], late["min_tokens"]) == (20, 0)
+    # Drawn by other numbers than the first tokens were, and the same ones each time.
+    assert len({fresh["seed"], resumed["seed"], late["seed"]}) == 3
+    assert resumed == vllm_params(params, 4)
+    assert resumed["stop_token_ids"] == [4]
+    assert "stop" not in resumed
+    assert vllm_params(SamplingParams(max_tokens=None, top_k=-1, seed=1), 3)["max_tokens"] is None
+    assert vllm_params(SamplingParams(top_k=-1), 0)["top_k"] == 0
+
+
+def _request(params: SamplingParams, **fields: Any) -> EngineCoreRequest:
+    return EngineCoreRequest(request_id="r", prompt_token_ids=[1], sampling_params=params, **fields)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"thinking_token_budget": 8}, "thinking_token_budget=8 is not supported by engine 'vllm'"),
+        (
+            {"structured_outputs": StructuredOutputsParams(json_object=True, disable_any_whitespace=True)},
+            "structured_outputs.disable_any_whitespace: vLLM has it for all requests of an engine",
+        ),
+    ],
+)
+def test_what_vllm_cannot_do_is_refused_by_name(values: dict[str, Any], sentence: str) -> None:
+    params = SamplingParams(**values)
+    with pytest.raises(UnsupportedParameterError) as caught:
+        check_request(_request(params), params)
+    assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("values", "is_exact"),
+    [
+        ({"temperature": 0.0}, True),
+        ({"temperature": 0.0, "repetition_penalty": 1.2, "logit_bias": {3: 1.0}}, True),
+        ({"temperature": 0.0, "presence_penalty": 0.5}, False),
+        ({"temperature": 0.0, "frequency_penalty": 0.5}, False),
+        ({"temperature": 0.0, "bad_words": ["a"], "bad_words_token_ids": [[3], [4]]}, True),
+        ({"temperature": 0.0, "bad_words": ["a"], "bad_words_token_ids": [[3], [4, 5]]}, False),
+        ({"temperature": 0.5, "seed": 3}, False),
+    ],
+)
+def test_an_exact_resume_is_refused_where_it_cannot_be(values: dict[str, Any], is_exact: bool) -> None:
+    params = SamplingParams(**values)
+    check_request(_request(params), params)
+    demanding = _request(params, resume="exact")
+    if is_exact:
+        check_request(demanding, params)
+    else:
+        with pytest.raises(UnsupportedParameterError, match=r"^resume='exact'"):
+            check_request(demanding, params)
+
+
+def test_a_grammar_is_what_was_set() -> None:
+    assert grammar_of(StructuredOutputsParams(regex="a+")) == {"regex": "a+"}
+    assert grammar_of(StructuredOutputsParams(json_object=True)) == {"json_object": True}
+
+
+def test_tenants_share_no_blocks() -> None:
+    request = _request(SamplingParams(), tenant="a", cache_salt="b")
+    salts = {
+        cache_salt_of(msgspec.structs.replace(request, tenant=tenant, cache_salt=salt))
+        for tenant, salt in (("a", "b"), ("a", None), ("b", "a"), ('a","b', None))
+    }
+    assert len(salts) == 4

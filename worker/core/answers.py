@@ -1,0 +1,49 @@
+"""Answers control calls by a table of functions, one for each type of call that a core knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import structlog
+
+from ...shared.control import CallError, Utility, UtilityAnswer
+from ...shared.errors import EngineCallError, PenstockError, UnsupportedCallError
+from ...shared.messages import UtilityCall, UtilityOutput
+from ..progress import ProgressWriter
+
+log = structlog.get_logger(__name__)
+
+
+class CallAnswers:
+    """Answers calls between two steps. Whatever a call raises is its answer; the engine goes on.
+
+    Args:
+        takes_long: whether a call may take longer than the stall watch waits.
+    """
+
+    def __init__(
+        self,
+        functions: Mapping[type, Callable[[Any], UtilityAnswer]],
+        progress: ProgressWriter,
+        takes_long: Callable[[Utility], bool],
+    ) -> None:
+        self._functions = functions
+        self._progress = progress
+        self._takes_long = takes_long
+
+    def answer(self, message: UtilityCall) -> UtilityOutput:
+        """Do what is asked; an error of any kind becomes the answer."""
+        call = message.call
+        try:
+            function = self._functions.get(type(call))
+            if function is None:
+                raise UnsupportedCallError(f"{call.__struct_config__.tag}: this engine has no such call")
+            with self._progress.compiling() if self._takes_long(call) else nullcontext():
+                return UtilityOutput(message.call_id, answer=function(call))
+        except PenstockError as error:
+            return UtilityOutput(message.call_id, CallError(error.code, str(error)))
+        except Exception as error:  # of torch, of a file system, of a user's method
+            log.exception("control_call_failed", call=type(call).__name__)
+            return UtilityOutput(message.call_id, CallError(EngineCallError.code, f"{type(error).__name__}: {error}"))

@@ -1,0 +1,96 @@
+"""What an engine core is to the loop that drives it. ``worker.engine`` has ours, ``worker.engines`` those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ...shared.messages import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    Ready,
+    SchedulerStats,
+    UtilityCall,
+    UtilityOutput,
+)
+from ...shared.stats import StepStats
+from ..config import EngineConfig
+from ..progress import ProgressWriter
+
+
+class Core(Protocol):
+    """Everything between a request and its tokens, without process, socket or clock. One thread calls it."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+        ...
+
+    @property
+    def num_unfinished_requests(self) -> int: ...
+
+    @property
+    def device_memory_bytes(self) -> int:
+        """What it takes of an accelerator's memory; 0 on a CPU. May cost as much as a small step."""
+        ...
+
+    @property
+    def step_fn(self) -> Callable[[], list[EngineCoreOutput]]:
+        """Computes one batch, and returns what it gave.
+
+        What it raises ends the process: a core that can tell which request is to blame ends that one alone.
+        """
+        ...
+
+    def add_request(self, message: EngineCoreRequest, /) -> EngineCoreOutput | None:
+        """Queue a request, or return its end if it has one already: it is refused, or was complete when resumed."""
+        ...
+
+    def abort_requests(self, request_ids: list[str], /) -> None:
+        """Stop computing these, without a word; unknown and finished ones are ignored."""
+        ...
+
+    def settle(self) -> list[EngineCoreOutput]:
+        """Have nothing in flight, and return the outputs of what was. Before anything but a step."""
+        ...
+
+    def stats(self) -> SchedulerStats:
+        """Where requests and KV cache stand; ``device_memory_bytes`` is left out."""
+        ...
+
+    def take_step_stats(self) -> StepStats | None:
+        """Return what the last step did; None if that is not known, or was asked for before."""
+        ...
+
+    def check_invariants(self) -> None:
+        """Verify the bookkeeping; called whenever there is nothing else to do."""
+        ...
+
+
+class Control(Protocol):
+    """What a core can be asked between two steps."""
+
+    def answer(self, message: UtilityCall, /) -> UtilityOutput:
+        """Do what is asked; an error of any kind becomes the answer."""
+        ...
+
+
+class Engine(Protocol):
+    """A core that can take requests, what else it can be asked, and what to tell the worker process about it."""
+
+    @property
+    def core(self) -> Core: ...
+
+    @property
+    def control(self) -> Control: ...
+
+    @property
+    def ready(self) -> Ready: ...
+
+    def close(self) -> None:
+        """End what it has started beside itself: the loop has ended in order."""
+        ...
+
+
+# Loads what a configuration says, and raises ConfigurationError or ModelLoadError where it does not fit.
+BuildEngine = Callable[[EngineConfig, ProgressWriter], Engine]

@@ -1,0 +1,33 @@
+"""``PYTHON -m penstock.worker.engines.vllm --fd N``: vLLM's engine core, talking over an inherited socket."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from ...config import EngineConfig
+from ...core.command_line import run_core
+from ...core.interface import Engine
+from ...progress import ProgressWriter
+
+
+def main() -> NoReturn:
+    """Run until the worker process says otherwise, and end the process."""
+    # The worker process's standard output is read by a program; vLLM writes its log there.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    status = run_core("penstock.worker.engines.vllm", __doc__, sys.argv[1:], _build)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of vLLM and its libraries would keep a core that failed from ending.
+    os._exit(status)
+
+
+def _build(config: EngineConfig, progress: ProgressWriter) -> Engine:
+    from .composition import build_engine
+
+    return build_engine(config, progress)
+
+
+if __name__ == "__main__":
+    main()

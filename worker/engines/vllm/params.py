@@ -1,0 +1,129 @@
+"""What becomes of each field of a request and of its ``SamplingParams``; nothing of vLLM is imported.
+
+Tokens that a former engine has delivered become the end of the prompt: vLLM's model runner reads no output of a request
+that is new to it. So what counts output tokens is told that there are fewer to come, and what looks at their text is
+seen to here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ....shared.errors import UnsupportedParameterError
+from ....shared.messages import EXACT, GREEDY, EngineCoreRequest
+from ....shared.params import SamplingParams, StructuredOutputsParams
+from ....shared.seeds import derived_seed
+
+# How a resumed generation continues; `Ready` says it. Presence and frequency penalties count the output alone, bad
+# words are sought there, and the state of a random generator is nowhere: beyond greedy ones nothing is the same.
+RESUME = GREEDY
+
+# Under vLLM's names, which are ours.
+SAMPLING_FIELDS_AS_THEY_ARE = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "stop_token_ids",
+    "ignore_eos",
+    "logprobs",
+    "logit_bias",
+    "allowed_token_ids",
+)
+SAMPLING_FIELDS_CHANGED = (
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "prompt_logprobs",
+    "structured_outputs",
+    "bad_words",
+    "bad_words_token_ids",
+    "repetition_detection",
+)
+# Text, which the worker process makes, or the client's own business: `n` are requests of their own.
+SAMPLING_FIELDS_ELSEWHERE = (
+    "n",
+    "stop",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+    "output_kind",
+    "think_token_ids",
+)
+SAMPLING_FIELDS_REFUSED = ("thinking_token_budget", "extra_args")
+GRAMMAR_FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+# vLLM sets them for all requests of an engine.
+GRAMMAR_FIELDS_REFUSED = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+
+
+def check_request(message: EngineCoreRequest, params: SamplingParams) -> None:
+    """Refuse what vLLM cannot do, or not by this adapter.
+
+    Raises:
+        UnsupportedParameterError: names the field and the remedy.
+    """
+    if message.prompt_embeds is not None:
+        raise UnsupportedParameterError("prompt_embeds: engine 'vllm' takes prompts of text and tokens only")
+    if params.is_thinking_limited:
+        raise UnsupportedParameterError(
+            f"thinking_token_budget={params.thinking_token_budget} is not supported by engine 'vllm'; leave it at None"
+        )
+    for name in GRAMMAR_FIELDS_REFUSED if params.structured_outputs is not None else ():
+        if getattr(params.structured_outputs, name):
+            raise UnsupportedParameterError(
+                f"structured_outputs.{name}: vLLM has it for all requests of an engine, not for one; leave it out, or "
+                "start the engine with --structured-outputs-config in --engine-options"
+            )
+    if message.resume == EXACT and not continues_exactly(params):
+        raise UnsupportedParameterError(
+            "resume='exact': engine 'vllm' continues exactly only what is greedy (temperature 0) and has none of "
+            "presence_penalty, frequency_penalty and bad_words of several tokens; leave resume out, or ask a model "
+            "that Penstock's engine serves"
+        )
+
+
+def continues_exactly(params: SamplingParams) -> bool:
+    """Whether an engine that resumes goes on with the tokens that the former one would have made."""
+    has_counts = params.presence_penalty or params.frequency_penalty
+    # One that has begun among the delivered tokens is not seen to be going on.
+    has_sequences = any(len(words) > 1 for words in params.bad_words_token_ids or ())
+    return params.greedy and not has_counts and not has_sequences
+
+
+def vllm_params(params: SamplingParams, num_delivered: int) -> dict[str, Any]:
+    """Arguments of vLLM's ``SamplingParams``, but for ``structured_outputs``, which ``grammar_of`` has.
+
+    Args:
+        num_delivered: output tokens that stand at the end of the prompt.
+    """
+    arguments = {name: getattr(params, name) for name in SAMPLING_FIELDS_AS_THEY_ARE}
+    # Ours takes -1 for "all" too.
+    arguments["top_k"] = max(0, params.top_k)
+    # With the same seed the first tokens of the rest would be drawn by the numbers that drew the first of all.
+    arguments["seed"] = None if params.seed is None else derived_seed(params.seed, num_delivered)
+    arguments["max_tokens"] = None if params.max_tokens is None else params.max_tokens - num_delivered
+    arguments["min_tokens"] = max(0, params.min_tokens - num_delivered)
+    # Told with the first token, which is delivered.
+    arguments["prompt_logprobs"] = None if num_delivered else params.prompt_logprobs
+    arguments["detokenize"] = False
+    return arguments
+
+
+def grammar_of(structured_outputs: StructuredOutputsParams) -> dict[str, Any]:
+    """Arguments of vLLM's ``StructuredOutputsParams``."""
+    return {
+        name: getattr(structured_outputs, name)
+        for name in GRAMMAR_FIELDS
+        if getattr(structured_outputs, name) not in (None, False)
+    }
+
+
+def cache_salt_of(message: EngineCoreRequest) -> str:
+    """What two requests must have in common to share blocks of the KV cache, beside their tokens."""
+    return msgspec.json.encode([message.tenant, message.cache_salt]).decode()

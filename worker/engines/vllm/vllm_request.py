@@ -1,0 +1,95 @@
+# pyright: reportMissingImports=false
+# (vLLM is installed in an environment of its own.)
+"""Makes vLLM's requests of ours, by the checks of its own front end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from ....shared.errors import ValidationError
+from ....shared.messages import EngineCoreRequest
+from ...engine.scheduling.request import Request
+from .params import cache_salt_of, grammar_of, vllm_params
+
+
+class VllmRequests:
+    """Has vLLM check and prepare what it is to run.
+
+    Args:
+        engine: ``vllm.v1.engine.core.EngineCore``.
+        inputs: ``vllm.v1.engine.input_processor.InputProcessor``.
+    """
+
+    def __init__(self, engine: Any, inputs: Any) -> None:
+        self._engine = engine
+        self._inputs = inputs
+        self._tasks = engine.get_supported_tasks()
+        self.vocab_size: int = inputs.model_config.get_vocab_size()
+
+    def make(self, message: EngineCoreRequest, request: Request) -> tuple[Any, Future[Any] | None]:
+        """Return vLLM's ``Request``, and its grammar, which is being compiled, if it has one.
+
+        Args:
+            request: the same with what was delivered, checked.
+
+        Raises:
+            ValidationError: vLLM refuses it.
+        """
+        delivered = request.token_ids[request.num_prompt_tokens :]
+        try:
+            theirs = self._inputs.process_inputs(
+                request.request_id,
+                _token_input(request.token_ids, cache_salt_of(message)),
+                _sampling_params(request, len(delivered)),
+                self._tasks,
+                arrival_time=message.arrival_time or time.time(),
+                priority=message.priority,
+            )
+        except Exception as error:  # of its checks, of pydantic, of a grammar's library; nothing has begun yet
+            raise ValidationError(f"vLLM refuses the request: {error}") from error
+        # Where its front end puts what it makes of words; these are the worker process's.
+        theirs.sampling_params._bad_words_token_ids = request.params.bad_words_token_ids or None
+        prepared, _ = self._engine.preprocess_add_request(theirs)
+        if prepared.structured_output_request is None:
+            return prepared, None
+        grammar = prepared.structured_output_request._grammar
+        if delivered:
+            grammar = _advanced(grammar, request.request_id, delivered)
+            prepared.structured_output_request.grammar = grammar
+        return prepared, grammar
+
+
+def _token_input(token_ids: Sequence[int], cache_salt: str) -> Any:
+    from vllm.inputs.engine import tokens_input
+
+    return tokens_input(list(token_ids), cache_salt=cache_salt)
+
+
+def _sampling_params(request: Request, num_delivered: int) -> Any:
+    from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+
+    arguments = vllm_params(request.params, num_delivered)
+    if request.params.structured_outputs is not None:
+        arguments["structured_outputs"] = StructuredOutputsParams(**grammar_of(request.params.structured_outputs))
+    return SamplingParams(**arguments)
+
+
+def _advanced(compiled: Future[Any], request_id: str, delivered: list[int]) -> Future[Any]:
+    """A grammar that has seen what was delivered, once it is compiled; vLLM schedules its request no sooner."""
+    ready: Future[Any] = Future()
+
+    def advance(done: Future[Any]) -> None:
+        try:
+            grammar = done.result()
+            if not grammar.accept_tokens(request_id, delivered):
+                raise ValueError("it does not accept the tokens that were delivered")
+        except BaseException as error:  # whatever the library raises is its caller's to tell
+            ready.set_exception(error)
+        else:
+            ready.set_result(grammar)
+
+    compiled.add_done_callback(advance)
+    return ready
