@@ -21,6 +21,8 @@ constexpr int GROUP = GROUP_BYTES / sizeof(T);
 typedef float Floats __attribute__((vector_size(VECTOR_BYTES)));
 typedef int32_t Ints __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t Words __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint16_t HalfWords __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint8_t Bytes __attribute__((vector_size(VECTOR_BYTES)));
 
 // How many sums fit into registers: rows of inputs times vectors of outputs.
 #ifdef __AVX512F__

@@ -26,6 +26,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "silu_and_mul": [_POINTER, _POINTER, _INT, _INT],
     "pack_linear": [_POINTER, _POINTER, _INT, _INT],
     "quantize_linear": [_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT],
+    "quantize_linear_to_nibbles": [_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT],
     "linear": [_POINTER, _INT, _POINTER, _POINTER, _INT],
     "sample": [_POINTER, _INT, *(_POINTER,) * 6, _INT, _INT],
     "decode": [
