@@ -152,7 +152,8 @@ def unpack_weight(weight: PackedWeight) -> Tensor:
 
 def _bytes_of(nibbles: Tensor) -> Tensor:
     """Panels of bytes ``[P, K / 4, 64, 4]``."""
-    heads, pairs = nibbles[..., :_PANEL].to(torch.int16), nibbles[..., _PANEL:].unflatten(2, (-1, 1, _PANEL, 4))
+    heads = nibbles[..., :_PANEL].unflatten(2, (16, 4)).transpose(2, 3).flatten(2).to(torch.int16)
+    pairs = nibbles[..., _PANEL:].unflatten(2, (-1, 1, _PANEL, 4))
     both = torch.cat([pairs & 15, pairs >> 4], 3).to(torch.int16)
     steps, zeros = ((part[:, :, None, None, :, None]) for part in (heads & 15, heads >> 4))
     return (steps * (both - zeros)).flatten(1, 3)

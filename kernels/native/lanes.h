@@ -41,6 +41,17 @@ inline Words load_words(const void* from) {
   return words;
 }
 
+// Each word's lower half in both halves, and its lowest byte in all four; what lies above is zero.
+inline Words in_both_halves(Words words) { return words | words << 16; }
+
+inline Words in_all_bytes(Words words) {
+#ifdef __AVX512BW__
+  return (Words)_mm512_shuffle_epi8((__m512i)words, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
+#else
+  return in_both_halves(words | words << 8);
+#endif
+}
+
 // sum + the products of a row's group with those of 16 outputs.
 inline Floats add_products(Floats sum, const float* group, Words columns) {
   return sum + splat(*group) * (Floats)columns;

@@ -4,8 +4,8 @@
 // sign, in units of the output's scale. So the sum of an output's products is a whole number whatever its order, scaled
 // once, as with bytes: products on vectors and on tile registers have the same bits.
 //
-// A panel is, block of 32 inputs by block: a byte for each of the 64 outputs, the step and above it the zero; then the
-// nibbles, two groups of inputs to 256 bytes in the order of a panel of bytes, the second group above the first. Inputs
+// A panel is, block of 32 inputs by block: a byte for each of the 64 outputs, the step and above it the zero, so that
+// those of the outputs l, l + 16, l + 32 and l + 48 are a word, lane l of a vector; then the nibbles, two groups of inputs to 256 bytes in the order of a panel of bytes, the second group above the first. Inputs
 // are filled up to whole steps of a tile; what is filled up has the step 0.
 #pragma once
 #include "panels.h"
@@ -15,10 +15,15 @@ constexpr int BLOCK_INPUTS = 32;
 constexpr int BLOCK_PAIRS = BLOCK_INPUTS / GROUP<uint8_t> / 2;  // of groups
 constexpr int BLOCK_BYTES = PANEL + BLOCK_PAIRS * PANEL_ROW_BYTES;
 constexpr int NIBBLE_INPUTS_MULTIPLE = 64;
+// What is asked for of a panel beforehand.
+constexpr int NIBBLE_BYTES_AHEAD = 2 * BLOCK_BYTES;
 
 inline int64_t padded_inputs(int64_t num_inputs) {
   return (num_inputs + NIBBLE_INPUTS_MULTIPLE - 1) / NIBBLE_INPUTS_MULTIPLE * NIBBLE_INPUTS_MULTIPLE;
 }
+
+// Where the head of an output is in a block, by its place in the panel.
+inline int64_t place_of_head(int64_t place) { return place % LANES * PANEL_VECTORS + place / LANES; }
 
 inline const char* nibbles_of_panel(const Linear& weight, int64_t panel) {
   const int64_t num_blocks = padded_inputs(weight.num_inputs) / BLOCK_INPUTS;
@@ -30,13 +35,11 @@ struct NibbleSteps {
   HalfWords steps;
   Bytes zeros;
 
-  static NibbleSteps of(const char* heads) {
-    uint8_t bytes __attribute__((vector_size(LANES)));
-    std::memcpy(&bytes, heads, sizeof(bytes));
-    const Words head = __builtin_convertvector(bytes, Words), step = head & 0xf;
-    Words zero = (Words)((HalfWords)step * (HalfWords)(head >> 4));
-    zero |= zero << 8;
-    return {(HalfWords)(step | step << 16), (Bytes)(zero | zero << 16)};
+  // Of the v-th vector of outputs in the panel that the block belongs to.
+  static NibbleSteps of(const char* block, int v) {
+    const Words heads = load_words(block) >> (8 * v), step = heads & 0xf;
+    const Words zero = (Words)((HalfWords)step * (HalfWords)(heads >> 4 & 0xf));
+    return {(HalfWords)in_both_halves(step), (Bytes)in_all_bytes(zero)};
   }
 
   // The bytes of two groups of inputs. A product of a step and a nibble fits into a byte, so two of them are made in
@@ -47,19 +50,18 @@ struct NibbleSteps {
   }
 };
 
-// Writes the bytes of num_vectors of a panel's vectors of outputs from the first one on, as a panel of bytes has them.
-inline void unpack_nibbles(const char* panel, int64_t num_inputs, int first, int num_vectors, char* to) {
-  const int64_t num_blocks = padded_inputs(num_inputs) / BLOCK_INPUTS;
-  for (int64_t block = 0; block < num_blocks; ++block, panel += BLOCK_BYTES, to += 2 * BLOCK_PAIRS * PANEL_ROW_BYTES) {
-    for (int v = first; v < first + num_vectors; ++v) {
-      const NibbleSteps steps = NibbleSteps::of(panel + v * LANES);
-      const char* nibbles = panel + PANEL + v * VECTOR_BYTES;
-      for (int pair = 0; pair < BLOCK_PAIRS; ++pair) {
-        Words both[2];
-        steps.unpack(load_words(nibbles + pair * PANEL_ROW_BYTES), both[0], both[1]);
-        std::memcpy(to + 2 * pair * PANEL_ROW_BYTES + v * VECTOR_BYTES, &both[0], sizeof(both[0]));
-        std::memcpy(to + (2 * pair + 1) * PANEL_ROW_BYTES + v * VECTOR_BYTES, &both[1], sizeof(both[1]));
-      }
+// Writes the bytes of a block, as a panel of bytes has them, for num_vectors of its vectors of outputs from the first on.
+inline void unpack_block(const char* block, int first, int num_vectors, char* to) {
+  for (int v = first; v < first + num_vectors; ++v) {
+    const NibbleSteps steps = NibbleSteps::of(block, v);
+    const char* nibbles = block + PANEL + v * VECTOR_BYTES;
+    for (int pair = 0; pair < BLOCK_PAIRS; ++pair) {
+      __builtin_prefetch(nibbles + pair * PANEL_ROW_BYTES + NIBBLE_BYTES_AHEAD);
+      Words both[2];
+      steps.unpack(load_words(nibbles + pair * PANEL_ROW_BYTES), both[0], both[1]);
+      char* rows = to + 2 * pair * PANEL_ROW_BYTES + v * VECTOR_BYTES;
+      std::memcpy(rows, &both[0], sizeof(both[0]));
+      std::memcpy(rows + PANEL_ROW_BYTES, &both[1], sizeof(both[1]));
     }
   }
 }

@@ -135,7 +135,7 @@ int32_t put_nibbles(const T* row, int64_t size, float scale, uint8_t* panel, int
     NibbleBlock block(row + start, std::min<int64_t>(BLOCK_INPUTS, size - start), scale);
     block.choose();
     offset += BYTE_ZERO * block.sum();
-    panel[place] = block.head();
+    panel[place_of_head(place)] = block.head();
     for (int i = 0; i < BLOCK_INPUTS; ++i) {
       const int group = i / GROUP<uint8_t>;
       uint8_t* to = panel + PANEL + group / 2 * PANEL_ROW_BYTES + place * GROUP<uint8_t> + i % GROUP<uint8_t>;

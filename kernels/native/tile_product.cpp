@@ -71,11 +71,15 @@ template <typename T, typename In, typename Out>
 class TilePiece {
  public:
   // next_panel, which is worked on afterwards, may be null; of rows whose inputs follow each other at input_stride bytes.
-  TilePiece(const char* inputs, int64_t input_stride, const char* columns, int num_vectors, int64_t num_steps,
-            const Results<T, In, Out>& results, const char* next_panel)
+  // Of a panel in nibbles there is room for its bytes; else that is null.
+  TilePiece(const char* inputs, int64_t input_stride, const char* panel, char* room, int first_vector, int num_vectors,
+            int64_t num_steps, const Results<T, In, Out>& results, const char* next_panel)
       : inputs_(inputs),
         input_stride_(input_stride),
-        columns_(columns),
+        panel_(panel),
+        room_(room),
+        columns_((room ? room : panel) + first_vector * VECTOR_BYTES),
+        first_vector_(first_vector),
         num_vectors_(num_vectors),
         num_steps_(num_steps),
         results_(results),
@@ -87,6 +91,7 @@ class TilePiece {
   }
 
   void run(int64_t num_rows) {
+    if (room_) unpack_step(0);
     rounded_per_step_ = (BLOCK_ROWS + num_steps_ - 1) / num_steps_;
     // The first pass over the panel reads it from afar. The others ask for the next one, each for a part of each step.
     const int64_t num_later_passes = (num_rows + tiles::ROWS - 1) / BLOCK_ROWS * (num_vectors_ / 2) - 1;
@@ -101,7 +106,7 @@ class TilePiece {
       for (int first = 0; first < num_vectors_ && first * LANES < results_.num_outputs; first += 2, asked += lines_of_next) {
         const bool is_first = row == 0 && first == 0;
         add_block(row, num, first, is_first ? columns_ + STEP_PANEL_BYTES : next_panel_ + asked * 64,
-                  is_first ? LINES_AHEAD_OF_MANY : asked < STEP_PANEL_LINES ? lines_of_next : 0);
+                  is_first ? (room_ ? 0 : LINES_AHEAD_OF_MANY) : asked < STEP_PANEL_LINES ? lines_of_next : 0);
       }
     }
     if (row < num_rows) add_last_rows(row, static_cast<int>(num_rows - row));
@@ -109,6 +114,16 @@ class TilePiece {
   }
 
  private:
+  // While the step before is multiplied; later passes over the panel find it.
+  __attribute__((noinline)) void unpack_step(int64_t step) const {
+    if (step == num_steps_) return;
+    constexpr int BLOCKS = NIBBLE_INPUTS_MULTIPLE / BLOCK_INPUTS;
+    for (int block = 0; block < BLOCKS; ++block) {
+      unpack_block(panel_ + (step * BLOCKS + block) * BLOCK_BYTES, first_vector_, num_vectors_,
+                   room_ + step * STEP_PANEL_BYTES + block * STEP_PANEL_BYTES / BLOCKS);
+    }
+  }
+
   // Tiles 0, 1 and 2, 3: sums of the first 16 rows and of the others with 32 outputs. 4, 5: rows. 6, 7: outputs.
   static void configure_block(int num_rows) {
     tiles::Shapes shapes;
@@ -123,8 +138,10 @@ class TilePiece {
     tiles::load<0>(start, 0), tiles::load<1>(start + VECTOR_BYTES, 0);
     tiles::load<2>(start, 0), tiles::load<3>(start + VECTOR_BYTES, 0);
     const char *rows = inputs_ + row * input_stride_, *columns = columns_ + first * VECTOR_BYTES;
+    const bool unpacks = room_ && row == 0 && first == 0;
     for (int64_t step = 0; step < num_steps_; ++step) {
       ask_for_lines(ahead + step * STEP_PANEL_BYTES, lines);
+      if (unpacks) unpack_step(step + 1);
       tiles::load<4>(rows, input_stride_);
       tiles::load<6>(columns, PANEL_ROW_BYTES);
       add_tile_products<In, 0, 4, 6>();
@@ -152,7 +169,7 @@ class TilePiece {
     if (is_whole) tiles::load<2>(start_ + 2 * VECTOR_BYTES, 0), tiles::load<3>(start_ + 3 * VECTOR_BYTES, 0);
     const char *rows = inputs_ + row * input_stride_, *columns = columns_;
     for (int64_t step = 0; step < num_steps_; ++step) {
-      if (row == 0) ask_for_lines(columns + STEP_PANEL_BYTES, LINES_AHEAD_OF_FEW);
+      if (row == 0) room_ ? unpack_step(step + 1) : ask_for_lines(columns + STEP_PANEL_BYTES, LINES_AHEAD_OF_FEW);
       tiles::load<4>(rows, input_stride_);
       tiles::load<5>(columns, PANEL_ROW_BYTES);
       add_tile_products<In, 0, 4, 5>();
@@ -187,8 +204,10 @@ class TilePiece {
   alignas(64) char start_[PANEL_VECTORS * VECTOR_BYTES];
   const char* inputs_;
   int64_t input_stride_;
+  const char* panel_;
+  char* room_;
   const char* columns_;
-  int num_vectors_;
+  int first_vector_, num_vectors_;
   int64_t num_steps_;
   Results<T, In, Out> results_;
   const char* next_panel_;
@@ -197,15 +216,12 @@ class TilePiece {
   bool is_second_ = false;
 };
 
-// The bytes of nibbles, from the output first on in the panel that it is in, where a thread keeps them for a piece.
-const char* unpack_columns(const Linear& weight, int64_t first, int num_vectors) {
+// Where a thread keeps the bytes of a panel of nibbles while it works on it.
+char* room_for_panel(int64_t num_inputs) {
   static thread_local std::vector<Words> kept;
-  const int64_t num_words = padded_inputs(weight.num_inputs) * PANEL / VECTOR_BYTES;
+  const int64_t num_words = num_inputs * PANEL / VECTOR_BYTES;
   if (static_cast<int64_t>(kept.size()) < num_words) kept.resize(num_words);
-  const int vector = static_cast<int>(first % PANEL / LANES);
-  char* bytes = reinterpret_cast<char*>(kept.data());
-  unpack_nibbles(nibbles_of_panel(weight, first / PANEL), weight.num_inputs, vector, num_vectors, bytes);
-  return bytes + vector * VECTOR_BYTES;
+  return reinterpret_cast<char*>(kept.data());
 }
 
 }  // namespace
@@ -225,18 +241,17 @@ void multiply_by_tiles(const In* inputs, int64_t input_stride, const Linear& wei
   const bool is_panel = num_threads() == 1 || num_panels * num_blocks() >= 2 * num_threads();
   const int num_vectors = is_panel ? PANEL_VECTORS : 2;
   const int64_t width = num_vectors * LANES, num_pieces = (weight.num_outputs + width - 1) / width;
-  const auto columns_of = [&](int64_t piece) {
-    const int64_t first = piece * width;
-    return static_cast<const char*>(weight.packed) + first / PANEL * num_steps * STEP_PANEL_BYTES +
-           first % PANEL * GROUP_BYTES;
+  const auto panel_of = [&](int64_t piece) {
+    if (weight.is_in_nibbles) return nibbles_of_panel(weight, piece * width / PANEL);
+    return static_cast<const char*>(weight.packed) + piece * width / PANEL * num_steps * STEP_PANEL_BYTES;
   };
   for_each(num_pieces * num_blocks(), [&](int64_t item) {
     const int64_t piece = item % num_pieces, row = item / num_pieces * rows, next = piece + num_threads();
-    const char* columns = weight.is_in_nibbles ? unpack_columns(weight, piece * width, num_vectors) : columns_of(piece);
-    const bool has_next = !weight.is_in_nibbles && is_panel && next < num_pieces;
+    char* room = weight.is_in_nibbles ? room_for_panel(num_inputs) : nullptr;
     TilePiece<T, In, Out> work(reinterpret_cast<const char*>(inputs + row * input_stride), input_stride * sizeof(In),
-                               columns, num_vectors, num_steps, results.from(row, piece * width),
-                               has_next ? columns_of(next) : nullptr);
+                               panel_of(piece), room, static_cast<int>(piece * width % PANEL / LANES), num_vectors,
+                               num_steps, results.from(row, piece * width),
+                               !room && is_panel && next < num_pieces ? panel_of(next) : nullptr);
     work.run(std::min(rows, num_rows - row));
   });
 }

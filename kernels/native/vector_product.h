@@ -5,8 +5,6 @@
 
 // Rows that share a reading of a panel: as long as the panel stays in the cache, more gain little.
 constexpr int64_t ROWS_PER_ITEM = 96;
-// What is asked for of a panel's nibbles beforehand.
-constexpr int64_t NIBBLE_BYTES_AHEAD = 2 * BLOCK_BYTES;
 
 // V vectors of a panel's outputs, in groups of In.
 template <typename In, int V>
@@ -29,11 +27,12 @@ struct PlainColumns {
 template <int V>
 struct NibbleColumns {
   const char* panel;
-  int64_t first, num_blocks;
+  int first;
+  int64_t num_blocks;
 
   NibbleColumns(const Linear& weight, int64_t number, int64_t first_output)
       : panel(nibbles_of_panel(weight, number)),
-        first(first_output / LANES),
+        first(static_cast<int>(first_output / LANES)),
         num_blocks(padded_inputs(weight.num_inputs) / BLOCK_INPUTS) {}
 
   template <int M>
@@ -41,7 +40,7 @@ struct NibbleColumns {
     const char* block = panel;
     for (int64_t b = 0; b < num_blocks; ++b, block += BLOCK_BYTES, rows += BLOCK_INPUTS) {
       for (int v = 0; v < V; ++v) {
-        const NibbleSteps steps = NibbleSteps::of(block + (first + v) * LANES);
+        const NibbleSteps steps = NibbleSteps::of(block, first + v);
         const char* nibbles = block + PANEL + (first + v) * VECTOR_BYTES;
         for (int pair = 0; pair < BLOCK_PAIRS; ++pair, nibbles += PANEL_ROW_BYTES) {
           __builtin_prefetch(nibbles + NIBBLE_BYTES_AHEAD);
