@@ -158,8 +158,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     quantization: Annotated[
         str | None,
         Option(
-            "hold the weights of linear layers in bytes: faster, for logits that differ by some percent; fp8 on a GPU",
-            Choice("int8", "fp8"),
+            "hold the weights of linear layers in bytes or four bits: faster, for logits that differ by some percent, or "
+            "by a tenth and more; int4 on the CPU, fp8 on a GPU",
+            Choice("int8", "int4", "fp8"),
             group=COMPUTING,
         ),
     ] = None
@@ -235,7 +236,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if self.quantization is None:
             return
         if self.device == "cpu" and self.quantization == "fp8":
-            raise ConfigurationError("quantization 'fp8' needs a GPU (device 'cuda'); on the CPU there is 'int8'")
+            raise ConfigurationError(
+                "quantization 'fp8' needs a GPU (device 'cuda'); on the CPU there are 'int8' and 'int4'"
+            )
+        if self.device == "cuda" and self.quantization == "int4":
+            raise ConfigurationError("quantization 'int4' needs the CPU; on a GPU there are 'int8' and 'fp8'")
         if self.device == "cpu" and not self.native_kernels:
             raise ConfigurationError(f"quantization {self.quantization!r} needs native kernels on the CPU")
 
