@@ -16,7 +16,16 @@ from penstock.kernels.gated_activation import reference as silu_reference
 from penstock.kernels.gated_activation import silu_and_mul
 from penstock.kernels.kv_cache import CacheSlots, store_kv_cache
 from penstock.kernels.kv_cache import reference as kv_reference
-from penstock.kernels.linear import can_pack, can_quantize, linear, pack_weight, quantize_weight, unpack_weight
+from penstock.kernels.linear import (
+    PackedWeight,
+    can_pack,
+    can_quantize,
+    linear,
+    pack_weight,
+    quantize_weight,
+    quantize_weight_to_nibbles,
+    unpack_weight,
+)
 from penstock.kernels.native import build as build_module
 from penstock.kernels.native.build import BuildError, build
 from penstock.kernels.paged_attention import PagedBatch, paged_attention
@@ -196,7 +205,49 @@ def test_linear_in_bytes(
     packed = quantize_weight(weight, bias)
     steps = weight.float().abs().amax(1, keepdim=True) / 127
     assert (unpack_weight(packed) - weight.float()).abs().le(steps * 0.501).all()
-    # The reference has the same bytes and no rounding after them.
+    check_product(inputs, packed, bias)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 3), (65, 132), (401, 600)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_in_four_bits(dtype: torch.dtype, num_outputs: int, num_inputs: int) -> None:
+    weight, inputs = random(num_outputs, num_inputs, dtype=dtype), random(130, num_inputs, dtype=dtype)
+    # An outlier takes the bytes of its whole row; the other blocks have but a part of their steps.
+    weight[num_outputs // 2, 0] = 20
+    bias = random(num_outputs, dtype=dtype)
+    packed = quantize_weight_to_nibbles(weight, bias)
+    difference = (unpack_weight(packed) - weight.float()).norm(dim=1) / weight.float().norm(dim=1)
+    assert difference.median() < 0.085
+    assert difference.max() < 0.15
+    for num_tokens in (1, 5, 130):
+        check_product(inputs[:num_tokens], packed, bias)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_what_four_bits_can_say_stays_as_it_is() -> None:
+    """Steps and zeros of every size, a row of zeros, and one without negative weights."""
+    steps = torch.arange(1, 16).repeat(5)[:64, None]
+    zeros = (torch.arange(64)[:, None] * 7 % 9).expand(64, 32)
+    nibbles = torch.arange(32).expand(64, 32) % 16
+    block = (steps * (nibbles - zeros)).clamp(-127, 127)
+    # The scale of a row follows from its largest weight; this one makes it 1.
+    scaling = torch.zeros(64, 32)
+    scaling[:, 0] = 127
+    weight = torch.cat([block.float(), scaling], 1)
+    weight[5], weight[6] = 0, weight[6].abs()
+    packed = quantize_weight_to_nibbles(weight)
+    found = unpack_weight(packed)
+    assert (found[5] == 0).all()
+    fits = ((block >= -127) & (block < 127)).all(1)
+    difference = (found - weight)[:, :32].abs().amax(1)
+    assert (difference <= steps[:, 0] / 2 + 1).all()
+    assert (difference[fits] == 0).float().mean() > 0.9
+
+
+def check_product(inputs: Tensor, packed: PackedWeight, bias: Tensor | None) -> None:
+    """Against the same bytes without rounding after them, and row by row."""
+    dtype, num_tokens = inputs.dtype, len(inputs)
     input_steps = inputs.float().abs().amax(1, keepdim=True) / 127
     rounded = (inputs.float() / input_steps).round().double() * input_steps.double()
     expected = rounded @ unpack_weight(packed).double().T + (0 if bias is None else bias.double())
