@@ -226,11 +226,13 @@ char* room_for_panel(int64_t num_inputs) {
 
 }  // namespace
 
-// In pieces of a panel by as many rows as stay in the cache; smaller ones where they would not keep all threads busy.
-// Each of a panel reads it in order, which two halves at a time do not.
+// In pieces of a panel by as many rows as stay in the cache, or of fewer rows so that all threads are kept busy. Where
+// there are too few for that, each thread gets as many whole panels, and of what is left the threads take halves: a
+// panel is read in order, which two halves at a time are not.
 template <typename T, typename In, typename Out>
 void multiply_by_tiles(const In* inputs, int64_t input_stride, const Linear& weight,
                        const Results<T, In, Out>& results, int64_t num_rows) {
+  constexpr int HALF = PANEL_VECTORS / 2;
   const int64_t num_inputs = weight.is_in_nibbles ? padded_inputs(weight.num_inputs) : weight.num_inputs;
   const int64_t row_bytes = num_inputs * sizeof(In), num_steps = row_bytes / STEP_BYTES;
   const int64_t num_panels = (weight.num_outputs + PANEL - 1) / PANEL;
@@ -238,21 +240,30 @@ void multiply_by_tiles(const In* inputs, int64_t input_stride, const Linear& wei
   int64_t rows = std::max<int64_t>(2 * BLOCK_ROWS, INPUT_BYTES_PER_ITEM / row_bytes / BLOCK_ROWS * BLOCK_ROWS);
   const auto num_blocks = [&] { return (num_rows + rows - 1) / rows; };
   while (rows > 4 * BLOCK_ROWS && num_panels * num_blocks() < wanted) rows = rows / 2 / BLOCK_ROWS * BLOCK_ROWS;
-  const bool is_panel = num_threads() == 1 || num_panels * num_blocks() >= 2 * num_threads();
-  const int num_vectors = is_panel ? PANEL_VECTORS : 2;
-  const int64_t width = num_vectors * LANES, num_pieces = (weight.num_outputs + width - 1) / width;
-  const auto panel_of = [&](int64_t piece) {
-    if (weight.is_in_nibbles) return nibbles_of_panel(weight, piece * width / PANEL);
-    return static_cast<const char*>(weight.packed) + piece * width / PANEL * num_steps * STEP_PANEL_BYTES;
+  const int64_t num_whole = num_blocks() == 1 ? num_panels / num_threads() * num_threads() : num_panels;
+  const auto panel_of = [&](int64_t panel) {
+    if (weight.is_in_nibbles) return nibbles_of_panel(weight, panel);
+    return static_cast<const char*>(weight.packed) + panel * num_steps * STEP_PANEL_BYTES;
   };
-  for_each(num_pieces * num_blocks(), [&](int64_t item) {
-    const int64_t piece = item % num_pieces, row = item / num_pieces * rows, next = piece + num_threads();
+  const auto multiply_piece = [&](int64_t panel, int first_vector, int num_vectors, int64_t row, bool has_next) {
     char* room = weight.is_in_nibbles ? room_for_panel(num_inputs) : nullptr;
     TilePiece<T, In, Out> work(reinterpret_cast<const char*>(inputs + row * input_stride), input_stride * sizeof(In),
-                               panel_of(piece), room, static_cast<int>(piece * width % PANEL / LANES), num_vectors,
-                               num_steps, results.from(row, piece * width),
-                               !room && is_panel && next < num_pieces ? panel_of(next) : nullptr);
+                               panel_of(panel), room, first_vector, num_vectors, num_steps,
+                               results.from(row, panel * PANEL + first_vector * LANES),
+                               has_next && !room ? panel_of(panel + num_threads()) : nullptr);
     work.run(std::min(rows, num_rows - row));
+  };
+  const int64_t num_whole_items = num_whole * num_blocks();
+  for_each(num_whole_items + 2 * (num_panels - num_whole), [&](int64_t item) {
+    if (item < num_whole_items) {
+      const int64_t panel = item % num_whole;
+      multiply_piece(panel, 0, PANEL_VECTORS, item / num_whole * rows, panel + num_threads() < num_whole);
+    } else {
+      const int64_t half = item - num_whole_items;
+      const int first_vector = static_cast<int>(half % 2) * HALF;
+      const int64_t panel = num_whole + half / 2;
+      if (panel * PANEL + first_vector * LANES < weight.num_outputs) multiply_piece(panel, first_vector, HALF, 0, false);
+    }
   });
 }
 

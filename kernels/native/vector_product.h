@@ -1,5 +1,7 @@
 // Products with a weight on vector registers.
 #pragma once
+#include <type_traits>
+
 #include "nibbles.h"
 #include "results.h"
 
@@ -79,46 +81,43 @@ struct PanelRows {
   }
 };
 
-// In pieces of V vectors of outputs by rows_per_item rows.
-template <typename T, int V, typename Columns, typename In, typename Out>
-void multiply_pieces(const In* inputs, int64_t input_stride, const Linear& weight, const Results<T, In, Out>& results,
-                     int64_t num_rows, int64_t rows_per_item) {
-  constexpr int64_t WIDTH = V * LANES;
-  const int64_t num_blocks = (num_rows + rows_per_item - 1) / rows_per_item;
-  for_each((weight.num_outputs + WIDTH - 1) / WIDTH * num_blocks, [&](int64_t item) {
-    const int64_t first = item / num_blocks * WIDTH, row = item % num_blocks * rows_per_item;
-    const PanelRows<T, In, Out, V, Columns> piece{inputs + row * input_stride, input_stride,
-                                                  Columns(weight, first / PANEL, first % PANEL),
-                                                  results.from(row, first)};
-    for_row_tiles<TILE_ROWS>(std::min(rows_per_item, num_rows - row), piece);
-  });
-}
-
+// The products of rows with V vectors of outputs from the first one on.
 template <typename T, int V, typename In, typename Out>
-void multiply_pieces_of_any(const In* inputs, int64_t input_stride, const Linear& weight,
-                            const Results<T, In, Out>& results, int64_t num_rows, int64_t rows_per_item) {
+void multiply_piece(const In* inputs, int64_t input_stride, const Linear& weight, const Results<T, In, Out>& results,
+                    int64_t num_rows, int64_t first) {
+  const auto run = [&](const auto& columns) {
+    const PanelRows<T, In, Out, V, std::decay_t<decltype(columns)>> piece{inputs, input_stride, columns, results};
+    for_row_tiles<TILE_ROWS>(num_rows, piece);
+  };
   if constexpr (sizeof(In) == 1) {
-    if (weight.is_in_nibbles) {
-      return multiply_pieces<T, V, NibbleColumns<V>>(inputs, input_stride, weight, results, num_rows, rows_per_item);
-    }
+    if (weight.is_in_nibbles) return run(NibbleColumns<V>(weight, first / PANEL, first % PANEL));
   }
-  multiply_pieces<T, V, PlainColumns<In, V>>(inputs, input_stride, weight, results, num_rows, rows_per_item);
+  run(PlainColumns<In, V>(weight, first / PANEL, first % PANEL));
 }
 
-// Cuts the work into as many pieces as keep all threads busy to the end: of fewer rows while there are many, else of
-// fewer outputs.
+// Cuts the work into pieces that keep all threads busy to the end: of fewer rows where there are many; else each thread
+// gets as many whole pieces of outputs, which lie together in memory, and of what is left the threads take small ones.
+// How it is cut does not show in a sum.
 template <typename T, typename In, typename Out>
 void multiply_by_vectors(const In* inputs, int64_t input_stride, const Linear& weight,
                          const Results<T, In, Out>& results, int64_t num_rows) {
-  const int64_t wanted = num_threads() == 1 ? 1 : 8 * num_threads();
-  const auto num_pieces = [&](int64_t vectors, int64_t rows) {
-    return (weight.num_outputs / (vectors * LANES) + 1) * ((num_rows + rows - 1) / rows);
-  };
+  constexpr int64_t WIDTH = TILE_VECTORS * LANES;
+  const int64_t wanted = num_threads() == 1 ? 1 : 8 * num_threads(), num_outputs = weight.num_outputs;
+  const int64_t num_pieces = (num_outputs + WIDTH - 1) / WIDTH;
   int64_t rows = ROWS_PER_ITEM;
-  while (rows > 4 * TILE_ROWS && num_pieces(TILE_VECTORS, rows) < wanted) rows /= 2;
-  if (num_rows > 2 * TILE_ROWS || num_pieces(TILE_VECTORS, rows) >= wanted) {
-    multiply_pieces_of_any<T, TILE_VECTORS>(inputs, input_stride, weight, results, num_rows, rows);
-  } else {
-    multiply_pieces_of_any<T, 1>(inputs, input_stride, weight, results, num_rows, rows);
-  }
+  const auto num_blocks = [&] { return (num_rows + rows - 1) / rows; };
+  while (rows > 4 * TILE_ROWS && num_pieces * num_blocks() < wanted) rows /= 2;
+  const int64_t num_wide = num_blocks() == 1 ? num_pieces / num_threads() * num_threads() : num_pieces;
+  const int64_t num_narrow = std::max<int64_t>(0, (num_outputs - num_wide * WIDTH + LANES - 1) / LANES);
+  const int64_t num_wide_items = num_wide * num_blocks();
+  for_each(num_wide_items + num_narrow, [&](int64_t item) {
+    if (item < num_wide_items) {
+      const int64_t first = item / num_blocks() * WIDTH, row = item % num_blocks() * rows;
+      multiply_piece<T, TILE_VECTORS>(inputs + row * input_stride, input_stride, weight, results.from(row, first),
+                                      std::min(rows, num_rows - row), first);
+    } else {
+      const int64_t first = num_wide * WIDTH + (item - num_wide_items) * LANES;
+      multiply_piece<T, 1>(inputs, input_stride, weight, results.from(0, first), num_rows, first);
+    }
+  });
 }
