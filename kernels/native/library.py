@@ -75,9 +75,7 @@ class Library:
 _library: Library | None = None
 
 
-def load(
-    cache_folder: Path | None = None, *, emulates_tiles: bool = False, uses_tiles: bool = True
-) -> str | None:
+def load(cache_folder: Path | None = None, *, emulates_tiles: bool = False, uses_tiles: bool = True) -> str | None:
     """Compile the library if need be, and use it from now on in this process.
 
     Returns None, or why it cannot be had: then everything runs on the references.

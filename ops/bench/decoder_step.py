@@ -62,9 +62,11 @@ class Kind:
         return json.loads(line)
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
+    """Parse the command line, or ``words``; measure, and print the table."""
     parser = argparse.ArgumentParser(prog="penstock.ops.bench.decoder_step", description=__doc__)
     parser.add_argument("--shape", default="smol135", help="a shape of penstock.worker.models.random_model")
+    parser.add_argument("--config", type=Path, help="config.json of a Llama-like model, in place of a shape")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--quantization", default="none", help="of none, int8, int4")
     parser.add_argument("--requests", type=int, default=1)
@@ -76,12 +78,15 @@ def main() -> int:
     parser.add_argument("--against", default="", metavar="PYTHON", help="measure another environment's penstock first")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--turn-s", type=float, default=0.5)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
+    if arguments.config is not None and not arguments.config.is_file():
+        parser.error(f"--config must be a model's config.json, and there is no file {arguments.config}")
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [sys.executable, "-m", _SHAPES, "--shape", arguments.shape, "--no-weights", "--out", folder], check=True
-        )
-        kinds = _kinds(arguments, Path(folder) / "config.json")
+        if arguments.config is None:
+            arguments.config = Path(folder) / "config.json"
+            command = [sys.executable, "-m", _SHAPES, "--shape", arguments.shape, "--no-weights", "--out", folder]
+            subprocess.run(command, check=True)
+        kinds = _kinds(arguments)
         for turn in range(arguments.rounds):
             for kind in kinds if turn % 2 == 0 else reversed(kinds):
                 kind.measure(arguments.turn_s)
@@ -91,8 +96,8 @@ def main() -> int:
     return 0
 
 
-def _kinds(arguments: argparse.Namespace, config: Path) -> list[Kind]:
-    common = ["--config", str(config), "--dtype", arguments.dtype, "--requests", str(arguments.requests)]
+def _kinds(arguments: argparse.Namespace) -> list[Kind]:
+    common = ["--config", str(arguments.config), "--dtype", arguments.dtype, "--requests", str(arguments.requests)]
     common += ["--query-len", str(arguments.query_len), "--seq-len", str(arguments.seq_len)]
     values = [getattr(arguments, name.replace("-", "_")).split(",") for name in _VARIED]
     kinds: list[Kind] = []
@@ -109,8 +114,10 @@ def _kinds(arguments: argparse.Namespace, config: Path) -> list[Kind]:
 def _print(kinds: list[Kind], arguments: argparse.Namespace) -> None:
     tokens = arguments.requests * arguments.query_len
     console = Console(width=140)
-    console.print(f"{this_processor()[0]}; {arguments.shape} in {arguments.dtype}, {arguments.requests} requests, "
-                  f"{arguments.query_len} of {arguments.seq_len} tokens each; a step, {tokens} tokens")
+    console.print(
+        f"{this_processor()[0]}; {arguments.shape} in {arguments.dtype}; a step of {tokens} tokens: {arguments.requests} "
+        f"requests of {arguments.seq_len} tokens, {arguments.query_len} new"
+    )
     table = Table("kind", "MB read", "wall ms, least", "median", "ratio", "CPU ms, least", "median", "ratio", "GB/s")
     for kind in kinds:
         wall, cpu = kind.least("wall_s"), kind.least("cpu_s")
@@ -121,7 +128,7 @@ def _print(kinds: list[Kind], arguments: argparse.Namespace) -> None:
         ]
         table.add_row(
             f"{kind.name} ({kind.read['instructions']})",
-            f"{num_bytes / 1e6:.1f}",
+            f"{num_bytes / 1e6:.4g}",
             *(f"{min(wall):.2f}", f"{statistics.median(wall):.2f}", f"{ratios[0]:.3f}"),
             *(f"{min(cpu):.2f}", f"{statistics.median(cpu):.2f}", f"{ratios[1]:.3f}"),
             f"{num_bytes / min(wall) / 1e6:.1f}",
