@@ -91,7 +91,7 @@ def make_weights(sizes: Sizes, dtype: torch.dtype, quantization: str, arena: Are
 
 
 def make_batch(sizes: Sizes, dtype: torch.dtype, num_requests: int, query_len: int, seq_len: int) -> DecoderBatch:
-    """A step of ``num_requests`` requests alike: their last ``query_len`` of ``seq_len`` tokens; the last has logits."""
+    """A step of ``num_requests`` requests alike: their last ``query_len`` of ``seq_len`` tokens."""
     num_blocks = -(-seq_len // BLOCK_SIZE)
     table = torch.arange(num_requests * num_blocks).reshape(num_requests, -1)
     positions = torch.arange(seq_len - query_len, seq_len)

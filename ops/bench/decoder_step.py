@@ -82,11 +82,11 @@ def main(words: list[str] | None = None) -> int:
     if arguments.config is not None and not arguments.config.is_file():
         parser.error(f"--config must be a model's config.json, and there is no file {arguments.config}")
     with tempfile.TemporaryDirectory() as folder:
+        config = arguments.config or Path(folder) / "config.json"
         if arguments.config is None:
-            arguments.config = Path(folder) / "config.json"
             command = [sys.executable, "-m", _SHAPES, "--shape", arguments.shape, "--no-weights", "--out", folder]
             subprocess.run(command, check=True)
-        kinds = _kinds(arguments)
+        kinds = _kinds(arguments, config)
         for turn in range(arguments.rounds):
             for kind in kinds if turn % 2 == 0 else reversed(kinds):
                 kind.measure(arguments.turn_s)
@@ -96,8 +96,8 @@ def main(words: list[str] | None = None) -> int:
     return 0
 
 
-def _kinds(arguments: argparse.Namespace) -> list[Kind]:
-    common = ["--config", str(arguments.config), "--dtype", arguments.dtype, "--requests", str(arguments.requests)]
+def _kinds(arguments: argparse.Namespace, config: Path) -> list[Kind]:
+    common = ["--config", str(config), "--dtype", arguments.dtype, "--requests", str(arguments.requests)]
     common += ["--query-len", str(arguments.query_len), "--seq-len", str(arguments.seq_len)]
     values = [getattr(arguments, name.replace("-", "_")).split(",") for name in _VARIED]
     kinds: list[Kind] = []
@@ -115,8 +115,8 @@ def _print(kinds: list[Kind], arguments: argparse.Namespace) -> None:
     tokens = arguments.requests * arguments.query_len
     console = Console(width=140)
     console.print(
-        f"{this_processor()[0]}; {arguments.shape} in {arguments.dtype}; a step of {tokens} tokens: {arguments.requests} "
-        f"requests of {arguments.seq_len} tokens, {arguments.query_len} new"
+        f"{this_processor()[0]}; {arguments.config or arguments.shape} in {arguments.dtype}; a step of {tokens} "
+        f"tokens: {arguments.requests} requests of {arguments.seq_len} tokens, {arguments.query_len} new"
     )
     table = Table("kind", "MB read", "wall ms, least", "median", "ratio", "CPU ms, least", "median", "ratio", "GB/s")
     for kind in kinds:

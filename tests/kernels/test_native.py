@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import native
-from penstock.kernels.errors import KernelInputError
 from penstock.kernels.gated_activation import reference as silu_reference
 from penstock.kernels.gated_activation import silu_and_mul
 from penstock.kernels.kv_cache import CacheSlots, store_kv_cache
 from penstock.kernels.kv_cache import reference as kv_reference
-from penstock.kernels.linear import linear, pack_weight
 from penstock.kernels.native import build as build_module
 from penstock.kernels.native.build import BuildError, build
 from penstock.kernels.paged_attention import PagedBatch, paged_attention
