@@ -109,7 +109,7 @@ def quantize_weight(weight: Tensor, bias: Tensor | None = None, arena: Arena | N
     """
     if not can_quantize(weight):
         raise KernelInputError(f"a weight {weight.dtype} {tuple(weight.shape)} cannot be packed in bytes here")
-    return _quantize("quantize_linear", weight, _empty_panels(*weight.shape, torch.int8, arena), bias)
+    return _quantize("quantize_linear", weight, _empty_panels(len(weight), weight.shape[1], torch.int8, arena), bias)
 
 
 def quantize_weight_to_nibbles(weight: Tensor, bias: Tensor | None = None, arena: Arena | None = None) -> PackedWeight:
@@ -135,11 +135,13 @@ def quantize_weight_to_nibbles(weight: Tensor, bias: Tensor | None = None, arena
 
 
 def _quantize(name: str, weight: Tensor, packed: Tensor, bias: Tensor | None) -> PackedWeight:
+    function = library(name, weight.dtype)
+    assert function is not None  # whoever calls has asked
     num_outputs, num_inputs = weight.shape
     source = weight.detach().contiguous()
     scales, offsets = torch.zeros(_padded(num_outputs)), torch.zeros(_padded(num_outputs), dtype=torch.int32)
     pointers = (tensor.data_ptr() for tensor in (source, packed, scales, offsets))
-    library(name, weight.dtype)(*pointers, num_outputs, num_inputs)
+    function(*pointers, num_outputs, num_inputs)
     return PackedWeight(packed, _pack_bias(bias), num_inputs, num_outputs, scales, offsets)
 
 
