@@ -5,8 +5,9 @@
 // once, as with bytes: products on vectors and on tile registers have the same bits.
 //
 // A panel is, block of 32 inputs by block: a byte for each of the 64 outputs, the step and above it the zero, so that
-// those of the outputs l, l + 16, l + 32 and l + 48 are a word, lane l of a vector; then the nibbles, two groups of inputs to 256 bytes in the order of a panel of bytes, the second group above the first. Inputs
-// are filled up to whole steps of a tile; what is filled up has the step 0.
+// those of the outputs l, l + 16, l + 32 and l + 48 are a word, lane l of a vector; then the nibbles, two groups of
+// inputs to 256 bytes in the order of a panel of bytes, the second group above the first. Inputs are filled up to whole
+// steps of a tile; what is filled up has the step 0.
 #pragma once
 #include "panels.h"
 

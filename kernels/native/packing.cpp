@@ -51,7 +51,7 @@ void quantize(const T* weight, int8_t* packed, float* scales, int32_t* offsets, 
   });
 }
 
-// An output's weights for a block of inputs, in units of the output's scale, and the four bits that are nearest to them.
+// An output's weights for a block of inputs, in units of the output's scale, and the four bits that are nearest.
 class NibbleBlock {
  public:
   template <typename T>

@@ -1,6 +1,6 @@
 // Products with a weight on tile registers, from its panels as they are: 16 groups of inputs are 16 rows of 256 bytes
-// there, so a tile of 16 outputs is 16 times 64 bytes, 256 apart. Nothing is laid out anew, neither are inputs; but a panel of nibbles becomes bytes in a room of the
-// thread's own, a step of it while the step before is multiplied.
+// there, so a tile of 16 outputs is 16 times 64 bytes, 256 apart. Nothing is laid out anew, neither are inputs; but a
+// panel of nibbles becomes bytes in a room of the thread's own, a step of it while the step before is multiplied.
 //
 // A step takes 64 bytes of each row of inputs. While it waits for its tiles, some rows of the block before are rounded:
 // alone that takes a fifth of the time of 128 rows.
@@ -263,7 +263,8 @@ void multiply_by_tiles(const In* inputs, int64_t input_stride, const Linear& wei
       const int64_t half = item - num_whole_items;
       const int first_vector = static_cast<int>(half % 2) * HALF;
       const int64_t panel = num_whole + half / 2;
-      if (panel * PANEL + first_vector * LANES < weight.num_outputs) multiply_piece(panel, first_vector, HALF, 0, false);
+      const bool has_outputs = panel * PANEL + first_vector * LANES < weight.num_outputs;
+      if (has_outputs) multiply_piece(panel, first_vector, HALF, 0, false);
     }
   });
 }
