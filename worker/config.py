@@ -182,8 +182,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     quantization: Annotated[
         str | None,
         Option(
-            "hold the weights of linear layers in bytes: faster, for logits that differ by some percent; fp8 on a GPU",
-            Choice("int8", "fp8"),
+            "hold the weights of linear layers in bytes or four bits: faster, for logits that differ by some percent "
+            "(four bits: by more); int4 on the CPU, fp8 on a GPU",
+            Choice("int8", "int4", "fp8"),
             group=COMPUTING,
         ),
     ] = None

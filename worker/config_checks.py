@@ -17,7 +17,11 @@ def check_quantization(quantization: str | None, device: str, *, native_kernels:
     if quantization is None:
         return
     if device == "cpu" and quantization == "fp8":
-        raise ConfigurationError("quantization 'fp8' needs a GPU (device 'cuda'); on the CPU there is 'int8'")
+        raise ConfigurationError(
+            "quantization 'fp8' needs a GPU (device 'cuda'); on the CPU there are 'int8' and 'int4'"
+        )
+    if device == "cuda" and quantization == "int4":
+        raise ConfigurationError("quantization 'int4' needs the CPU; on a GPU there are 'int8' and 'fp8'")
     if device == "cpu" and not native_kernels:
         raise ConfigurationError(f"quantization {quantization!r} needs native kernels on the CPU")
 

@@ -1,4 +1,4 @@
-"""Products with a weight that was laid out once for the processor: as it is, or in bytes."""
+"""Products with a weight that was laid out once for the processor: as it is, in bytes, or in four bits."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from ..native import library
 
 _PANEL = 64
 _GROUP_BYTES = 4
+# Of nibbles, see ``kernels/native/nibbles.h``: inputs are filled up to whole steps of a tile; those of a block have one
+# step, and their steps lie before their nibbles.
+_NIBBLE_INPUTS_MULTIPLE = 64
+_BLOCK_INPUTS = 32
+_BLOCK_BYTES = _PANEL + _BLOCK_INPUTS // 2 * _PANEL
 
 
 class LinearStruct(ctypes.Structure):
@@ -23,6 +28,7 @@ class LinearStruct(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("packed", "bias", "scales", "offsets")),
         ("num_inputs", ctypes.c_int64),
         ("num_outputs", ctypes.c_int64),
+        ("is_in_nibbles", ctypes.c_int64),
     )
 
 
@@ -30,12 +36,13 @@ class LinearStruct(ctypes.Structure):
 class PackedWeight:
     """A weight ``[N, K]`` in panels of 64 outputs, ``[P, K / G, 64, G]`` with ``G`` inputs in 4 bytes.
 
-    Outputs beyond ``N`` are zero. What belongs to outputs is as long as the panels.
+    Outputs beyond ``N`` are zero. What belongs to outputs is as long as the panels. In four bits a panel is
+    ``[K / 32, 1088]``: of 32 inputs, a byte for each output's step and zero, and two nibbles to a byte.
 
     Args:
-        packed: of the weight's dtype, or int8.
+        packed: of the weight's dtype, or int8, or uint8 for four bits.
         bias: float32, or None.
-        scales: float32, the step of each output's bytes; None where the weight is not in bytes.
+        scales: float32, the step of each output's bytes; None where the weight is in neither bytes nor four bits.
         offsets: int32, what each output's sum is too large, since inputs are counted from 128; None likewise.
     """
 
@@ -49,7 +56,12 @@ class PackedWeight:
     def struct(self) -> LinearStruct:
         parts = (self.packed, self.bias, self.scales, self.offsets)
         addresses = (None if part is None else part.data_ptr() for part in parts)
-        return LinearStruct(*addresses, self.num_inputs, self.num_outputs)
+        return LinearStruct(*addresses, self.num_inputs, self.num_outputs, self.is_in_nibbles)
+
+    @property
+    def is_in_nibbles(self) -> bool:
+        """Whether it is in four bits."""
+        return self.packed.dtype == torch.uint8
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -60,6 +72,11 @@ def can_pack(weight: Tensor) -> bool:
 def can_quantize(weight: Tensor) -> bool:
     """Whether it can be packed in bytes."""
     return _is_known(weight) and weight.shape[1] % _GROUP_BYTES == 0
+
+
+def can_quantize_to_nibbles(weight: Tensor) -> bool:
+    """Whether it can be packed in four bits."""
+    return _is_known(weight)
 
 
 def pack_weight(weight: Tensor, bias: Tensor | None = None, arena: Arena | None = None) -> PackedWeight:
@@ -90,12 +107,38 @@ def quantize_weight(weight: Tensor, bias: Tensor | None = None, arena: Arena | N
     Raises:
         KernelInputError: ``can_quantize`` says no.
     """
-    function = library("quantize_linear", weight.dtype)
-    if function is None or not can_quantize(weight):
+    if not can_quantize(weight):
         raise KernelInputError(f"a weight {weight.dtype} {tuple(weight.shape)} cannot be packed in bytes here")
+    return _quantize("quantize_linear", weight, _empty_panels(len(weight), weight.shape[1], torch.int8, arena), bias)
+
+
+def quantize_weight_to_nibbles(weight: Tensor, bias: Tensor | None = None, arena: Arena | None = None) -> PackedWeight:
+    """Lay out a weight ``[N, K]`` in four bits, with a step and a zero for 32 inputs of an output; the bias stays.
+
+    An element is ``scale * step * (nibble - zero)``: the scale is the output's, the others are 0 to 15. Steps and zeros
+    are those of a few near the block's range that leave the least squared error.
+
+    Args:
+        arena: as for ``pack_weight``.
+
+    Raises:
+        KernelInputError: ``can_quantize_to_nibbles`` says no.
+
+    Source: Lin et al. 2024 (arXiv:2405.04532), progressive group quantization.
+    """
+    if not can_quantize_to_nibbles(weight):
+        raise KernelInputError(f"a weight {weight.dtype} {tuple(weight.shape)} cannot be packed in four bits here")
+    num_inputs = -(-weight.shape[1] // _NIBBLE_INPUTS_MULTIPLE) * _NIBBLE_INPUTS_MULTIPLE
+    shape = (_padded(len(weight)) // _PANEL, num_inputs // _BLOCK_INPUTS, _BLOCK_BYTES)
+    packed = torch.empty(shape, dtype=torch.uint8) if arena is None else arena.empty(shape, torch.uint8)
+    return _quantize("quantize_linear_to_nibbles", weight, packed, bias)
+
+
+def _quantize(name: str, weight: Tensor, packed: Tensor, bias: Tensor | None) -> PackedWeight:
+    function = library(name, weight.dtype)
+    assert function is not None  # whoever calls has asked
     num_outputs, num_inputs = weight.shape
     source = weight.detach().contiguous()
-    packed = _empty_panels(num_outputs, num_inputs, torch.int8, arena)
     scales, offsets = torch.zeros(_padded(num_outputs)), torch.zeros(_padded(num_outputs), dtype=torch.int32)
     pointers = (tensor.data_ptr() for tensor in (source, packed, scales, offsets))
     function(*pointers, num_outputs, num_inputs)
@@ -103,15 +146,25 @@ def quantize_weight(weight: Tensor, bias: Tensor | None = None, arena: Arena | N
 
 
 def unpack_weight(weight: PackedWeight) -> Tensor:
-    """The weight ``[N, K]`` that ``pack_weight`` was given; of bytes, float32 near to it."""
-    plain = weight.packed.permute(0, 2, 1, 3).reshape(-1, weight.num_inputs)[: weight.num_outputs]
+    """The weight ``[N, K]`` that ``pack_weight`` was given; of bytes or four bits, float32 near to it."""
+    panels = _bytes_of(weight.packed) if weight.is_in_nibbles else weight.packed
+    plain = panels.permute(0, 2, 1, 3).flatten(0, 1).flatten(1)[: weight.num_outputs, : weight.num_inputs]
     return plain if weight.scales is None else plain * weight.scales[: weight.num_outputs, None]
+
+
+def _bytes_of(nibbles: Tensor) -> Tensor:
+    """Panels of bytes ``[P, K / 4, 64, 4]``."""
+    heads = nibbles[..., :_PANEL].unflatten(2, (16, 4)).transpose(2, 3).flatten(2).to(torch.int16)
+    pairs = nibbles[..., _PANEL:].unflatten(2, (-1, 1, _PANEL, 4))
+    both = torch.cat([pairs & 15, pairs >> 4], 3).to(torch.int16)
+    steps, zeros = ((part[:, :, None, None, :, None]) for part in (heads & 15, heads >> 4))
+    return (steps * (both - zeros)).flatten(1, 3)
 
 
 def linear(inputs: Tensor, weight: PackedWeight) -> Tensor:
     """Return ``inputs @ weight.T + bias``, summed in float32 and rounded once.
 
-    With a weight in bytes the inputs become bytes too, in steps of a size of each row's own.
+    With a weight in bytes or in four bits the inputs become bytes, in steps of a size of each row's own.
 
     Args:
         inputs: ``[..., K]``, of the dtype that the weight had.

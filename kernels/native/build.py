@@ -14,7 +14,16 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).parent
 _SOURCES = (
-    *("layer_ops.cpp", "attention.cpp", "cache.cpp", "linear.cpp", "decoder.cpp", "parallel.cpp", "sampling.cpp"),
+    *(
+        "layer_ops.cpp",
+        "attention.cpp",
+        "cache.cpp",
+        "packing.cpp",
+        "linear.cpp",
+        "decoder.cpp",
+        "parallel.cpp",
+        "sampling.cpp",
+    ),
     *("tile_product.cpp", "tiles.cpp", "instructions.cpp"),
 )
 # Products and sums may be fused, but no sum is rearranged: a row has the same bits in every loop that computes it.

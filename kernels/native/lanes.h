@@ -21,6 +21,8 @@ constexpr int GROUP = GROUP_BYTES / sizeof(T);
 typedef float Floats __attribute__((vector_size(VECTOR_BYTES)));
 typedef int32_t Ints __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t Words __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint16_t HalfWords __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint8_t Bytes __attribute__((vector_size(VECTOR_BYTES)));
 
 // How many sums fit into registers: rows of inputs times vectors of outputs.
 #ifdef __AVX512F__
@@ -37,6 +39,17 @@ inline Words load_words(const void* from) {
   Words words;
   std::memcpy(&words, from, sizeof(words));
   return words;
+}
+
+// Each word's lower half in both halves, and its lowest byte in all four; what lies above is zero.
+inline Words in_both_halves(Words words) { return words | words << 16; }
+
+inline Words in_all_bytes(Words words) {
+#ifdef __AVX512BW__
+  return (Words)_mm512_shuffle_epi8((__m512i)words, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
+#else
+  return in_both_halves(words | words << 8);
+#endif
 }
 
 // sum + the products of a row's group with those of 16 outputs.

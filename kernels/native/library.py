@@ -26,6 +26,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "silu_and_mul": [_POINTER, _POINTER, _INT, _INT],
     "pack_linear": [_POINTER, _POINTER, _INT, _INT],
     "quantize_linear": [_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT],
+    "quantize_linear_to_nibbles": [_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT],
     "linear": [_POINTER, _INT, _POINTER, _POINTER, _INT],
     "sample": [_POINTER, _INT, *(_POINTER,) * 6, _INT, _INT],
     "decode": [
@@ -51,7 +52,7 @@ class Library:
             or there are none.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, uses_tiles: bool) -> None:
         loaded = ctypes.CDLL(str(path))
         self._functions: dict[tuple[str, torch.dtype | None], Function] = {}
         for name, signature in _ANY_DTYPE.items():
@@ -61,7 +62,7 @@ class Library:
             for dtype, suffix in _SUFFIXES.items():
                 self._functions[name, dtype] = getattr(loaded, f"{name}_{suffix}")
                 self._functions[name, dtype].argtypes = signature
-        refusal = loaded.ask_for_tiles()
+        refusal = loaded.ask_for_tiles() if uses_tiles else _NO_TILES
         self.tiles_refusal = os.strerror(refusal) if refusal not in (0, _NO_TILES) else ""
         loaded.instructions.restype = ctypes.c_char_p
         self.instructions: str = loaded.instructions().decode()
@@ -74,17 +75,19 @@ class Library:
 _library: Library | None = None
 
 
-def load(cache_folder: Path | None = None, *, emulates_tiles: bool = False) -> str | None:
+def load(cache_folder: Path | None = None, *, emulates_tiles: bool = False, uses_tiles: bool = True) -> str | None:
     """Compile the library if need be, and use it from now on in this process.
 
     Returns None, or why it cannot be had: then everything runs on the references.
 
     Args:
         emulates_tiles: see ``build``.
+        uses_tiles: False leaves them alone, to see what they do; not once this process had them from the library.
     """
     global _library  # a process has one processor; every kernel asks for the same library
     try:
-        _library = Library(build(cache_folder or default_cache_folder(), emulates_tiles=emulates_tiles))
+        path = build(cache_folder or default_cache_folder(), emulates_tiles=emulates_tiles)
+        _library = Library(path, uses_tiles=uses_tiles)
     except (BuildError, OSError) as error:
         return str(error)
     return None

@@ -1,10 +1,12 @@
 // Products with a weight on tile registers, from its panels as they are: 16 groups of inputs are 16 rows of 256 bytes
-// there, so a tile of 16 outputs is 16 times 64 bytes, 256 apart. Nothing is laid out anew, neither are inputs.
+// there, so a tile of 16 outputs is 16 times 64 bytes, 256 apart. Nothing is laid out anew, neither are inputs; but a
+// panel of nibbles becomes bytes in a room of the thread's own, a step of it while the step before is multiplied.
 //
 // A step takes 64 bytes of each row of inputs. While it waits for its tiles, some rows of the block before are rounded:
 // alone that takes a fifth of the time of 128 rows.
 #include "tile_product.h"
 
+#include "nibbles.h"
 #include "tiles.h"
 
 namespace {
@@ -70,11 +72,15 @@ template <typename T, typename In, typename Out>
 class TilePiece {
  public:
   // next_panel, which is worked on afterwards, may be null; of rows whose inputs follow each other at input_stride bytes.
-  TilePiece(const char* inputs, int64_t input_stride, const char* columns, int num_vectors, int64_t num_steps,
-            const Results<T, In, Out>& results, const char* next_panel)
+  // Of a panel in nibbles there is room for its bytes; else that is null.
+  TilePiece(const char* inputs, int64_t input_stride, const char* panel, char* room, int first_vector, int num_vectors,
+            int64_t num_steps, const Results<T, In, Out>& results, const char* next_panel)
       : inputs_(inputs),
         input_stride_(input_stride),
-        columns_(columns),
+        panel_(panel),
+        room_(room),
+        columns_((room ? room : panel) + first_vector * VECTOR_BYTES),
+        first_vector_(first_vector),
         num_vectors_(num_vectors),
         num_steps_(num_steps),
         results_(results),
@@ -86,6 +92,7 @@ class TilePiece {
   }
 
   void run(int64_t num_rows) {
+    if (room_) unpack_step(0);
     rounded_per_step_ = (BLOCK_ROWS + num_steps_ - 1) / num_steps_;
     // The first pass over the panel reads it from afar. The others ask for the next one, each for a part of each step.
     const int64_t num_later_passes = (num_rows + tiles::ROWS - 1) / BLOCK_ROWS * (num_vectors_ / 2) - 1;
@@ -100,7 +107,7 @@ class TilePiece {
       for (int first = 0; first < num_vectors_ && first * LANES < results_.num_outputs; first += 2, asked += lines_of_next) {
         const bool is_first = row == 0 && first == 0;
         add_block(row, num, first, is_first ? columns_ + STEP_PANEL_BYTES : next_panel_ + asked * 64,
-                  is_first ? LINES_AHEAD_OF_MANY : asked < STEP_PANEL_LINES ? lines_of_next : 0);
+                  is_first ? (room_ ? 0 : LINES_AHEAD_OF_MANY) : asked < STEP_PANEL_LINES ? lines_of_next : 0);
       }
     }
     if (row < num_rows) add_last_rows(row, static_cast<int>(num_rows - row));
@@ -108,6 +115,16 @@ class TilePiece {
   }
 
  private:
+  // While the step before is multiplied; later passes over the panel find it.
+  __attribute__((noinline)) void unpack_step(int64_t step) const {
+    if (step == num_steps_) return;
+    constexpr int BLOCKS = NIBBLE_INPUTS_MULTIPLE / BLOCK_INPUTS;
+    for (int block = 0; block < BLOCKS; ++block) {
+      unpack_block(panel_ + (step * BLOCKS + block) * BLOCK_BYTES, first_vector_, num_vectors_,
+                   room_ + step * STEP_PANEL_BYTES + block * STEP_PANEL_BYTES / BLOCKS);
+    }
+  }
+
   // Tiles 0, 1 and 2, 3: sums of the first 16 rows and of the others with 32 outputs. 4, 5: rows. 6, 7: outputs.
   static void configure_block(int num_rows) {
     tiles::Shapes shapes;
@@ -122,8 +139,10 @@ class TilePiece {
     tiles::load<0>(start, 0), tiles::load<1>(start + VECTOR_BYTES, 0);
     tiles::load<2>(start, 0), tiles::load<3>(start + VECTOR_BYTES, 0);
     const char *rows = inputs_ + row * input_stride_, *columns = columns_ + first * VECTOR_BYTES;
+    const bool unpacks = room_ && row == 0 && first == 0;
     for (int64_t step = 0; step < num_steps_; ++step) {
       ask_for_lines(ahead + step * STEP_PANEL_BYTES, lines);
+      if (unpacks) unpack_step(step + 1);
       tiles::load<4>(rows, input_stride_);
       tiles::load<6>(columns, PANEL_ROW_BYTES);
       add_tile_products<In, 0, 4, 6>();
@@ -151,7 +170,7 @@ class TilePiece {
     if (is_whole) tiles::load<2>(start_ + 2 * VECTOR_BYTES, 0), tiles::load<3>(start_ + 3 * VECTOR_BYTES, 0);
     const char *rows = inputs_ + row * input_stride_, *columns = columns_;
     for (int64_t step = 0; step < num_steps_; ++step) {
-      if (row == 0) ask_for_lines(columns + STEP_PANEL_BYTES, LINES_AHEAD_OF_FEW);
+      if (row == 0) room_ ? unpack_step(step + 1) : ask_for_lines(columns + STEP_PANEL_BYTES, LINES_AHEAD_OF_FEW);
       tiles::load<4>(rows, input_stride_);
       tiles::load<5>(columns, PANEL_ROW_BYTES);
       add_tile_products<In, 0, 4, 5>();
@@ -186,8 +205,10 @@ class TilePiece {
   alignas(64) char start_[PANEL_VECTORS * VECTOR_BYTES];
   const char* inputs_;
   int64_t input_stride_;
+  const char* panel_;
+  char* room_;
   const char* columns_;
-  int num_vectors_;
+  int first_vector_, num_vectors_;
   int64_t num_steps_;
   Results<T, In, Out> results_;
   const char* next_panel_;
@@ -196,33 +217,55 @@ class TilePiece {
   bool is_second_ = false;
 };
 
+// Where a thread keeps the bytes of a panel of nibbles while it works on it.
+char* room_for_panel(int64_t num_inputs) {
+  static thread_local std::vector<Words> kept;
+  const int64_t num_words = num_inputs * PANEL / VECTOR_BYTES;
+  if (static_cast<int64_t>(kept.size()) < num_words) kept.resize(num_words);
+  return reinterpret_cast<char*>(kept.data());
+}
+
 }  // namespace
 
-// In pieces of a panel by as many rows as stay in the cache; smaller ones where they would not keep all threads busy.
-// Each of a panel reads it in order, which two halves at a time do not.
+// In pieces of a panel by as many rows as stay in the cache, or of fewer rows so that all threads are kept busy. Where
+// there are too few for that, each thread gets as many whole panels, and of what is left the threads take halves: a
+// panel is read in order, which two halves at a time are not.
 template <typename T, typename In, typename Out>
 void multiply_by_tiles(const In* inputs, int64_t input_stride, const Linear& weight,
                        const Results<T, In, Out>& results, int64_t num_rows) {
-  const int64_t row_bytes = weight.num_inputs * sizeof(In), num_steps = row_bytes / STEP_BYTES;
+  constexpr int HALF = PANEL_VECTORS / 2;
+  const int64_t num_inputs = weight.is_in_nibbles ? padded_inputs(weight.num_inputs) : weight.num_inputs;
+  const int64_t row_bytes = num_inputs * sizeof(In), num_steps = row_bytes / STEP_BYTES;
   const int64_t num_panels = (weight.num_outputs + PANEL - 1) / PANEL;
   const int64_t wanted = num_threads() == 1 ? 1 : 8 * num_threads();
   int64_t rows = std::max<int64_t>(2 * BLOCK_ROWS, INPUT_BYTES_PER_ITEM / row_bytes / BLOCK_ROWS * BLOCK_ROWS);
   const auto num_blocks = [&] { return (num_rows + rows - 1) / rows; };
   while (rows > 4 * BLOCK_ROWS && num_panels * num_blocks() < wanted) rows = rows / 2 / BLOCK_ROWS * BLOCK_ROWS;
-  const bool is_panel = num_threads() == 1 || num_panels * num_blocks() >= 2 * num_threads();
-  const int num_vectors = is_panel ? PANEL_VECTORS : 2;
-  const int64_t width = num_vectors * LANES, num_pieces = (weight.num_outputs + width - 1) / width;
-  const auto columns_of = [&](int64_t piece) {
-    const int64_t first = piece * width;
-    return static_cast<const char*>(weight.packed) + first / PANEL * num_steps * STEP_PANEL_BYTES +
-           first % PANEL * GROUP_BYTES;
+  const int64_t num_whole = num_blocks() == 1 ? num_panels / num_threads() * num_threads() : num_panels;
+  const auto panel_of = [&](int64_t panel) {
+    if (weight.is_in_nibbles) return nibbles_of_panel(weight, panel);
+    return static_cast<const char*>(weight.packed) + panel * num_steps * STEP_PANEL_BYTES;
   };
-  for_each(num_pieces * num_blocks(), [&](int64_t item) {
-    const int64_t piece = item % num_pieces, row = item / num_pieces * rows, next = piece + num_threads();
+  const auto multiply_piece = [&](int64_t panel, int first_vector, int num_vectors, int64_t row, bool has_next) {
+    char* room = weight.is_in_nibbles ? room_for_panel(num_inputs) : nullptr;
     TilePiece<T, In, Out> work(reinterpret_cast<const char*>(inputs + row * input_stride), input_stride * sizeof(In),
-                               columns_of(piece), num_vectors, num_steps, results.from(row, piece * width),
-                               is_panel && next < num_pieces ? columns_of(next) : nullptr);
+                               panel_of(panel), room, first_vector, num_vectors, num_steps,
+                               results.from(row, panel * PANEL + first_vector * LANES),
+                               has_next && !room ? panel_of(panel + num_threads()) : nullptr);
     work.run(std::min(rows, num_rows - row));
+  };
+  const int64_t num_whole_items = num_whole * num_blocks();
+  for_each(num_whole_items + 2 * (num_panels - num_whole), [&](int64_t item) {
+    if (item < num_whole_items) {
+      const int64_t panel = item % num_whole;
+      multiply_piece(panel, 0, PANEL_VECTORS, item / num_whole * rows, panel + num_threads() < num_whole);
+    } else {
+      const int64_t half = item - num_whole_items;
+      const int first_vector = static_cast<int>(half % 2) * HALF;
+      const int64_t panel = num_whole + half / 2;
+      const bool has_outputs = panel * PANEL + first_vector * LANES < weight.num_outputs;
+      if (has_outputs) multiply_piece(panel, first_vector, HALF, 0, false);
+    }
   });
 }
 

@@ -1,66 +1,123 @@
 // Products with a weight on vector registers.
 #pragma once
-#include "panels.h"
+#include <type_traits>
+
+#include "nibbles.h"
 #include "results.h"
 
 // Rows that share a reading of a panel: as long as the panel stays in the cache, more gain little.
 constexpr int64_t ROWS_PER_ITEM = 96;
 
+// V vectors of a panel's outputs, in groups of In.
+template <typename In, int V>
+struct PlainColumns {
+  const char* starts[V];
+  int64_t num_groups;
+
+  PlainColumns(const Linear& weight, int64_t panel, int64_t first) : num_groups(weight.num_inputs / GROUP<In>) {
+    const char* start = static_cast<const char*>(weight.packed) + panel * num_groups * PANEL_ROW_BYTES;
+    for (int v = 0; v < V; ++v) starts[v] = start + first * GROUP_BYTES + v * VECTOR_BYTES;
+  }
+
+  template <int M, typename Sum>
+  inline __attribute__((always_inline)) void add_products(Sum (&sums)[M][V], const In* rows, int64_t row_stride) const {
+    accumulate<M, V>(sums, rows, row_stride, starts, PANEL_ROW_BYTES, num_groups);
+  }
+};
+
+// The same of weights of four bits.
+template <int V>
+struct NibbleColumns {
+  const char* panel;
+  int first;
+  int64_t num_blocks;
+
+  NibbleColumns(const Linear& weight, int64_t number, int64_t first_output)
+      : panel(nibbles_of_panel(weight, number)),
+        first(static_cast<int>(first_output / LANES)),
+        num_blocks(padded_inputs(weight.num_inputs) / BLOCK_INPUTS) {}
+
+  template <int M>
+  inline __attribute__((always_inline)) void add_products(Ints (&sums)[M][V], const uint8_t* rows, int64_t row_stride) const {
+    const char* block = panel;
+    for (int64_t b = 0; b < num_blocks; ++b, block += BLOCK_BYTES, rows += BLOCK_INPUTS) {
+      for (int v = 0; v < V; ++v) {
+        const NibbleSteps steps = NibbleSteps::of(block, first + v);
+        const char* nibbles = block + PANEL + (first + v) * VECTOR_BYTES;
+        for (int pair = 0; pair < BLOCK_PAIRS; ++pair, nibbles += PANEL_ROW_BYTES) {
+          __builtin_prefetch(nibbles + NIBBLE_BYTES_AHEAD);
+          Words two[2];
+          steps.unpack(load_words(nibbles), two[0], two[1]);
+          const uint8_t* at = rows + 2 * pair * GROUP<uint8_t>;
+          for (int m = 0; m < M; ++m) {
+            sums[m][v] = ::add_products(sums[m][v], at + m * row_stride, two[0]);
+            sums[m][v] = ::add_products(sums[m][v], at + m * row_stride + GROUP<uint8_t>, two[1]);
+          }
+        }
+      }
+    }
+  }
+};
+
 // The products of some rows with V vectors of a panel.
-template <typename T, typename In, typename Out, int V>
+template <typename T, typename In, typename Out, int V, typename Columns>
 struct PanelRows {
   const In* inputs;
   int64_t input_stride;
-  const char* columns;
-  int64_t num_groups;
+  Columns columns;
   Results<T, In, Out> results;
 
   template <int M>
   void run(int64_t row) const {
     typename Results<T, In, Out>::Sum sums[M][V];
-    const char* starts[V];
     for (int v = 0; v < V; ++v) {
       const auto start = results.start_of(v);
       for (int m = 0; m < M; ++m) sums[m][v] = start;
-      starts[v] = columns + v * VECTOR_BYTES;
     }
-    accumulate<M, V>(sums, inputs + row * input_stride, input_stride, starts, PANEL_ROW_BYTES, num_groups);
+    columns.add_products(sums, inputs + row * input_stride, input_stride);
     for (int m = 0; m < M; ++m) {
       for (int v = 0; v < V && v * LANES < results.num_outputs; ++v) results.put(sums[m][v], row + m, v);
     }
   }
 };
 
-// In pieces of V vectors of outputs by rows_per_item rows.
+// The products of rows with V vectors of outputs from the first one on.
 template <typename T, int V, typename In, typename Out>
-void multiply_pieces(const In* inputs, int64_t input_stride, const Linear& weight, const Results<T, In, Out>& results,
-                     int64_t num_rows, int64_t rows_per_item) {
-  constexpr int64_t WIDTH = V * LANES;
-  const int64_t num_groups = weight.num_inputs / GROUP<In>;
-  const int64_t num_blocks = (num_rows + rows_per_item - 1) / rows_per_item;
-  for_each((weight.num_outputs + WIDTH - 1) / WIDTH * num_blocks, [&](int64_t item) {
-    const int64_t first = item / num_blocks * WIDTH, row = item % num_blocks * rows_per_item;
-    const char* panel = static_cast<const char*>(weight.packed) + first / PANEL * num_groups * PANEL_ROW_BYTES;
-    const PanelRows<T, In, Out, V> piece{inputs + row * input_stride, input_stride,
-                                         panel + first % PANEL * GROUP_BYTES, num_groups, results.from(row, first)};
-    for_row_tiles<TILE_ROWS>(std::min(rows_per_item, num_rows - row), piece);
-  });
+void multiply_piece(const In* inputs, int64_t input_stride, const Linear& weight, const Results<T, In, Out>& results,
+                    int64_t num_rows, int64_t first) {
+  const auto run = [&](const auto& columns) {
+    const PanelRows<T, In, Out, V, std::decay_t<decltype(columns)>> piece{inputs, input_stride, columns, results};
+    for_row_tiles<TILE_ROWS>(num_rows, piece);
+  };
+  if constexpr (sizeof(In) == 1) {
+    if (weight.is_in_nibbles) return run(NibbleColumns<V>(weight, first / PANEL, first % PANEL));
+  }
+  run(PlainColumns<In, V>(weight, first / PANEL, first % PANEL));
 }
 
-// Cuts the work into as many pieces as keep all threads busy to the end: of fewer rows while there are many, else of
-// fewer outputs.
+// Cuts the work into pieces that keep all threads busy to the end: of fewer rows where there are many; else each thread
+// gets as many whole pieces of outputs, which lie together in memory, and of what is left the threads take small ones.
+// How it is cut does not show in a sum.
 template <typename T, typename In, typename Out>
 void multiply_by_vectors(const In* inputs, int64_t input_stride, const Linear& weight,
                          const Results<T, In, Out>& results, int64_t num_rows) {
-  const int64_t wanted = num_threads() == 1 ? 1 : 8 * num_threads();
-  const auto num_pieces = [&](int64_t vectors, int64_t rows) {
-    return (weight.num_outputs / (vectors * LANES) + 1) * ((num_rows + rows - 1) / rows);
-  };
+  constexpr int64_t WIDTH = TILE_VECTORS * LANES;
+  const int64_t wanted = num_threads() == 1 ? 1 : 8 * num_threads(), num_outputs = weight.num_outputs;
+  const int64_t num_pieces = (num_outputs + WIDTH - 1) / WIDTH;
   int64_t rows = ROWS_PER_ITEM;
-  while (rows > 4 * TILE_ROWS && num_pieces(TILE_VECTORS, rows) < wanted) rows /= 2;
-  if (num_rows > 2 * TILE_ROWS || num_pieces(TILE_VECTORS, rows) >= wanted) {
-    multiply_pieces<T, TILE_VECTORS>(inputs, input_stride, weight, results, num_rows, rows);
-  } else {
-    multiply_pieces<T, 1>(inputs, input_stride, weight, results, num_rows, rows);
-  }
+  const auto num_blocks = [&] { return (num_rows + rows - 1) / rows; };
+  while (rows > 4 * TILE_ROWS && num_pieces * num_blocks() < wanted) rows /= 2;
+  const int64_t num_wide = num_blocks() == 1 ? num_pieces / num_threads() * num_threads() : num_pieces;
+  const int64_t num_narrow = std::max<int64_t>(0, (num_outputs - num_wide * WIDTH + LANES - 1) / LANES);
+  const int64_t num_wide_items = num_wide * num_blocks();
+  for_each(num_wide_items + num_narrow, [&](int64_t item) {
+    if (item < num_wide_items) {
+      const int64_t first = item / num_blocks() * WIDTH, row = item % num_blocks() * rows;
+      multiply_piece<T, TILE_VECTORS>(inputs + row * input_stride, input_stride, weight, results.from(row, first),
+                                      std::min(rows, num_rows - row), first);
+    } else {
+      const int64_t first = num_wide * WIDTH + (item - num_wide_items) * LANES;
+      multiply_piece<T, 1>(inputs, input_stride, weight, results.from(0, first), num_rows, first);
+    }
+  });
 }

@@ -16,10 +16,11 @@ from .queue_enqueue import EnqueueRow
 from .queue_figures import FiguresRow
 from .queue_fleet import FleetRow
 from .sessions import SessionsRow
-from .sides import ALONE, ALONE_INT8, LLAMA, SERVED, VLLM_ASYNC, VLLM_HTTP, VLLM_OFFLINE, VLLM_SERVED
+from .sides import ALONE, ALONE_INT4, ALONE_INT8, LLAMA, SERVED, VLLM_ASYNC, VLLM_HTTP, VLLM_OFFLINE, VLLM_SERVED
 
 MIN_THROUGHPUT_OVER_VLLM = {"tiny": 2.0, "smol135": 1.2, "qwen06": 1.2}
 MIN_INT8_OVER_VLLM = {"smol135": 1.6, "qwen06": 1.6}
+MAX_INT4_SINGLE_OVER_ALONE = {"smol135": 0.35, "qwen06": 0.35}
 MAX_SINGLE_OVER_VLLM = {"smol135": 0.45, "qwen06": 0.6}
 MAX_SINGLE_OVER_LLAMA = {"smol135": 1.0, "qwen06": 1.0}
 MIN_SERVED_OVER_ALONE = {"smol135": 0.97, "tiny": 0.9}
@@ -92,6 +93,8 @@ def engine_goals(row: EngineRow) -> Iterator[Goal]:
     yield from at_least("tokens/s, alone over vLLM offline", of_vllm, MIN_THROUGHPUT_OVER_VLLM)
     of_vllm = row.ratio(ALONE_INT8, VLLM_OFFLINE, everything)
     yield from at_least("tokens/s, alone with int8 over vLLM offline", of_vllm, MIN_INT8_OVER_VLLM)
+    of_alone = row.ratio(ALONE_INT4, ALONE, single)
+    yield from at_most("one request, ms/token, alone with int4 over alone", of_alone, MAX_INT4_SINGLE_OVER_ALONE)
     of_vllm = row.ratio(ALONE, VLLM_OFFLINE, single)
     yield from at_most("one request, ms/token, alone over vLLM offline", of_vllm, MAX_SINGLE_OVER_VLLM)
     of_llama = row.ratio(ALONE, LLAMA, single)

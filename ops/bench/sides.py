@@ -26,7 +26,7 @@ from .workload import Phase, write_workload
 
 ALONE, SERVED = "Penstock, engine alone", "Penstock through Redis"
 VLLM_SERVED = "vLLM under Penstock"
-ALONE_INT8 = "Penstock, engine alone, int8"
+ALONE_INT8, ALONE_INT4 = "Penstock, engine alone, int8", "Penstock, engine alone, int4"
 VLLM_OFFLINE, VLLM_ASYNC, VLLM_HTTP = "vLLM offline", "vLLM in-process async", "vLLM HTTP server"
 STATIC, CONTINUOUS = "transformers static", "transformers continuous"
 LLAMA = "llama.cpp"
@@ -75,14 +75,13 @@ class EngineAlone:
         return run_script([*command, *self._options, *_room(phases)], phases, scratch)
 
 
-class EngineAloneInt8(EngineAlone):
-    """The same with weights in bytes, which need the compiled kernels."""
+class EngineAloneQuantized(EngineAlone):
+    """The same with weights in bytes or four bits, which need the compiled kernels."""
 
-    name = ALONE_INT8
-    precision = "int8"
-
-    def __init__(self, options: list[str]) -> None:
-        super().__init__([*options, "--quantization", "int8"])
+    def __init__(self, name: str, quantization: str, options: list[str]) -> None:
+        super().__init__([*options, "--quantization", quantization])
+        self.name = name
+        self.precision = quantization
 
     @property
     def why_missing(self) -> str:
@@ -199,7 +198,12 @@ def choose_sides(peers: frozenset[str], peers_folder: Path, engine_options: list
     transformers is the one that we run with ourselves.
     """
     peers_folder = peers_folder.absolute()
-    sides: list[Side] = [EngineAlone(engine_options), EngineAloneInt8(engine_options), ThroughRedis(engine_options)]
+    sides: list[Side] = [EngineAlone(engine_options)]
+    sides += [
+        EngineAloneQuantized(name, quantization, engine_options)
+        for name, quantization in ((ALONE_INT8, "int8"), (ALONE_INT4, "int4"))
+    ]
+    sides.append(ThroughRedis(engine_options))
     if "vllm" in peers:
         folder = peers_folder / "vllm"
         scripts = {VLLM_OFFLINE: "vllm_offline.py", VLLM_ASYNC: "vllm_async.py", VLLM_HTTP: "vllm_http.py"}

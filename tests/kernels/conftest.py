@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,6 +16,18 @@ from penstock.kernels import native, tolerances
 def assert_close() -> Callable[[Tensor, Tensor], None]:
     """Compare a result with its float64 truth under the tolerance of the result's dtype."""
     return tolerances.assert_close
+
+
+@pytest.fixture
+def compiled() -> Iterator[None]:
+    """The library in use, compiled once for all tests and engines of this machine."""
+    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        pytest.skip("needs a C++ compiler")
+    was_loaded = native.is_loaded()
+    assert native.load() is None
+    yield
+    if not was_loaded:
+        native.unload()
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,10 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import native
-from penstock.kernels.errors import KernelInputError
 from penstock.kernels.gated_activation import reference as silu_reference
 from penstock.kernels.gated_activation import silu_and_mul
 from penstock.kernels.kv_cache import CacheSlots, store_kv_cache
 from penstock.kernels.kv_cache import reference as kv_reference
-from penstock.kernels.linear import can_pack, can_quantize, linear, pack_weight, quantize_weight, unpack_weight
 from penstock.kernels.native import build as build_module
 from penstock.kernels.native.build import BuildError, build
 from penstock.kernels.paged_attention import PagedBatch, paged_attention
@@ -32,18 +29,6 @@ DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCES = {torch.float32: (2e-6, 2e-6), torch.bfloat16: (2e-2, 2e-2)}
 ODD_SHAPES = [(1, 8), (7, 41), (63, 1000)]
 HAS_COMPILER = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
-
-
-@pytest.fixture
-def compiled() -> Iterator[None]:
-    """The library in use, compiled once for all tests and engines of this machine."""
-    if not HAS_COMPILER:
-        pytest.skip("needs a C++ compiler")
-    was_loaded = native.is_loaded()
-    assert native.load() is None
-    yield
-    if not was_loaded:
-        native.unload()
 
 
 def random(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -162,87 +147,6 @@ def test_a_row_has_the_same_bits_in_any_company_and_on_any_number_of_threads() -
         native.set_num_threads(num_threads)
     for row in range(8):
         assert torch.equal(attend([row])[0], together[row])
-
-
-@pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 2), (63, 10), (64, 64), (65, 130), (401, 600)])
-@pytest.mark.parametrize("num_tokens", [1, 2, 5, 6, 7, 13, 200])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_linear(dtype: torch.dtype, num_tokens: int, num_outputs: int, num_inputs: int, has_bias: bool) -> None:
-    weight = random(num_outputs, num_inputs, dtype=dtype)
-    bias = random(num_outputs, dtype=dtype) if has_bias else None
-    packed = pack_weight(weight, bias)
-    assert torch.equal(unpack_weight(packed), weight)
-    inputs = random(num_tokens, 2 * num_inputs, dtype=dtype)[:, num_inputs:]
-    actual = linear(inputs, packed)
-    expected = torch.nn.functional.linear(inputs.double(), weight.double(), None if bias is None else bias.double())
-    rtol, atol = (1e-5, 1e-4) if dtype is torch.float32 else (2e-2, 2e-2)
-    torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=atol)
-    for token in range(min(num_tokens, 13)):
-        assert torch.equal(linear(inputs[token], packed), actual[token])
-
-
-@pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 4), (63, 12), (65, 132), (401, 600)])
-@pytest.mark.parametrize("num_tokens", [1, 5, 7, 200])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_linear_in_bytes(
-    dtype: torch.dtype, num_tokens: int, num_outputs: int, num_inputs: int, has_bias: bool
-) -> None:
-    weight, inputs = random(num_outputs, num_inputs, dtype=dtype), random(num_tokens, num_inputs, dtype=dtype)
-    bias = random(num_outputs, dtype=dtype) if has_bias else None
-    packed = quantize_weight(weight, bias)
-    steps = weight.float().abs().amax(1, keepdim=True) / 127
-    assert (unpack_weight(packed) - weight.float()).abs().le(steps * 0.501).all()
-    # The reference has the same bytes and no rounding after them.
-    input_steps = inputs.float().abs().amax(1, keepdim=True) / 127
-    rounded = (inputs.float() / input_steps).round().double() * input_steps.double()
-    expected = rounded @ unpack_weight(packed).double().T + (0 if bias is None else bias.double())
-    rtol, atol = (1e-5, 1e-4) if dtype is torch.float32 else (2e-2, 2e-2)
-    actual = linear(inputs, packed)
-    assert actual.dtype is dtype
-    # A value in the middle between two steps may have gone either way.
-    is_far = (actual.double() - expected).abs() > atol + rtol * expected.abs()
-    assert is_far.float().mean() < 0.02
-    assert (actual.double() - expected).norm() < 0.01 * expected.norm()
-    for token in range(min(num_tokens, 7)):
-        assert torch.equal(linear(inputs[token], packed), actual[token])
-
-
-@pytest.mark.usefixtures("compiled")
-def test_zeros_in_bytes_are_zeros() -> None:
-    packed = quantize_weight(torch.zeros(3, 8))
-    assert torch.equal(linear(torch.zeros(2, 8), packed), torch.zeros(2, 3))
-    assert not can_quantize(torch.zeros(3, 6))
-    with pytest.raises(KernelInputError, match="in bytes here"):
-        quantize_weight(torch.zeros(3, 6))
-
-
-@pytest.mark.usefixtures("compiled")
-def test_what_linear_cannot_take_is_named() -> None:
-    for weight in (torch.zeros(4, 6, dtype=torch.float16), torch.zeros(4, 5, dtype=torch.bfloat16)):
-        assert not can_pack(weight)
-        with pytest.raises(KernelInputError, match="cannot be packed"):
-            pack_weight(weight)
-    packed = pack_weight(torch.zeros(4, 6, dtype=torch.bfloat16))
-    for inputs in (torch.zeros(2, 6), torch.zeros(2, 4, dtype=torch.bfloat16)):
-        with pytest.raises(KernelInputError, match=r"inputs must be torch\.bfloat16"):
-            linear(inputs, packed)
-
-
-@pytest.mark.usefixtures("compiled")
-def test_any_number_of_threads_computes_the_same() -> None:
-    packed, inputs = pack_weight(random(700, 600, dtype=torch.float32)), random(100, 600, dtype=torch.float32)
-    expected = linear(inputs, packed)
-    try:
-        for num_threads in (2, 5, 1, 3):
-            native.set_num_threads(num_threads)
-            for _ in range(50):
-                assert torch.equal(linear(inputs, packed), expected)
-    finally:
-        native.set_num_threads(1)
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")

@@ -19,7 +19,7 @@ from .candidates import choose_forward
 from .checkpoint.errors import first_line
 from .checkpoint.load import check_finite, load_checkpoint
 from .checkpoint.model_config import eos_token_ids, max_model_len, read_config
-from .conformance import QUANTIZED_TOLERANCE
+from .conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE
 from .eight_bit_cache import hold_in_eight_bits
 from .folder import tokenizer_folder
 from .forward import Forward, ForwardSettings
@@ -97,7 +97,7 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
         vocab_size,
         settings,
         partial(_prepare, config=config, device=device, vocab_size=vocab_size, max_model_len=longest),
-        QUANTIZED_TOLERANCE if config.quantization or config.eight_bit_cache else None,
+        _tolerance(config),
         _described(config),
     )
     attention_backend = check_attention_backend(
@@ -152,6 +152,13 @@ def _prepare(
     # The compiled decoder attends by itself, and has caches in the dtype of the weights.
     is_native = config.attention_backend in ("auto", "native") and config.eight_bit_cache is None
     return make_native(forward, config.block_size) if is_native else forward
+
+
+def _tolerance(config: EngineConfig) -> float | None:
+    """Of the prepared model's logits; None for that of its dtype."""
+    if config.quantization == "int4":
+        return FOUR_BITS_TOLERANCE
+    return QUANTIZED_TOLERANCE if config.quantization or config.eight_bit_cache else None
 
 
 def _described(config: EngineConfig) -> str:

@@ -15,8 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.huge_pages import Arena
-from ...kernels.linear import PackedWeight, can_pack, can_quantize, linear, pack_weight, quantize_weight, unpack_weight
+from ...kernels.linear import (
+    PackedWeight,
+    can_pack,
+    can_quantize,
+    can_quantize_to_nibbles,
+    linear,
+    pack_weight,
+    quantize_weight,
+    quantize_weight_to_nibbles,
+    unpack_weight,
+)
 
+# Smaller layers are gates and routers: they take no time, and a rounded one sends tokens to other experts.
+MIN_QUANTIZED_OUTPUTS = 64
 # oneDNN loses on small layers: 0.5 and 0.2 ms for all of a 1.3M model's.
 _MIN_ONEDNN_ELEMENTS = 200_000
 # What oneDNN's layout is made for; a layout for 1 token is slow for many, this one is good for both.
@@ -35,7 +47,7 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """A copy in the plain layout, to the bit unless in bytes: the code of some models computes with it."""
+        """A copy in the plain layout, to the bit unless quantized: the code of some models computes with it."""
         raise NotImplementedError
 
 
@@ -91,7 +103,7 @@ def pack_linear_layers(model: nn.Module, quantization: str | None = None) -> int
     """Replace the linear layers of ``model``, on the CPU, by packed ones where that is faster; returns how many.
 
     Args:
-        quantization: "int8" to have them in bytes, where they can be.
+        quantization: "int8" to have them in bytes, where they can be; "int4" to have the large ones in four bits.
     """
     return replace_linear_layers(model, partial(_pack, quantization=quantization, arena=Arena()))
 
@@ -109,7 +121,9 @@ def replace_linear_layers(model: nn.Module, make: Callable[[nn.Linear], nn.Modul
 
 
 def _pack(plain: nn.Linear, quantization: str | None, arena: Arena) -> PackedLinear | None:
-    if quantization == "int8" and can_quantize(plain.weight):
+    if quantization == "int4" and plain.out_features >= MIN_QUANTIZED_OUTPUTS and can_quantize_to_nibbles(plain.weight):
+        return OwnPackedLinear(plain, arena, quantize_weight_to_nibbles)
+    if quantization is not None and can_quantize(plain.weight):
         return OwnPackedLinear(plain, arena, quantize_weight)
     if can_pack(plain.weight):
         return OwnPackedLinear(plain, arena)

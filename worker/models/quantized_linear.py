@@ -6,11 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.quantized_linear import QuantizedWeight, quantize_weight, quantized_linear
-from .packed_linear import replace_linear_layers
+from .packed_linear import MIN_QUANTIZED_OUTPUTS, replace_linear_layers
 
 WEIGHT_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-# Smaller layers are gates and routers: they take no time, and a rounded one sends tokens to other experts.
-_MIN_OUTPUTS = 64
 
 
 class QuantizedLinear(nn.Module):
@@ -40,5 +38,5 @@ def quantize_linear_layers(model: nn.Module, quantization: str) -> int:
     """Replace the linear layers of ``model`` by ones in bytes, of a kind in ``WEIGHT_DTYPES``; returns how many."""
     dtype = WEIGHT_DTYPES[quantization]
     return replace_linear_layers(
-        model, lambda plain: QuantizedLinear(plain, dtype) if plain.out_features >= _MIN_OUTPUTS else None
+        model, lambda plain: QuantizedLinear(plain, dtype) if plain.out_features >= MIN_QUANTIZED_OUTPUTS else None
     )

@@ -1,4 +1,4 @@
-"""Weights in bytes, on request: near to what they were, and refused where they cannot be had."""
+"""Weights in bytes or four bits, on request: near to what they were, and refused where they cannot be had."""
 
 from __future__ import annotations
 
@@ -38,15 +38,16 @@ def bytes_of_weights(core: EngineCore) -> int:
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
-def test_the_demo_model_still_answers_right_on_a_quarter_of_the_bytes() -> None:
+@pytest.mark.parametrize(("quantization", "share"), [("int8", 1 / 4), ("int4", 17 / 128)])
+def test_the_demo_model_still_answers_right_on_a_share_of_the_bytes(quantization: str, share: float) -> None:
     tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
     questions = demo_questions(60, seed=1)
     requests = [
         request(str(index), tokenizer.encode(question.prompt).ids, max_tokens=40, ignore_eos=False)
         for index, question in enumerate(questions)
     ]
-    plain, quantized = demo_core(), demo_core(quantization="int8")
-    assert bytes_of_weights(quantized) * 4 == bytes_of_weights(plain)
+    plain, quantized = demo_core(), demo_core(quantization=quantization)
+    assert bytes_of_weights(quantized) == bytes_of_weights(plain) * share
     answers = generate(quantized, requests)
     right = [
         tokenizer.decode(answers[str(index)], skip_special_tokens=True).strip() == question.answer
@@ -71,8 +72,9 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded() -> None:
     for wrong in wrongs:
         with pytest.raises(ConfigurationError, match="quantization"):
             EngineConfig(model="any", **wrong)
-    with pytest.raises(ConfigurationError, match="needs a GPU"):
-        EngineConfig(model="any", quantization="fp8")
+    for device, quantization, needs in (("cpu", "fp8", "a GPU"), ("cuda", "int4", "the CPU")):
+        with pytest.raises(ConfigurationError, match=f"needs {needs}"):
+            EngineConfig(model="any", device=device, quantization=quantization)
     old = EngineConfig(model="any", device="cuda", quantization="fp8")
     check_float8(old, (8, 9))
     with pytest.raises(ConfigurationError, match=r"quantization 'fp8' needs compute capability 8\.9.*has 8\.0"):

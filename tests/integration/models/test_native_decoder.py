@@ -41,9 +41,9 @@ def compiled() -> Iterator[None]:
         native.unload()
 
 
-def native_forward(variant: str, dtype: torch.dtype) -> NativeForward:
+def native_forward(variant: str, dtype: torch.dtype, quantization: str | None = None) -> NativeForward:
     lean = LeanForward(make_model(variant, dtype), SETTINGS)
-    pack_linear_layers(lean.network)
+    pack_linear_layers(lean.network, quantization)
     forward = make_native(lean, BLOCK_SIZE)
     assert isinstance(forward, NativeForward)
     return forward
@@ -122,12 +122,16 @@ def alone(step: ModelInput, request: int, start: int, end: int) -> ModelInput:
     )
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral, with a window"])
+@pytest.mark.parametrize(
+    ("variant", "quantization"), [("llama", None), ("llama", "int4"), ("mistral, with a window", None)]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_threads", [1, 3])
 @torch.inference_mode()
-def test_a_token_has_the_same_bits_in_any_company(variant: str, dtype: torch.dtype, num_threads: int) -> None:
-    forward = native_forward(variant, dtype)
+def test_a_token_has_the_same_bits_in_any_company(
+    variant: str, quantization: str | None, dtype: torch.dtype, num_threads: int
+) -> None:
+    forward = native_forward(variant, dtype, quantization)
     forward.allocate(NUM_BLOCKS, BLOCK_SIZE, 3, torch.device("cpu"))
     together = [forward.run(replace(step, logit_rows=torch.arange(len(step.token_ids)))) for step in steps()]
     native.set_num_threads(num_threads)

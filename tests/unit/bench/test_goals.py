@@ -15,7 +15,7 @@ from penstock.ops.bench.judge import Verdict
 from penstock.ops.bench.queue_enqueue import EnqueueRow, Pairing
 from penstock.ops.bench.result import Figures, PhaseResult, SideRun
 from penstock.ops.bench.roofline import Bandwidth
-from penstock.ops.bench.sides import ALONE, ALONE_INT8, SERVED, VLLM_OFFLINE
+from penstock.ops.bench.sides import ALONE, ALONE_INT4, ALONE_INT8, SERVED, VLLM_OFFLINE
 from penstock.ops.bench.workload import ALL_AT_ONCE, IDLE, ONE_AT_A_TIME
 
 BANDWIDTH = Bandwidth(num_threads=2, one_thread_gb_per_s=18.0, all_threads_gb_per_s=40.0, loops="read")
@@ -82,6 +82,9 @@ def test_weights_in_bytes_have_a_goal_of_their_own_and_no_share_of_the_bandwidth
     of_bytes.timed = Verdict(precision="int8")
     measured = row(side(ALONE, 130), of_bytes, side(VLLM_OFFLINE, 100))
     assert goals(measured)["tokens/s, alone with int8 over vLLM offline"].state is State.MET
+    four = "one request, ms/token, alone with int4 over alone"
+    assert goals(measured)[four].state is State.NOT_MEASURED
+    assert goals(row(side(ALONE, 130), side(ALONE_INT4, 130)))[four].state is State.NOT_MET
     (line,) = (line for line in printed(measured).splitlines() if ALONE_INT8 in line and "1.00" in line)
     assert [cell.strip() for cell in line.strip("│").split("│")][-2:] == ["-", "-"]
 

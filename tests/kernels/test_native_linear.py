@@ -1,0 +1,145 @@
+"""Products with packed weights, in every form that they are held in, against plain ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.kernels import native
+from penstock.kernels.errors import KernelInputError
+from penstock.kernels.linear import (
+    PackedWeight,
+    can_pack,
+    can_quantize,
+    linear,
+    pack_weight,
+    quantize_weight,
+    quantize_weight_to_nibbles,
+    unpack_weight,
+)
+
+from .test_native import DTYPES, random
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 2), (63, 10), (64, 64), (65, 130), (401, 600)])
+@pytest.mark.parametrize("num_tokens", [1, 2, 5, 6, 7, 13, 200])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear(dtype: torch.dtype, num_tokens: int, num_outputs: int, num_inputs: int, has_bias: bool) -> None:
+    weight = random(num_outputs, num_inputs, dtype=dtype)
+    bias = random(num_outputs, dtype=dtype) if has_bias else None
+    packed = pack_weight(weight, bias)
+    assert torch.equal(unpack_weight(packed), weight)
+    inputs = random(num_tokens, 2 * num_inputs, dtype=dtype)[:, num_inputs:]
+    actual = linear(inputs, packed)
+    expected = torch.nn.functional.linear(inputs.double(), weight.double(), None if bias is None else bias.double())
+    rtol, atol = (1e-5, 1e-4) if dtype is torch.float32 else (2e-2, 2e-2)
+    torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=atol)
+    for token in range(min(num_tokens, 13)):
+        assert torch.equal(linear(inputs[token], packed), actual[token])
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 4), (63, 12), (65, 132), (401, 600)])
+@pytest.mark.parametrize("num_tokens", [1, 5, 7, 200])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_in_bytes(
+    dtype: torch.dtype, num_tokens: int, num_outputs: int, num_inputs: int, has_bias: bool
+) -> None:
+    weight, inputs = random(num_outputs, num_inputs, dtype=dtype), random(num_tokens, num_inputs, dtype=dtype)
+    bias = random(num_outputs, dtype=dtype) if has_bias else None
+    packed = quantize_weight(weight, bias)
+    steps = weight.float().abs().amax(1, keepdim=True) / 127
+    assert (unpack_weight(packed) - weight.float()).abs().le(steps * 0.501).all()
+    check_product(inputs, packed, bias)
+
+
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 3), (65, 132), (401, 600)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_in_four_bits(dtype: torch.dtype, num_outputs: int, num_inputs: int) -> None:
+    weight, inputs = random(num_outputs, num_inputs, dtype=dtype), random(130, num_inputs, dtype=dtype)
+    # An outlier takes the bytes of its whole row; the other blocks have but a part of their steps.
+    weight[num_outputs // 2, 0] = 20
+    bias = random(num_outputs, dtype=dtype)
+    packed = quantize_weight_to_nibbles(weight, bias)
+    difference = (unpack_weight(packed) - weight.float()).norm(dim=1) / weight.float().norm(dim=1)
+    assert difference.median() < 0.085
+    assert difference.max() < 0.15
+    for num_tokens in (1, 5, 130):
+        check_product(inputs[:num_tokens], packed, bias)
+
+
+def test_what_four_bits_can_say_stays_as_it_is() -> None:
+    """Steps and zeros of every size, a row of zeros, and one without negative weights."""
+    steps = torch.arange(1, 16).repeat(5)[:64, None]
+    zeros = (torch.arange(64)[:, None] * 7 % 9).expand(64, 32)
+    nibbles = torch.arange(32).expand(64, 32) % 16
+    block = (steps * (nibbles - zeros)).clamp(-127, 127)
+    # The scale of a row follows from its largest weight; this one makes it 1.
+    scaling = torch.zeros(64, 32)
+    scaling[:, 0] = 127
+    weight = torch.cat([block.float(), scaling], 1)
+    weight[5], weight[6] = 0, weight[6].abs()
+    packed = quantize_weight_to_nibbles(weight)
+    found = unpack_weight(packed)
+    assert (found[5] == 0).all()
+    fits = ((block >= -127) & (block < 127)).all(1)
+    difference = (found - weight)[:, :32].abs().amax(1)
+    assert (difference <= steps[:, 0] / 2 + 1).all()
+    assert (difference[fits] == 0).float().mean() > 0.9
+
+
+def check_product(inputs: Tensor, packed: PackedWeight, bias: Tensor | None) -> None:
+    """Against the same bytes without rounding after them, and row by row."""
+    dtype, num_tokens = inputs.dtype, len(inputs)
+    input_steps = inputs.float().abs().amax(1, keepdim=True) / 127
+    rounded = (inputs.float() / input_steps).round().double() * input_steps.double()
+    expected = rounded @ unpack_weight(packed).double().T + (0 if bias is None else bias.double())
+    rtol, atol = (1e-5, 1e-4) if dtype is torch.float32 else (2e-2, 2e-2)
+    actual = linear(inputs, packed)
+    assert actual.dtype is dtype
+    # A value in the middle between two steps may have gone either way.
+    is_far = (actual.double() - expected).abs() > atol + rtol * expected.abs()
+    assert is_far.float().mean() < 0.02
+    assert (actual.double() - expected).norm() < 0.01 * expected.norm()
+    for token in range(min(num_tokens, 7)):
+        assert torch.equal(linear(inputs[token], packed), actual[token])
+
+
+def test_zeros_in_bytes_are_zeros() -> None:
+    packed = quantize_weight(torch.zeros(3, 8))
+    assert torch.equal(linear(torch.zeros(2, 8), packed), torch.zeros(2, 3))
+    assert not can_quantize(torch.zeros(3, 6))
+    with pytest.raises(KernelInputError, match="in bytes here"):
+        quantize_weight(torch.zeros(3, 6))
+
+
+def test_what_linear_cannot_take_is_named() -> None:
+    for weight in (torch.zeros(4, 6, dtype=torch.float16), torch.zeros(4, 5, dtype=torch.bfloat16)):
+        assert not can_pack(weight)
+        with pytest.raises(KernelInputError, match="cannot be packed"):
+            pack_weight(weight)
+    packed = pack_weight(torch.zeros(4, 6, dtype=torch.bfloat16))
+    for inputs in (torch.zeros(2, 6), torch.zeros(2, 4, dtype=torch.bfloat16)):
+        with pytest.raises(KernelInputError, match=r"inputs must be torch\.bfloat16"):
+            linear(inputs, packed)
+
+
+@pytest.mark.parametrize("pack", [pack_weight, quantize_weight, quantize_weight_to_nibbles])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_number_of_threads_computes_the_same(dtype: torch.dtype, pack: Callable[[Tensor], PackedWeight]) -> None:
+    """However outputs and rows are cut: a panel to each thread, and of eleven panels some are left."""
+    packed, inputs = pack(random(700, 600, dtype=dtype)), random(100, 600, dtype=dtype)
+    expected = linear(inputs, packed)
+    try:
+        for num_threads in (2, 5, 1, 3):
+            native.set_num_threads(num_threads)
+            for num_rows in (1, 20, 100) * 5:
+                assert torch.equal(linear(inputs[:num_rows], packed), expected[:num_rows])
+    finally:
+        native.set_num_threads(1)

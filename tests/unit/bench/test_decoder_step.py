@@ -1,0 +1,44 @@
+"""The decoder's step alone: its command runs it for real, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from penstock.ops.bench.decoder_step import main
+
+HAS_COMPILER = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 64,
+    "vocab_size": 128,
+}
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
+def test_it_tells_what_a_step_reads_and_how_long_it_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(SIZES))
+    words = "--quantization int4 --requests 2 --query-len 3 --seq-len 20 --tiles off --rounds 2 --turn-s 0.001"
+    assert main([*words.split(), "--config", str(config)]) == 0
+    told = capsys.readouterr().out
+    (cells,) = ([cell.strip() for cell in line.split("│")[1:-1]] for line in told.splitlines() if "this" in line)
+    # Of each layer 128 + 64 + 128 + 64 outputs and 128 of the last layer, of 64 inputs in 4.25 bits; 32 places of two
+    # requests' keys and values in blocks of 16.
+    weights, cache = (2 * 384 + 128) * 64 * 17 // 32, 2 * 2 * 2 * 32 * 32 * 2
+    assert float(cells[1]) == pytest.approx((weights + cache) / 1e6, abs=1e-5)
+    assert "amx" not in cells[0]
+    assert all(float(cell) > 0 for cell in cells[2:4])
+    assert cells[4] == cells[7] == "1.000"
+
+
+def test_a_config_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--config", "/none/config.json"])
+    assert "there is no file /none/config.json" in capsys.readouterr().err
