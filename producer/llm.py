@@ -14,7 +14,8 @@ from typing import Any, Protocol, TypeVar, Unpack
 from ..shared.embedded import resolve_redis_url
 from ..shared.errors import ClientClosedError, ValidationError
 from ..shared.messages import Delta
-from ..shared.params import PoolingParams, SamplingParams
+from ..shared.params import SamplingParams
+from ..shared.pooling import PoolingParams
 from ..shared.shown import shown
 from .client import Client
 from .embeds import EmbedsArray
@@ -22,7 +23,8 @@ from .llm_control import LLMControl
 from .loop_thread import LoopThread
 from .options import RequestOptions
 from .outputs import RequestOutput
-from .pooling import PoolingRequestOutput
+from .pooling import PoolingRequestOutput, TextPair
+from .poolings import as_prompts
 from .progress import ProgressBar
 from .prompt import Prompt, params_of_each
 
@@ -158,16 +160,16 @@ class LLM(LLMControl):
 
     def encode(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | TextPair | Sequence[Prompt | TextPair],
         params: PoolingParams | None = None,
         *,
         progress: bool = True,
         **options: Unpack[RequestOptions],
     ) -> list[PoolingRequestOutput]:
-        """Embed, classify or score each prompt. No engine of this version does; see ``Client.encode``."""
-        wanted = _as_list(prompts)
+        """Embed or classify each prompt, as ``params.task`` says; see ``Client.encode_all``."""
+        wanted = as_prompts(prompts)
         with ProgressBar(len(wanted), shown=progress) as bar:
-            return self.call(self._encode_all(wanted, params, options, bar))
+            return self.call(self._client.encode_all(wanted, params, on_output=lambda: bar.advance(0), **options))
 
     def close(self) -> None:
         """Disconnect; twice does nothing."""
@@ -188,15 +190,6 @@ class LLM(LLMControl):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    async def _encode_all(
-        self, prompts: list[Prompt], params: PoolingParams | None, options: RequestOptions, bar: ProgressBar
-    ) -> list[PoolingRequestOutput]:
-        outputs = []
-        for prompt in prompts:
-            outputs.append(await self._client.encode(prompt, params, **options))
-            bar.advance(0)
-        return outputs
 
     async def _generate_all(
         self,

@@ -8,7 +8,8 @@ import pytest
 
 from penstock.shared.errors import EngineDeadError
 from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
-from penstock.shared.params import LoRARequest, PoolingParams, SamplingParams
+from penstock.shared.params import LoRARequest, SamplingParams
+from penstock.shared.pooling import PoolingParams
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.executor import AcceleratorError
 from penstock.worker.engine.scheduling.block_pool import BlockPool

@@ -67,8 +67,16 @@ def load_checkpoint(
     *,
     dtype: torch.dtype | str,
     trust_remote_code: bool,
+    auto_class: Any = AutoModelForCausalLM,
+    passed_over: tuple[str, ...] = (),
+    **options: Any,
 ) -> PreTrainedModel:
     """Load the module that ``model_config`` describes from the files in ``folder``.
+
+    Args:
+        auto_class: of transformers, which knows the module's class.
+        passed_over: beginnings of names of tensors that may be in the files without being needed.
+        options: of the module's class.
 
     Raises:
         ModelLoadError: a file is missing or damaged, or files and configuration do not fit each other; says which
@@ -76,7 +84,7 @@ def load_checkpoint(
     """
     try:
         with _without_report():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = auto_class.from_pretrained(
                 folder,
                 config=model_config,
                 dtype=dtype,
@@ -86,12 +94,15 @@ def load_checkpoint(
                 output_loading_info=True,
                 # Refused below, with their names.
                 ignore_mismatched_sizes=True,
+                **options,
             )
             module, info = loaded
     except Exception as error:  # whatever the architecture's own code raises
         reason = explain(error, folder, model_config, trust_remote_code=trust_remote_code)
         raise ModelLoadError(f"{architecture} in {folder} cannot be loaded: {reason}") from error
-    _check_complete(module, model_config, _Difference.of(info), folder, architecture)
+    difference = _Difference.of(info)
+    difference.unexpected = [name for name in difference.unexpected if not name.startswith(passed_over)]
+    _check_complete(module, model_config, difference, folder, architecture)
     return module
 
 
