@@ -83,25 +83,23 @@ class PoolingSetup(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True
         dimensions: of an embedding, uncut; 0 of a model that makes none.
         matryoshka_dimensions: to which it may be cut; None for any.
         labels: of the classes; none of a model that embeds.
-        takes_pairs: it judges two texts together (a cross-encoder).
         prompts: texts to begin with, by name; ``default_prompt_name`` is that of texts that name none.
     """
 
     dimensions: int = 0
     matryoshka_dimensions: tuple[int, ...] | None = None
     labels: tuple[str, ...] = ()
-    takes_pairs: bool = False
     prompts: dict[str, str] = {}
     default_prompt_name: str | None = None
 
 
-class Pooled(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
+class Pooled(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     """The result of a prompt that was pooled: ``float32``, little-endian, of ``shape`` ``[D]`` or ``[T, D]``."""
 
+    version: int = 1
     data: bytes
     shape: tuple[int, ...]
     dtype: str = "float32"
-    version: int = 1
 
     def floats(self) -> array.array[float]:
         """All its numbers in one row.

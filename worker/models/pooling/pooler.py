@@ -68,7 +68,7 @@ class Pooler:
         if self.finishes if params.use_activation is None else params.use_activation:
             result = self.finish(result)
         array = result.cpu().numpy().astype("<f4", copy=False)
-        return Pooled(array.tobytes(), array.shape)
+        return Pooled(data=array.tobytes(), shape=array.shape)
 
 
 def normalize(embeddings: Tensor) -> Tensor:
