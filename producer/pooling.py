@@ -68,6 +68,11 @@ class PoolingRequestOutput(msgspec.Struct, kw_only=True):
     usage: Usage | None = None
     finished: bool = True
 
+    @property
+    def pooled(self) -> PoolingOutput:
+        """Its result, as a ``RequestOutput`` of a detached request calls it."""
+        return self.outputs
+
 
 class EmbeddingOutput(msgspec.Struct, kw_only=True):
     """The embedding of a text."""
