@@ -57,7 +57,7 @@ class PoolingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen=
     def __post_init__(self) -> None:
         if self.task is not None and self.task not in POOLING_TASKS:
             if isinstance(self.task, str) and self.task in _NO_TASKS:
-                raise UnsupportedTaskError(f"task {self.task!r} is not served: {_NO_TASKS[self.task]}")
+                raise UnsupportedTaskError(f"task {shown(self.task)} is not served: {_NO_TASKS[self.task]}")
             raise ValidationError(f"task must be one of {', '.join(POOLING_TASKS)}, got {shown(self.task)}")
         if self.dimensions is not None:
             check_number("dimensions", self.dimensions, int, 1, MAX_DIMENSIONS)

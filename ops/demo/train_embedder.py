@@ -113,7 +113,9 @@ def evaluate() -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(MODEL_DIR / "tokenizer.json"))
     held_out = [number for number in range(MAX_SPELLED + 1) if is_held_out(number)]
     for told, asked, found in (("digits find words", str, number_words), ("words find digits", number_words, str)):
-        known = torch.cat([embed(model, tokenizer, [found(n) for n in range(at, at + 500)]) for at in range(0, 10_000, 500)])
+        known = torch.cat(
+            [embed(model, tokenizer, [found(n) for n in range(at, at + 500)]) for at in range(0, 10_000, 500)]
+        )
         best = (embed(model, tokenizer, [asked(number) for number in held_out]) @ known.T).argmax(-1).tolist()
         num_right = sum(number == first for number, first in zip(held_out, best, strict=True))
         print(f"{told}: {num_right / len(held_out):.2%} of {len(held_out)} held-out numbers, among 10000", flush=True)
@@ -122,8 +124,8 @@ def evaluate() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--evaluate", action="store_true", help="check the folder instead of training")
-    parser.add_argument("--num-steps", type=int, default=2500)
-    parser.add_argument("--batch", type=int, default=192, help="numbers in a step")
+    parser.add_argument("--num-steps", type=int, default=700)
+    parser.add_argument("--batch", type=int, default=96, help="numbers in a step")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

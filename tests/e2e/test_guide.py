@@ -61,6 +61,7 @@ PROSE = (
     "operating/sizing",
     "operating/top",
     "operating/upgrade",
+    "pooling",
     "simulator",
 )
 WITHOUT_EXAMPLES = {GUIDE / f"{name}.md" for name in PROSE}

@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ....shared.errors import ValidationError
 from ....shared.pooling import Pooled, PoolingParams, PoolingSetup
+from ....shared.shown import shown
 from .folder import CLS, LAST, MEAN
 
 
@@ -104,7 +105,7 @@ def check_pooling(params: PoolingParams, tasks: Sequence[str], setup: PoolingSet
         ValidationError: another task than its own, or embeddings cut to what it was not trained for.
     """
     if params.task is not None and params.task not in tasks:
-        raise ValidationError(f"task must be one of {', '.join(tasks)} for this model, got {params.task!r}")
+        raise ValidationError(f"task must be one of {', '.join(tasks)} for this model, got {shown(params.task)}")
     wanted = params.dimensions
     if wanted is None:
         return
