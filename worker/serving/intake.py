@@ -13,10 +13,9 @@ from ...shared.messages import Delta, EngineCoreRequest, InputChunk, Ready
 from ...shared.params import SamplingParams
 from ..request_checks import check_prompt_length, check_served, check_task
 from ..text.tokenizer import TextCodec
-from .pooled_text import PooledText
+from .pooled_text import LONG_PROMPT_CHARS, PooledText
 from .segments import Segment, current_segment
 
-LONG_PROMPT_CHARS = 4096
 MANY_BAD_WORDS = 64
 
 
@@ -68,7 +67,7 @@ class Intake:
             )
         is_pooled = request.pooling_params is not None
         if is_pooled:
-            self._pooled_text.complete(request)
+            await self._pooled_text.complete(request)
         if request.prompt_embeds is None:
             request.prompt_token_ids = await self._tokenize(request)
         elif request.resumable:

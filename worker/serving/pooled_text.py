@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from ...shared.errors import ValidationError
 from ...shared.messages import EngineCoreRequest
 from ...shared.pooling import PoolingSetup
 from ...shared.shown import shown
 from ..text.tokenizer import TextCodec
+
+# Tokenizing more takes milliseconds, with the GIL released: it goes into a thread.
+LONG_PROMPT_CHARS = 4096
 
 
 class PooledText:
@@ -16,7 +21,7 @@ class PooledText:
         self._codec = codec
         self._setup = setup or PoolingSetup()
 
-    def complete(self, request: EngineCoreRequest) -> None:
+    async def complete(self, request: EngineCoreRequest) -> None:
         """Put the prompt that is named, or the model's own, before the text; make token ids of a pair.
 
         Raises:
@@ -32,7 +37,11 @@ class PooledText:
         if request.text_pair is None:
             request.prompt = beginning + request.prompt
             return
-        token_ids, second_at = self._codec.encode_pair(beginning + request.prompt, request.text_pair)
+        pair = beginning + request.prompt, request.text_pair
+        if sum(map(len, pair)) > LONG_PROMPT_CHARS:
+            token_ids, second_at = await asyncio.to_thread(self._codec.encode_pair, *pair)
+        else:
+            token_ids, second_at = self._codec.encode_pair(*pair)
         request.prompt_token_ids, request.second_text_at = token_ids, second_at
         request.prompt = request.text_pair = None
 
