@@ -139,12 +139,13 @@ def output_of(request_id: str, model: str, prompt: object, last: Delta | None) -
 
     Raises:
         ClientClosedError: there is none.
-        RequestFailedError: it ended without a result: it was cancelled, or its time was up.
+        RequestFailedError: it ended without a result; the code is its finish reason, "cancelled" or "expired".
     """
     if last is None:
         raise ClientClosedError(f"request {shown(request_id)} was left without an end")
     if last.pooled is None:
-        raise RequestFailedError(f"request {shown(request_id)} ended without a result: {last.finish_reason}")
+        told = f"request {shown(request_id)} ended without a result: {last.finish_reason}"
+        raise RequestFailedError(told, code=str(last.finish_reason))
     return PoolingRequestOutput(
         request_id=request_id,
         model=model,

@@ -120,7 +120,7 @@ def _load_pooling(
 ) -> LoadedModel:
     """``load_model`` of one that pools."""
     architecture, vocab_size, found = common["architecture"], common["vocab_size"], PoolingFolder.read(folder)
-    if found.max_length is not None:
+    if found.max_length is not None and config.max_model_len is None:
         longest = min(longest, found.max_length)
     with torch.inference_mode():
         is_encoder = is_bidirectional(module, vocab_size)

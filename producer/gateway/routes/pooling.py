@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -9,9 +11,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ....shared.errors import RequestFailedError
+from ....shared.messages import FinishReason
 from ...openai.common import created_at, new_id
 from ...openai.embeddings import Embeddings, EmbeddingsBody, PreparedEmbeddings
 from ...openai.endpoints import EMBEDDINGS
+from ...openai.errors import cancelled, expired
 from ...openai.pooling import (
     Classification,
     Classifications,
@@ -114,7 +119,7 @@ async def _pooled(request: Request, prepared: PreparedPooling, response_id: str)
     """The outputs of the prompts of a body; a caller that leaves cancels them."""
     options = _options(request, prepared, response_id)
     work = gateway_of(request).client.encode_all(prepared.prompts, prepared.params, **options)
-    with prepared.naming_fields():
+    with prepared.naming_fields(), _telling_ends():
         return await while_connected(request, work)
 
 
@@ -124,7 +129,21 @@ async def _scored(
     prepared = body.prepared("score", "-", body.pooling_params(None))
     options = _options(request, prepared, response_id)
     work = gateway_of(request).client.score(texts, others, prepared.params, **options)
-    return await while_connected(request, work)
+    with _telling_ends():
+        return await while_connected(request, work)
+
+
+@contextmanager
+def _telling_ends() -> Generator[None]:
+    """Of what ends without a result an answer over HTTP has words of its own."""
+    try:
+        yield
+    except RequestFailedError as error:
+        if error.code == FinishReason.EXPIRED:
+            raise expired() from error
+        if error.code in (FinishReason.CANCELLED, FinishReason.ABORT):
+            raise cancelled() from error
+        raise
 
 
 def _options(request: Request, prepared: PreparedPooling, response_id: str) -> RequestOptions:
