@@ -4,8 +4,13 @@
     python -m penstock.ops.demo.train_embedder --evaluate
 
 It brings a number in digits and the same number in words together: "407" and "four hundred seven". The folder,
-``embedder/`` beside this file, is one of sentence-transformers: a BERT, the mean of its tokens, length one. The
-evaluation asks with numbers that the training never saw, in digits, for their words among those of all numbers.
+``embedder/`` beside this file, is one of sentence-transformers: a BERT, the mean of its tokens, length one.
+
+The published model is the first command with its defaults: 300 steps, about a minute and a half of one core (Intel Xeon
+with AMX, torch 2.13.0, transformers 5.23.0). Of 519 numbers that the training never saw, each sought among 10000:
+
+    digits find words   99.04 %
+    words find digits   97.88 %
 
 Seeds are fixed; another processor or torch version rounds differently and ends at other weights.
 """
@@ -85,7 +90,7 @@ def train(args: argparse.Namespace) -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if step % 100 == 0 or step == args.num_steps - 1:
+        if step % 50 == 0 or step == args.num_steps - 1:
             print(f"step {step} loss {loss.item():.4f} {time.monotonic() - started_at:.0f} s", flush=True)
     save(model.eval(), tokenizer)
     evaluate()
@@ -124,9 +129,9 @@ def evaluate() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--evaluate", action="store_true", help="check the folder instead of training")
-    parser.add_argument("--num-steps", type=int, default=700)
-    parser.add_argument("--batch", type=int, default=96, help="numbers in a step")
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--num-steps", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=64, help="numbers in a step")
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     evaluate() if args.evaluate else train(args)
