@@ -18,15 +18,13 @@ from ..shared.params import SamplingParams
 from ..shared.pooling import PoolingParams
 from ..shared.shown import shown
 from .client import Client
-from .embeds import EmbedsArray
 from .llm_control import LLMControl
 from .loop_thread import LoopThread
 from .options import RequestOptions
 from .outputs import RequestOutput
 from .pooling import PoolingRequestOutput, TextPair
-from .poolings import as_prompts
 from .progress import ProgressBar
-from .prompt import Prompt, params_of_each
+from .prompt import Prompt, as_prompts, params_of_each
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -86,7 +84,7 @@ class LLM(LLMControl):
         """
         if options.get("request_id") is not None:
             raise ValidationError("generate takes no request_id: each request needs its own")
-        wanted = _as_list(prompts)
+        wanted = as_prompts(prompts)
         each = params_of_each(params, len(wanted))
         with ProgressBar(len(wanted), shown=progress) as bar:
             return self.call(self._generate_all(wanted, each, options, bar))
@@ -260,15 +258,6 @@ async def _next(items: Closable[T]) -> T:
 
 async def _close(items: Closable[Any]) -> None:
     await items.aclose()
-
-
-def _as_list(prompts: Any) -> list[Prompt]:
-    """One prompt of any form, or a list of such, as a list."""
-    if isinstance(prompts, str | EmbedsArray):
-        return [prompts]
-    if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int | dict):
-        return [prompts]
-    return list(prompts)
 
 
 def _as_conversations(messages: Any) -> list[Prompt]:

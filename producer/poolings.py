@@ -29,7 +29,7 @@ from .pooling import (
     TextPair,
     output_of,
 )
-from .prompt import Prompt
+from .prompt import Prompt, as_prompts
 from .requests.queue_entry import Outgoing
 
 T = TypeVar("T")
@@ -172,15 +172,6 @@ async def _together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def as_prompts(prompts: Prompt | TextPair | Sequence[Prompt | TextPair]) -> list[Prompt | TextPair]:
-    """One prompt of any form, or a list of such, as a list."""
-    if isinstance(prompts, str | TextPair) or not isinstance(prompts, Sequence):
-        return [prompts]
-    if prompts and isinstance(prompts[0], int | dict):
-        return [prompts]  # type: ignore[list-item]  # token ids, or messages
-    return list(prompts)  # type: ignore[arg-type]
 
 
 def _own_options(options: RequestOptions, index: int, num_prompts: int) -> RequestOptions:

@@ -167,6 +167,15 @@ def build_chunk(chunk: object, card: ModelCard) -> InputChunk:
     raise ValidationError(f"a chunk of input must be text or token ids, and not empty, got {shown(chunk)}")
 
 
+def as_prompts(prompts: Any) -> list[Any]:
+    """One prompt of any form, or several, as a list."""
+    if isinstance(prompts, str | TextPair | EmbedsArray):
+        return [prompts]
+    if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int | dict):
+        return [prompts]
+    return list(prompts)
+
+
 def params_of_each(params: P | Sequence[P], num_prompts: int) -> list[P]:
     """Return the parameters of each of several prompts, given as one for all or one each.
 
