@@ -188,7 +188,7 @@ def _of_task(params: PoolingParams | None, task: str) -> PoolingParams:
     if not isinstance(params, PoolingParams):
         raise ValidationError(f"params must be a PoolingParams, got {type(params).__name__}")
     if params.task not in (None, task):
-        raise ValidationError(f"task must be {task!r} or left out here, got {shown(params.task)}; else use encode")
+        raise ValidationError(f"task must be {shown(task)} or left out here, got {shown(params.task)}; else use encode")
     return msgspec.structs.replace(params, task=task)
 
 
