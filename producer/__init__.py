@@ -14,12 +14,12 @@ from ..shared.errors import EngineCallError, EngineDeadError, PenstockError, Poi
 from ..shared.messages import Delta, FinishReason, TokenLogprobs
 from ..shared.params import (
     LoRARequest,
-    PoolingParams,
     RepetitionDetectionParams,
     RequestOutputKind,
     SamplingParams,
     StructuredOutputsParams,
 )
+from ..shared.pooling import PoolingParams
 from ..shared.records import ModelCard
 from ..shared.request_state import RequestState
 from ..shared.stats import EngineStats, RequestStats
@@ -29,17 +29,26 @@ from .control.queue_control import PauseMode
 from .handle import RequestHandle
 from .llm import LLM
 from .outputs import CompletionOutput, RequestOutput
-from .pooling import PoolingOutput, PoolingRequestOutput
+from .pooling import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+    TextPair,
+)
 from .prompt import Prompt
 from .requests.conversation import Conversation
 
 __all__ = [
     "LLM",
+    "ClassificationRequestOutput",
     "Client",
     "CompletionOutput",
     "Conversation",
     "Counter",
     "Delta",
+    "EmbeddingRequestOutput",
     "EngineCallError",
     "EngineDeadError",
     "EngineStats",
@@ -63,7 +72,9 @@ __all__ = [
     "RequestState",
     "RequestStats",
     "SamplingParams",
+    "ScoringRequestOutput",
     "SleepState",
     "StructuredOutputsParams",
+    "TextPair",
     "TokenLogprobs",
 ]

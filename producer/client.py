@@ -21,6 +21,7 @@ from .control.worker_control import WorkerControl
 from .detached import DetachedRequests
 from .generations import Generations
 from .options import check_flag
+from .poolings import Poolings
 from .prompt import MAX_PAYLOAD_BYTES
 from .requests.health import Health
 from .requests.lease import LEASE_TTL_S, ClientLease
@@ -35,7 +36,15 @@ RESULT_TTL_S = 3600.0
 
 
 class Client(
-    Generations, DetachedRequests, QueueControl, RequestView, EngineControl, WorkerControl, ModelView, TextControl
+    Generations,
+    Poolings,
+    DetachedRequests,
+    QueueControl,
+    RequestView,
+    EngineControl,
+    WorkerControl,
+    ModelView,
+    TextControl,
 ):
     """Enqueue requests and stream or await their results.
 

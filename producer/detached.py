@@ -10,6 +10,7 @@ from ..shared.errors import RequestNotFoundError, ValidationError
 from ..shared.keys import check_name
 from ..shared.messages import Delta
 from ..shared.params import SamplingParams
+from ..shared.pooling import PoolingParams
 from ..shared.shown import shown
 from .client_core import ClientCore
 from .handle import RequestHandle
@@ -18,24 +19,26 @@ from .prompt import Prompt, params_of_each
 from .requests.fan_out import child_ids, merge, possible_child_ids
 from .requests.single_requests import FollowOptions
 
+Params = SamplingParams | PoolingParams | None
+
 
 class DetachedRequests(ClientCore):
     """The part of the client that enqueues detached requests, and ends or follows whatever was enqueued."""
 
-    async def submit(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
-    ) -> RequestHandle:
+    async def submit(self, prompt: Prompt, params: Params = None, **options: Unpack[RequestOptions]) -> RequestHandle:
         """Enqueue a detached request, which runs on without anyone listening, and return a handle on it.
+
+        With ``PoolingParams`` the prompt is pooled, and ``(await handle.result()).pooled`` is what of it became.
 
         Raises: as ``stream``, before anything was enqueued.
         """
-        outgoing = await self._builder.build(prompt, params, options)
+        outgoing = self._builder.detached(prompt, params, options, await self._builder.checked_card(options))
         await self._requests.submit(outgoing)
         first = outgoing[0].request
         return RequestHandle(self, first.model, first.request_id, prompt, n=len(outgoing))
 
     async def add_request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SharedOptions]
+        self, request_id: str, prompt: Prompt, params: Params = None, **options: Unpack[SharedOptions]
     ) -> RequestHandle:
         """``submit`` under an id of the caller's own, as vLLM's engines have it.
 
@@ -46,7 +49,7 @@ class DetachedRequests(ClientCore):
     async def submit_many(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
+        params: Params | Sequence[Params] = None,
         **options: Unpack[RequestOptions],
     ) -> list[RequestHandle]:
         """Enqueue many detached requests at once, in order; ``params`` is one for all prompts or one each.
@@ -59,7 +62,7 @@ class DetachedRequests(ClientCore):
             raise ValidationError("submit_many takes no request_id: each request needs its own")
         each = params_of_each(params, len(prompts))
         card = await self._builder.checked_card(options)
-        built = [self._builder.outgoing(p, chosen, options, card) for p, chosen in zip(prompts, each, strict=True)]
+        built = [self._builder.detached(p, chosen, options, card) for p, chosen in zip(prompts, each, strict=True)]
         if built:
             await self._requests.submit([one for outgoing in built for one in outgoing])
         return [

@@ -7,15 +7,12 @@ from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
 from typing import Unpack
 
-from ..shared.errors import UnsupportedTaskError, ValidationError
 from ..shared.messages import Delta
-from ..shared.params import POOLING_TASKS, PoolingParams, RequestOutputKind, SamplingParams
+from ..shared.params import RequestOutputKind, SamplingParams
 from ..shared.records import ModelCard
-from ..shared.shown import shown
 from .client_core import ClientCore
 from .options import RequestOptions
 from .outputs import RequestOutput
-from .pooling import PoolingRequestOutput
 from .prompt import Prompt
 from .requests.conversation import Conversation, answers, check_streamed_params
 from .requests.fan_out import merge
@@ -110,28 +107,6 @@ class Generations(ClientCore):
         first = outgoing[0].request
         async with aclosing(merge([self._requests.run(one) for one in outgoing])) as deltas:
             return await collect(deltas, first.model, first.request_id, prompt, n=len(outgoing))
-
-    async def encode(
-        self, prompt: Prompt, params: PoolingParams | None = None, **options: Unpack[RequestOptions]
-    ) -> PoolingRequestOutput:
-        """Embed, classify or score ``prompt``. No engine of this version does, so it never gets beyond its checks.
-
-        Raises:
-            UnsupportedTaskError: the model does not do ``params.task``; names what it does.
-            ValidationError: ``params.task`` is no task, or an option is unknown.
-            UnknownModelError: no worker has ever served ``model`` here.
-        """
-        params = PoolingParams() if params is None else params
-        if not isinstance(params, PoolingParams):
-            raise ValidationError(f"params must be a PoolingParams, got {type(params).__name__}")
-        task = params.task or POOLING_TASKS[0]
-        if task not in POOLING_TASKS:
-            raise ValidationError(f"task must be one of {', '.join(POOLING_TASKS)}, got {shown(task)}")
-        card = await self._builder.checked_card(options)
-        raise UnsupportedTaskError(
-            f"model {shown(card.model)} does not {task}: this version generates only "
-            f"(tasks of the model: {', '.join(card.supported_tasks)})"
-        )
 
     def converse(self, params: SamplingParams | None = None, **options: Unpack[RequestOptions]) -> Conversation:
         """Return a request whose prompt grows chunk by chunk, to be entered with ``async with``; nothing is sent yet.

@@ -14,17 +14,17 @@ from typing import Any, Protocol, TypeVar, Unpack
 from ..shared.embedded import resolve_redis_url
 from ..shared.errors import ClientClosedError, ValidationError
 from ..shared.messages import Delta
-from ..shared.params import PoolingParams, SamplingParams
+from ..shared.params import SamplingParams
+from ..shared.pooling import PoolingParams
 from ..shared.shown import shown
 from .client import Client
-from .embeds import EmbedsArray
 from .llm_control import LLMControl
 from .loop_thread import LoopThread
 from .options import RequestOptions
 from .outputs import RequestOutput
-from .pooling import PoolingRequestOutput
+from .pooling import PoolingRequestOutput, TextPair
 from .progress import ProgressBar
-from .prompt import Prompt, params_of_each
+from .prompt import Prompt, as_prompts, params_of_each
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -84,7 +84,7 @@ class LLM(LLMControl):
         """
         if options.get("request_id") is not None:
             raise ValidationError("generate takes no request_id: each request needs its own")
-        wanted = _as_list(prompts)
+        wanted = as_prompts(prompts)
         each = params_of_each(params, len(wanted))
         with ProgressBar(len(wanted), shown=progress) as bar:
             return self.call(self._generate_all(wanted, each, options, bar))
@@ -158,16 +158,16 @@ class LLM(LLMControl):
 
     def encode(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | TextPair | Sequence[Prompt | TextPair],
         params: PoolingParams | None = None,
         *,
         progress: bool = True,
         **options: Unpack[RequestOptions],
     ) -> list[PoolingRequestOutput]:
-        """Embed, classify or score each prompt. No engine of this version does; see ``Client.encode``."""
-        wanted = _as_list(prompts)
+        """Embed or classify each prompt, as ``params.task`` says; see ``Client.encode_all``."""
+        wanted = as_prompts(prompts)
         with ProgressBar(len(wanted), shown=progress) as bar:
-            return self.call(self._encode_all(wanted, params, options, bar))
+            return self.call(self._client.encode_all(wanted, params, on_output=lambda: bar.advance(0), **options))
 
     def close(self) -> None:
         """Disconnect; twice does nothing."""
@@ -188,15 +188,6 @@ class LLM(LLMControl):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    async def _encode_all(
-        self, prompts: list[Prompt], params: PoolingParams | None, options: RequestOptions, bar: ProgressBar
-    ) -> list[PoolingRequestOutput]:
-        outputs = []
-        for prompt in prompts:
-            outputs.append(await self._client.encode(prompt, params, **options))
-            bar.advance(0)
-        return outputs
 
     async def _generate_all(
         self,
@@ -267,15 +258,6 @@ async def _next(items: Closable[T]) -> T:
 
 async def _close(items: Closable[Any]) -> None:
     await items.aclose()
-
-
-def _as_list(prompts: Any) -> list[Prompt]:
-    """One prompt of any form, or a list of such, as a list."""
-    if isinstance(prompts, str | EmbedsArray):
-        return [prompts]
-    if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int | dict):
-        return [prompts]
-    return list(prompts)
 
 
 def _as_conversations(messages: Any) -> list[Prompt]:

@@ -38,6 +38,10 @@ class LLMControl(ABC):
 
     abort = _blocking(Client.abort)
 
+    classify = _blocking(Client.classify)
+    embed = _blocking(Client.embed)
+    score = _blocking(Client.score)
+
     add_lora = _blocking(Client.add_lora)
     check_invariants = _blocking(Client.check_invariants)
     collective_rpc = _blocking(Client.collective_rpc)

@@ -9,6 +9,7 @@ import msgspec
 
 from ..shared.messages import Delta, FinishReason, SegmentEnd, TokenLogprobs, Usage
 from ..shared.stats import RequestStats
+from .pooling import PoolingOutput
 
 
 class CompletionOutput(msgspec.Struct, kw_only=True):
@@ -19,6 +20,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     did not ask.
     ``stats`` say where its time went; None if it never came to an engine.
     ``segment_ends`` are those of streamed input, see ``Delta``.
+    ``pooled`` is what became of a prompt that is pooled, in place of text and tokens.
     """
 
     index: int
@@ -30,6 +32,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     logprobs: list[TokenLogprobs] | None = None
     stats: RequestStats | None = None
     segment_ends: list[SegmentEnd] = []
+    pooled: PoolingOutput | None = None
 
     @property
     def finished(self) -> bool:
@@ -60,6 +63,11 @@ class RequestOutput(msgspec.Struct, kw_only=True):
         """The text of the first answer."""
         return self.outputs[0].text
 
+    @property
+    def pooled(self) -> PoolingOutput | None:
+        """What became of a prompt that is pooled; None of one that is answered."""
+        return self.outputs[0].pooled
+
 
 def final_output(request_id: str, model: str, prompt: object, wholes: Sequence[Delta]) -> RequestOutput:
     """Return the output for ``wholes``, all deltas of each answer of a finished request merged."""
@@ -86,6 +94,7 @@ def completion(index: int, told: Delta) -> CompletionOutput:
         logprobs=told.logprobs or None,
         stats=told.stats,
         segment_ends=told.segment_ends,
+        pooled=None if told.pooled is None else PoolingOutput(pooled=told.pooled),
     )
 
 

@@ -6,16 +6,23 @@ import copy
 import os
 import time
 from collections.abc import AsyncIterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from ..shared.chat_parts import check_messages
 from ..shared.encodable import UNENCODABLE, check_text, unencodable
-from ..shared.errors import PayloadTooLargeError, PromptTooLongError, UnsupportedParameterError, ValidationError
+from ..shared.errors import (
+    PayloadTooLargeError,
+    PromptTooLongError,
+    UnsupportedParameterError,
+    UnsupportedTaskError,
+    ValidationError,
+)
 from ..shared.keys import check_name
 from ..shared.messages import EngineCoreRequest, InputChunk
-from ..shared.params import PoolingParams, SamplingParams
+from ..shared.params import GENERATE, POOLING_TASKS, SamplingParams
+from ..shared.pooling import PoolingParams
 from ..shared.prompt_embeds import PromptEmbeds
 from ..shared.records import ModelCard
 from ..shared.shown import shown
@@ -34,12 +41,14 @@ from .options import (
     trace_headers_of,
     wanted_until,
 )
+from .pooling import TextPair
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | EmbedsArray
 """Text, token ids, chat messages (``{"role": ..., "content": ...}``; the worker applies the chat template), or
 embeddings (a numpy array or torch tensor; the worker must allow them)."""
 
 
+P = TypeVar("P")
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 
 _encoder = msgspec.msgpack.Encoder()
@@ -59,12 +68,16 @@ def build_request(
         ValidationError: a field has the wrong type or range.
         PromptTooLongError: token ids that leave no room within the model's ``max_model_len``.
         UnsupportedParameterError: a parameter that this version cannot honour.
+        UnsupportedTaskError: the model does not generate.
     """
-    options = options or {}
     params = SamplingParams() if params is None else params
     if not isinstance(params, SamplingParams):
         hint = "; for pooling, use encode" if isinstance(params, PoolingParams) else ""
         raise ValidationError(f"params must be a SamplingParams, got {type(params).__name__}{hint}")
+    if GENERATE not in card.supported_tasks:
+        raise UnsupportedTaskError(
+            f"model {shown(card.model)} does not generate; its tasks: {', '.join(card.supported_tasks)}"
+        )
     params.check_from_caller()
     # An engine is asked for one answer at a time: see fan_out.
     params.check_supported(n=params.n)
@@ -72,6 +85,51 @@ def build_request(
         # Not by msgspec.structs.replace, which would check all of it again: half the cost of a request.
         params = copy.copy(params)
         msgspec.structs.force_setattr(params, "seed", int.from_bytes(os.urandom(8)) >> 1)
+    options = options or {}
+    request = _envelope(options, card, tenant)
+    request.sampling_params = params
+    _set_prompt(request, prompt, card, options.get("chat_template_kwargs"))
+    return request
+
+
+def build_pooling_request(
+    prompt: Prompt | TextPair,
+    params: PoolingParams | None,
+    *,
+    card: ModelCard,
+    tenant: str = "default",
+    options: RequestOptions | None = None,
+) -> EngineCoreRequest:
+    """Return the request to pool ``prompt``.
+
+    Raises:
+        ValidationError: a field has the wrong type or range.
+        PromptTooLongError: token ids beyond the model's ``max_model_len``.
+        UnsupportedTaskError: the model does not do ``params.task``; names what it does.
+    """
+    params = PoolingParams() if params is None else params
+    if not isinstance(params, PoolingParams):
+        raise ValidationError(f"params must be a PoolingParams, got {type(params).__name__}")
+    task = params.task or next((one for one in card.supported_tasks if one != GENERATE), POOLING_TASKS[0])
+    # What no worker has told of yet, its own will refuse.
+    if task not in card.supported_tasks and card.registered_at:
+        raise UnsupportedTaskError(
+            f"model {shown(card.model)} does not {task}; its tasks: {', '.join(card.supported_tasks)}"
+        )
+    options = options or {}
+    request = _envelope(options, card, tenant)
+    request.pooling_params = params
+    if isinstance(prompt, TextPair):
+        request.prompt, request.text_pair = prompt.text, prompt.text_pair
+    else:
+        _set_prompt(request, prompt, card, options.get("chat_template_kwargs"))
+    if request.prompt_embeds is not None:
+        raise UnsupportedParameterError("prompts that are pooled are text or token ids, not embeddings")
+    return request
+
+
+def _envelope(options: RequestOptions, card: ModelCard, tenant: str) -> EngineCoreRequest:
+    """A request without prompt and parameters."""
     check_linger(options.get("linger_s"))
     read_ttl_of(options.get("read_ttl_s"), request_id=options.get("request_id"))
     if (fail_fast := options.get("fail_fast")) is not None:
@@ -80,9 +138,8 @@ def build_request(
     band, own_tenant = options.get("band"), options.get("tenant")
     if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
         raise ValidationError(f"priority must be a 32-bit integer, got {shown(priority)}")
-    request = EngineCoreRequest(
+    return EngineCoreRequest(
         request_id=os.urandom(16).hex() if request_id is None else check_name("request_id", request_id),
-        sampling_params=params,
         arrival_time=time.time(),
         model=card.model,
         tenant=check_name("tenant", tenant if own_tenant is None else own_tenant),
@@ -96,8 +153,6 @@ def build_request(
         deadline=wanted_until(options) if options else None,
         band="" if band is None else check_name("band", band),
     )
-    _set_prompt(request, prompt, card, options.get("chat_template_kwargs"))
-    return request
 
 
 def build_chunk(chunk: object, card: ModelCard) -> InputChunk:
@@ -114,15 +169,22 @@ def build_chunk(chunk: object, card: ModelCard) -> InputChunk:
     raise ValidationError(f"a chunk of input must be text or token ids, and not empty, got {shown(chunk)}")
 
 
-def params_of_each(
-    params: SamplingParams | Sequence[SamplingParams | None] | None, num_prompts: int
-) -> list[SamplingParams | None]:
+def as_prompts(prompts: Any) -> list[Any]:
+    """One prompt of any form, or several, as a list."""
+    if isinstance(prompts, str | TextPair | EmbedsArray):
+        return [prompts]
+    if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int | dict):
+        return [prompts]
+    return list(prompts)
+
+
+def params_of_each(params: P | Sequence[P], num_prompts: int) -> list[P]:
     """Return the parameters of each of several prompts, given as one for all or one each.
 
     Raises:
         ValidationError: there are not as many as prompts.
     """
-    each = list(params) if isinstance(params, Sequence) else [params] * num_prompts
+    each: list[P] = list(params) if isinstance(params, Sequence) else [params] * num_prompts
     if len(each) != num_prompts:
         raise ValidationError(f"params must be one or as many as the prompts ({num_prompts}), got {len(each)}")
     return each
@@ -193,7 +255,15 @@ def _token_ids(prompt: Sequence[Any], card: ModelCard) -> list[int]:
 
 
 def _check_leaves_room(num_prompt_tokens: int, card: ModelCard) -> None:
-    if card.max_model_len and num_prompt_tokens >= card.max_model_len:
+    """For an output token, if the model generates."""
+    if not card.max_model_len:
+        return
+    if GENERATE not in card.supported_tasks and num_prompt_tokens > card.max_model_len:
+        raise PromptTooLongError(
+            f"the prompt has {num_prompt_tokens} tokens, but max_model_len of {shown(card.model)} is "
+            f"{card.max_model_len}"
+        )
+    if GENERATE in card.supported_tasks and num_prompt_tokens >= card.max_model_len:
         raise PromptTooLongError(
             f"the prompt has {num_prompt_tokens} tokens, but max_model_len of {shown(card.model)} is "
             f"{card.max_model_len}, and at least one output token must fit"

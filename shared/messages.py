@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 
 from .control import CallError, ControlCommand, Utility, UtilityAnswer
-from .params import LoRARequest, PoolingParams, SamplingParams
+from .params import GENERATE, LoRARequest, SamplingParams
+from .pooling import Pooled, PoolingParams, PoolingSetup
 from .prompt_embeds import PromptEmbeds
 from .stats import RequestStats, StepStats
 
@@ -66,12 +67,15 @@ class Usage(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, tag="add", gc=False):
-    """A generation to run. The client fills the prompt in one of four forms; the worker turns text into token ids.
+    """A generation to run, or with ``pooling_params`` a prompt to pool. The client fills the prompt in one of four
+    forms; the worker turns text into token ids.
 
     ``epoch``, ``attempt`` and ``output_token_ids`` are the broker's: set at claim, never by a client.
     ``session_id`` is the caller's name for what the request goes on with; its engine has no use for it.
     ``resume`` is "exact" for a request that no engine shall take which could not go on with its very tokens.
     The prompt of a ``resumable`` request is its first chunk; more follow as ``InputChunk`` until its input is closed.
+    ``text_pair`` is the second text of a pair, to be judged together; from its token ``second_text_at`` on the tokens
+    are those of the second text, which some models tell apart.
     """
 
     version: int = WIRE_VERSION
@@ -99,6 +103,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, kw_
     resumable: bool = False
     prompt_embeds: PromptEmbeds | None = None
     resume: str = ""
+    text_pair: str | None = None
+    second_text_at: int | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -159,6 +165,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     ``engine`` is what computes, as ``--engine`` calls it, and ``versions`` are those of what it runs.
     ``resume`` is what an engine that takes over a request goes on with: "exact", the tokens that the former one would
     have made; or "greedy", those of greedy requests only, while others go on with tokens drawn anew.
+    ``supported_tasks`` are what requests may ask for, and ``pooling`` what is known of a model that pools.
     """
 
     version: int = WIRE_VERSION
@@ -189,6 +196,8 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     enable_prefix_caching: bool = False
     async_scheduling: bool = False
     structured_outputs_backend: str = ""
+    supported_tasks: tuple[str, ...] = (GENERATE,)
+    pooling: PoolingSetup | None = None
 
 
 class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):
@@ -234,6 +243,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
 
     ``new_logprobs`` has one entry per token, or none at all if the request did not ask. With the first token comes
     ``new_prompt_logprobs``, one per token of the prompt but its first. ``events`` are those since its last output.
+    ``pooled`` is the result of a prompt that was pooled, and comes with its end.
     """
 
     request_id: str
@@ -245,6 +255,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     new_logprobs: list[TokenLogprobs] = []
     new_prompt_logprobs: list[TokenLogprobs] = []
     events: list[EngineCoreEvent] = []
+    pooled: Pooled | None = None
 
     @property
     def finished(self) -> bool:
@@ -317,6 +328,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     ``child`` says which of a request's ``n`` answers it belongs to; set by the client, 0 on the wire.
     ``segment_ends`` are the ends of a resumable request's segments in it. A record of the log, and a delta of a stream,
     has at most one, as the last it says; ``usage`` then counts what there was so far.
+    ``pooled`` is the result of a prompt that was pooled: its only record, which has no tokens.
     """
 
     version: int = WIRE_VERSION
@@ -333,6 +345,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     stats: RequestStats | None = None
     segment_ends: list[SegmentEnd] = []
     first_prompt_token: tuple[int, bytes] | None = None
+    pooled: Pooled | None = None
 
     def extend(self, later: Delta) -> None:
         """Add what the next delta says: this one then says both, as ``followed_by`` would, and costs no copy."""
@@ -345,6 +358,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
         self.first_prompt_token = self.first_prompt_token or later.first_prompt_token
         self.stats = later.stats or self.stats
         self.segment_ends += later.segment_ends
+        self.pooled = later.pooled or self.pooled
 
     def followed_by(self, later: Delta) -> Delta:
         """Return one delta that says what this one and the next say one after the other."""

@@ -31,7 +31,7 @@ MAX_N = 64
 MAX_PATTERN_SIZE = 2048
 MAX_PATTERN_COUNT = 1000
 GENERATE = "generate"
-POOLING_TASKS = ("embed", "classify", "score", "token_embed", "token_classify")
+POOLING_TASKS = ("embed", "classify", "token_embed", "token_classify")
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -60,23 +60,6 @@ class LoRARequest(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
             check_text(name, getattr(self, name))
         if self.base_model_name is not None:
             check_text("base_model_name", self.base_model_name)
-
-
-class PoolingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False):
-    """What to return for an embedding or classification request. On the wire now; served later.
-
-    ``task`` is one of ``POOLING_TASKS``; "embed" where it is left out.
-    """
-
-    task: str | None = None
-    dimensions: int | None = None
-    use_activation: bool | None = None
-    step_tag_id: int | None = None
-    returned_token_ids: list[int] | None = None
-    requires_token_ids: bool = False
-    skip_reading_prefix_cache: bool | None = None
-    extra_kwargs: dict[str, Any] | None = None
-    output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
 
 
 class StructuredOutputsParams(GrammarFields, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False):

@@ -11,6 +11,7 @@ import msgspec
 
 from .messages import WIRE_VERSION, EngineState
 from .params import GENERATE
+from .pooling import PoolingSetup
 from .stats import EngineStats
 
 
@@ -65,6 +66,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
         attention_backend, kv_cache_dtype: as in ``messages.Ready``.
         tool_call_parser, reasoning_parser: those that fit its chat template; empty where none is known to.
         setup: of the engine that said all this; others of the model may have another one, which their heartbeats tell.
+        pooling: of a model that pools; None of one that generates.
     """
 
     version: int = WIRE_VERSION
@@ -85,6 +87,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
     attention_backend: str = ""
     kv_cache_dtype: str = ""
     setup: EngineSetup | None = None
+    pooling: PoolingSetup | None = None
 
 
 class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):

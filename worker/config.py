@@ -86,6 +86,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         ),
     ] = "auto"
     trust_remote_code: Annotated[bool, Option("run code that comes with the model", Switch(), group=MODEL)] = False
+    runner: Annotated[
+        str,
+        Option(
+            "what the model is for: generate, or pooling (embeddings, classes, scores); auto: as its files say",
+            Choice("auto", "generate", "pooling"),
+            group=MODEL,
+        ),
+    ] = "auto"
 
     device: Annotated[
         str, Option("cpu, or cuda: one visible GPU for each engine", Choice("cpu", "cuda"), group=PLACE)

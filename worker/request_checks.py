@@ -5,30 +5,49 @@ The worker process checks before it tokenizes; the core does for whoever hands i
 
 from __future__ import annotations
 
-from ..shared.errors import PromptTooLongError, UnsupportedParameterError, ValidationError
+from collections.abc import Sequence
+
+from ..shared.errors import PromptTooLongError, UnsupportedParameterError, UnsupportedTaskError, ValidationError
 from ..shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestError
-from ..shared.params import SamplingParams
+from ..shared.params import GENERATE, SamplingParams
+
+# Of a prompt that is pooled: nothing is sampled.
+_NO_SAMPLING = SamplingParams(detokenize=False)
 
 
 def check_served(request: EngineCoreRequest) -> SamplingParams:
-    """Return how ``request`` is to be sampled.
+    """Return how ``request`` is to be sampled; of one that is pooled nothing is.
 
     Raises:
         UnsupportedParameterError: it asks for what is on the wire, but served by no engine yet.
         ValidationError: it has no sampling parameters.
     """
-    if request.pooling_params is not None:
-        raise UnsupportedParameterError("pooling_params: this version serves generation only")
     if request.lora_request is not None:
         raise UnsupportedParameterError("lora_request: this version serves no adapters")
+    if request.pooling_params is not None:
+        return _NO_SAMPLING
     if request.sampling_params is None:
         raise ValidationError("sampling_params is missing")
     return request.sampling_params
 
 
-def check_prompt_length(num_prompt_tokens: int, max_model_len: int) -> None:
-    """Raises ``PromptTooLongError`` if the prompt leaves no room for an output token."""
-    if num_prompt_tokens >= max_model_len:
+def check_task(request: EngineCoreRequest, supported_tasks: Sequence[str]) -> None:
+    """Refuse what the model is not for.
+
+    Raises:
+        UnsupportedTaskError: it generates and is to pool, or the other way round, or pools to something else.
+    """
+    params = request.pooling_params
+    task = GENERATE if params is None else params.task or next((t for t in supported_tasks if t != GENERATE), "embed")
+    if task not in supported_tasks:
+        raise UnsupportedTaskError(f"the model does not {task}; its tasks: {', '.join(supported_tasks)}")
+
+
+def check_prompt_length(num_prompt_tokens: int, max_model_len: int, *, is_pooled: bool = False) -> None:
+    """Raises ``PromptTooLongError`` if the prompt leaves no room for an output token, which a pooled one has not."""
+    if is_pooled and num_prompt_tokens > max_model_len:
+        raise PromptTooLongError(f"the prompt has {num_prompt_tokens} tokens, but max_model_len is {max_model_len}")
+    if not is_pooled and num_prompt_tokens >= max_model_len:
         raise PromptTooLongError(
             f"the prompt has {num_prompt_tokens} tokens, but max_model_len is {max_model_len}, and at least one "
             "output token must fit"

@@ -13,6 +13,7 @@ from .follow import FollowRow
 from .gateway_row import GatewayRow
 from .goals import Goal, State
 from .growth import GrowthRow
+from .pooling_row import PoolingRow
 from .roofline import Bandwidth
 from .sessions import SessionsRow
 from .sides import ALONE, VLLM_HTTP
@@ -132,6 +133,21 @@ def growth_table(row: GrowthRow) -> Table:
         f"memory: {row.kib_per_queued:.1f} KiB for a request that waits in the engine, {row.kib_per_running:.0f} for "
         f"one that runs, with keys and values of {row.tokens_per_running} tokens"
     )
+    return table
+
+
+def pooling_table(row: PoolingRow) -> Table:
+    """Texts that are embedded, beside transformers."""
+    table = figure_table(f"{row.model}: {row.num_texts:,} texts embedded, float32", "side", "texts/s", "ours over it")
+    sides = {
+        "engine alone": row.alone,
+        "through Redis": row.through_redis,
+        "transformers, in order of arrival": row.arrival,
+        "transformers, sorted": row.sorted,
+    }
+    for name, found in sides.items():
+        table.add_row(name, f"{statistics.median(found):,.0f}", f"{row.ratio(row.through_redis, found):.2f}")
+    table.caption = f"least cosine to transformers: {row.min_cosine:.8f}"
     return table
 
 

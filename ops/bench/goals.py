@@ -12,6 +12,7 @@ from .engine_row import EngineRow
 from .follow import FollowRow
 from .gateway_row import GatewayRow
 from .growth import GrowthRow
+from .pooling_row import PoolingRow
 from .queue_enqueue import EnqueueRow
 from .queue_figures import FiguresRow
 from .queue_fleet import FleetRow
@@ -151,6 +152,16 @@ def growth_goals(row: GrowthRow) -> Iterator[Goal]:
         value=costs[-1] / min(costs),
         at_most=MAX_GROWTH,
     )
+
+
+def pooling_goals(row: PoolingRow) -> Iterator[Goal]:
+    """Whether packing pays, and what the way through Redis costs."""
+    for what, ours, theirs, at_least in (
+        ("texts/s, through Redis over transformers in order of arrival", row.through_redis, row.arrival, 1.5),
+        ("texts/s, through Redis over transformers sorted", row.through_redis, row.sorted, 1.0),
+        ("texts/s, through Redis over alone", row.through_redis, row.alone, 0.9),
+    ):
+        yield Goal(model=row.model, what=what, value=row.ratio(ours, theirs), at_least=at_least)
 
 
 def follow_goals(row: FollowRow) -> Iterator[Goal]:

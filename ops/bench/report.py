@@ -23,7 +23,15 @@ from ...shared.errors import PenstockError
 from ...shared.processor import this_processor
 from ..latency import percentile
 from .durability import DurabilityCost
-from .engine_report import engine_tables, follow_table, gateway_table, goals_table, growth_table, sessions_table
+from .engine_report import (
+    engine_tables,
+    follow_table,
+    gateway_table,
+    goals_table,
+    growth_table,
+    pooling_table,
+    sessions_table,
+)
 from .engine_row import EngineRow
 from .follow import FollowRow
 from .gateway_row import GatewayRow
@@ -37,10 +45,12 @@ from .goals import (
     follow_goals,
     gateway_goals,
     growth_goals,
+    pooling_goals,
     sessions_goals,
 )
 from .growth import GrowthRow
 from .other_load import OtherLoad
+from .pooling_row import PoolingRow
 from .queue_report import QueueRows, measured_rows, queue_table
 from .recovery import Recovery
 from .roofline import Bandwidth
@@ -72,6 +82,7 @@ class BenchReport(msgspec.Struct, kw_only=True):
     adapter: EngineRow | None = None
     gateway: GatewayRow | None = None
     growth: GrowthRow | None = None
+    pooling: PoolingRow | None = None
     sessions: SessionsRow | None = None
     follow: FollowRow | None = None
     durability: DurabilityCost | None = None
@@ -170,6 +181,8 @@ def _sections(report: BenchReport) -> Iterator[tuple[str, Callable[[], Iterable[
         yield "gateway", partial(_one, gateway_table, report.gateway)
     if report.growth is not None:
         yield "growth", partial(_one, growth_table, report.growth)
+    if report.pooling is not None:
+        yield "pooling", partial(_one, pooling_table, report.pooling)
     if report.sessions is not None:
         yield "sessions", partial(_one, sessions_table, report.sessions)
     if report.follow is not None:
@@ -191,6 +204,8 @@ def _goals_by_row(report: BenchReport) -> Iterator[tuple[str, Callable[[], Itera
         yield "gateway", partial(gateway_goals, report.gateway)
     if report.growth is not None:
         yield "growth", partial(growth_goals, report.growth)
+    if report.pooling is not None:
+        yield "pooling", partial(pooling_goals, report.pooling)
     if report.sessions is not None:
         yield "sessions", partial(sessions_goals, report.sessions)
     if report.follow is not None:

@@ -30,6 +30,7 @@ from .follow import measure_follow
 from .gateway_row import measure_gateway
 from .growth import measure_growth
 from .other_load import LoadWatch
+from .pooling_row import NUM_TEXTS, measure_pooling
 from .private_redis import private_redis
 from .queue_costs import measure_costs
 from .queue_enqueue import measure_enqueue
@@ -45,6 +46,7 @@ from .sessions import measure_sessions
 from .sides import adapter_sides, choose_sides
 
 GROWTH_MODEL = "tiny"
+POOLING_MODEL = "minilm"
 # A round of it takes seconds.
 GATEWAY_ROUNDS = 3
 WIDTH = 160
@@ -166,6 +168,19 @@ def _other_rows(
         model = model_folder(GROWTH_MODEL, scratch)
         report.sessions = measure_sessions(GROWTH_MODEL, model, scratch, options.rounds, options.seed)
 
+    def pooling() -> None:
+        model = model_folder(POOLING_MODEL, scratch)
+        report.pooling = measure_pooling(
+            POOLING_MODEL,
+            model,
+            options.options_of_engines(),
+            scratch,
+            num_texts=options.num_requests or NUM_TEXTS,
+            rounds=options.rounds,
+            seed=options.seed,
+            threads=options.threads,
+        )
+
     def durability() -> None:
         with private_redis(append_only=True) as url:
             report.durability = asyncio.run(durability_cost(url, options.num_requests or BATCH_SIZE))
@@ -181,6 +196,7 @@ def _other_rows(
         ("gateway", "starting a gateway …", gateway),
         ("growth", "running ever larger batches …", growth),
         ("sessions", "holding conversations …", sessions),
+        ("pooling", "embedding texts …", pooling),
         ("durability", "appending …", durability),
         ("recovery", "killing engine cores …", recovery),
         *_queue_rows(options, report),

@@ -23,7 +23,7 @@ from ..openai.common import new_id
 from ..openai.endpoints import prepare
 from ..openai.errors import OpenAIError, error_of
 from ..openai.parsers import Parsers
-from ..openai.prepared import Prepared
+from ..openai.prepared import PreparedBody
 from ..outputs import RequestOutput
 from ..prompt import Prompt
 from .batch_records import BatchSpec
@@ -129,19 +129,19 @@ class Rows:
         except PenstockError:
             return  # it never became a request
         ids = self._request_ids(number, len(prepared.prompts))
-        cancels = [self._client.cancel(one, model=prepared.model, n=prepared.params.n) for one in ids]
+        cancels = [self._client.cancel(one, model=prepared.model, n=prepared.num_answers) for one in ids]
         for result in await asyncio.gather(*cancels, return_exceptions=True):
             if isinstance(result, BaseException) and not isinstance(result, RequestNotFoundError):
                 raise result
 
-    async def _outputs(self, number: int, prepared: Prepared) -> list[RequestOutput]:
+    async def _outputs(self, number: int, prepared: PreparedBody) -> list[RequestOutput]:
         """Return the output of each prompt of a row."""
         ids = self._request_ids(number, len(prepared.prompts))
         return await all_or_none(
             [self._output(one, prompt, prepared) for one, prompt in zip(ids, prepared.prompts, strict=True)]
         )
 
-    async def _output(self, request_id: str, prompt: Prompt, prepared: Prepared) -> RequestOutput:
+    async def _output(self, request_id: str, prompt: Prompt, prepared: PreparedBody) -> RequestOutput:
         options = prepared.options | {
             "request_id": request_id,
             "tenant": self._spec.tenant,

@@ -33,13 +33,14 @@ from .metrics import Metrics
 from .middleware import GatewayMiddleware
 from .openapi import build_openapi
 from .operations import Operation
-from .routes import batches, files, generate, models, state, tokens
+from .routes import batches, files, generate, models, pooling, state, tokens
 from .routes import responses as responses_routes
 from .settings import GatewaySettings
 from .tracing import http_spans
 
 OPERATIONS: tuple[Operation, ...] = (
     *generate.OPERATIONS,
+    *pooling.OPERATIONS,
     *responses_routes.OPERATIONS,
     *models.OPERATIONS,
     *tokens.OPERATIONS,

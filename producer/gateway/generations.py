@@ -9,7 +9,7 @@ from contextlib import aclosing
 import msgspec
 
 from .. import Client, Delta
-from ..openai.prepared import Prepared
+from ..openai.prepared import Prepared, PreparedBody
 from ..options import READ_TTL_S, RequestOptions
 from ..requests.merging import merged
 from .auth import Identity
@@ -23,7 +23,7 @@ def request_id_of(response_id: str, prompt: int) -> str:
     return response_id if prompt == 0 else f"{response_id}-{prompt}"
 
 
-def options_of(prepared: Prepared, identity: Identity, settings: GatewaySettings) -> RequestOptions:
+def options_of(prepared: PreparedBody, identity: Identity, settings: GatewaySettings) -> RequestOptions:
     """Return what the requests say beside prompt and sampling: what the body says, on the account of who asks."""
     options: RequestOptions = {**prepared.options, "tenant": identity.tenant, "fail_fast": settings.fail_fast}
     # The id is the gateway's own: it is for whoever lost the connection.

@@ -1,37 +1,85 @@
-"""POST /v1/embeddings: the body, which is checked; there is no model yet that could answer it."""
+"""POST /v1/embeddings: the body, what it asks of the client, and the answer."""
 
 from __future__ import annotations
 
-from typing import Literal, NoReturn
+from typing import Literal
 
 import msgspec
 
-from .errors import OpenAIError, bad_field
+from ...shared.errors import ClientClosedError
+from ..outputs import RequestOutput
+from ..pooling import PoolingOutput, PoolingRequestOutput
+from .common import created_at, finish_reason_of
+from .pooling import Input, PoolingBody, PoolingUsage, PreparedPooling, written
+
+ID_PREFIX = "embd"
 
 
-class EmbeddingsBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The request."""
+class EmbeddingsBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
+    """The request: a text, token ids, or a list of either."""
 
-    input: str | list[str | int | list[int]]
-    model: str | None = None
+    input: Input
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
-    user: str | None = None
 
 
-def prepare_embeddings(body: EmbeddingsBody) -> NoReturn:
-    """Refuse a request for embeddings, a wrong one by its field.
+class Embedding(msgspec.Struct):
+    """One vector: numbers, or their little-endian ``float32`` bytes in base64."""
+
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+class Embeddings(msgspec.Struct, kw_only=True):
+    """The response."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: PoolingUsage
+
+
+class PreparedEmbeddings(PreparedPooling, kw_only=True, frozen=True):
+    """A checked body; ``is_base64`` says how its vectors are written."""
+
+    is_base64: bool
+
+    def answer(self, *outputs: RequestOutput | PoolingRequestOutput, response_id: str | None = None) -> Embeddings:
+        """Return the body of the response; see ``PreparedBody.answer``."""
+        response_id = outputs[0].request_id if response_id is None else response_id
+        vectors = [written(_pooled_of(output).pooled, is_base64=self.is_base64) for output in outputs]
+        return Embeddings(
+            id=response_id,
+            created=created_at(response_id),
+            model=outputs[0].model,
+            data=[Embedding(index, vector) for index, vector in enumerate(vectors)],
+            usage=PoolingUsage.of(outputs),
+        )
+
+
+def prepare_embeddings(body: EmbeddingsBody) -> PreparedEmbeddings:
+    """Return what the body asks.
 
     Raises:
-        OpenAIError: 400 in any case.
+        OpenAIError: 400, a field is wrong, which is named.
+        ValidationError: a value is out of range; the message names the field.
     """
-    if not body.input:
-        raise bad_field("input", "input must not be empty")
-    if body.dimensions is not None and body.dimensions < 1:
-        raise bad_field("dimensions", f"dimensions must be at least 1, got {body.dimensions}")
-    raise OpenAIError(
-        400,
-        "this version serves models that generate; none that is served here makes embeddings",
-        param="model",
-        code="model_not_supported",
-    )
+    prepared = body.prepared(ID_PREFIX, body.input, body.pooling_params("embed", dimensions=body.dimensions))
+    fields = {name: getattr(prepared, name) for name in prepared.__struct_fields__}
+    return PreparedEmbeddings(**fields, is_base64=body.encoding_format == "base64")
+
+
+def _pooled_of(output: RequestOutput | PoolingRequestOutput) -> PoolingOutput:
+    """Return the result of one prompt.
+
+    Raises:
+        OpenAIError: it ended without one: it was cancelled, or its time was up.
+    """
+    if output.pooled is None and isinstance(output, RequestOutput):
+        finish_reason_of(output.outputs[0].finish_reason, has_output=False)
+    if output.pooled is None:
+        raise ClientClosedError(f"request {output.request_id} ended without a result")
+    return output.pooled

@@ -15,7 +15,7 @@ from .embeddings import EmbeddingsBody, prepare_embeddings
 from .errors import OpenAIError, error_of
 from .neutral import OF_CHAT, OF_COMPLETIONS, OF_RESPONSES, Neutral, without_neutral
 from .parsers import Parsers
-from .prepared import Prepared
+from .prepared import PreparedBody
 from .responses.body import ResponseBody
 from .responses.rows import prepare_row
 
@@ -28,7 +28,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     """How the bodies of one path are read, and what is made of them; ``neutral`` are values of fields it has not."""
 
     body: type[msgspec.Struct]
-    prepare: Callable[[Any, Parsers], Prepared]
+    prepare: Callable[[Any, Parsers], PreparedBody]
     decode: Callable[[bytes], Any]
     neutral: Neutral
 
@@ -53,7 +53,9 @@ class Endpoint(msgspec.Struct, frozen=True):
         return msgspec.convert(body, self.body, str_keys=True)  # JSON has no other keys, whatever they stand for
 
 
-def _endpoint(body: type[msgspec.Struct], prepare: Callable[[Any, Parsers], Prepared], neutral: Neutral) -> Endpoint:
+def _endpoint(
+    body: type[msgspec.Struct], prepare: Callable[[Any, Parsers], PreparedBody], neutral: Neutral
+) -> Endpoint:
     return Endpoint(body, prepare, msgspec.json.Decoder(body).decode, neutral)
 
 
@@ -82,7 +84,7 @@ class Decoded(msgspec.Struct, frozen=True):
         said = msgspec.json.encode(msgspec.to_builtins(self.body, str_keys=True), order="deterministic")
         return hashlib.blake2b(said, digest_size=4).hexdigest()
 
-    def prepare(self, parsers: Parsers) -> Prepared:
+    def prepare(self, parsers: Parsers) -> PreparedBody:
         """Return what it asks of a model whose answers ``parsers`` read.
 
         Raises:
@@ -111,7 +113,7 @@ def decode(path: str, body: bytes | Mapping[str, Any]) -> Decoded:
         raise OpenAIError(400, "the body is nested too deep", code="invalid_json") from error
 
 
-def prepare(path: str, body: bytes | Mapping[str, Any], parsers: Parsers | None = None) -> Prepared:
+def prepare(path: str, body: bytes | Mapping[str, Any], parsers: Parsers | None = None) -> PreparedBody:
     """Return what ``body`` asks of ``path``, and of a model whose answers ``parsers`` read.
 
     Raises:

@@ -152,6 +152,7 @@ _STATUS_OF: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
     (errors.PromptTooLongError, 400, "invalid_request_error", "context_length_exceeded"),
     (errors.PayloadTooLargeError, 413, "invalid_request_error", "payload_too_large"),
     (errors.UnsupportedParameterError, 400, "invalid_request_error", "unsupported_parameter"),
+    (errors.UnsupportedTaskError, 400, "invalid_request_error", "unsupported_task"),
     (errors.ValidationError, 400, "invalid_request_error", None),
     (errors.UnknownModelError, 404, "invalid_request_error", "model_not_found"),
     (errors.RequestLostError, 503, "server_error", "request_lost"),

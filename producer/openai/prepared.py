@@ -11,6 +11,7 @@ import msgspec
 from ...shared.errors import ValidationError
 from ...shared.messages import Delta
 from ...shared.params import SamplingParams
+from ...shared.pooling import PoolingParams
 from ..options import RequestOptions
 from ..outputs import RequestOutput
 from ..prompt import Prompt
@@ -33,21 +34,20 @@ class ChunkMaker(Protocol):
         ...
 
 
-class Prepared(msgspec.Struct, kw_only=True, frozen=True):
-    """A checked body.
+class PreparedBody(msgspec.Struct, kw_only=True, frozen=True):
+    """A checked body: what every endpoint of a model has.
 
     Args:
         id_prefix: begins the response's id (``common.new_id``).
-        prompts: several only for a completion with a list of prompts; each is a request of its own.
+        prompts: each is a request of its own.
         params, options: of each request; everything but the tenant and the request id.
         fields: the body's names for fields of ``params`` that it does not have itself.
     """
 
     id_prefix: str
     prompts: Sequence[Prompt]
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
     options: RequestOptions
-    stream: bool
     fields: Mapping[str, str] = {}
 
     @property
@@ -56,15 +56,9 @@ class Prepared(msgspec.Struct, kw_only=True, frozen=True):
         return self.options.get("model")
 
     @property
-    def prompt(self) -> Prompt:
-        """The only prompt.
-
-        Raises:
-            OpenAIError: 400, there are several.
-        """
-        if len(self.prompts) != 1:
-            raise bad_field("prompt", f"prompt must be a single one here, got {len(self.prompts)}")
-        return self.prompts[0]
+    def num_answers(self) -> int:
+        """To each prompt."""
+        return 1
 
     @contextmanager
     def naming_fields(self) -> Generator[None]:
@@ -89,6 +83,28 @@ class Prepared(msgspec.Struct, kw_only=True, frozen=True):
             OpenAIError: a request ended without an answer.
         """
         raise NotImplementedError
+
+
+class Prepared(PreparedBody, kw_only=True, frozen=True):
+    """A checked body of an endpoint that generates. There are several prompts only for a completion with a list."""
+
+    params: SamplingParams
+    stream: bool
+
+    @property
+    def num_answers(self) -> int:
+        return self.params.n
+
+    @property
+    def prompt(self) -> Prompt:
+        """The only prompt.
+
+        Raises:
+            OpenAIError: 400, there are several.
+        """
+        if len(self.prompts) != 1:
+            raise bad_field("prompt", f"prompt must be a single one here, got {len(self.prompts)}")
+        return self.prompts[0]
 
     def events(self, response_id: str, model: str) -> ChunkMaker:
         """Return what makes the chunks of one stream."""

@@ -60,7 +60,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
         num_prompt_tokens = _num_prompt_tokens(request)
         room = max(0, self.max_model_len - num_prompt_tokens) if self.max_model_len else 0
         params = request.sampling_params
-        max_tokens = None if params is None else params.max_tokens
+        max_tokens = 0 if request.pooling_params else None if params is None else params.max_tokens
         digests = conversation_digests(request)
         deadline, timeout_s = self.options.get("deadline"), self.options.get("timeout_s")
         return Entry(
@@ -92,7 +92,7 @@ def _num_prompt_tokens(request: EngineCoreRequest) -> int:
         return request.num_prompt_tokens
     if request.messages is not None:
         return len(msgspec.json.encode(request.messages)) // BYTES_PER_TOKEN + 1
-    return _num_text_tokens(request.prompt)
+    return _num_text_tokens(request.prompt) + (_num_text_tokens(request.text_pair) if request.text_pair else 0)
 
 
 def num_chunk_tokens(chunk: InputChunk) -> int:

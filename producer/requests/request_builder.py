@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from ...shared.errors import UnsupportedParameterError, ValidationError
 from ...shared.params import SamplingParams
+from ...shared.pooling import PoolingParams
 from ...shared.records import ModelCard
 from ..options import RequestOptions
-from ..prompt import Prompt, build_request
+from ..pooling import TextPair
+from ..prompt import Prompt, build_pooling_request, build_request
 from ..webhooks.targets import webhook_target
 from .fan_out import children
 from .model_cards import ModelCards
@@ -80,6 +82,30 @@ class RequestBuilder:
         request = build_request(prompt, params, card=card, tenant=self._tenant, options=options)
         each, target = children(request), webhook_target(request, options)
         return [Outgoing(one, options, card.max_model_len, target, request.request_id, len(each)) for one in each]
+
+    def pooling(
+        self,
+        prompt: Prompt | TextPair,
+        params: PoolingParams | None,
+        options: RequestOptions,
+        card: ModelCard,
+    ) -> Outgoing:
+        """Return the request that pools ``prompt``. Raises: as ``build_pooling_request``."""
+        request = build_pooling_request(prompt, params, card=card, tenant=self._tenant, options=options)
+        target = webhook_target(request, options)
+        return Outgoing(request, options, card.max_model_len, target, request.request_id)
+
+    def detached(
+        self,
+        prompt: Prompt | TextPair,
+        params: SamplingParams | PoolingParams | None,
+        options: RequestOptions,
+        card: ModelCard,
+    ) -> list[Outgoing]:
+        """Return the single requests of one that generates or pools, as its parameters say."""
+        if isinstance(params, PoolingParams):
+            return [self.pooling(prompt, params, options, card)]
+        return self.outgoing(prompt, params, options, card)  # type: ignore[arg-type]  # it refuses pairs
 
     def check_open(self) -> None:
         """Raises ``ClientClosedError`` unless the client is connected, in this process and event loop."""

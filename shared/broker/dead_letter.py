@@ -86,6 +86,8 @@ def input_hash(payload: bytes) -> str:
     asked = [request.prompt_token_ids, request.prompt, request.messages, request.chat_template_kwargs, params]
     if request.prompt_embeds is not None:
         asked.append(request.prompt_embeds)
+    if request.pooling_params is not None:
+        asked += [request.pooling_params, request.text_pair]
     return hashlib.sha256(_encoder.encode(asked)).hexdigest()
 
 

@@ -14,7 +14,7 @@ from ..stats import RequestStats
 Attribute = str | int | float | bool | list[str]
 
 PROVIDER = "penstock"
-CHAT, TEXT_COMPLETION = "chat", "text_completion"
+CHAT, TEXT_COMPLETION, EMBEDDINGS = "chat", "text_completion", "embeddings"
 
 MODEL = "gen_ai.request.model"
 REQUEST_ID = "gen_ai.request.id"
@@ -35,6 +35,8 @@ NUM_PREEMPTIONS = "penstock.num_preemptions"
 
 def operation_of(request: EngineCoreRequest) -> str:
     """Return the name that OpenTelemetry has for what is asked."""
+    if request.pooling_params is not None:
+        return EMBEDDINGS
     return TEXT_COMPLETION if request.messages is None else CHAT
 
 

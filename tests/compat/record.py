@@ -73,6 +73,7 @@ from penstock.shared.messages import (
     UtilityOutput,
 )
 from penstock.shared.params import LoRARequest, RepetitionDetectionParams, SamplingParams
+from penstock.shared.pooling import Pooled, PoolingParams
 from penstock.shared.prompt_embeds import PromptEmbeds
 from penstock.shared.stats import RequestStats, StepStats
 
@@ -249,6 +250,21 @@ SAMPLES: list[tuple[str, str, Any]] = [
             sampling_params=SamplingParams(),
             prompt_embeds=PromptEmbeds("bfloat16", (2, 1), b"\x80?\x00@"),
         ),
+    ),
+    (
+        "request to pool a pair",
+        "CoreInput",
+        EngineCoreRequest(
+            request_id="r9#1",
+            prompt_token_ids=[2, 7, 3, 8, 3],
+            pooling_params=PoolingParams(task="classify", use_activation=False, prompt_name="query"),
+            second_text_at=3,
+        ),
+    ),
+    (
+        "delta with a pooled result",
+        "Delta",
+        Delta(finish_reason=FinishReason.STOP, usage=Usage(5, 0), pooled=Pooled(data=b"\x00\x00\x80?", shape=(1,))),
     ),
     (
         "request of a trace, with an adapter",

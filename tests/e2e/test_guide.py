@@ -62,6 +62,7 @@ PROSE = (
     "operating/sizing",
     "operating/top",
     "operating/upgrade",
+    "pooling",
     "simulator",
     "vllm",
 )

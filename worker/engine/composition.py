@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -13,7 +14,7 @@ import torch
 from ...kernels import native
 from ...shared.errors import ConfigurationError
 from ...shared.messages import Ready
-from ...shared.params import SamplingParams
+from ...shared.params import GENERATE, SamplingParams
 from ..config import EngineConfig
 from ..host import usable_cores
 from ..models.lean.native import NativeForward
@@ -30,6 +31,8 @@ from .execution.memory import measure_memory
 from .execution.model_runner import ModelRunner
 from .execution.overlap import OverlappingRunner
 from .look_ahead import LookAheadCore
+from .pooling.core import PoolingCore
+from .pooling.runner import PoolingRunner
 from .processor import processor
 from .scheduling.batch_queue import BatchQueue
 from .scheduling.block_pool import BlockPool
@@ -38,6 +41,7 @@ from .scheduling.prefix_cache import BlockHashCache, NoPrefixCache, PrefixCache
 from .scheduling.request import Request
 from .scheduling.scheduler import Scheduler
 from .scheduling.timeline import ClockedTimeline
+from .scheduling.whole_prompts import WholePromptScheduler
 from .structured.admission import GrammarAdmission
 from .structured.loader import load_backend
 
@@ -87,6 +91,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     )
     log.info("kv_cache", **size.describe(config.block_size), **memory.describe())
     model.max_model_len = size.max_model_len
+    _check_pooling(config, model)
     hidden_size = embeds_hidden_size(model) if config.enable_prompt_embeds else None
     runner = _make_runner(config, model)
     device = model.device
@@ -98,17 +103,16 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         allocate_cache()
         runner.warm_up(Request("warm-up", [0], SamplingParams(seed=0), max_model_len=size.max_model_len))
     block_pool = BlockPool(size.num_blocks, config.block_size)
-    scheduler = Scheduler(
+    scheduler = (WholePromptScheduler if _is_encoder(model) else Scheduler)(
         block_pool,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.token_budget,
+        max_num_batched_tokens=_token_budget(config, model),
         max_model_len=size.max_model_len,
         policy=_ORDERING_POLICIES[config.scheduling_policy](),
         prefix_cache=_make_prefix_cache(config, model, block_pool),
         timeline=ClockedTimeline(),
     )
-    make_core = partial(LookAheadCore, BatchQueue(OverlappingRunner(runner))) if config.async_scheduling else EngineCore
-    core = make_core(
+    core = _make_core(config, model, runner)(
         scheduler,
         runner,
         vocab_size=model.vocab_size,
@@ -167,12 +171,44 @@ def _load_native_kernels(config: EngineConfig) -> None:
     log.info("native_kernels_missing", reason=reason)
 
 
+def _is_encoder(model: LoadedModel) -> bool:
+    return model.pooling is not None and model.pooling.is_encoder
+
+
+def _check_pooling(config: EngineConfig, model: LoadedModel) -> None:
+    """Refuse what a model that pools does not do."""
+    if model.pooling is None:
+        return
+    for option, is_on in (
+        ("deterministic", config.deterministic),
+        ("async_scheduling", config.async_scheduling),
+        ("enable_prompt_embeds", config.enable_prompt_embeds),
+    ):
+        if is_on:
+            raise ConfigurationError(f"{option} is for models that generate, and this one pools; leave it out")
+
+
+def _token_budget(config: EngineConfig, model: LoadedModel) -> int:
+    """Of a step; one of an encoder holds at least one whole text."""
+    return max(config.token_budget, model.max_model_len) if _is_encoder(model) else config.token_budget
+
+
+def _make_core(config: EngineConfig, model: LoadedModel, runner: ModelRunner) -> Callable[..., EngineCore]:
+    if model.pooling is not None:
+        return partial(PoolingCore, model.pooling)
+    return partial(LookAheadCore, BatchQueue(OverlappingRunner(runner))) if config.async_scheduling else EngineCore
+
+
 def _make_runner(config: EngineConfig, model: LoadedModel) -> ModelRunner:
+    if model.pooling is not None:
+        return PoolingRunner(model, max_num_seqs=config.max_num_seqs, block_size=config.block_size)
     make = make_deterministic_runner if config.deterministic else ModelRunner
     return make(model, max_num_seqs=config.max_num_seqs, block_size=config.block_size)
 
 
 def _make_prefix_cache(config: EngineConfig, model: LoadedModel, block_pool: BlockPool) -> PrefixCache:
+    if _is_encoder(model):
+        return NoPrefixCache()
     if config.enable_prefix_caching and model.forward.keeps_state:
         # What a request's beginning leaves behind is not in blocks alone.
         log.info("no_prefix_caching", architecture=model.architecture, reason="its requests have states")
@@ -206,7 +242,7 @@ def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
         eos_token_ids=model.eos_token_ids,
         num_parameters=model.num_parameters,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.token_budget,
+        max_num_batched_tokens=_token_budget(config, model),
         kv_cache_size_tokens=num_blocks * config.block_size,
         attention_backend=model.attention_backend,
         kv_cache_dtype=config.eight_bit_cache or dtype,
@@ -219,4 +255,6 @@ def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
         enable_prefix_caching=config.enable_prefix_caching,
         async_scheduling=config.async_scheduling,
         structured_outputs_backend=config.structured_outputs_backend,
+        supported_tasks=(GENERATE,) if model.pooling is None else model.pooling.tasks,
+        pooling=None if model.pooling is None else model.pooling.setup,
     )

@@ -8,8 +8,9 @@ import structlog
 
 from ...shared.errors import EngineDeadError, ValidationError
 from ...shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestError, SchedulerStats
+from ...shared.params import GENERATE
 from ...shared.stats import StepStats
-from ..request_checks import check_prompt_length, check_served, refusal
+from ..request_checks import check_prompt_length, check_served, check_task, refusal
 from .dump import StepDump
 from .executor import AcceleratorError, Executor
 from .sampling.param_checks import check_in_vocabulary, check_params
@@ -151,6 +152,7 @@ class EngineCore:
         self.scheduler.check_invariants()
 
     def _make_request(self, message: EngineCoreRequest) -> Request:
+        check_task(message, (GENERATE,))
         params, prompt = check_served(message), prompt_of(message)
         check_params(params, len(prompt), self._vocab_size, self._eos_token_ids)
         if not prompt:

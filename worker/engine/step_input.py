@@ -22,6 +22,7 @@ class StepInput:
         logit_rows: ``[R]`` packed tokens whose logits are needed: the last of each request that catches up.
         sampled: ``[R]`` their index into ``order`` and ``rows``.
         token_lora: ``[T]``, the adapter of each token, negative for none; None if no token has one.
+        token_types: ``[T]``, 1 for tokens of the second text of a pair; None if there is no pair.
     """
 
     order: IntArray
@@ -34,6 +35,7 @@ class StepInput:
     logit_rows: IntArray
     sampled: IntArray
     token_lora: IntArray | None = None
+    token_types: IntArray | None = None
 
     @property
     def sampled_rows(self) -> IntArray:

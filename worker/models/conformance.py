@@ -110,11 +110,16 @@ def check_conformance(forward: Forward, truth: Truth, tolerance: float | None = 
             num_computed[span.request] = span.end
     medians = {kind: torch.cat(found).nan_to_num(torch.inf).median().item() for kind, found in errors.items()}
     kind, worst = max(medians.items(), key=lambda item: item[1])
-    if worst > (_TOLERANCES[truth.dtype] if tolerance is None else tolerance):
+    if worst > (tolerance_of(truth.dtype) if tolerance is None else tolerance):
         raise ModelLoadError(
             f"it gives other results when requests are batched: logits differ by {worst:.1%} in {kind}"
         )
     return worst
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """What rounding in ``dtype`` may make of results, by the median of ``|difference| / |result|``."""
+    return _TOLERANCES[dtype]
 
 
 def _model_input(spans: list[_Span], truth: Truth, device: torch.device) -> ModelInput:

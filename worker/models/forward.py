@@ -29,6 +29,7 @@ class ModelInput:
         inputs_embeds: ``[T, hidden size]`` in place of the embeddings of ``token_ids``; None for those.
         token_lora: ``[T]``, the adapter of each token as ``kernels.lora`` takes it, negative for none; None if no token
             has one. No forward computes with adapters yet, and no request has one.
+        token_types: ``[T]``, 1 for tokens of the second text of a pair; None if there is no pair.
     """
 
     token_ids: Tensor
@@ -38,6 +39,7 @@ class ModelInput:
     state_slots: NDArray[np.int64]
     inputs_embeds: Tensor | None = None
     token_lora: Tensor | None = None
+    token_types: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Forward(Protocol):
 
     @property
     def mode(self) -> str:
-        """Its name, for logs and messages: "lean", "packed", "split" or "gather"."""
+        """Its name, for logs and messages: "lean", "packed", "split", "gather" or "encoder"."""
         ...
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import structlog
 import torch
@@ -26,6 +27,10 @@ from .forward import Forward, ForwardSettings
 from .lean.captured import make_captured
 from .lean.native import make_native
 from .packed_linear import pack_linear_layers
+from .pooling.encoder import EncoderForward, EncoderTruth, encoder_forward, is_bidirectional
+from .pooling.folder import PoolingFolder, pools
+from .pooling.loading import as_decoder, load_pooling_module, make_pooling
+from .pooling.pooler import PoolingModel
 from .quantized_linear import quantize_linear_layers
 from .weights import return_free_memory
 
@@ -46,6 +51,8 @@ class LoadedModel:
         vocab_size: every valid token id is below it.
         num_parameters: shared ones counted once.
         attention_backend: what attends; see ``attention_backend.py``.
+        pooling: what is made of hidden states, which ``forward`` then returns in place of logits; None of a model that
+            generates.
     """
 
     forward: Forward
@@ -57,6 +64,7 @@ class LoadedModel:
     eos_token_ids: list[int]
     num_parameters: int
     attention_backend: str
+    pooling: PoolingModel | None = None
 
     @property
     def network(self) -> nn.Module:
@@ -86,33 +94,78 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
     model_config = read_config(folder, config)
     architecture = (model_config.architectures or [model_config.model_type])[0]
     longest = max_model_len(model_config.get_text_config(), config.max_model_len)
-    module = _load_module(folder, model_config, architecture, config, device)
     vocab_size = model_config.get_text_config().vocab_size
+    module = _load_module(folder, model_config, architecture, config, device)
+    common = {
+        "folder": tokenizer_folder(folder, config.trust_remote_code),
+        "architecture": architecture,
+        "is_length_chosen": config.max_model_len is not None,
+        "vocab_size": vocab_size,
+        "num_parameters": sum(parameter.numel() for parameter in module.parameters()),
+    }
+    if pools(folder, model_config, config.runner):
+        return _load_pooling(module, folder, config, longest, common)
     ending = eos_token_ids(module, vocab_size)
-    num_parameters = sum(parameter.numel() for parameter in module.parameters())
-    settings = ForwardSettings(longest, config.deterministic, config.attention_backend)
-    forward = choose_forward(
+    forward = _choose_forward(module, architecture, vocab_size, longest, config)
+    return LoadedModel(
+        forward=forward,
+        max_model_len=longest,
+        eos_token_ids=ending,
+        attention_backend=_attention_backend(forward, config, architecture),
+        **common,
+    )
+
+
+def _load_pooling(
+    module: PreTrainedModel, folder: Path, config: EngineConfig, longest: int, common: dict[str, Any]
+) -> LoadedModel:
+    """``load_model`` of one that pools."""
+    architecture, vocab_size, found = common["architecture"], common["vocab_size"], PoolingFolder.read(folder)
+    if found.max_length is not None and config.max_model_len is None:
+        longest = min(longest, found.max_length)
+    with torch.inference_mode():
+        is_encoder = is_bidirectional(module, vocab_size)
+        pooling = make_pooling(module, found, architecture, is_encoder=is_encoder)
+        if is_encoder:
+            forward = _encoder_forward(module, architecture, vocab_size, config)
+            longest = min(longest, forward.max_text_len or longest)
+            backend = "torch"
+        else:
+            causal = as_decoder(module, architecture)
+            forward = _choose_forward(causal, architecture, vocab_size, longest, config)
+            backend = _attention_backend(forward, config, architecture)
+    return LoadedModel(
+        forward=forward, max_model_len=longest, eos_token_ids=[], attention_backend=backend, pooling=pooling, **common
+    )
+
+
+def _encoder_forward(
+    module: PreTrainedModel, architecture: str, vocab_size: int, config: EngineConfig
+) -> EncoderForward:
+    truth = EncoderTruth(module, vocab_size)
+    forward = encoder_forward(module, architecture, truth)
+    _pack(module, config, _device(config))
+    truth.check(forward, _tolerance(config), f"{architecture} with {_described(config)}")
+    return forward
+
+
+def _choose_forward(
+    module: PreTrainedModel, architecture: str, vocab_size: int, longest: int, config: EngineConfig
+) -> Forward:
+    return choose_forward(
         module,
         architecture,
         vocab_size,
-        settings,
-        partial(_prepare, config=config, device=device, vocab_size=vocab_size, max_model_len=longest),
+        ForwardSettings(longest, config.deterministic, config.attention_backend),
+        partial(_prepare, config=config, device=_device(config), vocab_size=vocab_size, max_model_len=longest),
         _tolerance(config),
         _described(config),
     )
-    attention_backend = check_attention_backend(
+
+
+def _attention_backend(forward: Forward, config: EngineConfig, architecture: str) -> str:
+    return check_attention_backend(
         forward, config.attention_backend, architecture, is_batch_invariant=config.deterministic
-    )
-    return LoadedModel(
-        forward=forward,
-        folder=tokenizer_folder(folder, config.trust_remote_code),
-        architecture=architecture,
-        max_model_len=longest,
-        is_length_chosen=config.max_model_len is not None,
-        vocab_size=vocab_size,
-        eos_token_ids=ending,
-        num_parameters=num_parameters,
-        attention_backend=attention_backend,
     )
 
 
@@ -135,6 +188,8 @@ def load_network(config: EngineConfig, folder: Path, forward: Forward) -> nn.Mod
     """
     module = load_module(config, folder)
     check_finite(module, type(module).__name__)
+    if pools(folder, module.config, config.runner) and not isinstance(forward, EncoderForward):
+        module = as_decoder(module, type(module).__name__)
     network = forward.network_of(module)
     _pack(network, config, _device(config))
     return network
@@ -206,9 +261,8 @@ def _load_module(
     if not config.needs_weights:
         return _draw_module(model_config, architecture, config, device)
     dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
-    module = load_checkpoint(
-        folder, model_config, architecture, dtype=dtype, trust_remote_code=config.trust_remote_code
-    )
+    load = load_pooling_module if pools(folder, model_config, config.runner) else load_checkpoint
+    module = load(folder, model_config, architecture, dtype=dtype, trust_remote_code=config.trust_remote_code)
     # What quantised weights were unpacked in would stay with the allocator.
     return_free_memory()
     torch.nn.Module.to(module, device)

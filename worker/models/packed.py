@@ -35,7 +35,7 @@ class PackedForward:
         self._attention = PagedAttention(
             is_batch_invariant=settings.is_batch_invariant, backend=settings.attention_backend
         )
-        install_attention(module, self._attention)
+        install_attention(module, self._attention.name)
         self.profile(_PROBE_TOKENS, num_logit_rows=1)
         if not self._attention.calls:
             raise ModelLoadError("it ignores transformers' attention interface")
@@ -85,12 +85,12 @@ class PackedForward:
         return self._model.logits(logit_rows, **inputs, use_cache=False)[0]
 
 
-def install_attention(module: PreTrainedModel, attention: PagedAttention) -> None:
-    """Put ``attention`` in the place of the model's own.
+def install_attention(module: PreTrainedModel, name: str) -> None:
+    """Put the attention that is registered under ``name`` in the place of the model's own.
 
     Raises:
         ModelLoadError: the model says that it does not let it be replaced.
     """
     if not module._can_set_attn_implementation():
         raise ModelLoadError("it does not let its attention be replaced")
-    module.set_attn_implementation(attention.name)
+    module.set_attn_implementation(name)

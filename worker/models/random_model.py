@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
+from transformers import AutoModel, AutoModelForCausalLM, BertConfig, LlamaConfig, PretrainedConfig, Qwen3Config
 from transformers.utils import logging as transformers_logging
 
 # No token is special, so none ends a generation: every run of a benchmark has the length that was asked for.
@@ -31,6 +31,15 @@ SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=None,
+    ),
+    # all-MiniLM-L6-v2, an embedder
+    "minilm": lambda: BertConfig(
+        hidden_size=384,
+        num_hidden_layers=6,
+        num_attention_heads=12,
+        intermediate_size=1536,
+        vocab_size=30522,
+        max_position_embeddings=512,
     ),
     # SmolLM-135M
     "smol135": lambda: LlamaConfig(
@@ -80,7 +89,9 @@ def write_random_model(shape: str, folder: Path, seed: int = 0) -> None:
     """Write ``config.json``, bfloat16 weights and ``tokenizer.json`` of a shape of ``SHAPES`` into ``folder``."""
     torch.manual_seed(seed)
     transformers_logging.disable_progress_bar()
-    AutoModelForCausalLM.from_config(_config(shape), dtype=torch.bfloat16).save_pretrained(folder)
+    config = _config(shape)
+    auto = AutoModel if isinstance(config, BertConfig) else AutoModelForCausalLM
+    auto.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     _byte_tokenizer().save(str(folder / "tokenizer.json"))
 
 

@@ -53,7 +53,7 @@ class InterfaceAttention:
 def split_forward(module: PreTrainedModel, settings: ForwardSettings, rule: CutRule) -> CachedForward:
     """Make a ``Forward`` for a model that attends by transformers' interface and keeps states in its ``Cache``."""
     attention = PagedAttention(is_batch_invariant=settings.is_batch_invariant, backend=settings.attention_backend)
-    install_attention(module, attention)
+    install_attention(module, attention.name)
     forward = CachedForward("split", module, settings, InterfaceAttention(attention, settings.max_model_len), rule)
     if not forward.keeps_state:
         raise ModelLoadError("it keeps no states, so that splitting it would mend nothing")

@@ -80,7 +80,7 @@ class EngineMeter:
     def note_delta(self, delta: Delta) -> None:
         """Count what goes out to a caller: a first token, or an end."""
         stats, told = self.stats, delta.stats
-        if told is not None and delta.token_ids and told.decode_time_s == 0:
+        if told is not None and (delta.token_ids or delta.pooled) and told.decode_time_s == 0:
             stats.queue_time_s.observe(told.queue_time_s)
             stats.prefill_time_s.observe(told.prefill_time_s)
             stats.time_to_first_token_s.observe(told.time_to_first_token_s)

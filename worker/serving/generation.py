@@ -158,6 +158,7 @@ class Generation:
         self._next_index += len(token_ids)
         if output.new_logprobs:
             delta.logprobs += self._with_texts(output.new_logprobs)
+        delta.pooled = output.pooled
         if output.new_prompt_logprobs:
             delta.prompt_logprobs += self._with_texts(output.new_prompt_logprobs)
         if output.num_cached_tokens > self._num_cached_tokens:  # an output without tokens (an error) does not say it

@@ -9,13 +9,13 @@ import msgspec
 from ...shared.broker import Claim
 from ...shared.errors import PenstockError, UnsupportedParameterError, ValidationError
 from ...shared.log import log_ids
-from ...shared.messages import Delta, EngineCoreRequest, InputChunk
+from ...shared.messages import Delta, EngineCoreRequest, InputChunk, Ready
 from ...shared.params import SamplingParams
-from ..request_checks import check_prompt_length, check_served
+from ..request_checks import check_prompt_length, check_served, check_task
 from ..text.tokenizer import TextCodec
+from .pooled_text import LONG_PROMPT_CHARS, PooledText
 from .segments import Segment, current_segment
 
-LONG_PROMPT_CHARS = 4096
 MANY_BAD_WORDS = 64
 
 
@@ -37,11 +37,13 @@ def ids_of(claim: Claim) -> dict[str, str]:
 
 
 class Intake:
-    """Decodes, checks and tokenizes claimed requests of one model."""
+    """Decodes, checks and tokenizes claimed requests of one model, whose engine is ``ready``."""
 
-    def __init__(self, codec: TextCodec, max_model_len: int) -> None:
+    def __init__(self, codec: TextCodec, ready: Ready) -> None:
         self.codec = codec
-        self._max_model_len = max_model_len
+        self._max_model_len = ready.max_model_len
+        self._supported_tasks = ready.supported_tasks
+        self._pooled_text = PooledText(codec, ready.pooling)
 
     async def prepare(self, claim: Claim) -> EngineCoreRequest:
         """Return the claimed request with its prompt as token ids, unless it is embeddings, and the claim's epoch.
@@ -55,6 +57,7 @@ class Intake:
             request = _decoder.decode(claim.payload)
         except (msgspec.MsgspecError, PenstockError, UnicodeDecodeError) as error:
             raise UndecodableEntryError(f"the stream entry is not a request this worker can read: {error}") from error
+        check_task(request, self._supported_tasks)
         params = check_served(request)
         params.check_from_caller()
         params.check_supported()
@@ -62,11 +65,14 @@ class Intake:
             raise UnsupportedParameterError(
                 "prompt_logprobs: a resumable request's prompt comes in parts; leave it at None"
             )
+        is_pooled = request.pooling_params is not None
+        if is_pooled:
+            await self._pooled_text.complete(request)
         if request.prompt_embeds is None:
             request.prompt_token_ids = await self._tokenize(request)
         elif request.resumable:
             raise UnsupportedParameterError("prompt_embeds: a resumable request's input must be text or token ids")
-        check_prompt_length(request.num_prompt_tokens, self._max_model_len)
+        check_prompt_length(request.num_prompt_tokens, self._max_model_len, is_pooled=is_pooled)
         return msgspec.structs.replace(
             request,
             sampling_params=await self._complete(params),

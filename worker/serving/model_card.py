@@ -36,6 +36,8 @@ def make_card(config: EngineConfig, ready: Ready, codec: TextCodec, *, is_tracin
         generation_config=_generation_config(Path(ready.model_folder)),
         tool_call_parser=codec.chat_style.tool_call_parser,
         reasoning_parser=codec.chat_style.reasoning_parser,
+        supported_tasks=ready.supported_tasks,
+        pooling=ready.pooling,
         is_tracing_enabled=is_tracing_enabled,
         registered_at=time.time(),
         setup=_setup(config, ready),

@@ -23,7 +23,8 @@ class Moments(NamedTuple):
 class RequestTiming:
     """Knows the request's age at what happens to it, from its arrival in Redis on, by the monotonic clock of this host.
 
-    A resumed request had its first token elsewhere: what the log says of that is kept.
+    A resumed request had its first token elsewhere: what the log says of that is kept. The result of a prompt that is
+    pooled counts as its first token.
 
     Args:
         logged: what former engines have delivered.
@@ -53,7 +54,7 @@ class RequestTiming:
                 self._age_scheduled_s = self._age_s(event.timestamp)
             elif event.type is EngineCoreEventType.PREEMPTED:
                 self._num_preemptions += 1
-        if not output.new_token_ids:
+        if not output.new_token_ids and output.pooled is None:
             return None
         last, self._token_at_s = self._token_at_s, timestamp
         if last is None:

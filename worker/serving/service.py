@@ -123,7 +123,7 @@ class WorkerService:
         await self._upkeep.begin()
         self._keeping = asyncio.create_task(self._upkeep.run())
         self._counting = asyncio.create_task(self._series.run())
-        intake = Intake(codec, ready.max_model_len)
+        intake = Intake(codec, ready)
         claiming = asyncio.create_task(self._claiming.run(intake, ready))
         ends = [asyncio.create_task(event.wait()) for event in (stop, self._core.dead)]
         done, _ = await asyncio.wait([claiming, self._keeping, *ends], return_when=asyncio.FIRST_COMPLETED)

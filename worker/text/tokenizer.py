@@ -60,6 +60,14 @@ class TextCodec:
         """Token ids of ``text``, with the special tokens the model expects around it."""
         return self._tokenizer.encode(text).ids
 
+    def encode_pair(self, text: str, other: str) -> tuple[list[int], int | None]:
+        """Token ids of two texts as the model judges them together, and where those of the second begin.
+
+        None if the model does not tell the tokens of the two apart.
+        """
+        encoded = self._tokenizer.encode(text, other)
+        return encoded.ids, encoded.type_ids.index(1) if 1 in encoded.type_ids else None
+
     def encode_chunk(self, text: str) -> list[int]:
         """Token ids of ``text`` alone: it follows on other tokens."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids

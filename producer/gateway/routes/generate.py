@@ -1,4 +1,4 @@
-"""/v1/chat/completions, /v1/completions and /v1/embeddings: whole answers, streams, and streams that are picked up.
+"""/v1/chat/completions and /v1/completions: whole answers, streams, and streams that are picked up.
 
 A cut stream is picked up by sending its body again with the header ``Last-Event-ID``. The request is in Redis, and the
 body says how to tell it, so no gateway needs to remember anything; a GET would need the body kept somewhere.
@@ -19,10 +19,9 @@ from ...openai.chat import ChatCompletionBody
 from ...openai.chat_objects import ChatCompletion
 from ...openai.common import new_id
 from ...openai.completions import Completion, CompletionBody
-from ...openai.embeddings import EmbeddingsBody
-from ...openai.endpoints import CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS, decode
+from ...openai.endpoints import CHAT_COMPLETIONS, COMPLETIONS, decode
 from ...openai.errors import OpenAIError
-from ...openai.prepared import Prepared
+from ...openai.prepared import Prepared, PreparedBody
 from ...sse import EventStream
 from .. import generations
 from ..auth import Identity
@@ -36,7 +35,7 @@ from ..stream import event_stream, events
 LARGE_BODY_BYTES = 64 * 1024
 
 
-async def prepare(gateway: Gateway, path: str, body: bytes) -> tuple[Prepared, str]:
+async def prepare(gateway: Gateway, path: str, body: bytes) -> tuple[PreparedBody, str]:
     """Return what a body of ``path`` asks, and how the answers of its model are read; and the body's fingerprint.
 
     Raises:
@@ -55,6 +54,7 @@ async def generate(path: str, request: Request) -> ASGIApp:
     gateway = gateway_of(request)
     body = await read_body(request, gateway.settings.max_body_bytes)
     prepared, fingerprint = await prepare(gateway, path, body)
+    assert isinstance(prepared, Prepared)  # the paths below generate
     identity: Identity = request.state.identity
     last_event_id = request.headers.get("last-event-id")
     if last_event_id is not None:
@@ -155,13 +155,5 @@ OPERATIONS = (
         streams=True,
         statuses=_STATUSES,
         parameters=(_LAST_EVENT_ID,),
-    ),
-    Operation(
-        method="POST",
-        path=EMBEDDINGS,
-        handler=partial(generate, EMBEDDINGS),
-        summary="Embed texts (no model that could is served yet)",
-        body=EmbeddingsBody,
-        statuses=_STATUSES,
     ),
 )

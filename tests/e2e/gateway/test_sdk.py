@@ -149,7 +149,7 @@ def test_errors_are_the_sdks_exception_classes(sdk: openai.OpenAI) -> None:
     with pytest.raises(openai.APIStatusError) as too_large:
         ask(model="demo", messages=[{"role": "user", "content": "x" * 300_000}])
     assert too_large.value.status_code == 413
-    with pytest.raises(openai.BadRequestError, match="none that is served here makes embeddings"):
+    with pytest.raises(openai.BadRequestError, match="does not embed; its tasks: generate"):
         sdk.embeddings.create(model="demo", input="x")
 
 

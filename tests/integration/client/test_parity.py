@@ -198,9 +198,8 @@ async def test_options_that_are_wrong_or_not_ours_are_told(client: Client, optio
 
 async def test_what_cannot_be_asked_says_why(client: Client) -> None:
     wrong = [
-        (client.encode("hi"), errors.UnsupportedTaskError, r"model 'm' does not embed: .* \(tasks of the model: gen"),
-        (client.encode("hi", PoolingParams(task="score")), errors.UnsupportedTaskError, "does not score"),
-        (client.encode("hi", PoolingParams(task="sing")), errors.ValidationError, "task must be one of embed, "),
+        (client.encode("hi"), errors.UnsupportedTaskError, "model 'm' does not embed; its tasks: generate"),
+        (client.score("hi", "ho"), errors.UnsupportedTaskError, r"does not score: .* \(tasks of the model: generate"),
         (client.encode("hi", SamplingParams()), errors.ValidationError, "must be a PoolingParams, got SamplingParams"),  # pyright: ignore[reportArgumentType]
         (client.generate("hi", PoolingParams()), errors.ValidationError, "got PoolingParams; for pooling, use encode"),  # pyright: ignore[reportArgumentType]
         (client.submit(each("hi")), errors.ValidationError, "a prompt that grows lives with who sends it"),  # pyright: ignore[reportArgumentType]

@@ -106,7 +106,7 @@ class Engine:
                 self.loop.wake_at(part)
 
             await subscriber.subscribe(part.broker.keys.engine_wake(self.engine_id), wake, wake)
-        running = asyncio.create_task(self.loop.run(Intake(codec, 100), ready))
+        running = asyncio.create_task(self.loop.run(Intake(codec, ready), ready))
         try:
             yield
         finally:

@@ -82,7 +82,7 @@ async def claiming(broker: Broker, codec: TextCodec, ready: Ready) -> AsyncItera
     core, live = Core(), RunningGenerations()
     parts = ServedPartitions("e0", lambda number: part_of(broker), one_partition)
     loop = ClaimLoop(CONFIG, parts, cast(CoreClient, core), live, RequestLog("m", is_on=False))
-    running = asyncio.create_task(loop.run(Intake(codec, ready.max_model_len), ready))
+    running = asyncio.create_task(loop.run(Intake(codec, ready), ready))
     try:
         yield loop, core
     finally:

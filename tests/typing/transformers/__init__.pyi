@@ -22,8 +22,15 @@ from transformers.modeling_utils import PreTrainedModel as PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING as CONFIG_MAPPING
 from transformers.models.auto.configuration_auto import AutoConfig as AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import AutoModel as AutoModel
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM as AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import (
+    AutoModelForSequenceClassification as AutoModelForSequenceClassification,
+)
+from transformers.models.auto.modeling_auto import AutoModelForTokenClassification as AutoModelForTokenClassification
 from transformers.models.auto.tokenization_auto import AutoTokenizer as AutoTokenizer
+from transformers.models.bert.configuration_bert import BertConfig as BertConfig
+from transformers.models.bert.modeling_bert import BertModel as BertModel
 from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config as DeepseekV3Config
 from transformers.models.gemma2.configuration_gemma2 import Gemma2Config as Gemma2Config
 from transformers.models.gpt_neo.configuration_gpt_neo import GPTNeoConfig as GPTNeoConfig

@@ -8,7 +8,8 @@ import pytest
 
 from penstock.shared.errors import EngineDeadError
 from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
-from penstock.shared.params import LoRARequest, PoolingParams, SamplingParams
+from penstock.shared.params import LoRARequest, SamplingParams
+from penstock.shared.pooling import PoolingParams
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.executor import AcceleratorError
 from penstock.worker.engine.scheduling.block_pool import BlockPool
@@ -71,7 +72,7 @@ def request(request_id: str = "r", **fields: Any) -> EngineCoreRequest:
         ({"output_token_ids": [VOCAB_SIZE]}, "validation_error"),
         ({"prompt_token_ids": [1] * 16}, "prompt_too_long"),
         ({"sampling_params": None}, "validation_error"),
-        ({"sampling_params": None, "pooling_params": PoolingParams()}, "unsupported_parameter"),
+        ({"sampling_params": None, "pooling_params": PoolingParams()}, "unsupported_task"),
         ({"sampling_params": SamplingParams(extra_args={"a": 1})}, "unsupported_parameter"),
         ({"lora_request": LoRARequest("a", 1, "/a")}, "unsupported_parameter"),
     ],

@@ -39,6 +39,8 @@ async def requests(client: Client, params: SamplingParams, lora: LoRARequest) ->
     assert_type(client.stream([1, 2], timeout_s=3), AsyncGenerator[Delta])
     assert_type(client.stream_outputs(words(), params, lora_request=lora), AsyncGenerator[RequestOutput])
     assert_type(await client.encode("a", PoolingParams(task="embed")), PoolingRequestOutput)
+    assert_type((await client.embed(["a", "b"]))[0].outputs.embedding, list[float])
+    assert_type((await client.score("a", ["b"]))[0].outputs.score, float)
     handle = await client.submit([{"role": "user", "content": "a"}], request_id="r")
     assert_type(handle, RequestHandle)
     assert_type(await client.add_request("r", "a", params, band="batch"), RequestHandle)

@@ -146,6 +146,7 @@ class ModelRunner:
                 state_slots=step.rows,
                 inputs_embeds=self._inputs_embeds(step),
                 token_lora=None if step.token_lora is None else to_device(step.token_lora, self._device),
+                token_types=None if step.token_types is None else to_device(step.token_types, self._device),
             )
         )
 

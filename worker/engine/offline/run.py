@@ -24,6 +24,7 @@ from ....shared.command_line import Parser, UsageError, run_told
 from ....shared.errors import PenstockError
 from ....shared.messages import EngineCoreRequest
 from ....shared.params import SamplingParams
+from ....shared.pooling import PoolingParams
 from ...config import EngineConfig
 from ...core.garbage import freeze_loaded_objects
 from ...models.folder import resolve_model_folder
@@ -35,12 +36,14 @@ from .result import OfflineResult, PhasesResult, Record, rss_bytes
 
 
 class OfflineRequest(msgspec.Struct):
-    """One request of a workload; ``sampling_params`` are the arguments of ``SamplingParams``."""
+    """One request of a workload; ``sampling_params`` are the arguments of ``SamplingParams``, or ``pooling_params``
+    those of ``PoolingParams``."""
 
     prompt_token_ids: list[int]
-    sampling_params: dict[str, Any]
+    sampling_params: dict[str, Any] = {}
     arrival_s: float = 0.0
     priority: int = 0
+    pooling_params: dict[str, Any] | None = None
 
 
 class Phase(msgspec.Struct):
@@ -124,12 +127,13 @@ def run_phases(core: EngineCore, phases: list[Phase], *, keeps_steps: bool = Fal
 
 
 def _add(core: EngineCore, index: int, request: OfflineRequest) -> None:
-    params = SamplingParams(**request.sampling_params)
+    pooling = None if request.pooling_params is None else PoolingParams(**request.pooling_params)
     refused = core.add_request(
         EngineCoreRequest(
             request_id=str(index),
             prompt_token_ids=request.prompt_token_ids,
-            sampling_params=params,
+            sampling_params=SamplingParams(**request.sampling_params) if pooling is None else None,
+            pooling_params=pooling,
             priority=request.priority,
         )
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 import zlib
+from typing import NamedTuple
 
 from ....shared.messages import EngineCoreEvent, FinishReason, TokenLogprobs
 from ....shared.params import SamplingParams
+from ....shared.pooling import PoolingParams
 from ....shared.prompt_embeds import PromptEmbeds
 from .block_pool import InvariantError
 from .constraint import Constraint
@@ -45,8 +47,21 @@ STATUS_OF_REASON = {
 }
 
 
+class Pooling(NamedTuple):
+    """What is wanted of a prompt that is pooled.
+
+    Args:
+        reads_prefix_cache: the hidden states of its first tokens are not wanted.
+        second_text_at: its first token of the second text of a pair; None if there is one text.
+    """
+
+    params: PoolingParams
+    reads_prefix_cache: bool
+    second_text_at: int | None = None
+
+
 class Request:
-    """A generation in progress.
+    """A generation in progress, or a prompt that is pooled.
 
     ``token_ids`` holds prompt and output; ``num_computed_tokens`` of them are in the KV cache. The scheduler lets
     the second catch up with the length of the first; when it has, the next token is sampled and appended.
@@ -60,6 +75,7 @@ class Request:
         extra_keys: what must be the same, beside the tokens, for two requests to share blocks of the KV cache.
         prompt_embeds: what stands in the place of the prompt's tokens, which are placeholders then.
         lora_index: which of the engine's adapters it is computed with, as ``kernels.lora`` counts them, or ``NO_LORA``.
+        pooling: what is wanted of a prompt that is pooled; such a request ends when its prompt is computed.
 
     Attributes:
         block_hashes: of its first full blocks, as far as somebody has asked (``prefix_cache.py``).
@@ -86,6 +102,7 @@ class Request:
         "num_in_flight_tokens",
         "num_prompt_tokens",
         "params",
+        "pooling",
         "priority",
         "prompt_embeds",
         "prompt_logprobs",
@@ -109,6 +126,7 @@ class Request:
         extra_keys: tuple[str | None, ...] = (),
         prompt_embeds: PromptEmbeds | None = None,
         lora_index: int = NO_LORA,
+        pooling: Pooling | None = None,
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -122,6 +140,7 @@ class Request:
         self.extra_keys = extra_keys
         self.prompt_embeds = prompt_embeds
         self.lora_index = lora_index
+        self.pooling = pooling
         wants_prompt_logprobs = params.prompt_logprobs is not None and not output_token_ids
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if wants_prompt_logprobs else None
         self.events: list[EngineCoreEvent] = []
@@ -177,8 +196,8 @@ class Request:
 
     @property
     def reads_prefix_cache(self) -> bool:
-        """Whether tokens may be skipped that are in the KV cache: not if the logits of the prompt are wanted too."""
-        return self.prompt_logprobs is None
+        """Whether tokens may be skipped that are in the KV cache: not if something is wanted of each of them."""
+        return self.prompt_logprobs is None and (self.pooling is None or self.pooling.reads_prefix_cache)
 
     def take_events(self) -> list[EngineCoreEvent]:
         """Return the events that no output has told yet."""

@@ -27,6 +27,7 @@ from collections.abc import Iterable
 
 from ....shared.errors import ConfigurationError
 from ....shared.messages import EngineCoreEventType, EngineCoreOutput, FinishReason, RequestError, SchedulerStats
+from ....shared.pooling import Pooled
 from .block_pool import BlockPool, InvariantError
 from .ordering import FirstComeFirstServed, OrderingPolicy, RequestQueue
 from .prefix_cache import NoPrefixCache, PrefixCache
@@ -168,6 +169,9 @@ class Scheduler:
             if request.prompt_logprobs is not None:
                 request.prompt_logprobs += sampled.prompt_logprobs.get(request.request_id, ())
             if not num_sampled:
+                if sampled.pooled and request.request_id in sampled.pooled:
+                    outputs.append(self._end_pooled(request, sampled.pooled[request.request_id]))
+                    finished = True
                 continue
             new_output = EngineCoreOutput(request.request_id, token_ids)
             if token_ids:
@@ -285,6 +289,16 @@ class Scheduler:
         if num_blocks > 0:
             request.block_table += self.block_pool.allocate(num_blocks)
         return True
+
+    def _end_pooled(self, request: Request, pooled: Pooled) -> EngineCoreOutput:
+        self._finish_in_step(request, RequestStatus.FINISHED_STOPPED)
+        return EngineCoreOutput(
+            request.request_id,
+            finish_reason=FinishReason.STOP,
+            num_cached_tokens=request.num_cached_tokens,
+            events=request.take_events(),
+            pooled=pooled,
+        )
 
     def _finish_in_step(self, request: Request, status: RequestStatus) -> None:
         """``_finish`` for a request that may be anywhere; those that run leave their queue together, later."""

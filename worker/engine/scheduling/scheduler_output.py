@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ....shared.messages import TokenLogprobs
+from ....shared.pooling import Pooled
 from .request import Request
 
 
@@ -45,8 +46,10 @@ class SampledTokens:
             is due yet. The lists are the scheduler's, which hands them on.
         logprobs: by request_id, of those that asked and have tokens: an entry per token.
         prompt_logprobs: by request_id, of the tokens of its prompt that this step was the first to judge.
+        pooled: by request_id, the results of prompts that are pooled and have been computed: they end with it.
     """
 
     token_ids: list[list[int]]
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    pooled: dict[str, Pooled] = field(default_factory=dict)

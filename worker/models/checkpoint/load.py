@@ -69,8 +69,16 @@ def load_checkpoint(
     *,
     dtype: torch.dtype | str,
     trust_remote_code: bool,
+    auto_class: Any = AutoModelForCausalLM,
+    passed_over: tuple[str, ...] = (),
+    **options: Any,
 ) -> PreTrainedModel:
     """Load the module that ``model_config`` describes from the files in ``folder``.
+
+    Args:
+        auto_class: of transformers, which knows the module's class.
+        passed_over: beginnings of names of tensors that may be in the files without being needed.
+        options: of the module's class.
 
     Raises:
         ModelLoadError: a file is missing or damaged, or files and configuration do not fit each other; says which
@@ -84,22 +92,25 @@ def load_checkpoint(
         "output_loading_info": True,
         # Refused below, with their names.
         "ignore_mismatched_sizes": True,
+        **options,
     }
     quantization = declared_quantization(folder)
     try:
         with _without_report():
             loaded: Any
             if quantization is None:
-                loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **how)
+                loaded = auto_class.from_pretrained(folder, dtype=dtype, **how)
             else:
-                loaded = load_quantized(folder, quantization, dtype, how)
+                loaded = load_quantized(folder, quantization, auto_class, dtype, how)
             module, info = loaded
     except ModelLoadError:
         raise
     except Exception as error:  # whatever the architecture's own code raises
         reason = explain(error, folder, model_config, trust_remote_code=trust_remote_code)
         raise ModelLoadError(f"{architecture} in {folder} cannot be loaded: {reason}") from error
-    _check_complete(module, model_config, _Difference.of(info), folder, architecture)
+    difference = _Difference.of(info)
+    difference.unexpected = [name for name in difference.unexpected if not name.startswith(passed_over)]
+    _check_complete(module, model_config, difference, folder, architecture)
     return module
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from ..formats.declared import Quantization, declared_quantization
 from ..formats.reading import dtype_of, read_plain
@@ -20,7 +20,7 @@ _GENERATION_FILE = "generation_config.json"
 
 
 def load_quantized(
-    folder: Path, quantization: Quantization, dtype: torch.dtype | str, how: dict[str, Any]
+    folder: Path, quantization: Quantization, auto_class: Any, dtype: torch.dtype | str, how: dict[str, Any]
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Load the module of ``how["config"]``, all of its weights in ``dtype``, and what is told of the loading.
 
@@ -28,6 +28,7 @@ def load_quantized(
     and a piece in float32.
 
     Args:
+        auto_class: of transformers, which knows the module's class.
         dtype: "auto" for that of the configuration, else of what is not quantised.
         how: for ``from_pretrained``.
 
@@ -35,7 +36,8 @@ def load_quantized(
         ModelLoadError: the tensors of the format do not fit each other; the module is not yet looked at.
     """
     config = how["config"]
-    empty = _empty_module(config, how["trust_remote_code"])
+    with torch.device("meta"):
+        empty = auto_class.from_config(config, trust_remote_code=how["trust_remote_code"])
     with _opened(folder, quantization, config, dtype) as (tensors, chosen):
         loaded: Any = type(empty).from_pretrained(
             None, state_dict=_without_empty_biases(tensors, empty), dtype=chosen, **{**how, "config": empty.config}
@@ -71,12 +73,6 @@ def _opened(
     with StoredTensors(folder) as stored:
         chosen = wanted or dtype_of(stored)
         yield read_plain(stored, quantization, chosen), chosen
-
-
-def _empty_module(config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
-    """The module without weights; what class it is of, none but transformers' table of them knows."""
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
 
 
 def _without_empty_biases(tensors: Readable, empty: PreTrainedModel) -> Readable:

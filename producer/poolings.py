@@ -1,0 +1,226 @@
+"""Requests that pool their prompts: embeddings, classes, scores."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar, Unpack
+
+import msgspec
+
+from ..shared.errors import UnsupportedTaskError, ValidationError
+from ..shared.keys import check_name
+from ..shared.messages import Delta
+from ..shared.pooling import PoolingParams
+from ..shared.records import ModelCard
+from ..shared.shown import shown
+from .client_core import ClientCore
+from .options import RequestOptions
+from .pooling import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+    TextPair,
+    output_of,
+)
+from .prompt import Prompt, as_prompts
+from .requests.queue_entry import Outgoing
+
+T = TypeVar("T")
+# Followed at once: more would wait in the queue all the same.
+MAX_IN_FLIGHT = 4096
+
+
+class Poolings(ClientCore):
+    """The part of the client that pools prompts."""
+
+    async def encode(
+        self, prompt: Prompt | TextPair, params: PoolingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> PoolingRequestOutput:
+        """Embed or classify ``prompt``, as ``params.task`` says. Cancelling the awaiting task cancels the request.
+
+        A ``request_id`` that is known attaches to that request, and gives its result without computing it again.
+
+        Raises:
+            UnsupportedTaskError: the model does not do ``params.task``; names what it does.
+            and as ``stream``.
+        """
+        (output,) = await self.encode_all([prompt], params, **options)
+        return output
+
+    async def encode_all(
+        self,
+        prompts: Sequence[Prompt | TextPair],
+        params: PoolingParams | None = None,
+        *,
+        on_output: Callable[[], object] = lambda: None,
+        **options: Unpack[RequestOptions],
+    ) -> list[PoolingRequestOutput]:
+        """``encode`` many prompts at once, and return their outputs in order.
+
+        They are enqueued in a few calls, wait and run as requests of their own, and may be served by several engines.
+        With a ``request_id`` that of the prompt at ``i`` is ``request_id-i`` (of a single one the id itself), so that
+        the same call made again attaches to all of them. An error of one is raised once the others have been cancelled.
+
+        Args:
+            on_output: called whenever one is done.
+
+        Raises: as ``encode``.
+        """
+        card = await self._builder.checked_card(options)
+        outgoing = [
+            self._builder.pooling(prompt, params, _own_options(options, i, len(prompts)), card)
+            for i, prompt in enumerate(prompts)
+        ]
+        in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
+
+        async def one(prompt: Prompt | TextPair, single: Outgoing) -> PoolingRequestOutput:
+            last: Delta | None = None
+            async with in_flight, aclosing(self._requests.run(single)) as deltas:
+                async for delta in deltas:
+                    last = delta
+            on_output()
+            return output_of(single.request.request_id, card.model, prompt, last)
+
+        return await _together([one(*pair) for pair in zip(prompts, outgoing, strict=True)])
+
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: PoolingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[EmbeddingRequestOutput]:
+        """Embed one prompt or many; ``output.outputs.embedding`` is its vector. Raises: as ``encode_all``."""
+        outputs = await self.encode_all(as_prompts(prompts), _of_task(params, "embed"), **options)
+        return [
+            EmbeddingRequestOutput(
+                **_common(one), prompt=one.prompt, outputs=EmbeddingOutput(embedding=one.outputs.vector)
+            )
+            for one in outputs
+        ]
+
+    async def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: PoolingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[ClassificationRequestOutput]:
+        """Classify one prompt or many; ``output.outputs.probs`` has a number for each class.
+
+        Raises: as ``encode_all``.
+        """
+        outputs = await self.encode_all(as_prompts(prompts), _of_task(params, "classify"), **options)
+        return [
+            ClassificationRequestOutput(
+                **_common(one), prompt=one.prompt, outputs=ClassificationOutput(probs=one.outputs.vector)
+            )
+            for one in outputs
+        ]
+
+    async def score(
+        self,
+        texts: str | Sequence[str],
+        others: str | Sequence[str],
+        params: PoolingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[ScoringRequestOutput]:
+        """Say how well texts go with others: each with its counterpart, or one with all of them.
+
+        A model with one class judges each pair (a cross-encoder); of one that embeds it is the cosine.
+
+        Raises:
+            ValidationError: there are several texts, and not as many others.
+            UnsupportedTaskError: the model neither embeds nor has exactly one class.
+            and as ``encode_all``.
+        """
+        pairs = _pairs(texts, others)
+        card = await self._builder.checked_card(options)
+        if _judges_pairs(card):
+            outputs = await self.encode_all(
+                [TextPair(*pair) for pair in pairs], _of_task(params, "classify"), **options
+            )
+            scored = [(one, one.outputs.vector[0]) for one in outputs]
+        else:
+            scored = await self._cosines(pairs, _of_task(params, "embed"), options)
+        return [
+            ScoringRequestOutput(**_common(one), prompt=pair, outputs=ScoringOutput(score=score))
+            for (one, score), pair in zip(scored, pairs, strict=True)
+        ]
+
+    async def _cosines(
+        self, pairs: list[tuple[str, str]], params: PoolingParams, options: RequestOptions
+    ) -> list[tuple[PoolingRequestOutput, float]]:
+        """The cosine of each pair; a text that comes several times is embedded once."""
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        outputs = dict(zip(texts, await self.encode_all(texts, params, **options), strict=True))
+        vectors = {text: output.outputs.vector for text, output in outputs.items()}
+        return [(outputs[other], _cosine(vectors[text], vectors[other])) for text, other in pairs]
+
+
+async def _together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all, and return their results in order; if one fails the others are cancelled, and its error is raised."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _own_options(options: RequestOptions, index: int, num_prompts: int) -> RequestOptions:
+    request_id = options.get("request_id")
+    if request_id is None or num_prompts == 1:
+        return options
+    return {**options, "request_id": check_name("request_id", f"{request_id}-{index}")}
+
+
+def _of_task(params: PoolingParams | None, task: str) -> PoolingParams:
+    """``params`` with the task of the method that they are given to."""
+    if params is None:
+        return PoolingParams(task=task)
+    if not isinstance(params, PoolingParams):
+        raise ValidationError(f"params must be a PoolingParams, got {type(params).__name__}")
+    if params.task not in (None, task):
+        raise ValidationError(f"task must be {shown(task)} or left out here, got {shown(params.task)}; else use encode")
+    return msgspec.structs.replace(params, task=task)
+
+
+def _judges_pairs(card: ModelCard) -> bool:
+    if "classify" in card.supported_tasks and card.pooling is not None and len(card.pooling.labels) == 1:
+        return True
+    if "embed" in card.supported_tasks:
+        return False
+    raise UnsupportedTaskError(
+        f"model {shown(card.model)} does not score: it takes a model that embeds, or one with exactly one class "
+        f"(tasks of the model: {', '.join(card.supported_tasks)})"
+    )
+
+
+def _pairs(texts: str | Sequence[str], others: str | Sequence[str]) -> list[tuple[str, str]]:
+    each = [texts] if isinstance(texts, str) else list(texts)
+    against = [others] if isinstance(others, str) else list(others)
+    if len(each) == 1:
+        each *= len(against)
+    if len(each) != len(against) or not each:
+        raise ValidationError(f"there must be one text or as many as others ({len(against)}), got {len(each)}")
+    for text in (*each, *against):
+        if not isinstance(text, str) or not text:
+            raise ValidationError(f"each text must be a string that is not empty, got {shown(text)}")
+    return list(zip(each, against, strict=True))
+
+
+def _cosine(a: Sequence[float], b: Sequence[float]) -> float:
+    lengths = math.hypot(*a) * math.hypot(*b)
+    return sum(x * y for x, y in zip(a, b, strict=True)) / lengths if lengths else 0.0
+
+
+def _common(output: PoolingRequestOutput) -> dict[str, Any]:
+    """What the output of each task says beside its result."""
+    return {"request_id": output.request_id, "model": output.model, "usage": output.usage}

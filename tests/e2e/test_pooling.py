@@ -1,0 +1,110 @@
+"""A model that pools through client, Redis, worker process and engine core, and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import signal
+import struct
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from penstock.ops import demo
+from penstock.ops.demo.task import number_words
+from penstock.ops.local_server import LocalGateway
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import Client, PoolingParams
+from penstock.shared.broker import Broker
+from penstock.shared.keys import Keys
+
+MODEL_DIR = Path(demo.__file__).parent / "embedder"
+TOKEN_IDS = [[1, 22, 18, 25], [1, 19, 20]]  # of "407" and "12"
+TEXTS = [f"{number_words(number)} and {number}" for number in range(0, 9000, 30)]
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[LocalStack]:
+    options = ["--device", "cpu", "--threads", "1", "--served-model-name", "numbers", "--max-num-seqs", "16"]
+    with LocalStack(MODEL_DIR, options) as stack:
+        yield stack
+
+
+@pytest.fixture
+async def client(stack: LocalStack) -> AsyncIterator[Client]:
+    async with Client.connect(stack.url) as client:
+        yield client
+
+
+async def test_many_texts_in_one_call_are_embedded_each_as_alone(client: Client) -> None:
+    outputs = await client.embed(TEXTS)
+    alone = await client.encode(TEXTS[217])
+    assert [output.prompt for output in outputs] == TEXTS
+    assert outputs[217].outputs.embedding == pytest.approx(alone.outputs.vector, abs=1e-5)
+    assert sum(x * x for x in alone.outputs.vector) == pytest.approx(1, abs=1e-5)
+    assert alone.usage is not None
+    assert (alone.usage.num_prompt_tokens > 5, alone.usage.num_output_tokens) == (True, 0)
+    card = await client.get_model_config()
+    assert card.supported_tasks == ("embed", "token_embed")
+    (same, other) = await client.score("407", ["four hundred seven", "four hundred seventy"])
+    assert same.outputs.score > max(0.9, other.outputs.score)
+
+
+async def test_what_an_engine_held_when_it_was_killed_is_pooled_once(client: Client, stack: LocalStack) -> None:
+    expected = {text: output.outputs.embedding for text, output in zip(TEXTS, await client.embed(TEXTS), strict=True)}
+    (before,) = await client.engines()
+    # It claims, and then gives nothing.
+    os.kill(before.core_pid, signal.SIGSTOP)
+    handles = await client.submit_many(TEXTS, PoolingParams(task="embed"))
+    async with asyncio.timeout(60):
+        while (await client.queue_stats()).num_running < 16:
+            await asyncio.sleep(0.02)
+    os.kill(before.core_pid, signal.SIGKILL)
+    results = await asyncio.gather(*(handle.result() for handle in handles))
+    broker = Broker(client._commands, Keys().model("numbers"))
+    for text, handle, result in zip(TEXTS, handles, results, strict=True):
+        assert result.pooled is not None
+        assert result.pooled.vector == pytest.approx(expected[text], abs=1e-5)
+        assert len(await broker.read_log(handle.request_id)) == 1
+    attempts = [result.outputs[0].stats.num_deliveries for result in results if result.outputs[0].stats is not None]
+    assert len(attempts) == len(TEXTS)
+    assert sum(attempts) > len(TEXTS)
+
+
+async def test_a_known_request_id_gives_the_stored_result(client: Client) -> None:
+    first, again = [await client.encode_all(TEXTS[:3], request_id="known") for _ in range(2)]
+    assert [output.request_id for output in first] == ["known-0", "known-1", "known-2"]
+    assert [output.pooled for output in first] == [output.pooled for output in again]
+
+
+def test_the_gateway_answers_as_openai_jina_and_vllm_do(stack: LocalStack, tmp_path: Path) -> None:
+    with LocalGateway(stack.url, [], tmp_path / "gateway.log") as gateway:
+        sdk = openai.OpenAI(base_url=gateway.base_url, api_key="-", max_retries=0)
+        answer = sdk.embeddings.create(model="numbers", input=["407", "12"])  # base64 on the wire
+        floats = sdk.embeddings.create(model="numbers", input=TOKEN_IDS, encoding_format="float")
+        for one, other in zip(answer.data, floats.data, strict=True):
+            assert one.embedding == pytest.approx(other.embedding, abs=1e-5)
+        assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(map(len, TOKEN_IDS))
+        assert len(sdk.embeddings.create(model="numbers", input="1", dimensions=8).data[0].embedding) == 8
+        with pytest.raises(openai.BadRequestError) as caught:
+            sdk.embeddings.create(model="numbers", input="1", dimensions=99)
+        assert caught.value.param == "dimensions"
+        with pytest.raises(openai.BadRequestError, match="does not generate; its tasks: embed, token_embed"):
+            sdk.completions.create(model="numbers", prompt="1")
+        http = httpx.Client(base_url=gateway.base_url.removesuffix("/v1"))
+        documents = ["seventy four", "four hundred seven", "three"]
+        ranked = http.post("/rerank", json={"query": "407", "documents": documents, "top_n": 2}).json()
+        assert (ranked["results"][0]["index"], ranked["results"][0]["document"]) == (1, {"text": "four hundred seven"})
+        assert ranked["results"][0]["relevance_score"] > 0.9
+        assert len(ranked["results"]) == 2
+        scores = http.post("/v1/score", json={"text_1": "407", "text_2": documents}).json()["data"]
+        assert scores[1]["score"] > 0.9
+        tokens = http.post("/pooling", json={"input": "407", "task": "token_embed", "encoding_format": "base64"})
+        data = base64.b64decode(tokens.json()["data"][0]["data"])
+        assert len(struct.unpack(f"<{len(data) // 4}f", data)) == len(TOKEN_IDS[0]) * 96
+        refused = http.post("/classify", json={"input": "1"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_task")

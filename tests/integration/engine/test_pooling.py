@@ -1,0 +1,129 @@
+"""Prompts that are pooled give what transformers makes of each alone, however they are cut up and mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.shared.errors import ConfigurationError
+from penstock.shared.messages import FinishReason
+from penstock.worker.config import EngineConfig
+from penstock.worker.engine.composition import Engine, build_engine
+
+from .pooling_models import MODELS, VOCAB_SIZE, array_of, as_sentence_transformers, cosine, make_model, pool, request
+
+Make = Callable[..., Engine]
+# Longer than a step's budget, which is 32: a decoder has them in chunks, an encoder whole.
+LENS = (5, 1, 17, 40, 9, 25, 60, 3)
+PROMPTS = [np.random.default_rng(n).integers(5, VOCAB_SIZE, n).tolist() for n in LENS]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def make(**options: Any) -> Engine:
+        sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "kv_cache_memory": 1 << 18, **options}
+        return build_engine(EngineConfig(model=str(tmp_path), num_threads=1, **sizes), tmp_path)
+
+    return make
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_prompt_gives_in_company_what_transformers_makes_of_it_alone(name: str, tmp_path: Path, make: Make) -> None:
+    module = make_model(tmp_path, name)
+    engine = make(runner="pooling")
+    task = engine.ready.supported_tasks[0]
+    ended = pool(
+        engine.core, [request(str(i), prompt, task=task, use_activation=False) for i, prompt in enumerate(PROMPTS)]
+    )
+    is_decoder = name.startswith(("qwen", "llama", "gemma"))
+    for i, prompt in enumerate(PROMPTS):
+        with torch.no_grad():
+            token_ids = torch.tensor([prompt])
+            if task == "embed":
+                theirs = module.base_model(input_ids=token_ids).last_hidden_state[0, -1 if is_decoder else 0]
+            else:
+                theirs = module(input_ids=token_ids).logits[0]
+        ours = array_of(ended[str(i)])
+        assert ours.shape == theirs.shape
+        assert cosine(ours, theirs.numpy()) >= 1 - 1e-6
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-3, atol=1e-4)
+        assert ended[str(i)].finish_reason == FinishReason.STOP
+        assert ended[str(i)].new_token_ids == []
+
+
+def test_a_mean_is_of_all_chunks_also_of_a_prompt_that_lost_its_blocks(tmp_path: Path, make: Make) -> None:
+    module = make_model(tmp_path, "qwen3")
+    as_sentence_transformers(tmp_path, "pooling_mode_mean_tokens", normalize=True)
+    core = make(block_size=4, kv_cache_memory=20 * 4 * 3 * 2 * 2 * 16 * 4).core
+    # The first prompt again: its blocks are in the cache, and its hidden states are not.
+    again = [request(f"again {i}", PROMPTS[6]) for i in range(3)]
+    ended = pool(core, [request("one", PROMPTS[6]), request("other", PROMPTS[3])]) | pool(core, again)
+    with torch.no_grad():
+        states = module.base_model(input_ids=torch.tensor([PROMPTS[6]])).last_hidden_state[0]
+    theirs = torch.nn.functional.normalize(states.mean(0), dim=0).numpy()
+    for name in ("one", "again 0", "again 2"):
+        np.testing.assert_allclose(array_of(ended[name]), theirs, atol=1e-5)
+
+
+def test_the_last_token_needs_no_hidden_state_of_what_is_in_the_cache(tmp_path: Path, make: Make) -> None:
+    make_model(tmp_path, "qwen3")
+    core = make(runner="pooling", block_size=4).core
+    first, again = (pool(core, [request("a", PROMPTS[6])])["a"] for _ in range(2))
+    assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 56)
+    np.testing.assert_allclose(array_of(first), array_of(again), atol=1e-5)
+
+
+def test_embeddings_are_cut_and_normalised_as_the_folder_and_the_request_say(tmp_path: Path, make: Make) -> None:
+    make_model(tmp_path, "bert", matryoshka_dimensions=[16, 64])
+    as_sentence_transformers(tmp_path, "pooling_mode_cls_token", normalize=False, prompts={"query": "find: "})
+    engine = make()
+    assert engine.ready.pooling is not None
+    assert engine.ready.pooling.prompts == {"query": "find: "}
+    ended = pool(
+        engine.core,
+        [
+            request("plain", PROMPTS[0]),
+            request("long", PROMPTS[0], use_activation=True),
+            request("cut", PROMPTS[0], use_activation=True, dimensions=16),
+            request("tokens", PROMPTS[0], task="token_embed"),
+        ],
+    )
+    plain, long, cut, tokens = (array_of(ended[name]) for name in ("plain", "long", "cut", "tokens"))
+    np.testing.assert_allclose(long, plain / np.linalg.norm(plain), rtol=1e-5)
+    np.testing.assert_allclose(cut, plain[:16] / np.linalg.norm(plain[:16]), rtol=1e-5)
+    np.testing.assert_allclose(tokens[0], plain, rtol=1e-5)
+    refused = engine.core.add_request(request("bad", PROMPTS[0], dimensions=17))
+    assert refused is not None
+    assert refused.error is not None
+    assert refused.error.message == "dimensions must be one of 16, 64 for this model, got 17"
+
+
+def test_the_second_text_of_a_pair_has_tokens_of_its_own_kind(tmp_path: Path, make: Make) -> None:
+    module = make_model(tmp_path, "bert, three classes")
+    core = make().core
+    pair, alone = request("pair", PROMPTS[2]), request("alone", PROMPTS[2])
+    pair.second_text_at = 7
+    ended = pool(core, [alone, pair, request("other", PROMPTS[4])])
+    types = torch.tensor([[0] * 7 + [1] * (len(PROMPTS[2]) - 7)])
+    with torch.no_grad():
+        theirs = module(input_ids=torch.tensor([PROMPTS[2]]), token_type_ids=types).logits[0].softmax(-1)
+    np.testing.assert_allclose(array_of(ended["pair"]), theirs.numpy(), atol=1e-5)
+    assert not np.allclose(array_of(ended["pair"]), array_of(ended["alone"]), atol=1e-3)
+
+
+def test_what_a_model_that_pools_does_not_do_is_refused(tmp_path: Path, make: Make) -> None:
+    make_model(tmp_path, "roberta")
+    engine = make()
+    # Two of its 64 positions are before the first token.
+    assert engine.ready.max_model_len == 62
+    refused = engine.core.add_request(request("bad", PROMPTS[0], task="classify"))
+    assert refused is not None
+    assert refused.error is not None
+    assert refused.error.code == "unsupported_task"
+    with pytest.raises(ConfigurationError, match="deterministic is for models that generate, and this one pools"):
+        make(deterministic=True)

@@ -1,0 +1,54 @@
+"""The answer of /v1/embeddings, given over HTTP and as a row of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.producer.openai.embeddings import PreparedEmbeddings
+from penstock.producer.openai.endpoints import prepare
+from penstock.producer.openai.errors import OpenAIError
+from penstock.producer.outputs import CompletionOutput, RequestOutput
+from penstock.producer.pooling import PoolingOutput
+from penstock.shared.messages import FinishReason, Usage
+from penstock.shared.pooling import Pooled
+
+POOLED = Pooled(data=b"\x00\x00\x80?\x00\x00\x00\xc0", shape=(2,))
+
+
+def prepared(**body: Any) -> PreparedEmbeddings:
+    found = prepare("/v1/embeddings", {"model": "m", **body})
+    assert isinstance(found, PreparedEmbeddings)
+    return found
+
+
+def output(pooled: Pooled | None, reason: FinishReason = FinishReason.STOP) -> RequestOutput:
+    told = None if pooled is None else PoolingOutput(pooled=pooled)
+    answer = CompletionOutput(index=0, text="", token_ids=[], finish_reason=reason, pooled=told)
+    return RequestOutput(request_id="embd-1", model="m", prompt=None, outputs=[answer], usage=Usage(3, 0))
+
+
+def test_vectors_come_as_numbers_or_as_their_bytes_in_base64() -> None:
+    floats = prepared(input=["a", [1, 2]]).answer(output(POOLED), output(POOLED))
+    assert [(one.index, one.embedding) for one in floats.data] == [(0, [1.0, -2.0]), (1, [1.0, -2.0])]
+    assert (floats.id, floats.usage.prompt_tokens, floats.usage.total_tokens) == ("embd-1", 6, 6)
+    (only,) = prepared(input="a", encoding_format="base64").answer(output(POOLED)).data
+    assert only.embedding == "AACAPwAAAMA="
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts"), [("a", ["a"]), ([1, 2], [[1, 2]]), (["a", "b"], ["a", "b"]), ([[1], [2]], [[1], [2]])]
+)
+def test_input_is_one_text_or_many(given: Any, prompts: list[Any]) -> None:
+    found = prepared(input=given, dimensions=8, prompt_name="query", band="batch")
+    assert list(found.prompts) == prompts
+    assert (found.params.task, found.params.dimensions, found.params.prompt_name) == ("embed", 8, "query")
+    assert found.options.get("band") == "batch"
+
+
+@pytest.mark.parametrize(("reason", "status"), [(FinishReason.CANCELLED, 499), (FinishReason.EXPIRED, 408)])
+def test_an_end_without_a_result_is_an_error(reason: FinishReason, status: int) -> None:
+    with pytest.raises(OpenAIError) as caught:
+        prepared(input="a").answer(output(None, reason))
+    assert caught.value.status == status

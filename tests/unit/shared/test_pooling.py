@@ -1,0 +1,45 @@
+"""What may be asked of a model that pools, and how its results travel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.shared.errors import UnsupportedParameterError, UnsupportedTaskError, ValidationError
+from penstock.shared.pooling import Pooled, PoolingParams
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        (
+            {"task": "sing"},
+            ValidationError,
+            "task must be one of embed, classify, token_embed, token_classify, got",
+        ),
+        ({"task": "score"}, UnsupportedTaskError, "task 'score' is not served: vLLM has removed it"),
+        ({"task": "plugin"}, UnsupportedTaskError, "there are no plug-ins"),
+        ({"dimensions": 0}, ValidationError, r"dimensions must be in \[1, "),
+        ({"dimensions": True}, ValidationError, "dimensions must be an integer"),
+        ({"use_activation": 1}, ValidationError, "use_activation must be True, False or None, got 1"),
+        ({"prompt_name": ""}, ValidationError, "prompt_name must be a string of 1 to 256 characters"),
+        ({"step_tag_id": 3}, UnsupportedParameterError, "step_tag_id is not supported"),
+    ],
+)
+def test_what_cannot_be_asked_says_why(fields: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        PoolingParams(**fields)
+
+
+def test_a_result_is_read_as_it_was_written() -> None:
+    assert Pooled(data=b"\x00\x00\x80?\x00\x00\x00\xc0", shape=(2,)).floats().tolist() == [1.0, -2.0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [({"dtype": "float16"}, "this version reads float32"), ({"shape": (2, 2)}, r"has 8 bytes, .* shape \[2, 2\]")],
+)
+def test_a_result_of_another_form_is_no_garbage(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Pooled(**{"data": bytes(8), "shape": (2,), **changed}).floats()

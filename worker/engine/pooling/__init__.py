@@ -1,0 +1,1 @@
+"""An engine whose prompts are pooled: embeddings, classes, scores."""

@@ -1,0 +1,60 @@
+"""The engine core of a model that pools: its requests end when their prompts are computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....shared.errors import UnsupportedParameterError, ValidationError
+from ....shared.messages import EngineCoreRequest
+from ....shared.pooling import MAX_RESULT_BYTES, PoolingParams
+from ...models.pooling.pooler import PoolingModel
+from ...request_checks import check_prompt_length, check_served, check_task
+from ..core import EngineCore
+from ..sampling.param_checks import check_in_vocabulary
+from ..scheduling.prompt_embeds import extra_keys_of
+from ..scheduling.request import Pooling, Request
+from .runner import pooler_of
+
+
+class PoolingCore(EngineCore):
+    """As ``EngineCore``, of ``pooling``."""
+
+    def __init__(self, pooling: PoolingModel, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._pooling = pooling
+
+    def _make_request(self, message: EngineCoreRequest) -> Request:
+        check_task(message, self._pooling.tasks)
+        params, prompt = message.pooling_params, message.prompt_token_ids or []
+        assert params is not None  # generate is none of its tasks
+        if message.prompt_embeds is not None:
+            raise UnsupportedParameterError("prompt_embeds: prompts that are pooled are text or token ids")
+        if not prompt:
+            raise ValidationError("prompt_token_ids is empty")
+        self._pooling.check(params)
+        max_model_len = self.scheduler.max_model_len
+        check_prompt_length(len(prompt), max_model_len, is_pooled=True)
+        check_in_vocabulary("prompt_token_ids", prompt, self._vocab_size)
+        pooler = pooler_of(self._pooling, params)
+        if pooler.is_per_token:
+            self._check_result(len(prompt), params)
+        reads = pooler.reads_prefix_cache and not params.skip_reading_prefix_cache
+        return Request(
+            message.request_id,
+            prompt,
+            check_served(message),
+            max_model_len=max_model_len,
+            priority=message.priority,
+            extra_keys=extra_keys_of(message),
+            pooling=Pooling(params, reads, message.second_text_at),
+        )
+
+    def _check_result(self, num_tokens: int, params: PoolingParams) -> None:
+        """Raises ``ValidationError`` if the result would be more than fits into a record."""
+        setup = self._pooling.setup
+        num_bytes = 4 * num_tokens * (params.dimensions or setup.dimensions or len(setup.labels))
+        if num_bytes > MAX_RESULT_BYTES:
+            raise ValidationError(
+                f"the result of {num_tokens} tokens would have {num_bytes} bytes, and at most {MAX_RESULT_BYTES} are "
+                "served; send a shorter text or ask for fewer dimensions"
+            )

@@ -1,0 +1,200 @@
+"""All texts of a step in one row ``[1, T]`` of a model in which each token sees its whole text, before and behind it.
+
+Nothing is kept from step to step, so there is no cache, and a text is computed whole or not at all. Which keys a query
+sees is transformers' own rule, asked for positions within the text; a text attends by itself, so nothing is padded.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+
+from ....kernels.paged_attention import MaskRule
+from ....shared.errors import ModelLoadError
+from ..attention import AttentionCall
+from ..conformance import tolerance_of
+from ..forward import ModelInput
+from ..packed import install_attention
+
+_NAME_NUMBERS = itertools.count()
+_SEQUENCE_LENS = (6, 9, 5)
+
+
+class TextAttention:
+    """Attention within each text of a packed row. ``begin`` every step."""
+
+    def __init__(self) -> None:
+        self.name = f"penstock_texts_{next(_NAME_NUMBERS)}"
+        self._lens: list[int] = []
+        self._masks: dict[tuple[int, int], tuple[MaskRule, Tensor | None]] = {}
+        AttentionInterface.register(self.name, self._attend)
+        AttentionMaskInterface.register(self.name, _return_rule)
+
+    def begin(self, lens: list[int]) -> None:
+        """Say how many tokens each text of the next forward has."""
+        self._lens = lens
+        self._masks = {}
+
+    def _attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: MaskRule | None,
+        scaling: float | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        """transformers' attention function: ``[1, H, T, D]`` in, ``([1, T, H, DV], None)`` out."""
+        is_grouped = query.shape[1] != key.shape[1]
+        parts = [
+            nn.functional.scaled_dot_product_attention(
+                *texts, attn_mask=self._mask(attention_mask, texts[0]), scale=scaling, enable_gqa=is_grouped
+            )
+            for texts in zip(*(each.split(self._lens, dim=2) for each in (query, key, value)), strict=True)
+        ]
+        return torch.cat(parts, dim=2).transpose(1, 2), None
+
+    def _mask(self, rule: MaskRule | None, query: Tensor) -> Tensor | None:
+        """Which keys each query of a text sees, ``[L, L]``; None if all."""
+        if rule is None:
+            return None
+        length = query.shape[2]
+        # The rule is held, so that no other one can get its id meanwhile.
+        _, mask = self._masks.get((id(rule), length), (None, None))
+        if (id(rule), length) not in self._masks:
+            at = torch.arange(length, device=query.device)
+            seen = torch.as_tensor(rule(0, 0, at[:, None], at[None])).expand(length, length)
+            mask = None if bool(seen.all()) else seen
+            self._masks[id(rule), length] = rule, mask
+        return mask
+
+
+def _return_rule(*_: Any, mask_function: MaskRule, **__: Any) -> MaskRule:
+    """transformers' mask function: hands the rule on as it is."""
+    return mask_function
+
+
+class EncoderForward:
+    """See ``forward.Forward``: what it returns of a token is its hidden state, and there is no cache.
+
+    Args:
+        first_position: of a text; where its kin count otherwise than from 0, ``encoder_forward`` finds out.
+    """
+
+    mode = "encoder"
+    keeps_state = False
+    takes_embeds = False
+    bytes_per_token = 0
+    bytes_per_request = 0
+
+    def __init__(self, module: PreTrainedModel, attention: TextAttention, first_position: int) -> None:
+        self.network = module
+        self.first_position = first_position
+        self._attention = attention
+        names = set(inspect.signature(module.base_model.forward).parameters)
+        self._takes_types = "token_type_ids" in names
+        self._device = module.device
+
+    @property
+    def max_text_len(self) -> int | None:
+        """How many positions the model has for a text; None where its config names no limit."""
+        limit = getattr(self.network.config, "max_position_embeddings", None)
+        return None if limit is None else limit - self.first_position
+
+    @property
+    def attention_calls(self) -> list[AttentionCall]:
+        return []
+
+    def network_of(self, module: PreTrainedModel) -> nn.Module:
+        return module
+
+    def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
+        """There is nothing to allocate."""
+
+    def run(self, step: ModelInput) -> Tensor:
+        return self._states(step.token_ids, step.positions, step.batch.query_lens, step.token_types)[step.logit_rows]
+
+    def commit(self) -> None:
+        """Nothing is left behind."""
+
+    def profile(self, num_tokens: int, num_logit_rows: int) -> None:
+        token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=self._device)
+        self._states(token_ids, token_ids, [num_tokens], None)
+
+    def _states(self, token_ids: Tensor, positions: Tensor, lens: list[int], types: Tensor | None) -> Tensor:
+        """Hidden states ``[T, H]`` of packed texts."""
+        self._attention.begin(lens)
+        inputs = {"input_ids": token_ids[None], "position_ids": positions[None] + self.first_position}
+        if self._takes_types:
+            inputs["token_type_ids"] = (torch.zeros_like(token_ids) if types is None else types)[None]
+        return self.network.base_model(**inputs).last_hidden_state[0]
+
+    def states_of(self, sequences: list[Tensor]) -> Tensor:
+        """Hidden states of whole texts in one row."""
+        positions = torch.cat([torch.arange(len(one), device=one.device) for one in sequences])
+        return self._states(torch.cat(sequences), positions, [len(one) for one in sequences], None)
+
+
+class EncoderTruth:
+    """What ``module``, whose attention is still its own, makes of a few texts by themselves."""
+
+    def __init__(self, module: PreTrainedModel, vocab_size: int) -> None:
+        padding = getattr(module.config, "pad_token_id", None)
+        ids = (torch.arange(3, 3 + sum(_SEQUENCE_LENS)) * 7919 % vocab_size).tolist()
+        # Padding is counted otherwise by RoBERTa's kin.
+        usable = [token_id if token_id != padding else (token_id + 1) % vocab_size for token_id in ids]
+        token_ids = torch.tensor(usable, device=module.device)
+        self.sequences = list(token_ids.split(_SEQUENCE_LENS))
+        self.states = torch.cat([module.base_model(input_ids=one[None]).last_hidden_state[0] for one in self.sequences])
+        self.dtype = module.dtype
+
+    def error_of(self, forward: EncoderForward) -> float:
+        """By how much the same texts differ in one row: the largest of ``|difference| / |state|``."""
+        states = forward.states_of(self.sequences)
+        error = (states - self.states).float().norm(dim=-1) / self.states.float().norm(dim=-1).clamp(min=1e-6)
+        return error.nan_to_num(torch.inf).max().item()
+
+    def check(self, forward: EncoderForward, tolerance: float | None, told: str) -> None:
+        """Raises ``ModelLoadError`` if they differ by more than rounding."""
+        error = self.error_of(forward)
+        if error > (tolerance_of(self.dtype) if tolerance is None else tolerance):
+            raise ModelLoadError(f"{told}: hidden states differ by {error:.1%} when texts are computed together")
+
+
+def is_bidirectional(module: PreTrainedModel, vocab_size: int) -> bool:
+    """Whether what comes later changes the hidden state of the first token."""
+    texts = torch.tensor([[3, 4, 5, 6], [3, 7, 8, 9]], device=module.device) % vocab_size
+    first, other = (module.base_model(input_ids=text[None]).last_hidden_state[0, 0] for text in texts)
+    return not torch.allclose(first, other, rtol=1e-3, atol=1e-3 * float(first.abs().max()))
+
+
+def encoder_forward(module: PreTrainedModel, architecture: str, truth: EncoderTruth) -> EncoderForward:
+    """Return what computes ``module`` for texts in one row.
+
+    Positions are tried from 0, and from where RoBERTa's kin begin.
+
+    Raises:
+        ModelLoadError: it does not attend by transformers' interface, or gives other results in company.
+    """
+    attention = TextAttention()
+    told = f"{architecture} cannot be served as an encoder"
+    try:
+        install_attention(module, attention.name)
+        padding = getattr(module.config, "pad_token_id", None)
+        starts = [0] if padding is None else [0, padding + 1]
+        forwards = [EncoderForward(module, attention, start) for start in starts]
+        # From 0 if that will do: to those whose positions are relative all starts are the same.
+        forward = next((one for one in forwards if truth.error_of(one) <= tolerance_of(truth.dtype)), forwards[-1])
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{told}: {error}") from error
+    except Exception as error:  # whatever the architecture's own code raises
+        raise ModelLoadError(f"{told}: {type(error).__name__}: {error}") from error
+    truth.check(forward, None, told)
+    return forward

@@ -1,0 +1,155 @@
+"""What a model folder says of pooling: whether its model is for that, and sentence-transformers' own files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from ....shared.errors import ModelLoadError
+
+CLS, LAST, MEAN = "cls", "last", "mean"
+# By the names of sentence-transformers, older (a switch each) and newer (one field).
+_MODES = {
+    "pooling_mode_cls_token": CLS,
+    "pooling_mode_lasttoken": LAST,
+    "pooling_mode_mean_tokens": MEAN,
+    "cls": CLS,
+    "lasttoken": LAST,
+    "mean": MEAN,
+}
+_POOLING_ARCHITECTURES = ("ForSequenceClassification", "ForTokenClassification", "Model", "ForMaskedLM")
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "Tanh": nn.Tanh,
+    "Identity": nn.Identity,
+    "Sigmoid": nn.Sigmoid,
+    "ReLU": nn.ReLU,
+    "GELU": nn.GELU,
+}
+
+
+@dataclass(frozen=True)
+class PoolingFolder:
+    """What a folder says.
+
+    Args:
+        mode: how the tokens of a text become one; None where the folder leaves it to the model's kind.
+        normalize: embeddings have length one.
+        dense: layers after pooling.
+        max_length: most tokens of a text.
+        prompts, default_prompt_name: as in ``PoolingSetup``.
+    """
+
+    mode: str | None = None
+    normalize: bool = True
+    dense: tuple[nn.Module, ...] = ()
+    max_length: int | None = None
+    prompts: dict[str, str] | None = None
+    default_prompt_name: str | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> PoolingFolder:
+        """Read ``modules.json`` and what it names; vLLM's defaults without.
+
+        Raises:
+            ModelLoadError: a file cannot be read, or a module is none that we know.
+        """
+        modules = _read(folder / "modules.json")
+        if modules is None:
+            return cls()
+        mode, normalize, dense = None, False, []
+        for module in modules:
+            kind, place = str(module["type"]).rpartition(".")[2], folder / module["path"]
+            if kind == "Pooling":
+                mode = _mode_of(_read(place / "config.json") or {}, place)
+            elif kind == "Normalize":
+                normalize = True
+            elif kind == "Dense":
+                dense.append(_read_dense(place))
+            elif kind != "Transformer":
+                raise ModelLoadError(
+                    f"{folder / 'modules.json'} names a module {kind}; known are Transformer, Pooling, Dense, Normalize"
+                )
+        told = _read(folder / "config_sentence_transformers.json") or {}
+        lengths = _read(folder / "sentence_bert_config.json") or {}
+        return cls(
+            mode,
+            normalize,
+            tuple(dense),
+            lengths.get("max_seq_length"),
+            {name: text for name, text in (told.get("prompts") or {}).items() if text},
+            told.get("default_prompt_name"),
+        )
+
+
+def pools(folder: Path, model_config: PretrainedConfig, runner: str) -> bool:
+    """Whether the model in ``folder`` is to pool: as ``runner`` says, and with "auto" by what it was saved as."""
+    if runner != "auto":
+        return runner == "pooling"
+    architecture = (model_config.architectures or [""])[0]
+    return (folder / "modules.json").is_file() or architecture.endswith(_POOLING_ARCHITECTURES)
+
+
+def _mode_of(config: dict[str, Any], place: Path) -> str:
+    named = config.get("pooling_mode")
+    chosen = (
+        [named] if named else [name for name, value in config.items() if name.startswith("pooling_") and value is True]
+    )
+    if len(chosen) != 1 or chosen[0] not in _MODES:
+        raise ModelLoadError(f"{place / 'config.json'} asks for {chosen}; served is one of cls, lasttoken, mean")
+    return _MODES[chosen[0]]
+
+
+def _read_dense(place: Path) -> nn.Module:
+    config = _read(place / "config.json") or {}
+    name = str(config.get("activation_function", "Identity")).rpartition(".")[2]
+    if name not in _ACTIVATIONS:
+        raise ModelLoadError(
+            f"{place / 'config.json'} asks for the activation {name}; known: {', '.join(_ACTIVATIONS)}"
+        )
+    try:
+        tensors: dict[str, Tensor] = load_file(place / "model.safetensors")
+        linear = nn.Linear(config["in_features"], config["out_features"], bias="linear.bias" in tensors)
+        linear.load_state_dict({key.removeprefix("linear."): tensor.float() for key, tensor in tensors.items()})
+    except (OSError, KeyError, RuntimeError) as error:
+        raise ModelLoadError(f"the dense layer in {place} cannot be read: {error}") from error
+    return nn.Sequential(linear, _ACTIVATIONS[name]()).eval().requires_grad_(requires_grad=False)
+
+
+def class_activation(model_config: PretrainedConfig, num_labels: int) -> nn.Module:
+    """What makes probabilities of logits, by the files of a cross-encoder, else by what was trained."""
+    told = getattr(model_config, "sentence_transformers", None) or {}
+    named = told.get("activation_fn") or getattr(model_config, "sbert_ce_default_activation_function", None)
+    kind = _ACTIVATIONS.get(str(named).rpartition(".")[2])
+    if kind is not None:
+        return kind()
+    problem = getattr(model_config, "problem_type", None)
+    if problem == "regression":
+        return nn.Identity()
+    return nn.Sigmoid() if problem == "multi_label_classification" or num_labels == 1 else nn.Softmax(-1)
+
+
+def labels_of(model_config: PretrainedConfig, num_labels: int) -> tuple[str, ...]:
+    """The names of the classes in their order."""
+    names = {int(key): str(name) for key, name in (getattr(model_config, "id2label", None) or {}).items()}
+    return tuple(names.get(index, f"LABEL_{index}") for index in range(num_labels))
+
+
+def matryoshka_of(model_config: PretrainedConfig) -> tuple[int, ...] | None:
+    """The dimensions to which its config says that an embedding may be cut; None where it names none."""
+    dimensions = getattr(model_config, "matryoshka_dimensions", None)
+    return tuple(int(one) for one in dimensions) if dimensions else None
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}; fetch the model again") from error
