@@ -14,9 +14,18 @@ from .core import VllmCore
 
 log = structlog.get_logger(__name__)
 
-_PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1}
 _SAMPLED = SamplingParams(
-    temperature=0.8, top_p=0.9, top_k=5, min_p=0.01, seed=1, max_tokens=2, logprobs=1, prompt_logprobs=1, **_PENALTIES
+    temperature=0.8,
+    top_p=0.9,
+    top_k=5,
+    min_p=0.01,
+    seed=1,
+    presence_penalty=0.5,
+    frequency_penalty=0.5,
+    repetition_penalty=1.1,
+    max_tokens=2,
+    logprobs=1,
+    prompt_logprobs=1,
 )
 _GRAMMAR = SamplingParams(temperature=0.0, max_tokens=2, structured_outputs=StructuredOutputsParams(regex="[0-9]+"))
 _BATCHES = ([_SAMPLED], [_SAMPLED, _SAMPLED], [_GRAMMAR])
