@@ -82,8 +82,11 @@ async def test_a_known_request_id_gives_the_stored_result(client: Client) -> Non
 
 
 def test_the_gateway_answers_as_openai_jina_and_vllm_do(stack: LocalStack, tmp_path: Path) -> None:
-    with LocalGateway(stack.url, [], tmp_path / "gateway.log") as gateway:
-        sdk = openai.OpenAI(base_url=gateway.base_url, api_key="-", max_retries=0)
+    with (
+        LocalGateway(stack.url, [], tmp_path / "gateway.log") as gateway,
+        openai.OpenAI(base_url=gateway.base_url, api_key="-", max_retries=0) as sdk,
+        httpx.Client(base_url=gateway.base_url.removesuffix("/v1"), timeout=60) as http,
+    ):
         answer = sdk.embeddings.create(model="numbers", input=["407", "12"])  # base64 on the wire
         floats = sdk.embeddings.create(model="numbers", input=TOKEN_IDS, encoding_format="float")
         for one, other in zip(answer.data, floats.data, strict=True):
@@ -95,7 +98,6 @@ def test_the_gateway_answers_as_openai_jina_and_vllm_do(stack: LocalStack, tmp_p
         assert caught.value.param == "dimensions"
         with pytest.raises(openai.BadRequestError, match="does not generate; its tasks: embed, token_embed"):
             sdk.completions.create(model="numbers", prompt="1")
-        http = httpx.Client(base_url=gateway.base_url.removesuffix("/v1"))
         documents = ["seventy four", "four hundred seven", "three"]
         ranked = http.post("/rerank", json={"query": "407", "documents": documents, "top_n": 2}).json()
         assert (ranked["results"][0]["index"], ranked["results"][0]["document"]) == (1, {"text": "four hundred seven"})
