@@ -34,7 +34,7 @@ EXPERTS = {"num_experts_per_tok": 2, "num_hidden_layers": 1}
 CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(**WIDE),
     "qwen2": lambda: transformers.Qwen2Config(**{**SHAPE, "tie_word_embeddings": True}),
-    "qwen3": lambda: transformers.Qwen3Config(**SHAPE, head_dim=32),
+    "qwen3": lambda: transformers.Qwen3Config(**{**SHAPE, "head_dim": 32}),
     "qwen3moe": lambda: transformers.Qwen3MoeConfig(
         **{**SHAPE, **EXPERTS}, head_dim=16, num_experts=4, moe_intermediate_size=32, norm_topk_prob=True
     ),
