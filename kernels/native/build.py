@@ -35,7 +35,7 @@ _FLAGS = (
 # Tile registers in plain C++, so that a machine without them tests what computes with them.
 _EMULATED_TILES = "-DPENSTOCK_EMULATED_TILES"
 # What the compiler's -march says: less than this processor has, such as x86-64-v3 for AVX2 alone.
-_PROCESSOR = "PENSTOCK_NATIVE_MARCH"
+PROCESSOR = "PENSTOCK_NATIVE_MARCH"
 _COMPILERS = ("c++", "g++", "clang++")
 # A busy machine takes ten times as long as an idle one.
 _TIMEOUT_S = 600
@@ -56,7 +56,7 @@ def build(cache_folder: Path, *, emulates_tiles: bool = False) -> Path:
     Raises:
         BuildError: there is no compiler, or it fails.
     """
-    processor = os.environ.get(_PROCESSOR) or "native"
+    processor = os.environ.get(PROCESSOR) or "native"
     compiler = [_find_compiler(), *_FLAGS, f"-march={processor}", *([_EMULATED_TILES] if emulates_tiles else [])]
     path = cache_folder / f"penstock-{_key(compiler)}.so"
     if path.is_file():
