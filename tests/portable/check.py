@@ -74,7 +74,16 @@ def _agrees(march: str, name: str, expected: list[str], folder: Path) -> bool:
 def _run_driver(program: Path, compiler: str, march: str, emulator: list[str]) -> list[str]:
     os.environ["CXX"], os.environ[native_build.PROCESSOR] = compiler, march
     library = native_build.build(native_build.default_cache_folder())
-    options = ["-std=c++17", "-O1", "-fopenmp-simd", "-Wall", "-Wextra", "-Wno-psabi", f"-march={march}", f"-I{_SOURCES}"]
+    options = [
+        "-std=c++17",
+        "-O1",
+        "-fopenmp-simd",
+        "-Wall",
+        "-Wextra",
+        "-Wno-psabi",
+        f"-march={march}",
+        f"-I{_SOURCES}",
+    ]
     linked = [str(library), f"-Wl,-rpath,{library.parent}", "-pthread"]
     subprocess.run([compiler, *options, str(_DRIVER), *linked, "-o", str(program)], check=True)
     done = subprocess.run([*emulator, str(program)], stdout=subprocess.PIPE, text=True, check=False)
