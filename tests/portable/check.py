@@ -27,8 +27,8 @@ _ARM = {"armv8.2-a": "neon", "armv8.6-a+bf16": "neon_bf16"}
 _ARM_COMPILER, _EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 _ARM_ROOT = "/usr/aarch64-linux-gnu"
 # Of the difference, relative to all numbers of a line. Sums are made in another order, and bfloat16 rounds after each
-# operation.
-_BOUNDS = {"float32": 1e-4, "bfloat16": 0.02}
+# operation; of two fours of bits that are equally near, each processor may take another.
+_BOUNDS = {"float32": 1e-4, "bfloat16": 0.04}
 
 
 def main() -> int:
@@ -56,7 +56,8 @@ def _check_arm() -> bool:
     with tempfile.TemporaryDirectory() as folder:
         compiler = os.environ.get("CXX") or "c++"
         expected = _run_driver(Path(folder) / "here", compiler, "native", [])
-        return all([_agrees(march, name, expected, Path(folder)) for march, name in _ARM.items()])
+        agreed = [_agrees(march, name, expected, Path(folder)) for march, name in _ARM.items()]
+    return all(agreed)
 
 
 def _agrees(march: str, name: str, expected: list[str], folder: Path) -> bool:
