@@ -10,7 +10,7 @@ VERSIONS ?= .versions
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo demo-dashboard test test-fast test-versions check format bench bench-peers engine-vllm gpu-check chaos models vendor screenshots install clean
+.PHONY: demo demo-dashboard test test-fast test-versions check format bench bench-peers engine-vllm gpu-check chaos models portable vendor screenshots install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
@@ -68,6 +68,10 @@ vendor: $(VENV)/.installed
 # Pictures of the operators' pages and of `penstock top`, for the guide. Needs Chromium.
 screenshots: $(VENV)/.installed-dev
 	$(BIN)/python -m penstock.ops.demo.screenshots
+
+# The compiled kernels for AVX2 alone, and for Arm under qemu; what is not installed is told and skipped.
+portable: $(VENV)/.installed-dev
+	$(BIN)/python tests/portable/check.py
 
 models: $(VENV)/.installed
 	$(BIN)/python -m penstock.worker.survey --out ops/models.md

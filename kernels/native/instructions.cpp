@@ -13,6 +13,8 @@ extern "C" const char* instructions() {
   return "avx512";
 #elif defined(__AVX2__)
   return "avx2";
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  return "neon_bf16";
 #elif defined(__ARM_NEON)
   return "neon";
 #else

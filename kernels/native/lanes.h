@@ -4,11 +4,14 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "scalar.h"
 
-#ifdef __AVX512F__
+#if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 constexpr int LANES = 16;
@@ -24,12 +27,25 @@ typedef uint32_t Words __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint16_t HalfWords __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint8_t Bytes __attribute__((vector_size(VECTOR_BYTES)));
 
-// How many sums fit into registers: rows of inputs times vectors of outputs.
-#ifdef __AVX512F__
-constexpr int TILE_ROWS = 6, TILE_VECTORS = 4;
+// How many sums fit into registers: rows of inputs times vectors of outputs; and how large a register is.
+#if defined(__AVX512F__)
+constexpr int TILE_ROWS = 6, TILE_VECTORS = 4, PART_BYTES = 64;
+#elif defined(__AVX2__)
+constexpr int TILE_ROWS = 3, TILE_VECTORS = 2, PART_BYTES = 32;
 #else
-constexpr int TILE_ROWS = 3, TILE_VECTORS = 2;
+constexpr int TILE_ROWS = 3, TILE_VECTORS = 2, PART_BYTES = 16;
 #endif
+
+// A vector is made of as many registers. What the compiler is given as a larger vector than those, it keeps in memory,
+// so loops over products work on the parts.
+constexpr int PARTS = VECTOR_BYTES / PART_BYTES;
+
+typedef float FloatPart __attribute__((vector_size(PART_BYTES)));
+typedef int32_t IntPart __attribute__((vector_size(PART_BYTES)));
+typedef uint32_t WordPart __attribute__((vector_size(PART_BYTES)));
+
+template <typename Sum>
+using PartOf = std::conditional_t<std::is_same_v<Sum, Floats>, FloatPart, IntPart>;
 
 constexpr int PREFETCHED_GROUPS = 16;
 
@@ -52,32 +68,80 @@ inline Words in_all_bytes(Words words) {
 #endif
 }
 
-// sum + the products of a row's group with those of 16 outputs.
-inline Floats add_products(Floats sum, const float* group, Words columns) {
-  return sum + splat(*group) * (Floats)columns;
+// sum + the products of a row's group with those of a part of 16 outputs.
+inline FloatPart add_products(FloatPart sum, const float* group, WordPart columns) {
+  return sum + *group * (FloatPart)columns;
 }
 
-inline Floats add_products(Floats sum, const bfloat16* group, Words columns) {
-#ifdef __AVX512BF16__
+inline FloatPart add_products(FloatPart sum, const bfloat16* group, WordPart columns) {
+#if defined(__AVX512BF16__)
   int32_t both;
   std::memcpy(&both, group, sizeof(both));
-  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(both), (__m512bh)columns);
+  return (FloatPart)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(both), (__m512bh)columns);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  uint32_t both;
+  std::memcpy(&both, group, sizeof(both));
+  return (FloatPart)vbfdotq_f32((float32x4_t)sum, vreinterpretq_bf16_u32(vdupq_n_u32(both)),
+                                vreinterpretq_bf16_u32((uint32x4_t)columns));
 #else
-  sum += splat(to_float(group[0])) * (Floats)(columns << 16);
-  return sum + splat(to_float(group[1])) * (Floats)(columns & 0xffff0000u);
+  sum += to_float(group[0]) * (FloatPart)(columns << 16);
+  return sum + to_float(group[1]) * (FloatPart)(columns & 0xffff0000u);
 #endif
 }
 
-// Of a row without signs and outputs with signs.
-inline Ints add_products(Ints sum, const uint8_t* group, Words columns) {
-#ifdef __AVX512VNNI__
+// Of a row without signs and outputs with signs, exactly.
+inline IntPart add_products(IntPart sum, const uint8_t* group, WordPart columns) {
+#if defined(__AVX512VNNI__)
   int32_t four;
   std::memcpy(&four, group, sizeof(four));
-  return (Ints)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(four), (__m512i)columns);
+  return (IntPart)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(four), (__m512i)columns);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  // In pairs of 16 bits, the even bytes and the odd ones: the product of bytes of this processor saturates.
+  uint32_t four;
+  std::memcpy(&four, group, sizeof(four));
+  const __m256i bytes = (__m256i)columns, even = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8);
+  sum += (IntPart)_mm256_madd_epi16(even, _mm256_set1_epi32(four & 0x00ff00ff));
+  return sum + (IntPart)_mm256_madd_epi16(_mm256_srai_epi16(bytes, 8), _mm256_set1_epi32(four >> 8 & 0x00ff00ff));
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+  uint32_t four;
+  std::memcpy(&four, group, sizeof(four));
+  return (IntPart)vusdotq_s32((int32x4_t)sum, vreinterpretq_u8_u32(vdupq_n_u32(four)), (int8x16_t)columns);
 #else
-  for (int i = 0; i < GROUP_BYTES; ++i) sum += group[i] * ((Ints)(columns << (24 - 8 * i)) >> 24);
+  for (int i = 0; i < GROUP_BYTES; ++i) sum += group[i] * ((IntPart)(columns << (24 - 8 * i)) >> 24);
   return sum;
 #endif
+}
+
+// The sums of M rows with V vectors of outputs, in parts.
+template <typename Sum, int M, int V>
+struct SumsInParts {
+  PartOf<Sum> parts[M][V][PARTS];
+
+  explicit SumsInParts(const Sum (&sums)[M][V]) {
+    for (int m = 0; m < M; ++m) {
+      for (int v = 0; v < V; ++v) {
+        for (int p = 0; p < PARTS; ++p) {
+          std::memcpy(&parts[m][v][p], reinterpret_cast<const char*>(&sums[m][v]) + p * PART_BYTES, PART_BYTES);
+        }
+      }
+    }
+  }
+
+  void put(Sum (&sums)[M][V]) const {
+    for (int m = 0; m < M; ++m) {
+      for (int v = 0; v < V; ++v) {
+        for (int p = 0; p < PARTS; ++p) {
+          std::memcpy(reinterpret_cast<char*>(&sums[m][v]) + p * PART_BYTES, &parts[m][v][p], PART_BYTES);
+        }
+      }
+    }
+  }
+};
+
+inline WordPart load_part(const void* from, int part) {
+  WordPart words;
+  std::memcpy(&words, static_cast<const char*>(from) + part * PART_BYTES, sizeof(words));
+  return words;
 }
 
 // Adds to sums[m][v] the products of row m, num_groups groups of it, with the vectors that begin at columns[v] and
@@ -86,17 +150,21 @@ template <int M, int V, typename Sum, typename T>
 inline __attribute__((always_inline)) void accumulate(Sum (&sums)[M][V], const T* rows, int64_t row_stride,
                                                       const char* const (&columns)[V], int64_t group_stride,
                                                       int64_t num_groups) {
+  SumsInParts<Sum, M, V> made(sums);
   for (int64_t group = 0; group < num_groups; ++group) {
-    Words words[V];
+    WordPart words[V][PARTS];
     for (int v = 0; v < V; ++v) {
-      words[v] = load_words(columns[v] + group * group_stride);
+      for (int p = 0; p < PARTS; ++p) words[v][p] = load_part(columns[v] + group * group_stride, p);
       __builtin_prefetch(columns[v] + (group + PREFETCHED_GROUPS) * group_stride);
     }
     for (int m = 0; m < M; ++m) {
       const T* at = rows + m * row_stride + group * GROUP<T>;
-      for (int v = 0; v < V; ++v) sums[m][v] = add_products(sums[m][v], at, words[v]);
+      for (int v = 0; v < V; ++v) {
+        for (int p = 0; p < PARTS; ++p) made.parts[m][v][p] = add_products(made.parts[m][v][p], at, words[v][p]);
+      }
     }
   }
+  made.put(sums);
 }
 
 // Writes the first num of 16 floats, rounded to T.

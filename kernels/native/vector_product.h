@@ -39,6 +39,7 @@ struct NibbleColumns {
 
   template <int M>
   inline __attribute__((always_inline)) void add_products(Ints (&sums)[M][V], const uint8_t* rows, int64_t row_stride) const {
+    SumsInParts<Ints, M, V> made(sums);
     const char* block = panel;
     for (int64_t b = 0; b < num_blocks; ++b, block += BLOCK_BYTES, rows += BLOCK_INPUTS) {
       for (int v = 0; v < V; ++v) {
@@ -50,12 +51,16 @@ struct NibbleColumns {
           steps.unpack(load_words(nibbles), two[0], two[1]);
           const uint8_t* at = rows + 2 * pair * GROUP<uint8_t>;
           for (int m = 0; m < M; ++m) {
-            sums[m][v] = ::add_products(sums[m][v], at + m * row_stride, two[0]);
-            sums[m][v] = ::add_products(sums[m][v], at + m * row_stride + GROUP<uint8_t>, two[1]);
+            for (int p = 0; p < PARTS; ++p) {
+              IntPart& sum = made.parts[m][v][p];
+              sum = ::add_products(sum, at + m * row_stride, load_part(&two[0], p));
+              sum = ::add_products(sum, at + m * row_stride + GROUP<uint8_t>, load_part(&two[1], p));
+            }
           }
         }
       }
     }
+    made.put(sums);
   }
 };
 

@@ -1,0 +1,249 @@
+// Calls the compiled kernels without Python, so that a library for another processor can be run where only an emulator
+// is: products of all kinds, attention, a decoder's step, sampling. Prints a line for each: "same" or "near", the dtype,
+// a name and the numbers; check.py compares the lines of two libraries. What a row's bits are not to depend on is checked
+// here.
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "decoder.h"
+
+template <typename T>
+constexpr const char* DTYPE = sizeof(T) == 4 ? "float32" : "bfloat16";
+
+#define PENSTOCK_DECLARED(T, suffix)                                                                              \
+  void pack_linear_##suffix(const T*, T*, int64_t, int64_t);                                                      \
+  void quantize_linear_##suffix(const T*, int8_t*, float*, int32_t*, int64_t, int64_t);                           \
+  void quantize_linear_to_nibbles_##suffix(const T*, uint8_t*, float*, int32_t*, int64_t, int64_t);               \
+  void linear_##suffix(const T*, int64_t, const Linear*, T*, int64_t);                                            \
+  int decode_##suffix(const T*, int64_t, const T*, const T*, const int64_t*, int64_t, const int64_t*, int64_t,    \
+                      int64_t, int64_t, int64_t, int64_t, float, int64_t, T*);                                    \
+  void run_decoder_##suffix(const Decoder*, const DecoderStep*);                                                  \
+  void sample_##suffix(const T*, int64_t, const float*, const int64_t*, const float*, const float*, const double*, \
+                       int64_t*, int64_t, int64_t);
+
+extern "C" {
+PENSTOCK_DECLARED(float, float32)
+PENSTOCK_DECLARED(bfloat16, bfloat16)
+const char* instructions();
+void set_num_threads(int64_t);
+}
+
+template <typename T>
+struct Library;
+
+#define PENSTOCK_CHOSEN(T, suffix)                                                       \
+  template <>                                                                            \
+  struct Library<T> {                                                                    \
+    static constexpr auto pack = pack_linear_##suffix;                                   \
+    static constexpr auto to_bytes = quantize_linear_##suffix;                           \
+    static constexpr auto to_nibbles = quantize_linear_to_nibbles_##suffix;              \
+    static constexpr auto linear = linear_##suffix;                                      \
+    static constexpr auto decode = decode_##suffix;                                      \
+    static constexpr auto run_decoder = run_decoder_##suffix;                            \
+    static constexpr auto sample = sample_##suffix;                                      \
+  };
+
+PENSTOCK_CHOSEN(float, float32)
+PENSTOCK_CHOSEN(bfloat16, bfloat16)
+
+// Between -1 and 1, the same on every processor.
+template <typename T>
+std::vector<T> random_numbers(size_t num, uint32_t seed) {
+  std::vector<T> numbers(num);
+  for (T& number : numbers) {
+    seed = seed * 1664525u + 1013904223u;
+    number = from_float<T>(static_cast<float>(static_cast<int32_t>(seed) >> 8) / (1 << 23));
+  }
+  return numbers;
+}
+
+template <typename T, typename Number>
+void print(const char* how, const std::string& name, const std::vector<Number>& numbers) {
+  std::printf("%s %s %s", how, DTYPE<T>, name.c_str());
+  for (Number number : numbers) {
+    if constexpr (std::is_integral_v<Number>) {
+      std::printf(" %lld", static_cast<long long>(number));
+    } else {
+      std::printf(" %.9g", to_float(number));
+    }
+  }
+  std::printf("\n");
+}
+
+template <typename T>
+void expect_equal(const std::vector<T>& some, const std::vector<T>& others, const std::string& what) {
+  if (std::memcmp(some.data(), others.data(), some.size() * sizeof(T)) == 0) return;
+  std::printf("differs %s %s\n", DTYPE<T>, what.c_str());
+  std::exit(1);
+}
+
+enum class Kind { PLAIN, BYTES, NIBBLES };
+const char* const KIND_NAMES[] = {"plain", "bytes", "nibbles"};
+
+// A weight with all that its Linear points to.
+template <typename T>
+struct Weight {
+  std::vector<char> packed;
+  std::vector<float> scales, bias;
+  std::vector<int32_t> offsets;
+  Linear linear;
+
+  Weight(int64_t num_outputs, int64_t num_inputs, Kind kind, uint32_t seed) {
+    std::vector<T> weight = random_numbers<T>(num_outputs * num_inputs, seed);
+    const int64_t padded = (num_outputs + 63) / 64 * 64;
+    packed.resize(padded * (num_inputs + 64) * sizeof(T));
+    scales.resize(padded), offsets.resize(padded);
+    bias = random_numbers<float>(padded, seed + 1);
+    if (kind == Kind::PLAIN) Library<T>::pack(weight.data(), at<T>(), num_outputs, num_inputs);
+    if (kind == Kind::BYTES) {
+      Library<T>::to_bytes(weight.data(), at<int8_t>(), scales.data(), offsets.data(), num_outputs, num_inputs);
+    }
+    if (kind == Kind::NIBBLES) {
+      Library<T>::to_nibbles(weight.data(), at<uint8_t>(), scales.data(), offsets.data(), num_outputs, num_inputs);
+    }
+    const bool is_plain = kind == Kind::PLAIN;
+    linear = {packed.data(), bias.data(), is_plain ? nullptr : scales.data(), is_plain ? nullptr : offsets.data(),
+              num_inputs, num_outputs, kind == Kind::NIBBLES};
+  }
+
+  Weight(const Weight&) = delete;
+
+ private:
+  template <typename Element>
+  Element* at() {
+    return reinterpret_cast<Element*>(packed.data());
+  }
+};
+
+template <typename T>
+std::vector<T> multiply_rows(const T* rows, const Linear& linear, int64_t num_rows) {
+  std::vector<T> out(num_rows * linear.num_outputs);
+  Library<T>::linear(rows, linear.num_inputs, &linear, out.data(), num_rows);
+  return out;
+}
+
+template <typename T>
+void try_products() {
+  constexpr int64_t NUM_ROWS = 23, NUM_OUTPUTS = 100;
+  for (const Kind kind : {Kind::PLAIN, Kind::BYTES, Kind::NIBBLES}) {
+    for (const int64_t num_inputs : {20, 192}) {
+      const std::string name = std::string(KIND_NAMES[static_cast<int>(kind)]) + "-" + std::to_string(num_inputs);
+      const Weight<T> weight(NUM_OUTPUTS, num_inputs, kind, 7);
+      const std::vector<T> rows = random_numbers<T>(NUM_ROWS * num_inputs, 3);
+      const std::vector<T> together = multiply_rows(rows.data(), weight.linear, NUM_ROWS);
+      print<T>("near", "product-" + name, together);
+      if (kind == Kind::BYTES) print<T>("same", "offsets-" + name, weight.offsets);
+      set_num_threads(3);
+      expect_equal(together, multiply_rows(rows.data(), weight.linear, NUM_ROWS), name + " on three threads");
+      set_num_threads(1);
+      for (int64_t row = 0; row < NUM_ROWS; ++row) {
+        const std::vector<T> alone = multiply_rows(rows.data() + row * num_inputs, weight.linear, 1);
+        const auto begin = together.begin() + row * NUM_OUTPUTS;
+        expect_equal(alone, std::vector<T>(begin, begin + NUM_OUTPUTS), name + ", a row alone");
+      }
+    }
+  }
+}
+
+template <typename T>
+void try_attention() {
+  constexpr int64_t NUM_ROWS = 3, HEADS = 6, KV_HEADS = 2, DIM = 32, BLOCK = 4, BLOCKS_EACH = 8;
+  std::vector<int64_t> tables, lens = {5, 31, 17};
+  for (int64_t i = 0; i < NUM_ROWS * BLOCKS_EACH; ++i) tables.push_back(i * 7 % (NUM_ROWS * BLOCKS_EACH));
+  const size_t cache_size = tables.size() * BLOCK * KV_HEADS * DIM;
+  const std::vector<T> queries = random_numbers<T>(NUM_ROWS * HEADS * DIM, 1), keys = random_numbers<T>(cache_size, 2),
+                       values = random_numbers<T>(cache_size, 3);
+  for (const int64_t window : {0, 9}) {
+    std::vector<T> out(queries.size());
+    Library<T>::decode(queries.data(), HEADS * DIM, keys.data(), values.data(), tables.data(), BLOCKS_EACH, lens.data(),
+                       NUM_ROWS, HEADS, KV_HEADS, DIM, BLOCK, 0.3f, window, out.data());
+    print<T>("near", "attention-window-" + std::to_string(window), out);
+  }
+}
+
+// Two layers on a prompt, whole and in two parts.
+template <typename T>
+struct SmallDecoder {
+  static constexpr int64_t HIDDEN = 64, HEADS = 6, KV_HEADS = 2, DIM = 32, MLP = 96, VOCAB = 70, BLOCK = 4, TOKENS = 21,
+                           BLOCKS = 6, LAYERS = 2;
+  Weight<T> qkv, output, gate_up, down, lm_head;
+  std::vector<T> ones, embeddings, cos, sin;
+  std::vector<char> caches[2 * LAYERS];
+  DecoderLayer layers[LAYERS];
+
+  explicit SmallDecoder(Kind kind)
+      : qkv((HEADS + 2 * KV_HEADS) * DIM, HIDDEN, kind, 1),
+        output(HIDDEN, HEADS * DIM, kind, 2),
+        gate_up(2 * MLP, HIDDEN, kind, 3),
+        down(HIDDEN, MLP, kind, 4),
+        lm_head(VOCAB, HIDDEN, kind, 5),
+        ones(HIDDEN, from_float<T>(1)),
+        embeddings(random_numbers<T>(VOCAB * HIDDEN, 6)),
+        cos(random_numbers<T>(TOKENS * DIM, 7)),
+        sin(random_numbers<T>(TOKENS * DIM, 8)) {
+    for (auto& cache : caches) cache.resize(BLOCKS * KV_HEADS * 16 * DIM * sizeof(T));
+    for (int64_t i = 0; i < LAYERS; ++i) {
+      layers[i] = {ones.data(),  ones.data(),           nullptr,                   nullptr, qkv.linear,        output.linear,
+                   gate_up.linear, down.linear, caches[2 * i].data(), caches[2 * i + 1].data(), 0.02f, i * 6};
+    }
+  }
+
+  // The logits of the last token of start .. end.
+  std::vector<float> run(int64_t start, int64_t end) {
+    std::vector<int64_t> ids, positions, table;
+    for (int64_t i = start; i < end; ++i) ids.push_back(i * 13 % VOCAB), positions.push_back(i);
+    for (int64_t i = 0; i < BLOCKS; ++i) table.push_back(i);
+    const int64_t num = end - start, last = num - 1;
+    std::vector<float> logits(VOCAB);
+    const Decoder decoder{layers, LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, MLP, BLOCK, 1e-5f, 1e-5f, embeddings.data(),
+                          ones.data(), lm_head.linear};
+    const DecoderStep step{num, 1, 1, ids.data(), positions.data(), positions.data(), nullptr, cos.data(), sin.data(),
+                           table.data(), BLOCKS, &num, &end, &last, logits.data()};
+    Library<T>::run_decoder(&decoder, &step);
+    return logits;
+  }
+};
+
+template <typename T>
+void try_decoder() {
+  for (const Kind kind : {Kind::PLAIN, Kind::BYTES, Kind::NIBBLES}) {
+    SmallDecoder<T> decoder(kind);
+    const std::string name = std::string("decoder-") + KIND_NAMES[static_cast<int>(kind)];
+    const std::vector<float> whole = decoder.run(0, decoder.TOKENS);
+    print<T>("near", name, whole);
+    set_num_threads(2);
+    decoder.run(0, 9);
+    decoder.run(9, decoder.TOKENS - 1);
+    expect_equal(decoder.run(decoder.TOKENS - 1, decoder.TOKENS), whole, name + ", in parts");
+    set_num_threads(1);
+  }
+}
+
+template <typename T>
+void try_sampling() {
+  constexpr int64_t NUM_ROWS = 5, VOCAB = 1000;
+  const std::vector<T> logits = random_numbers<T>(NUM_ROWS * VOCAB, 9);
+  const std::vector<float> temperature = {0, 1, 0.3f, 2, 0.7f}, top_p = {1, 1, 0.9f, 0.5f, 1}, min_p = {0, 0, 0, 0, 0.3f};
+  const std::vector<int64_t> top_k = {0, 0, 40, 0, 0};
+  const std::vector<double> uniforms = {0.1, 0.37, 0.62, 0.81, 0.5};
+  std::vector<int64_t> tokens(NUM_ROWS);
+  Library<T>::sample(logits.data(), VOCAB, temperature.data(), top_k.data(), top_p.data(), min_p.data(), uniforms.data(),
+                     tokens.data(), NUM_ROWS, VOCAB);
+  print<T>("same", "sampled", tokens);
+}
+
+template <typename T>
+void try_all() {
+  try_products<T>();
+  try_attention<T>();
+  try_decoder<T>();
+  try_sampling<T>();
+}
+
+int main() {
+  std::printf("instructions %s\n", instructions());
+  try_all<float>();
+  try_all<bfloat16>();
+}
