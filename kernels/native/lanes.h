@@ -24,8 +24,6 @@ constexpr int GROUP = GROUP_BYTES / sizeof(T);
 typedef float Floats __attribute__((vector_size(VECTOR_BYTES)));
 typedef int32_t Ints __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t Words __attribute__((vector_size(VECTOR_BYTES)));
-typedef uint16_t HalfWords __attribute__((vector_size(VECTOR_BYTES)));
-typedef uint8_t Bytes __attribute__((vector_size(VECTOR_BYTES)));
 
 // How many sums fit into registers: rows of inputs times vectors of outputs; and how large a register is.
 #if defined(__AVX512F__)
@@ -43,6 +41,8 @@ constexpr int PARTS = VECTOR_BYTES / PART_BYTES;
 typedef float FloatPart __attribute__((vector_size(PART_BYTES)));
 typedef int32_t IntPart __attribute__((vector_size(PART_BYTES)));
 typedef uint32_t WordPart __attribute__((vector_size(PART_BYTES)));
+typedef uint16_t HalfPart __attribute__((vector_size(PART_BYTES)));
+typedef uint8_t BytePart __attribute__((vector_size(PART_BYTES)));
 
 template <typename Sum>
 using PartOf = std::conditional_t<std::is_same_v<Sum, Floats>, FloatPart, IntPart>;
@@ -58,11 +58,11 @@ inline Words load_words(const void* from) {
 }
 
 // Each word's lower half in both halves, and its lowest byte in all four; what lies above is zero.
-inline Words in_both_halves(Words words) { return words | words << 16; }
+inline WordPart in_both_halves(WordPart words) { return words | words << 16; }
 
-inline Words in_all_bytes(Words words) {
+inline WordPart in_all_bytes(WordPart words) {
 #ifdef __AVX512BW__
-  return (Words)_mm512_shuffle_epi8((__m512i)words, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
+  return (WordPart)_mm512_shuffle_epi8((__m512i)words, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
 #else
   return in_both_halves(words | words << 8);
 #endif

@@ -31,38 +31,40 @@ inline const char* nibbles_of_panel(const Linear& weight, int64_t panel) {
   return static_cast<const char*>(weight.packed) + panel * num_blocks * BLOCK_BYTES;
 }
 
-// Of 16 outputs for a block of inputs: the steps, and what the zeros amount to.
+// Of a part of 16 outputs for a block of inputs: the steps, and what the zeros amount to.
 struct NibbleSteps {
-  HalfWords steps;
-  Bytes zeros;
+  HalfPart steps;
+  BytePart zeros;
 
-  // Of the v-th vector of outputs in the panel that the block belongs to.
-  static NibbleSteps of(const char* block, int v) {
-    const Words heads = load_words(block) >> (8 * v), step = heads & 0xf;
-    const Words zero = (Words)((HalfWords)step * (HalfWords)(heads >> 4 & 0xf));
-    return {(HalfWords)in_both_halves(step), (Bytes)in_all_bytes(zero)};
+  // Of a part of the v-th vector of outputs in the panel that the block belongs to.
+  static NibbleSteps of(const char* block, int v, int part) {
+    const WordPart heads = load_part(block, part) >> (8 * v), step = heads & 0xf;
+    const WordPart zero = (WordPart)((HalfPart)step * (HalfPart)(heads >> 4 & 0xf));
+    return {(HalfPart)in_both_halves(step), (BytePart)in_all_bytes(zero)};
   }
 
   // The bytes of two groups of inputs. A product of a step and a nibble fits into a byte, so two of them are made in
   // one of 16 bits.
-  void unpack(Words nibbles, Words& first, Words& second) const {
-    first = (Words)((Bytes)((HalfWords)(nibbles & 0x0f0f0f0fu) * steps) - zeros);
-    second = (Words)((Bytes)((HalfWords)(nibbles >> 4 & 0x0f0f0f0fu) * steps) - zeros);
+  void unpack(WordPart nibbles, WordPart& first, WordPart& second) const {
+    first = (WordPart)((BytePart)((HalfPart)(nibbles & 0x0f0f0f0fu) * steps) - zeros);
+    second = (WordPart)((BytePart)((HalfPart)(nibbles >> 4 & 0x0f0f0f0fu) * steps) - zeros);
   }
 };
 
 // Writes the bytes of a block, as a panel of bytes has them, for num_vectors of its vectors of outputs from the first on.
 inline void unpack_block(const char* block, int first, int num_vectors, char* to) {
   for (int v = first; v < first + num_vectors; ++v) {
-    const NibbleSteps steps = NibbleSteps::of(block, v);
-    const char* nibbles = block + PANEL + v * VECTOR_BYTES;
-    for (int pair = 0; pair < BLOCK_PAIRS; ++pair) {
-      __builtin_prefetch(nibbles + pair * PANEL_ROW_BYTES + NIBBLE_BYTES_AHEAD);
-      Words both[2];
-      steps.unpack(load_words(nibbles + pair * PANEL_ROW_BYTES), both[0], both[1]);
-      char* rows = to + 2 * pair * PANEL_ROW_BYTES + v * VECTOR_BYTES;
-      std::memcpy(rows, &both[0], sizeof(both[0]));
-      std::memcpy(rows + PANEL_ROW_BYTES, &both[1], sizeof(both[1]));
+    for (int part = 0; part < PARTS; ++part) {
+      const NibbleSteps steps = NibbleSteps::of(block, v, part);
+      const char* nibbles = block + PANEL + v * VECTOR_BYTES;
+      char* rows = to + v * VECTOR_BYTES + part * PART_BYTES;
+      for (int pair = 0; pair < BLOCK_PAIRS; ++pair, nibbles += PANEL_ROW_BYTES, rows += 2 * PANEL_ROW_BYTES) {
+        if (part == 0) __builtin_prefetch(nibbles + NIBBLE_BYTES_AHEAD);
+        WordPart both[2];
+        steps.unpack(load_part(nibbles, part), both[0], both[1]);
+        std::memcpy(rows, &both[0], sizeof(both[0]));
+        std::memcpy(rows + PANEL_ROW_BYTES, &both[1], sizeof(both[1]));
+      }
     }
   }
 }

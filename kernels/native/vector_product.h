@@ -43,24 +43,29 @@ struct NibbleColumns {
     const char* block = panel;
     for (int64_t b = 0; b < num_blocks; ++b, block += BLOCK_BYTES, rows += BLOCK_INPUTS) {
       for (int v = 0; v < V; ++v) {
-        const NibbleSteps steps = NibbleSteps::of(block, first + v);
-        const char* nibbles = block + PANEL + (first + v) * VECTOR_BYTES;
-        for (int pair = 0; pair < BLOCK_PAIRS; ++pair, nibbles += PANEL_ROW_BYTES) {
-          __builtin_prefetch(nibbles + NIBBLE_BYTES_AHEAD);
-          Words two[2];
-          steps.unpack(load_words(nibbles), two[0], two[1]);
-          const uint8_t* at = rows + 2 * pair * GROUP<uint8_t>;
-          for (int m = 0; m < M; ++m) {
-            for (int p = 0; p < PARTS; ++p) {
-              IntPart& sum = made.parts[m][v][p];
-              sum = ::add_products(sum, at + m * row_stride, load_part(&two[0], p));
-              sum = ::add_products(sum, at + m * row_stride + GROUP<uint8_t>, load_part(&two[1], p));
-            }
-          }
-        }
+        for (int p = 0; p < PARTS; ++p) add_block(made, block, v, p, rows, row_stride);
       }
     }
     made.put(sums);
+  }
+
+ private:
+  template <int M>
+  inline __attribute__((always_inline)) void add_block(SumsInParts<Ints, M, V>& made, const char* block, int v, int p,
+                                                       const uint8_t* rows, int64_t row_stride) const {
+    const NibbleSteps steps = NibbleSteps::of(block, first + v, p);
+    const char* nibbles = block + PANEL + (first + v) * VECTOR_BYTES;
+    for (int pair = 0; pair < BLOCK_PAIRS; ++pair, nibbles += PANEL_ROW_BYTES) {
+      if (p == 0) __builtin_prefetch(nibbles + NIBBLE_BYTES_AHEAD);
+      WordPart two[2];
+      steps.unpack(load_part(nibbles, p), two[0], two[1]);
+      const uint8_t* at = rows + 2 * pair * GROUP<uint8_t>;
+      for (int m = 0; m < M; ++m) {
+        IntPart& sum = made.parts[m][v][p];
+        sum = ::add_products(sum, at + m * row_stride, two[0]);
+        sum = ::add_products(sum, at + m * row_stride + GROUP<uint8_t>, two[1]);
+      }
+    }
   }
 };
 
