@@ -134,15 +134,22 @@ def _log_plainly() -> None:
 @pytest.fixture
 def log_records() -> Iterator[list[logging.LogRecord]]:
     """What is logged during the test, from INFO on; pytest's own fixture costs each test two milliseconds."""
-    records: list[logging.LogRecord] = []
-    handler, root = logging.Handler(logging.INFO), logging.getLogger()
-    handler.emit = records.append
+    handler, root = _Records(logging.INFO), logging.getLogger()
     level = root.level
     root.addHandler(handler)
     root.setLevel(logging.INFO)
-    yield records
+    yield handler.records
     root.setLevel(level)
     root.removeHandler(handler)
+
+
+class _Records(logging.Handler):
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ import time
 import zlib
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ from .train import learning_rate
 
 MODEL_DIR = Path(__file__).parent / "embedder"
 TEMPERATURE = 0.05
-SIZES = {
+SIZES: dict[str, Any] = {
     "hidden_size": 96,
     "intermediate_size": 192,
     "num_hidden_layers": 3,

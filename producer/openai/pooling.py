@@ -269,7 +269,12 @@ def inputs_of(given: Input) -> Sequence[Prompt]:
 
 def written(pooled: Pooled, *, is_base64: bool) -> list[float] | str:
     """The numbers of a vector, or their little-endian bytes in base64."""
-    return base64.b64encode(pooled.data).decode() if is_base64 else pooled.floats().tolist()
+    return in_base64(pooled) if is_base64 else pooled.floats().tolist()
+
+
+def in_base64(pooled: Pooled) -> str:
+    """The little-endian bytes of its numbers."""
+    return base64.b64encode(pooled.data).decode()
 
 
 def _side(body: ScoreBody, *names: str) -> str | list[str]:

@@ -35,10 +35,10 @@ from ...openai.pooling import (
     Score,
     ScoreBody,
     Scores,
-    written,
+    in_base64,
 )
 from ...options import RequestOptions
-from ...pooling import PoolingRequestOutput, ScoringRequestOutput
+from ...pooling import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from .. import generations
 from ..http import add_ids, gateway_of, json_response, read_body, while_connected
 from ..operations import Operation
@@ -81,11 +81,12 @@ async def pool(request: Request) -> Response:
     response_id = new_id(prepared.id_prefix)
     outputs = await _pooled(request, prepared, response_id)
     is_base64 = body.encoding_format == "base64"
-    data = [
-        PoolingData(i, written(one.outputs.pooled, is_base64=True) if is_base64 else [*one.outputs.data])
-        for i, one in enumerate(outputs)
-    ]
+    data = [PoolingData(i, _told(one.outputs, is_base64=is_base64)) for i, one in enumerate(outputs)]
     return json_response(PoolingResponse(data=data, **_head(response_id, outputs)))
+
+
+def _told(output: PoolingOutput, *, is_base64: bool) -> list[float | list[float]] | str:
+    return in_base64(output.pooled) if is_base64 else [*output.data]
 
 
 async def score(request: Request) -> Response:

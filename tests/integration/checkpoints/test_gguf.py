@@ -36,7 +36,7 @@ CONFIGS = {
     "qwen2": lambda: transformers.Qwen2Config(**{**SHAPE, "tie_word_embeddings": True}),
     "qwen3": lambda: transformers.Qwen3Config(**{**SHAPE, "head_dim": 32}),
     "qwen3moe": lambda: transformers.Qwen3MoeConfig(
-        **{**SHAPE, **EXPERTS}, head_dim=16, num_experts=4, moe_intermediate_size=32, norm_topk_prob=True
+        **{**SHAPE, **EXPERTS, "head_dim": 16}, num_experts=4, moe_intermediate_size=32, norm_topk_prob=True
     ),
     "mixtral": lambda: transformers.MixtralConfig(**{**SHAPE, **EXPERTS}, num_local_experts=4),
 }

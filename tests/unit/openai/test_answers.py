@@ -9,10 +9,11 @@ import msgspec
 import pytest
 
 from penstock.producer.openai.common import created_at, new_id
-from penstock.producer.openai.endpoints import prepare
 from penstock.producer.openai.errors import OpenAIError
 from penstock.producer.outputs import RequestOutput, final_output
 from penstock.shared.messages import Delta, FinishReason, TokenLogprobs, Usage
+
+from .generating import prepare
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]

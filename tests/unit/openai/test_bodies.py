@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from penstock.producer.openai.endpoints import prepare
 from penstock.producer.openai.errors import OpenAIError, error_of
 from penstock.shared import errors
 from penstock.shared.params import StructuredOutputsParams
+
+from .generating import prepare
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 

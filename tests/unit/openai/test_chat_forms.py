@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.producer.openai.endpoints import CHAT_COMPLETIONS, prepare
+from penstock.producer.openai.endpoints import CHAT_COMPLETIONS
 from penstock.producer.openai.errors import OpenAIError
 from penstock.producer.openai.parsers import ParserChoice, Parsers
 from penstock.producer.openai.prepared import Prepared
@@ -19,6 +19,8 @@ from penstock.producer.outputs import CompletionOutput, RequestOutput
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.messages import Delta, FinishReason
 from penstock.shared.records import ModelCard
+
+from .generating import prepare
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITY}}

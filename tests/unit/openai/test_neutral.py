@@ -11,8 +11,10 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
-from penstock.producer.openai.endpoints import decode, prepare
+from penstock.producer.openai.endpoints import decode
 from penstock.producer.openai.errors import OpenAIError
+
+from .generating import prepare
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 NEEDED: dict[str, dict[str, Any]] = {

@@ -11,7 +11,6 @@ from openai.types.responses import Response as OpenAIResponse
 
 from penstock.producer.openai.common import new_id
 from penstock.producer.openai.endpoints import RESPONSES, decode
-from penstock.producer.openai.endpoints import prepare as prepare_at
 from penstock.producer.openai.errors import OpenAIError
 from penstock.producer.openai.responses.body import check_body
 from penstock.producer.openai.responses.prepared import (
@@ -23,6 +22,8 @@ from penstock.producer.openai.responses.reading import read_items
 from penstock.producer.openai.responses.record import StoredResponse
 from penstock.producer.outputs import CompletionOutput, RequestOutput
 from penstock.shared.messages import FinishReason, Usage
+
+from ..openai.generating import prepare as prepare_at
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"}
