@@ -104,13 +104,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("--fast") and is_among(collection_path, SLOW) else None
 
 
-@pytest.fixture(autouse=True, scope="session")
+_GUARD = BlockBuster(scanned_modules=[f"penstock.{part}" for part in ("producer", "shared", "worker", "ops")])
+
+
+@pytest.fixture(autouse=True)
 def _no_blocking_calls() -> Iterator[None]:
-    """A blocking call inside the event loop of our own code fails its test."""
-    guard = BlockBuster(scanned_modules=[f"penstock.{part}" for part in ("producer", "shared", "worker", "ops")])
-    guard.activate()
+    """A blocking call inside the event loop of our own code fails the test."""
+    _GUARD.activate()
     yield
-    guard.deactivate()
+    _GUARD.deactivate()
 
 
 @pytest.fixture(autouse=True)
