@@ -97,7 +97,6 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
     vocab_size = model_config.get_text_config().vocab_size
     module = _load_module(folder, model_config, architecture, config, device)
     common = {
-        "folder": tokenizer_folder(folder, config.trust_remote_code),
         "architecture": architecture,
         "is_length_chosen": config.max_model_len is not None,
         "vocab_size": vocab_size,
@@ -107,11 +106,13 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
         return _load_pooling(module, folder, config, longest, common)
     ending = eos_token_ids(module, vocab_size)
     forward = _choose_forward(module, architecture, vocab_size, longest, config)
+    backend = _attention_backend(forward, config, architecture)
     return LoadedModel(
         forward=forward,
+        folder=tokenizer_folder(folder, config.trust_remote_code),
         max_model_len=longest,
         eos_token_ids=ending,
-        attention_backend=_attention_backend(forward, config, architecture),
+        attention_backend=backend,
         **common,
     )
 
@@ -135,7 +136,13 @@ def _load_pooling(
             forward = _choose_forward(causal, architecture, vocab_size, longest, config)
             backend = _attention_backend(forward, config, architecture)
     return LoadedModel(
-        forward=forward, max_model_len=longest, eos_token_ids=[], attention_backend=backend, pooling=pooling, **common
+        forward=forward,
+        folder=tokenizer_folder(folder, config.trust_remote_code),
+        max_model_len=longest,
+        eos_token_ids=[],
+        attention_backend=backend,
+        pooling=pooling,
+        **common,
     )
 
 

@@ -17,7 +17,7 @@ from ...redis_server import RedisServer
 @pytest.fixture
 async def broker(commands: CommandConnection, namespace: str) -> Broker:
     """The worker's side, played by the test itself; the model is registered as a worker would."""
-    card = ModelCard(model="m", max_model_len=100, vocab_size=50)
+    card = ModelCard(model="m", max_model_len=100, vocab_size=50, registered_at=1.0)
     await commands.execute("HSET", Keys(namespace).models(), "m", msgspec.json.encode(card))
     return Broker(commands, Keys(namespace).model("m"))
 

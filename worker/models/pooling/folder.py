@@ -24,6 +24,7 @@ _MODES = {
     "mean": MEAN,
 }
 _POOLING_ARCHITECTURES = ("ForSequenceClassification", "ForTokenClassification", "Model", "ForMaskedLM")
+_GENERATING_ARCHITECTURE = "LMHeadModel"
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "Tanh": nn.Tanh,
     "Identity": nn.Identity,
@@ -92,7 +93,9 @@ def pools(folder: Path, model_config: PretrainedConfig, runner: str) -> bool:
     if runner != "auto":
         return runner == "pooling"
     architecture = (model_config.architectures or [""])[0]
-    return (folder / "modules.json").is_file() or architecture.endswith(_POOLING_ARCHITECTURES)
+    if (folder / "modules.json").is_file():
+        return True
+    return architecture.endswith(_POOLING_ARCHITECTURES) and not architecture.endswith(_GENERATING_ARCHITECTURE)
 
 
 def _mode_of(config: dict[str, Any], place: Path) -> str:
