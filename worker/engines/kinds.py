@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from ...shared.errors import ConfigurationError
 from ..config import EngineConfig
-from .vllm.options import check_options
+from .http.options import check_options as check_http_options
+from .vllm.options import check_options as check_vllm_options
 
 # Python itself, and the metadata of what is installed.
 _LOOK_TIMEOUT_S = 60.0
@@ -20,9 +21,10 @@ class EngineKind:
     """One of ``--engine``.
 
     Args:
-        libraries: that the environment of ``worker start`` must have.
+        libraries: that the environment of ``worker start`` must have, and ``extra`` of penstock that brings them.
         has_ranks: whether it may compute on several GPUs.
         can_fork: whether a fork server that has imported torch may start its core.
+        device: where it counts as being, if none is named; None: wherever there is a GPU.
         check: raises ``ConfigurationError`` where it cannot be started as configured.
     """
 
@@ -30,6 +32,8 @@ class EngineKind:
     can_fork: bool
     has_ranks: bool
     check: Callable[[EngineConfig], None]
+    extra: str = "worker"
+    device: str | None = None
 
 
 def _check_nothing(_: EngineConfig) -> None:
@@ -37,7 +41,7 @@ def _check_nothing(_: EngineConfig) -> None:
 
 
 def _check_vllm(config: EngineConfig) -> None:
-    check_options(config)
+    check_vllm_options(config)
     python = config.engine_python or sys.executable
     command = [python, "-m", "penstock.worker.engines.vllm.versions"]
     try:
@@ -59,4 +63,12 @@ KINDS = {
         libraries=("torch", "transformers", "psutil"), can_fork=True, has_ranks=False, check=_check_nothing
     ),
     "vllm": EngineKind(libraries=("tokenizers", "jinja2", "psutil"), can_fork=False, has_ranks=True, check=_check_vllm),
+    "http": EngineKind(
+        libraries=("tokenizers", "jinja2", "psutil", "httpx"),
+        can_fork=False,
+        has_ranks=False,
+        check=check_http_options,
+        extra="http",
+        device="cpu",
+    ),
 }

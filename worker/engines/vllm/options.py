@@ -10,6 +10,7 @@ import msgspec
 from ....shared.errors import ConfigurationError
 from ....shared.shown import shown
 from ...config import EngineConfig
+from ...config_checks import check_taken
 
 # Whatever they are, they are said: vLLM's defaults are others.
 _ALWAYS = {"dtype": "--dtype", "load_format": "--load-format", "max_num_seqs": "--max-num-seqs", "seed": "--seed"}
@@ -57,14 +58,8 @@ def check_options(config: EngineConfig) -> None:
     Raises:
         ConfigurationError: one is not at its default, or ``engine_options`` cannot be read; names it and the remedy.
     """
-    for field in msgspec.structs.fields(EngineConfig):
-        if field.name in TAKEN or getattr(config, field.name) == field.default:
-            continue
-        flag = _INSTEAD.get(field.name)
-        remedy = f"say it by vLLM's own {flag} in --engine-options" if flag else "leave it out"
-        raise ConfigurationError(
-            f"{field.name} {shown(getattr(config, field.name))} is for Penstock's engine, not for 'vllm'; {remedy}"
-        )
+    instead = {name: f"say it by vLLM's own {flag} in --engine-options" for name, flag in _INSTEAD.items()}
+    check_taken(config, "vllm", TAKEN, instead)
     own_words(config)
 
 

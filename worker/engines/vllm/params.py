@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 
 from ....shared.errors import UnsupportedParameterError
-from ....shared.messages import EXACT, GREEDY, EngineCoreRequest
+from ....shared.messages import GREEDY, EngineCoreRequest
 from ....shared.params import SamplingParams, StructuredOutputsParams
 from ....shared.seeds import derived_seed
+from ...core.resuming import check_resume
 
 # How a resumed generation continues; `Ready` says it. Presence and frequency penalties count the output alone, bad
 # words are sought there, and the state of a random generator is nowhere: beyond greedy ones nothing is the same.
@@ -58,8 +59,13 @@ SAMPLING_FIELDS_ELSEWHERE = (
 )
 SAMPLING_FIELDS_REFUSED = ("thinking_token_budget", "extra_args")
 GRAMMAR_FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-# vLLM sets them for all requests of an engine.
-GRAMMAR_FIELDS_REFUSED = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+# vLLM sets them for all requests of an engine; with the value that says nothing.
+GRAMMAR_FIELDS_REFUSED = {
+    "disable_any_whitespace": False,
+    "disable_additional_properties": False,
+    "whitespace_pattern": None,
+    "enable_in_reasoning": None,
+}
 
 
 def check_request(message: EngineCoreRequest, params: SamplingParams) -> None:
@@ -74,26 +80,14 @@ def check_request(message: EngineCoreRequest, params: SamplingParams) -> None:
         raise UnsupportedParameterError(
             f"thinking_token_budget={params.thinking_token_budget} is not supported by engine 'vllm'; leave it at None"
         )
-    for name in GRAMMAR_FIELDS_REFUSED if params.structured_outputs is not None else ():
-        if getattr(params.structured_outputs, name):
+    grammar = params.structured_outputs
+    for name, default in GRAMMAR_FIELDS_REFUSED.items() if grammar is not None else ():
+        if getattr(grammar, name) != default:
             raise UnsupportedParameterError(
                 f"structured_outputs.{name}: vLLM has it for all requests of an engine, not for one; leave it out, or "
                 "start the engine with --structured-outputs-config in --engine-options"
             )
-    if message.resume == EXACT and not continues_exactly(params):
-        raise UnsupportedParameterError(
-            "resume='exact': engine 'vllm' continues exactly only what is greedy (temperature 0) and has none of "
-            "presence_penalty, frequency_penalty and bad_words of several tokens; leave resume out, or ask a model "
-            "that Penstock's engine serves"
-        )
-
-
-def continues_exactly(params: SamplingParams) -> bool:
-    """Whether an engine that resumes goes on with the tokens that the former one would have made."""
-    has_counts = params.presence_penalty or params.frequency_penalty
-    # One that has begun among the delivered tokens is not seen to be going on.
-    has_sequences = any(len(words) > 1 for words in params.bad_words_token_ids or ())
-    return params.greedy and not has_counts and not has_sequences
+    check_resume("vllm", message, params)
 
 
 def vllm_params(params: SamplingParams, num_delivered: int) -> dict[str, Any]:

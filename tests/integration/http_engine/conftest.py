@@ -1,0 +1,79 @@
+"""Servers that speak as llama-server and SGLang do, each a process of its own."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.worker.engines.http.server import await_server, open_client
+
+PROGRAM = Path(__file__).parent / "dialect_server.py"
+
+
+class TestServer:
+    """What tests tell such a server and ask it."""
+
+    __test__ = False
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._client = httpx.Client(base_url=url, trust_env=False, timeout=60)
+
+    def hold_at(self, num_tokens: int | None) -> None:
+        """Let no call have more tokens than this; None lets all go on."""
+        self._client.post("/test/hold", json={"at": num_tokens}).raise_for_status()
+
+    def calls(self) -> list[dict[str, Any]]:
+        """What was asked, and how it ended: "whole", or "cut" until it is whole or because nobody reads it."""
+        return self._client.get("/test/calls").json()
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def command(port: int, dialect: str = "llama") -> list[str]:
+    return [sys.executable, str(PROGRAM), "--port", str(port), "--dialect", dialect]
+
+
+@contextmanager
+def running_server(dialect: str) -> Iterator[TestServer]:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen(command(port, dialect))
+    try:
+        with open_client(url) as client:
+            await_server(client, lambda: None if process.poll() is None else "it ended")
+        server = TestServer(url)
+        yield server
+        server.close()
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def server_of() -> Iterator[Callable[[str], TestServer]]:
+    """Starts a server of a dialect when it is first wanted, one for all tests of a file."""
+    servers: dict[str, TestServer] = {}
+    with ExitStack() as stack:
+
+        def get(dialect: str) -> TestServer:
+            if dialect not in servers:
+                servers[dialect] = stack.enter_context(running_server(dialect))
+            return servers[dialect]
+
+        yield get

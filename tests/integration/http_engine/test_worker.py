@@ -1,0 +1,194 @@
+"""`worker start --engine http`, twice on one queue: one engine drives a llama-server, the other an SGLang server.
+
+Both servers compute the same function of the tokens, and are started again when they end, as a service manager would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import Client, SamplingParams, StructuredOutputsParams
+from penstock.shared.errors import PoisonRequestError, UnsupportedParameterError, ValidationError
+from penstock.worker.text.tokenizer import TextCodec
+
+from ...faults.watching import Watched, until
+from .conftest import TestServer, command, free_port
+from .dialect_server import CRASH, MISTAKE
+from .test_core import expected
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("http_worker")]
+PROMPT = "count from four to nine:"
+LONG = 60
+
+
+class KeptServer:
+    """A server that is started again, at the same address, whenever it has ended."""
+
+    def __init__(self, dialect: str) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._command = command(port, dialect)
+        self._is_wanted = True
+        self.process = subprocess.Popen(self._command)
+        self._keeping = threading.Thread(target=self._keep, daemon=True)
+        self._keeping.start()
+
+    def _keep(self) -> None:
+        while self.process.wait() is not None and self._is_wanted:
+            self.process = subprocess.Popen(self._command)
+
+    def close(self) -> None:
+        self._is_wanted = False
+        self.process.kill()
+        self._keeping.join()
+
+
+class Deployment:
+    """Both servers and the workers of each."""
+
+    def __init__(self, stack: LocalStack, servers: list[KeptServer]) -> None:
+        self.url = stack.url
+        self.stack = stack
+        self.servers = servers
+
+    def hold_at(self, num_tokens: int | None) -> None:
+        for kept in self.servers:
+            server = TestServer(kept.url)
+            server.hold_at(num_tokens)
+            server.close()
+
+    def busiest(self) -> KeptServer:
+        """The server with the most calls that are not whole."""
+
+        def num_open(kept: KeptServer) -> int:
+            server = TestServer(kept.url)
+            calls = server.calls()
+            server.close()
+            return sum(call["end"] == "cut" for call in calls)
+
+        return max(self.servers, key=num_open)
+
+
+@pytest.fixture(scope="module")
+def deployment(demo_model: Path) -> Iterator[Deployment]:
+    servers = [KeptServer(dialect) for dialect in ("llama", "sglang")]
+    options = ["--engine", "http", "--served-model-name", "demo", "--max-deliveries", "2"]
+    try:
+        with LocalStack(demo_model, options, of_each=[["--engine-url", server.url] for server in servers]) as stack:
+            yield Deployment(stack, servers)
+    finally:
+        for server in servers:
+            server.close()
+
+
+@pytest.fixture(scope="module")
+def codec(demo_model: Path) -> TextCodec:
+    return TextCodec.load(demo_model)
+
+
+@pytest.fixture
+async def client(deployment: Deployment) -> AsyncIterator[Client]:
+    async with Client.connect(deployment.url) as client:
+        yield client
+
+
+def _params(**values: Any) -> SamplingParams:
+    values = {"temperature": 0.0, "max_tokens": LONG, "ignore_eos": True, **values}
+    return SamplingParams(**values)
+
+
+async def _pids(client: Client) -> set[int]:
+    return {engine.core_pid for engine in await client.engines() if engine.core_pid}
+
+
+async def test_tokens_text_and_stop_strings(client: Client, codec: TextCodec) -> None:
+    whole = (await client.generate(PROMPT, _params())).outputs[0]
+    assert whole.token_ids == expected(codec.encode(PROMPT), LONG)
+    stop = whole.text[7:10]
+    cut = (await client.generate(PROMPT, _params(stop=stop))).outputs[0]
+    assert (cut.text, cut.stop_reason) == (whole.text[: whole.text.index(stop)], stop)
+    engines = await client.engines()
+    setups = [engine.setup for engine in engines if engine.setup is not None]
+    assert [(setup.engine, setup.resume) for setup in setups] == [("http", "greedy")] * 2
+    assert {name for setup in setups for name in setup.versions} >= {"llama-server", "SGLang"}
+
+
+async def test_what_it_does_not_do_is_refused_by_name(client: Client) -> None:
+    with pytest.raises(UnsupportedParameterError, match=r"^allowed_token_ids=\[5\] is not supported by"):
+        await client.generate(PROMPT, _params(allowed_token_ids=[5]))
+    with pytest.raises(UnsupportedParameterError, match=r"^resume='exact': engine 'http'"):
+        await client.generate(PROMPT, _params(temperature=0.9), resume="exact")
+    with pytest.raises(ValidationError, match="refuses the request: that is no bias"):
+        await client.generate(PROMPT, _params(logit_bias={5: MISTAKE}))
+
+
+@pytest.mark.parametrize("death", ["core", "server"])
+async def test_a_death_in_mid_stream(client: Client, deployment: Deployment, death: str) -> None:
+    """No gap and no repeat, with a grammar too; whichever engine goes on, the other one's tokens are its prompt's end.
+
+    A server that dies takes its core with it, and the next core waits until it answers again. Its requests go on at
+    the other server meanwhile.
+    """
+    asked = [_params(), _params(max_tokens=50), _params(structured_outputs=StructuredOutputsParams(json_object=True))]
+    whole = [(await client.generate(PROMPT, params)).outputs[0] for params in asked]
+    deployment.hold_at(20)
+    watched = [Watched(client.stream(PROMPT, params)) for params in asked]
+    await until(lambda: all(one.num_tokens == 20 for one in watched))
+    before = await _pids(client)
+    server = deployment.busiest()
+    if death == "core":
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+    else:
+        server.process.kill()
+    async with asyncio.timeout(120):
+        await asyncio.to_thread(_let_go_on, deployment)
+        await asyncio.gather(*(one.task for one in watched))
+        # Those that were killed, and the one whose server was.
+        num_gone = 2 if death == "core" else 1
+        while len(now := await _pids(client)) < 2 or len(before - now) < num_gone:
+            await asyncio.sleep(0.05)
+    for one, answer in zip(watched, whole, strict=True):
+        one.check(answer)
+
+
+def _let_go_on(deployment: Deployment) -> None:
+    """As soon as both servers answer."""
+    while True:
+        try:
+            deployment.hold_at(None)
+        except httpx.HTTPError:
+            continue
+        return
+
+
+async def test_a_poisoned_request_is_parked(client: Client, deployment: Deployment) -> None:
+    """It kills a server each time, until it is parked; both are served again after that."""
+    whole = (await client.generate(PROMPT, _params())).outputs[0]
+    with pytest.raises(PoisonRequestError):
+        async with asyncio.timeout(120):
+            await client.generate(PROMPT, _params(logit_bias={5: CRASH}))
+    async with asyncio.timeout(120):
+        again = (await client.generate(PROMPT, _params())).outputs[0]
+    assert (again.token_ids, again.text) == (whole.token_ids, whole.text)
+
+
+def test_what_cannot_be_started_is_told(demo_model: Path) -> None:
+    command = [sys.executable, "-m", "penstock.worker.cli", "start", "--model", str(demo_model), "--engine", "http"]
+    command += ["--engine-url", "http://127.0.0.1:1", "--engines", "2"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "engines must be 1 with engine 'http', got 2" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,88 @@
+"""``PYTHON -m penstock.worker.engines.http.keeper WORD…``: runs a server for as long as its standard input is open.
+
+The core holds the other end, so the server ends with the core, whatever ends that: its process group is killed, and
+with it what the server has started. When the server ends by itself, its status and last words go to standard output.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from contextlib import suppress
+
+import msgspec
+
+NUM_LAST_LINES = 20
+_MAX_LINE_CHARS = 500
+_PR_SET_PDEATHSIG = 1
+# What it has printed last may still be on its way.
+_LAST_WORDS_TIMEOUT_S = 1.0
+
+
+class Report(msgspec.Struct, frozen=True):
+    """How a server ended: as ``Popen.returncode``, None if it could not be started, and what it printed last."""
+
+    returncode: int | None
+    last_words: list[str]
+
+
+def main(words: list[str]) -> None:
+    """Start the server and stay until it ends, or until nobody wants it."""
+    # Of a terminal: the worker process drains first.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    libc = ctypes.CDLL(None)
+    try:
+        server = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            # Should this process be killed, too.
+            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+        )
+    except OSError as error:
+        _tell(Report(None, [str(error)]))
+        return
+    lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
+    reading = threading.Thread(target=_read, args=(server, lines), daemon=True)
+    reading.start()
+    threading.Thread(target=_await_end_of_core, args=(server.pid,), daemon=True).start()
+    returncode = server.wait()
+    reading.join(_LAST_WORDS_TIMEOUT_S)
+    _kill_group(server.pid)
+    _tell(Report(returncode, list(lines)))
+
+
+def _read(server: subprocess.Popen[bytes], lines: deque[str]) -> None:
+    assert server.stdout is not None
+    for line in server.stdout:
+        lines.append(line.decode(errors="replace").rstrip()[:_MAX_LINE_CHARS])
+
+
+def _await_end_of_core(group: int) -> None:
+    # Not by `sys.stdin`, whose lock this thread would hold when the other one ends the process.
+    while os.read(0, 1):
+        pass
+    _kill_group(group)
+    os._exit(0)
+
+
+def _kill_group(group: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _tell(report: Report) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(report))
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,148 @@
+"""Which server answers, when it is ready, and whether it has the model that its core has the tokenizer of."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import structlog
+
+from ....shared.errors import ConfigurationError, ModelLoadError
+from . import llama, sglang
+from .dialect import Dialect, ServerFacts
+from .streams import client_options
+
+# A model of many gigabytes takes minutes to load; whoever waits is told now and then.
+TELL_INTERVAL_S = 30.0
+_LOOK_INTERVAL_S = 0.25
+# A server whose core was killed needs a moment to be gone.
+_OLD_SERVER_TIMEOUT_S = 10.0
+_TIMEOUT_S = 30.0
+_HEALTH_PATH = "/health"
+
+log = structlog.get_logger(__name__)
+
+
+def open_client(url: str) -> httpx.Client:
+    """For the questions before a core is ready."""
+    return httpx.Client(**client_options(url), timeout=_TIMEOUT_S)
+
+
+def await_free_address(client: httpx.Client) -> None:
+    """Wait until nobody answers where a server is about to be started.
+
+    Raises:
+        ConfigurationError: somebody goes on answering.
+    """
+    deadline = time.monotonic() + _OLD_SERVER_TIMEOUT_S
+    while _status(client) is not None:
+        if time.monotonic() > deadline:
+            raise ConfigurationError(
+                f"engine_command: a server answers at {client.base_url} already; leave engine_command out to use it, "
+                "or give both another port"
+            )
+        time.sleep(_LOOK_INTERVAL_S)
+
+
+def await_server(client: httpx.Client, ended: Callable[[], str | None]) -> None:
+    """Wait until the server has loaded its model, for as long as that takes.
+
+    Args:
+        ended: says how the server has ended, if it was started here and has.
+
+    Raises:
+        ModelLoadError: it has.
+    """
+    tell_at = time.monotonic() + TELL_INTERVAL_S
+    while (status := _status(client)) is None or status == httpx.codes.SERVICE_UNAVAILABLE:
+        if finding := ended():
+            raise ModelLoadError(f"engine_command: {finding}")
+        if time.monotonic() > tell_at:
+            log.warning("engine_server_awaited", url=str(client.base_url), status=status)
+            tell_at += TELL_INTERVAL_S
+        time.sleep(_LOOK_INTERVAL_S)
+
+
+def find_server(client: httpx.Client) -> tuple[Dialect, ServerFacts]:
+    """Ask the server which it is.
+
+    Raises:
+        ConfigurationError: it is none that is known, or does not say what has to be known.
+    """
+    try:
+        llama_status, props = _ask(client, "/props")
+        if props is not None and "total_slots" in props:
+            facts = llama.facts_of(props, _ask(client, "/v1/models")[1] or {})
+            return llama.LlamaDialect(facts.max_model_len), facts
+        sglang_status, model = _ask(client, "/get_model_info", "/model_info")
+        if model is not None and "model_path" in model:
+            return sglang.SglangDialect(), sglang.facts_of(
+                model, _ask(client, "/get_server_info", "/server_info")[1] or {}
+            )
+    except httpx.HTTPError as error:
+        raise ConfigurationError(f"engine_url {client.base_url}: {type(error).__name__} {error}") from error
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ConfigurationError(
+            f"engine_url {client.base_url}: the server does not say what has to be known of it: {error!r}; its version "
+            "may be one that this engine does not know"
+        ) from error
+    raise ConfigurationError(
+        f"engine_url {client.base_url}: the server is neither llama-server (its /props answers {llama_status}) nor "
+        f"SGLang (its /get_model_info answers {sglang_status}); engine 'http' knows these two, without an API key"
+    )
+
+
+def check_model(facts: ServerFacts, config: dict[str, Any], num_tokens: int, folder: Path) -> None:
+    """Refuse a server that has another model.
+
+    Args:
+        config: of ``folder``.
+        num_tokens: of the folder's tokenizer. The vocabulary of the weights may be filled up beyond it.
+
+    Raises:
+        ConfigurationError: it has; says what differs.
+    """
+    known = {num_tokens, vocab_size_of(config)} - {None}
+    if facts.vocab_size is not None and facts.vocab_size not in known:
+        raise ConfigurationError(
+            f"the server's model ({facts.model}) has a vocabulary of {facts.vocab_size} tokens, and that of model "
+            f"{folder} has {' or '.join(map(str, sorted(known, key=str)))}; give the folder of the server's model"
+        )
+    architectures = config.get("architectures") or []
+    if facts.architecture and architectures and facts.architecture not in architectures:
+        raise ConfigurationError(
+            f"the server's model ({facts.model}) is a {facts.architecture}, and that of model {folder} a "
+            f"{architectures[0]}; give the folder of the server's model"
+        )
+
+
+def vocab_size_of(config: dict[str, Any]) -> int | None:
+    """What a ``config.json`` says, also one with parts."""
+    return config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+
+
+def _status(client: httpx.Client) -> int | None:
+    try:
+        return client.get(_HEALTH_PATH).status_code
+    except httpx.HTTPError:
+        return None
+
+
+def _ask(client: httpx.Client, *paths: str) -> tuple[int, dict[str, Any] | None]:
+    """The status of the last of ``paths``, which are names of one thing, and the first object that one answers."""
+    status = 0
+    for path in paths:
+        response = client.get(path)
+        status = response.status_code
+        if status == httpx.codes.OK:
+            try:
+                told = response.json()
+            except (json.JSONDecodeError, UnicodeDecodeError):
+                continue
+            if isinstance(told, dict):
+                return status, told
+    return status, None
