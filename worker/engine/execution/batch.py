@@ -43,13 +43,19 @@ class InputBatch:
         if len(rows) == sum(output.num_new_tokens):
             return self._pack_decodes(rows, computed)
         query_lens = np.array(output.num_new_tokens, np.int64)
+        num_guesses = self._write_guesses(output, rows)
         order = np.argsort(query_lens > 1, kind="stable")
-        rows, computed, query_lens = rows[order], computed[order], query_lens[order]
+        rows, computed, query_lens, num_guesses = rows[order], computed[order], query_lens[order], num_guesses[order]
         seq_lens = computed + query_lens
         ends = np.cumsum(query_lens)
         row_of_token = np.repeat(rows, query_lens)
         positions = np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens)
-        sampled = np.nonzero(seq_lens == self.num_tokens[rows])[0]
+        sampled = np.nonzero(seq_lens - num_guesses == self.num_tokens[rows])[0]
+        logit_rows, num_guesses = ends[sampled] - 1, num_guesses[sampled]
+        if output.guesses:
+            counts = num_guesses + 1
+            behind = np.repeat(np.cumsum(counts), counts) - np.arange(counts.sum()) - 1
+            logit_rows = np.repeat(logit_rows, counts) - behind
         return StepInput(
             order=order,
             rows=rows,
@@ -58,10 +64,20 @@ class InputBatch:
             slot_mapping=self._slots(row_of_token, positions),
             query_lens=query_lens,
             seq_lens=seq_lens,
-            logit_rows=ends[sampled] - 1,
+            logit_rows=logit_rows,
             sampled=sampled,
             token_lora=self._lora_indices[row_of_token] if self._has_lora else None,
+            num_guesses=num_guesses if output.guesses else None,
         )
+
+    def _write_guesses(self, output: SchedulerOutput, rows: IntArray) -> IntArray:
+        """Put guesses behind the known tokens of ``rows``, where new tokens will overwrite them; how many, ``[B]``."""
+        num_guesses = np.zeros(len(rows), np.int64)
+        for place, guesses in output.guesses.items():
+            row, num_guesses[place] = rows[place], len(guesses)
+            start = self.num_tokens[row]
+            self.token_ids[row, start : start + len(guesses)] = guesses
+        return num_guesses
 
     def _pack_decodes(self, rows: IntArray, computed: IntArray) -> StepInput:
         """One token of each row: nothing to reorder or to repeat."""

@@ -37,14 +37,13 @@ class DeterministicRunner(ModelRunner):
 
     _works_one_by_one = True
 
-    def _sample_step(self, logits: Tensor, step: StepInput) -> tuple[IntArray, LogprobsByRow]:
-        together = self._batch.sampling.take(step.sampled_rows, step.seq_lens[step.sampled])
-        if samples_rows_alone(logits, together):
-            return super()._sample_step(logits, step)
-        token_ids = np.zeros(len(step.sampled), np.int64)
+    def _sample_rows(self, logits: Tensor, rows: IntArray, num_tokens: IntArray) -> tuple[IntArray, LogprobsByRow]:
+        if samples_rows_alone(logits, self._batch.sampling.take(rows, num_tokens)):
+            return super()._sample_rows(logits, rows, num_tokens)
+        token_ids = np.zeros(len(rows), np.int64)
         logprobs: LogprobsByRow = {}
-        for index, row in enumerate(step.sampled):
-            parameters = self._batch.sampling.take(step.rows[row : row + 1], step.seq_lens[row : row + 1])
+        for index in range(len(rows)):
+            parameters = self._batch.sampling.take(rows[index : index + 1], num_tokens[index : index + 1])
             # A copy, so that the row begins where memory is aligned, wherever it was among the others.
             token_ids[index : index + 1], told = self._sample(logits[index : index + 1].clone(), parameters)
             if told:

@@ -22,6 +22,7 @@ from ..scheduling.scheduler_output import SampledTokens, SchedulerOutput
 from ..step_input import IntArray, StepInput
 from .batch import InputBatch
 from .input_embeds import embed_inputs
+from .verification import Verification
 
 LogprobsByRow = dict[int, TokenLogprobs]
 
@@ -37,7 +38,7 @@ class BegunStep:
 
 @dataclass(slots=True)
 class ComputedStep:
-    """What the forward of a step gave: logits ``[R, V]`` and, by request_id, what they tell of prompts."""
+    """What the forward of a step gave: logits ``[L, V]`` and, by request_id, what they tell of prompts."""
 
     logits: torch.Tensor
     prompt_logprobs: dict[str, list[TokenLogprobs]]
@@ -89,9 +90,12 @@ class ModelRunner:
         Raises:
             AcceleratorError: see ``Executor``.
         """
-        step = begun.step
+        step, logits = begun.step, computed.logits
+        first_logits = step.first_logits
+        if first_logits is not None:
+            logits = logits[to_device(first_logits, self._device)]
         try:
-            sampled_ids, logprobs = self._sample_step(computed.logits, step)
+            sampled_ids, logprobs = self._sample_rows(logits, step.sampled_rows, step.num_known_tokens)
         except torch.AcceleratorError as error:
             raise AcceleratorError(str(error)) from error
         # Before anything is noted: should it fail, the step is computed again.
@@ -99,7 +103,24 @@ class ModelRunner:
         self._batch.append_tokens(step.sampled_rows, sampled_ids)
         places = step.order[step.sampled]
         by_request = {begun.requests[places[row]].request_id: [told] for row, told in logprobs.items()}
-        return SampledTokens(_as_lists(places, sampled_ids, len(step.rows)), by_request, computed.prompt_logprobs)
+        token_ids = _as_lists(places, sampled_ids, len(step.rows))
+        sampled = SampledTokens(token_ids, by_request, computed.prompt_logprobs)
+        if step.num_guesses is not None:
+            self._verify(begun, computed.logits, sampled)
+        return sampled
+
+    def _verify(self, begun: BegunStep, logits: torch.Tensor, sampled: SampledTokens) -> None:
+        """Add to ``sampled``, whose requests have a token each, those that follow right guesses; ``logits [L, V]``."""
+        verification = Verification(begun.step, begun.requests, sampled)
+        while len(wave := verification.next_wave()):
+            try:
+                at = to_device(verification.logits_of(wave), self._device)
+                token_ids, told = self._sample_rows(logits[at], *verification.rows_of(wave))
+            except Exception:
+                # The tokens before this one are noted and stand. The next step begins with this one, and raises.
+                return
+            self._batch.append_tokens(verification.rows_of(wave)[0], token_ids)
+            verification.take(wave, token_ids, told)
 
     def warm_up(self, request: Request) -> None:
         """Prefill and decode ``request`` once in block 0, so that the first real one does not pay for it."""
@@ -112,20 +133,28 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute_dummy_batch(self) -> None:
-        """Run one token through the model that is no request's: it takes no row, and is stored in no slot."""
-        one, zero = np.ones(1, np.int64), np.zeros(1, np.int64)
+        """Run one token through the model that is no request's."""
+        self.compute_unstored(1)
+
+    def compute_unstored(self, num_tokens: int) -> None:
+        """Compute that many tokens of a request that is none, with all their logits: it takes no row, and is stored in
+        no slot. For who calls it in inference mode."""
+        zero, count = np.zeros(1, np.int64), np.full(1, num_tokens)
+        positions = np.arange(num_tokens)
         step = StepInput(
             order=zero,
             rows=zero,
-            token_ids=zero,
-            positions=zero,
-            slot_mapping=-one,
-            query_lens=one,
-            seq_lens=one,
-            logit_rows=zero,
+            token_ids=np.zeros(num_tokens, np.int64),
+            positions=positions,
+            slot_mapping=np.full(num_tokens, -1),
+            query_lens=count,
+            seq_lens=count,
+            logit_rows=positions,
             sampled=zero,
         )
         self._forward(step, step.logit_rows)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def _forward(self, step: StepInput, logit_rows: IntArray) -> torch.Tensor:
         """Logits of the packed tokens ``logit_rows``, ascending: ``[len(logit_rows), V]``."""
@@ -166,14 +195,20 @@ class ModelRunner:
         of_prompt, of_sampled = (logits[to_device(rows, self._device)] for rows in places)
         return of_sampled, prompt_logprobs_of(of_prompt, prompt_rows, one_by_one=self._works_one_by_one)
 
-    def _sample_step(self, logits: torch.Tensor, step: StepInput) -> tuple[IntArray, LogprobsByRow]:
-        """Token ids of ``step.sampled``, ``[R]``, from logits ``[R, V]``; log probabilities of its rows that ask."""
-        if len(step.sampled) == 0:
+    def _sample_rows(
+        self, logits: torch.Tensor, rows: IntArray, num_tokens: IntArray
+    ) -> tuple[IntArray, LogprobsByRow]:
+        """Token ids of ``rows``, ``[R]``, from logits ``[R, V]``; log probabilities of those that ask.
+
+        Args:
+            num_tokens: ``[R]``, how many the requests of ``rows`` have.
+        """
+        if len(rows) == 0:
             return np.zeros(0, np.int64), {}
-        return self._sample(logits, self._batch.sampling.take(step.sampled_rows, step.seq_lens[step.sampled]))
+        return self._sample(logits, self._batch.sampling.take(rows, num_tokens))
 
     def _sample(self, logits: torch.Tensor, rows: SamplingRows) -> tuple[IntArray, LogprobsByRow]:
-        """As ``_sample_step``; ``logits`` may be changed."""
+        """As ``_sample_rows``; ``logits`` may be changed."""
         raw = None if rows.num_logprobs is None else RawLogprobs.of(logits, rows.num_logprobs)
         token_ids = sample(logits, rows)
         return token_ids.cpu().numpy(), {} if raw is None else raw.at(token_ids)

@@ -1,0 +1,76 @@
+"""What becomes of a claimed request before the core has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from penstock.shared.broker import Claim
+from penstock.shared.messages import EngineCoreRequest, Ready
+from penstock.shared.params import SamplingParams, StructuredOutputsParams
+from penstock.worker.serving.intake import Intake
+from penstock.worker.text.chat_template import ChatTemplate
+from penstock.worker.text.tokenizer import TextCodec
+
+THINK, ANSWER = 3, 4
+MESSAGES = [{"role": "user", "content": "a"}]
+
+
+def ready(engine: str = "penstock") -> Ready:
+    return Ready(
+        model_folder="/m",
+        architecture="A",
+        max_model_len=20,
+        num_blocks=9,
+        block_size=16,
+        dtype="float32",
+        device="cpu",
+        vocab_size=9,
+        eos_token_ids=[2],
+        engine=engine,
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    made = Tokenizer(models.WordLevel({"a": 0, "b": 1, "</s>": 2, "<think>": THINK, "</think>": ANSWER}, unk_token="b"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return made
+
+
+async def prepared(intake: Intake, params: SamplingParams, **prompt: Any) -> EngineCoreRequest:
+    request = EngineCoreRequest(request_id="r", sampling_params=params, **prompt)
+    payload = msgspec.msgpack.encode(request)
+    return await intake.prepare(Claim("r", payload, epoch=1, num_logged_tokens=0, attempt=1))
+
+
+@pytest.mark.parametrize(
+    ("parser", "engine", "prompt", "params", "waits"),
+    [
+        ("auto", "penstock", {"messages": MESSAGES}, {}, True),
+        ("none", "penstock", {"messages": MESSAGES}, {}, False),
+        ("auto", "vllm", {"messages": MESSAGES}, {}, None),
+        ("auto", "penstock", {"prompt": "a b"}, {}, False),
+        ("auto", "penstock", {"prompt": "a <think> b"}, {}, True),
+        ("none", "penstock", {"prompt_token_ids": [0, THINK]}, {}, True),
+        ("auto", "penstock", {"prompt": "<think> b </think>"}, {}, False),
+        ("auto", "penstock", {"prompt": "a b"}, {"thinking_token_budget": 4}, True),
+        ("auto", "penstock", {"messages": MESSAGES}, {"enable_in_reasoning": True}, False),
+        ("none", "penstock", {"prompt": "a b"}, {"enable_in_reasoning": False}, True),
+    ],
+)
+async def test_a_grammar_waits_where_there_is_thinking_before_it(
+    tokenizer: Tokenizer, parser: str, engine: str, prompt: dict[str, Any], params: dict[str, Any], waits: bool | None
+) -> None:
+    template = ChatTemplate("{{ messages[0].content }} {# <think></think> #}", {})
+    intake = Intake(TextCodec(tokenizer, template, reasoning_parser=parser), ready(engine))
+    grammar = StructuredOutputsParams(regex="a", enable_in_reasoning=params.pop("enable_in_reasoning", None))
+    request = await prepared(intake, SamplingParams(structured_outputs=grammar, **params), **prompt)
+    assert request.sampling_params is not None
+    held = request.sampling_params.structured_outputs
+    assert held is not None
+    assert held.enable_in_reasoning is (None if waits is None else not waits)
+    assert request.sampling_params.think_token_ids == ((THINK, ANSWER) if waits else None)

@@ -1,0 +1,120 @@
+"""Gives the guesses of drafters what a step has of free rows.
+
+A forward of a few rows takes hardly longer than one of a single row: the weights are read once. How many that is was
+measured when the engine was loaded (``execution/free_rows.py``). What the step computes anyhow takes of it first, and
+guesses share the rest, so where many requests run there are none, and they cost nothing.
+"""
+
+from __future__ import annotations
+
+from ..scheduling.block_pool import BlockPool
+from ..scheduling.request import Request
+from ..scheduling.scheduler_output import SchedulerOutput
+from .drafter import Drafter, MakeDrafters, make_drafters
+
+# A guess that is wrong has cost its rows. Who guesses wrong is asked for less, down to nothing, and again after so many
+# tokens; each time that it is wrong again it is left alone twice as long.
+_FIRST_PAUSE, _LONGEST_PAUSE = 2, 32
+
+
+class _Drafting:
+    """What is known of the guesses for one request."""
+
+    def __init__(self, request: Request, drafters: list[Drafter], max_draft_tokens: int) -> None:
+        self._drafters = drafters
+        self._max_draft_tokens = max_draft_tokens
+        self._limit = max_draft_tokens
+        self._pause = _FIRST_PAUSE
+        self._not_before = 0
+        # Of its last guesses: how many tokens it had, and how many were guessed.
+        self._num_tokens = request.num_tokens
+        self._num_guessed = 0
+
+    def draft(self, request: Request, room: int) -> list[int]:
+        """Return at most ``room`` guesses."""
+        self._learn(request)
+        room = min(room, self._limit)
+        if request.num_tokens < self._not_before or room <= 0:
+            return []
+        for drafter in self._drafters:
+            found = drafter.draft(request, room)
+            if found:
+                self._num_tokens, self._num_guessed = request.num_tokens, len(found)
+                return found
+        return []
+
+    def _learn(self, request: Request) -> None:
+        """Of what has become of the last guesses: all were right, some, or none."""
+        if not self._num_guessed:
+            return
+        num_right = request.num_tokens - self._num_tokens - 1
+        if num_right >= self._num_guessed:
+            self._limit, self._pause = min(2 * self._limit, self._max_draft_tokens), _FIRST_PAUSE
+        elif num_right > 0:
+            self._limit, self._pause = max(num_right + 1, 2), _FIRST_PAUSE
+        elif self._limit > 1:
+            self._limit //= 2
+        else:
+            self._not_before = request.num_tokens + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        self._limit = min(self._limit, self._max_draft_tokens)
+        self._num_guessed = 0
+
+
+class Speculation:
+    """See ``scheduling.guessing.Guessing``.
+
+    Args:
+        max_draft_tokens: of a request in a step.
+        num_free_rows: tokens of a step that cost little more than one.
+        make: what drafts for a request.
+    """
+
+    def __init__(self, max_draft_tokens: int, num_free_rows: int, make: MakeDrafters = make_drafters) -> None:
+        self._max_draft_tokens = max_draft_tokens
+        self._num_free_rows = num_free_rows
+        self._make = make
+        self._draftings: dict[str, _Drafting] = {}
+        self.num_draft_tokens = self.num_accepted_tokens = 0
+
+    def extend(self, output: SchedulerOutput, block_pool: BlockPool) -> None:
+        """See ``Guessing``. Of requests that decode, as many as there are, each gets its share of what is left."""
+        for request_id in output.released_ids:
+            self._draftings.pop(request_id, None)
+        num_free = self._num_free_rows - sum(output.num_new_tokens)
+        if num_free <= 0:
+            return
+        decoding = [place for place, request in enumerate(output.requests) if request.num_uncomputed_tokens == 1]
+        for index, place in enumerate(decoding):
+            request = output.requests[place]
+            # Rounded up, so that the first have it where there is not one for each; what one leaves goes to the others.
+            share = -(-num_free // (len(decoding) - index))
+            room = min(share, request.max_output_tokens - request.num_output_tokens - 1)
+            guesses = self._drafting_of(request).draft(request, room) if room > 0 else []
+            guesses = guesses[: self._room_in_blocks(request, len(guesses), len(output.requests), block_pool)]
+            if guesses:
+                output.guess(place, guesses)
+                self.num_draft_tokens += len(guesses)
+                num_free -= len(guesses)
+
+    def judged(self, num_accepted: int) -> None:
+        """See ``Guessing``."""
+        self.num_accepted_tokens += num_accepted
+
+    def _drafting_of(self, request: Request) -> _Drafting:
+        drafting = self._draftings.get(request.request_id)
+        if drafting is None:
+            drafting = _Drafting(request, list(self._make(request)), self._max_draft_tokens)
+            self._draftings[request.request_id] = drafting
+        return drafting
+
+    @staticmethod
+    def _room_in_blocks(request: Request, wanted: int, num_requests: int, block_pool: BlockPool) -> int:
+        """How many of ``wanted`` guesses have a place in the KV cache.
+
+        A block is taken for them only while each running request could still have one: nobody is preempted for a guess.
+        """
+        num_blocks = block_pool.blocks_for(request.num_tokens + wanted) - len(request.block_table)
+        if wanted and num_blocks > 0 and block_pool.num_free - num_blocks >= num_requests:
+            request.block_table += block_pool.allocate(num_blocks)
+        return min(wanted, len(request.block_table) * block_pool.block_size - request.num_tokens)

@@ -1,0 +1,41 @@
+"""Where the scheduler asks for guesses at the next tokens of requests; ``engine/drafting`` makes them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from .block_pool import BlockPool
+from .scheduler_output import SchedulerOutput
+
+
+class Guessing(Protocol):
+    """Adds guesses to a step whose work has been chosen.
+
+    Attributes:
+        num_draft_tokens: how many guesses were computed since the start.
+        num_accepted_tokens: how many of them turned out to be tokens of their requests.
+    """
+
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+    def extend(self, output: SchedulerOutput, block_pool: BlockPool) -> None:
+        """Give requests of ``output`` guesses, and blocks for them, if they want any."""
+        ...
+
+    def judged(self, num_accepted: int) -> None:
+        """Note that so many guesses of a request came true."""
+        ...
+
+
+class NoGuessing:
+    """The ``Guessing`` of an engine that computes what is known, and no more."""
+
+    num_draft_tokens = 0
+    num_accepted_tokens = 0
+
+    def extend(self, output: SchedulerOutput, block_pool: BlockPool) -> None:
+        """None wants any."""
+
+    def judged(self, num_accepted: int) -> None:
+        """There were none."""
