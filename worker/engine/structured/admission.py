@@ -20,6 +20,7 @@ from .constraint import FAILED, GrammarConstraint, new_bitmask
 from .grammar import Backend, CompiledGrammar, Grammar
 from .lazy_backend import LazyBackend
 from .spec import GrammarSpec, spec_of
+from .thinking import LaterConstraint, Thinking, thinking_of
 from .threads import CompileThreads, Task
 
 COMPILE_TIMEOUT_S = 10.0
@@ -37,6 +38,7 @@ class _Waiting:
     request: Request
     spec: GrammarSpec
     ending_token_ids: frozenset[int]
+    thinking: Thinking | None
     task: Task | None = None
     grammar: Grammar | None = None
 
@@ -94,7 +96,8 @@ class GrammarAdmission:
             )
         request.move_to(RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
         task = None if self.cache.get(spec) is not None else self._compile(spec)
-        self._waiting[request.request_id] = _Waiting(request, spec, ending_token_ids, task)
+        thinking = thinking_of(request)
+        self._waiting[request.request_id] = _Waiting(request, spec, ending_token_ids, thinking, task)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget these requests; what compiles for them goes on and is cached."""
@@ -145,6 +148,8 @@ class GrammarAdmission:
             return False
         waiting.grammar = compiled.start(waiting.ending_token_ids)
         delivered = waiting.request.token_ids[waiting.request.num_prompt_tokens :]
+        if (thinking := waiting.thinking) is not None:
+            delivered = [token_id for token_id in delivered if not thinking.takes(token_id)]
         if delivered:
             waiting.task = self._threads.submit(_replay(waiting.grammar, delivered))
             return False
@@ -152,8 +157,13 @@ class GrammarAdmission:
         return True
 
     def _constrain(self, waiting: _Waiting, grammar: Grammar) -> None:
-        request = waiting.request
-        request.constraint = GrammarConstraint(request.request_id, grammar, self._vocab_size, waiting.ending_token_ids)
+        request, ending = waiting.request, waiting.ending_token_ids
+        if waiting.thinking is None:
+            request.constraint = GrammarConstraint(request.request_id, grammar, self._vocab_size, ending)
+        else:
+            request.constraint = LaterConstraint(
+                request.request_id, grammar, self._vocab_size, ending, waiting.thinking
+            )
 
     def _compile(self, spec: GrammarSpec) -> Task:
         task = self._compiling.get(spec)

@@ -58,6 +58,15 @@ class GrammarConstraint:
             self._fail("structured_outputs: the grammar allows neither a further token nor the end")
         return self.failure is None
 
+    def forced_tokens(self, room: int) -> list[int]:
+        """See ``scheduling.constraint.Constraint``. Where the library fails there are none; it says why at the mask."""
+        if self.failure is not None or self.is_terminated:
+            return []
+        try:
+            return self._grammar.forced_tokens(room)
+        except Exception:
+            return []
+
     def fail_for_want_of_tokens(self) -> None:
         """Note that other parameters forbid all that the grammar allows."""
         self._fail(

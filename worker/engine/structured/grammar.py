@@ -33,6 +33,11 @@ class Grammar(Protocol):
         """Write into ``row`` which tokens may come next; not to be called after the end."""
         ...
 
+    def forced_tokens(self, room: int) -> list[int]:
+        """At most ``room`` tokens that spell the text that must come next, long ones first; none where there is a
+        choice."""
+        ...
+
     def is_terminated(self) -> bool:
         """Whether an ending token has been accepted, after which nothing may come."""
         ...

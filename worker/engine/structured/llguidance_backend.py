@@ -19,6 +19,7 @@ from ....shared.errors import UnsupportedParameterError, ValidationError
 from .grammar import Bitmask
 from .schemas.llguidance import schema_for_llguidance
 from .spec import GrammarKind, GrammarSpec
+from .spelling import Spelling
 from .structural_tag import legacy_tags
 from .vocabulary import Vocabulary
 
@@ -30,8 +31,11 @@ _LEAST_BYTES = 1 << 16
 class LlguidanceGrammar:
     """See ``grammar.Grammar``."""
 
-    def __init__(self, matcher: LLMatcher, eos_token_id: int, ending_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, matcher: LLMatcher, eos_token_id: int, ending_token_ids: frozenset[int], spelling: Spelling
+    ) -> None:
         self._matcher = matcher
+        self._spelling = spelling
         self._eos_token_id = eos_token_id
         self._ending_token_ids = ending_token_ids
         self._is_terminated = False
@@ -72,6 +76,10 @@ class LlguidanceGrammar:
             else:
                 words[token_id // 32] &= ~_bit(token_id)
 
+    def forced_tokens(self, room: int) -> list[int]:
+        # Not by compute_ff_tokens: its tokenizer here has a token for each byte.
+        return self._spelling.tokens_of(self._matcher.compute_ff_bytes(), room)
+
     def is_terminated(self) -> bool:
         return self._is_terminated
 
@@ -92,13 +100,14 @@ class LlguidanceGrammar:
 class LlguidanceCompiledGrammar:
     """See ``grammar.CompiledGrammar``."""
 
-    def __init__(self, matcher: LLMatcher, eos_token_id: int, num_characters: int) -> None:
+    def __init__(self, matcher: LLMatcher, eos_token_id: int, num_characters: int, spelling: Spelling) -> None:
         self._matcher = matcher
+        self._spelling = spelling
         self._eos_token_id = eos_token_id
         self.num_bytes = _LEAST_BYTES + _BYTES_PER_CHARACTER * num_characters
 
     def start(self, ending_token_ids: frozenset[int]) -> LlguidanceGrammar:
-        return LlguidanceGrammar(self._matcher.deep_copy(), self._eos_token_id, ending_token_ids)
+        return LlguidanceGrammar(self._matcher.deep_copy(), self._eos_token_id, ending_token_ids, self._spelling)
 
 
 class LlguidanceBackend:
@@ -110,6 +119,7 @@ class LlguidanceBackend:
                 "structured_outputs: llguidance needs a model with an end-of-sequence token"
             )
         self._eos_token_id = vocabulary.eos_token_ids[0]
+        self._spelling = Spelling(vocabulary)
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(_ByteTokenizer(vocabulary)), n_vocab=vocabulary.size, eos_token=vocabulary.eos_token_ids
         )
@@ -124,7 +134,7 @@ class LlguidanceBackend:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise ValidationError(f"{spec.field} is refused by llguidance: {_reason(matcher)}")
-        return LlguidanceCompiledGrammar(matcher, self._eos_token_id, len(spec.text))
+        return LlguidanceCompiledGrammar(matcher, self._eos_token_id, len(spec.text), self._spelling)
 
 
 def _reason(matcher: LLMatcher) -> str:

@@ -17,6 +17,7 @@ from ....shared.errors import UnsupportedParameterError, ValidationError
 from .grammar import Bitmask
 from .schemas.xgrammar import schema_for_xgrammar
 from .spec import GrammarKind, GrammarSpec
+from .spelling import Spelling
 from .structural_tag import convert_schemas, legacy_tags
 from .utf8 import Utf8Guard, without_wrong_pairs
 from .vocabulary import Vocabulary
@@ -29,9 +30,10 @@ _ESCAPED = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 class XgrammarGrammar:
     """See ``grammar.Grammar``."""
 
-    def __init__(self, matcher: xgrammar.GrammarMatcher, guard: Utf8Guard) -> None:
+    def __init__(self, matcher: xgrammar.GrammarMatcher, guard: Utf8Guard, spelling: Spelling) -> None:
         self._matcher = matcher
         self._guard = guard
+        self._spelling = spelling
         self._token_ids: list[int] = []
 
     def accept_tokens(self, token_ids: Sequence[int]) -> bool:
@@ -60,6 +62,9 @@ class XgrammarGrammar:
         if self._token_ids:
             self._guard.restrict(bitmask, row, self._token_ids[-1])
 
+    def forced_tokens(self, room: int) -> list[int]:
+        return self._spelling.tokens_of(self._matcher.find_jump_forward_string().encode(), room)
+
     def is_terminated(self) -> bool:
         return self._matcher.is_terminated()
 
@@ -71,9 +76,10 @@ class XgrammarGrammar:
 class XgrammarCompiledGrammar:
     """See ``grammar.CompiledGrammar``."""
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar, guard: Utf8Guard) -> None:
+    def __init__(self, compiled: xgrammar.CompiledGrammar, guard: Utf8Guard, spelling: Spelling) -> None:
         self._compiled = compiled
         self._guard = guard
+        self._spelling = spelling
 
     @property
     def num_bytes(self) -> int:
@@ -81,7 +87,7 @@ class XgrammarCompiledGrammar:
 
     def start(self, ending_token_ids: frozenset[int]) -> XgrammarGrammar:
         matcher = xgrammar.GrammarMatcher(self._compiled, override_stop_tokens=sorted(ending_token_ids))
-        return XgrammarGrammar(matcher, self._guard)
+        return XgrammarGrammar(matcher, self._guard, self._spelling)
 
 
 class XgrammarBackend:
@@ -95,6 +101,7 @@ class XgrammarBackend:
             stop_token_ids=vocabulary.eos_token_ids or None,
         )
         self._guard = Utf8Guard(vocabulary)
+        self._spelling = Spelling(vocabulary)
         # Each compile has one thread, so that the step loop keeps its core; the cache is ours.
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
@@ -105,7 +112,7 @@ class XgrammarBackend:
                 f"engine would have to run with --structured-outputs-backend llguidance"
             )
         try:
-            return XgrammarCompiledGrammar(self._compile(spec), self._guard)
+            return XgrammarCompiledGrammar(self._compile(spec), self._guard, self._spelling)
         except ValidationError:
             raise
         except Exception as error:  # RuntimeError with the reason, and others of its own
