@@ -52,6 +52,8 @@ class SharedOptions(TypedDict, total=False):
     the beginning. Conversations in messages are known by themselves; text and token ids need it.
     ``resume``: "exact" has the request refused by an engine that could not go on with its very tokens after another
     one's death. Penstock's engine can; another may draw the rest anew (guide, "vLLM").
+    ``prediction``: text that its output is likely to be, or to hold in long pieces, such as a file that it is asked to
+    change. An engine with ``--speculative`` gives tokens that were predicted sooner; the output is the same.
     """
 
     model: str | None
@@ -72,6 +74,7 @@ class SharedOptions(TypedDict, total=False):
     external_req_id: str | None
     session_id: str | None
     resume: str | None
+    prediction: str | None
 
 
 class RequestOptions(SharedOptions, total=False):
@@ -107,6 +110,14 @@ def resume_of(options: RequestOptions) -> str:
     if resume is not None and resume != EXACT:
         raise ValidationError(f"resume must be {EXACT!r}, or be left out, got {shown(resume)}")
     return resume or ""
+
+
+def prediction_of(options: RequestOptions) -> str | None:
+    """Return the ``prediction``, None if it is empty. Raises ``ValidationError`` if it is no text."""
+    prediction: Any = options.get("prediction")
+    if prediction is not None and not isinstance(prediction, str):
+        raise ValidationError(f"prediction must be text, got {shown(prediction)}")
+    return check_text("prediction", prediction) if prediction else None
 
 
 def lora_request_of(options: RequestOptions) -> LoRARequest | None:

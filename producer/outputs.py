@@ -111,4 +111,6 @@ def usage_of(each: Sequence[Usage]) -> Usage | None:
         num_prompt_tokens=max(usage.num_prompt_tokens for usage in each),
         num_output_tokens=sum(usage.num_output_tokens for usage in each),
         num_cached_tokens=min(usage.num_cached_tokens for usage in each),
+        num_accepted_prediction_tokens=sum(usage.num_accepted_prediction_tokens for usage in each),
+        num_rejected_prediction_tokens=sum(usage.num_rejected_prediction_tokens for usage in each),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 import msgspec
 
 from ..shared.encodable import check_text
@@ -9,6 +11,8 @@ from ..shared.errors import ClientClosedError, RequestFailedError, ValidationErr
 from ..shared.messages import Delta, Usage
 from ..shared.pooling import Pooled
 from ..shared.shown import shown
+
+T = TypeVar("T")
 
 
 class TextPair(msgspec.Struct, frozen=True):
@@ -58,15 +62,19 @@ class PoolingOutput(msgspec.Struct, kw_only=True):
         return self.pooled.floats().tolist()
 
 
-class PoolingRequestOutput(msgspec.Struct, kw_only=True):
-    """A finished pooling request."""
+class _Ended(msgspec.Struct, Generic[T], kw_only=True):
+    """A finished request; ``outputs`` is its result."""
 
     request_id: str
     model: str
     prompt: object
-    outputs: PoolingOutput
+    outputs: T
     usage: Usage | None = None
     finished: bool = True
+
+
+class PoolingRequestOutput(_Ended[PoolingOutput], kw_only=True):
+    """A finished pooling request."""
 
     @property
     def pooled(self) -> PoolingOutput:
@@ -101,37 +109,16 @@ class ScoringOutput(msgspec.Struct, kw_only=True):
     score: float
 
 
-class EmbeddingRequestOutput(msgspec.Struct, kw_only=True):
+class EmbeddingRequestOutput(_Ended[EmbeddingOutput], kw_only=True):
     """A text's embedding."""
 
-    request_id: str
-    model: str
-    prompt: object
-    outputs: EmbeddingOutput
-    usage: Usage | None = None
-    finished: bool = True
 
-
-class ClassificationRequestOutput(msgspec.Struct, kw_only=True):
+class ClassificationRequestOutput(_Ended[ClassificationOutput], kw_only=True):
     """A text's classes."""
 
-    request_id: str
-    model: str
-    prompt: object
-    outputs: ClassificationOutput
-    usage: Usage | None = None
-    finished: bool = True
 
-
-class ScoringRequestOutput(msgspec.Struct, kw_only=True):
+class ScoringRequestOutput(_Ended[ScoringOutput], kw_only=True):
     """The score of two texts, which are ``prompt``."""
-
-    request_id: str
-    model: str
-    prompt: object
-    outputs: ScoringOutput
-    usage: Usage | None = None
-    finished: bool = True
 
 
 def output_of(request_id: str, model: str, prompt: object, last: Delta | None) -> PoolingRequestOutput:

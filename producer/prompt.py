@@ -34,6 +34,7 @@ from .options import (
     check_linger,
     external_req_id_of,
     lora_request_of,
+    prediction_of,
     read_ttl_of,
     resume_of,
     session_id_of,
@@ -75,9 +76,7 @@ def build_request(
         hint = "; for pooling, use encode" if isinstance(params, PoolingParams) else ""
         raise ValidationError(f"params must be a SamplingParams, got {type(params).__name__}{hint}")
     if GENERATE not in card.supported_tasks:
-        raise UnsupportedTaskError(
-            f"model {shown(card.model)} does not generate; its tasks: {', '.join(card.supported_tasks)}"
-        )
+        raise _not_for(card, GENERATE)
     params.check_from_caller()
     # An engine is asked for one answer at a time: see fan_out.
     params.check_supported(n=params.n)
@@ -88,6 +87,7 @@ def build_request(
     options = options or {}
     request = _envelope(options, card, tenant)
     request.sampling_params = params
+    request.prediction = prediction_of(options)
     _set_prompt(request, prompt, card, options.get("chat_template_kwargs"))
     return request
 
@@ -113,9 +113,7 @@ def build_pooling_request(
     task = params.task or next((one for one in card.supported_tasks if one != GENERATE), POOLING_TASKS[0])
     # What no worker has told of yet, its own will refuse.
     if task not in card.supported_tasks and card.registered_at:
-        raise UnsupportedTaskError(
-            f"model {shown(card.model)} does not {task}; its tasks: {', '.join(card.supported_tasks)}"
-        )
+        raise _not_for(card, task)
     options = options or {}
     request = _envelope(options, card, tenant)
     request.pooling_params = params
@@ -126,6 +124,12 @@ def build_pooling_request(
     if request.prompt_embeds is not None:
         raise UnsupportedParameterError("prompts that are pooled are text or token ids, not embeddings")
     return request
+
+
+def _not_for(card: ModelCard, task: str) -> UnsupportedTaskError:
+    return UnsupportedTaskError(
+        f"model {shown(card.model)} does not {task}; its tasks: {', '.join(card.supported_tasks)}"
+    )
 
 
 def _envelope(options: RequestOptions, card: ModelCard, tenant: str) -> EngineCoreRequest:

@@ -56,11 +56,14 @@ class Usage(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc
 
     ``num_cached_tokens`` of the prompt were in the KV cache when the engine that ended the request first began with it.
     Of a resumable request they are those of its last segment, former output included; the other two count all segments.
+    Of a prediction, ``num_accepted_prediction_tokens`` are in the output, and the rejected ones are not.
     """
 
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
+    num_accepted_prediction_tokens: int = 0
+    num_rejected_prediction_tokens: int = 0
 
 
 # --------------------------------------------------------------------- client -> worker -> engine core
@@ -76,6 +79,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, kw_
     The prompt of a ``resumable`` request is its first chunk; more follow as ``InputChunk`` until its input is closed.
     ``text_pair`` is the second text of a pair, to be judged together; from its token ``second_text_at`` on the tokens
     are those of the second text, which some models tell apart.
+    ``prediction`` is text that its caller takes for a likely output, and ``draft_token_ids`` are the tokens of it; it
+    changes how soon tokens come, and never which.
     """
 
     version: int = WIRE_VERSION
@@ -105,6 +110,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, kw_
     resume: str = ""
     text_pair: str | None = None
     second_text_at: int | None = None
+    prediction: str | None = None
+    draft_token_ids: list[int] | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -266,7 +273,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     """State of the scheduler after a step.
 
     ``prefix_cache_queries`` and ``prefix_cache_hits`` count tokens since the start: those of requests that looked for
-    cached ones, and those found.
+    cached ones, and those found. ``num_draft_tokens`` are those guessed, ``num_accepted_tokens`` those guessed right.
     """
 
     num_running_reqs: int = 0
@@ -278,6 +285,8 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     device_memory_bytes: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag="outputs"):

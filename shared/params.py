@@ -76,6 +76,9 @@ class StructuredOutputsParams(GrammarFields, array_like=True, omit_defaults=True
         disable_any_whitespace: JSON has the whitespace of ``json.dumps`` (xgrammar) or none (llguidance).
         disable_additional_properties: an object of the schema that does not say has no properties but those listed.
         whitespace_pattern: a regular expression for the whitespace in JSON; llguidance only.
+        enable_in_reasoning: True holds from the first token on. False holds from the end of the model's thinking on, if
+            it begins with that; the model must have tokens for both ends. None is False for chat messages to a model
+            that thinks, for prompts that end within thinking, and with a ``thinking_token_budget``; else True.
 
     Raises:
         ValidationError: not exactly one is set, or one has the wrong type or size.
@@ -154,7 +157,7 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
             space; where the last output tokens are such a sequence but for its last token, that token is not chosen.
             Other ways to spell the same string in tokens stay open. At most 1024.
         thinking_token_budget: most tokens between the start and the end of thinking; then the end is forced. Needs a
-            model with tokens for both. -1 is no limit.
+            model with tokens for both. -1 is no limit. With ``structured_outputs`` only what comes before them counts.
         repetition_detection: end with finish_reason "repetition" when the output repeats itself.
         bad_words_token_ids, think_token_ids: what the worker process has made of ``bad_words`` and of the tokens that
             start and end thinking; not for callers.
@@ -275,10 +278,11 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
             raise ValidationError(
                 f"structured_outputs must be a StructuredOutputsParams, got {shown(self.structured_outputs)}"
             )
-        if self.structured_outputs is not None and self.is_thinking_limited:
+        grammar = self.structured_outputs
+        if grammar is not None and grammar.enable_in_reasoning and self.is_thinking_limited:
             raise ValidationError(
-                f"structured_outputs holds from the first token on, so it leaves no room for thinking; leave "
-                f"thinking_token_budget at None, got {self.thinking_token_budget}"
+                "structured_outputs.enable_in_reasoning=True holds from the first token on, so it leaves no room for "
+                f"thinking; leave thinking_token_budget at None, got {self.thinking_token_budget}"
             )
 
 

@@ -67,6 +67,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
         tool_call_parser, reasoning_parser: those that fit its chat template; empty where none is known to.
         setup: of the engine that said all this; others of the model may have another one, which their heartbeats tell.
         pooling: of a model that pools; None of one that generates.
+        thinks_before_grammar: whether a grammar waits for the end of reasoning, as ``reasoning_parser`` marks it.
     """
 
     version: int = WIRE_VERSION
@@ -88,6 +89,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
     kv_cache_dtype: str = ""
     setup: EngineSetup | None = None
     pooling: PoolingSetup | None = None
+    thinks_before_grammar: bool = False
 
 
 class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):

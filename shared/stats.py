@@ -52,7 +52,8 @@ class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
 class StepStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
     """What one step of an engine did.
 
-    ``num_prefill_tokens`` are those of requests that computed more than the one token they lacked.
+    ``num_prefill_tokens`` are those of requests that lacked more than one token, ``num_decode_tokens`` those of the
+    others, guesses included.
     ``num_context_tokens`` are those in the cache that the others looked back at, and ``num_prefill_pairs`` the pairs of
     a prefilled token and one that it looked back at. ``cpu_time_s`` is what the core's thread computed of the step's
     time: the rest it waited, for a device or for a processor that others had.
@@ -133,6 +134,7 @@ class EngineStats(msgspec.Struct, omit_defaults=True):
         inference_time_s: prefill and decode together.
         num_prompt_tokens_of, num_output_tokens_of: of each request that ended, those of former engines included.
         num_step_tokens: computed by each step.
+        num_draft_tokens, num_accepted_tokens: guessed by the engine, and guessed right.
 
     The histograms of requests count each segment of a streamed input, so they may hold more than ``num_finished``.
     """
@@ -162,3 +164,5 @@ class EngineStats(msgspec.Struct, omit_defaults=True):
     num_prompt_tokens_of: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TOKENS))
     num_output_tokens_of: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TOKENS))
     num_step_tokens: Histogram = msgspec.field(default_factory=lambda: Histogram.of(STEP_TOKENS))
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0

@@ -30,6 +30,7 @@ class GrammarFields(msgspec.Struct, frozen=True, kw_only=True):
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
+    enable_in_reasoning: bool | None = None
 
 
 def check_structured_outputs(params: GrammarFields) -> None:
@@ -49,6 +50,11 @@ def check_structured_outputs(params: GrammarFields) -> None:
             raise ValidationError(
                 f"structured_outputs.{flag} must be True or False, got {shown(getattr(params, flag))}"
             )
+    if not isinstance(params.enable_in_reasoning, bool | None):
+        raise ValidationError(
+            "structured_outputs.enable_in_reasoning must be True, False or None, got "
+            f"{shown(params.enable_in_reasoning)}"
+        )
     if params.whitespace_pattern is not None:
         _check_text("structured_outputs.whitespace_pattern", params.whitespace_pattern)
     if given[0] == "json_object":

@@ -44,6 +44,7 @@ NEED_TORCH = (
     "unit/engine/test_prompt_rows.py",
     "unit/engine/test_sampler.py",
     "unit/engine/test_several_tokens.py",
+    "unit/engine/test_speculation.py",
     "unit/engine/test_structured_grammar.py",
     "unit/engine/test_structured_schema.py",
     "unit/engine/test_structured_table.py",

@@ -12,9 +12,9 @@ import msgspec
 
 from ..shared.errors import ConfigurationError
 from ..shared.keys import is_partition_name
-from .config_checks import check_attention, check_engine, check_quantization
+from .config_checks import check_attention, check_engine, check_quantization, check_speculation
 from .options.option import Option, check_fields
-from .options.readers import Choice, Folder, Integer, Model, Reader, Share, Size, Switch, Texts
+from .options.readers import Choice, ChoiceWithCount, Folder, Integer, Model, Reader, Share, Size, Switch, Texts
 
 # Of one step. On the CPU a step with a larger share of prefill holds up everybody's next token (135M Llama: inter-token
 # p99 3.5 s with 2048, 0.6 s with 256, at the same throughput).
@@ -22,8 +22,15 @@ DEFAULT_TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}
 # Of the memory that is free after loading. On the CPU other programs live, too.
 DEFAULT_MEMORY_UTILIZATION = {"cpu": 0.4, "cuda": 0.9}
 SCHEDULING_POLICIES = ("fcfs", "priority")
+# Guesses of a request in a step, beyond which none is made, and without a number behind `ngram`: with the known token
+# a tile of 16 rows.
+MAX_DRAFT_TOKENS, DEFAULT_DRAFT_TOKENS = 64, 15
 # The program of an engine's core, by what `--engine` calls it.
-CORE_MODULES = {"penstock": "penstock.worker.engine", "vllm": "penstock.worker.engines.vllm"}
+CORE_MODULES = {
+    "penstock": "penstock.worker.engine",
+    "vllm": "penstock.worker.engines.vllm",
+    "http": "penstock.worker.engines.http",
+}
 # What no machine has, and no deployment means. Beyond it arrays are made that do not fit, or processes without end.
 MAX_ENGINES_ON_HOST = 1024
 
@@ -51,7 +58,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     engine: Annotated[
         str,
         Option(
-            "what computes: Penstock's own engine, or vLLM's in the environment of --engine-python",
+            "what computes: Penstock's own engine, vLLM's in the environment of --engine-python, or the server at "
+            "--engine-url",
             Choice(*CORE_MODULES),
             group=MODEL,
         ),
@@ -64,6 +72,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         str,
         Option(
             "options of `vllm serve` for its engine, in quotes; they win over those here",
+            Reader("WORDS"),
+            default="none",
+            group=MODEL,
+        ),
+    ] = ""
+    engine_url: Annotated[
+        str,
+        Option("address of a llama-server or an SGLang server", Reader("URL"), default="none", group=MODEL),
+    ] = ""
+    engine_command: Annotated[
+        str,
+        Option(
+            "the words that start that server, in quotes, where the worker is to start it and to end it",
             Reader("WORDS"),
             default="none",
             group=MODEL,
@@ -204,6 +225,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             group=COMPUTING,
         ),
     ] = False
+    speculative: Annotated[
+        str,
+        Option(
+            "guess several tokens of a request and verify them in one step, where a step has room: the same tokens, "
+            f"sooner; ngram: at most N (default {DEFAULT_DRAFT_TOKENS}) that followed its last tokens before, were "
+            "predicted, or are forced by a grammar",
+            ChoiceWithCount("off", "ngram", counted="ngram", most=MAX_DRAFT_TOKENS),
+            group=COMPUTING,
+        ),
+    ] = "off"
     # A capture of graphs takes seconds at the start, and memory.
     enforce_eager: Annotated[
         bool,
@@ -256,7 +287,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             raise ConfigurationError(
                 f"served_model_name must not end in '#' and a number, as partitions do, got {self.model_name!r}"
             )
-        check_engine(self.engine, engine_python=self.engine_python, engine_options=self.engine_options)
+        check_engine(
+            self.engine,
+            engine_python=self.engine_python,
+            engine_options=self.engine_options,
+            engine_url=self.engine_url,
+            engine_command=self.engine_command,
+        )
         check_quantization(self.quantization, self.device, native_kernels=self.native_kernels)
         check_attention(
             self.attention_backend,
@@ -265,6 +302,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             deterministic=self.deterministic,
             kv_cache_dtype=self.kv_cache_dtype,
         )
+        check_speculation(self.speculative, self.engine, async_scheduling=self.async_scheduling)
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigurationError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
@@ -277,6 +315,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if self.kv_cache_dtype == "auto":
             return None
         return "fp8_e4m3" if self.kv_cache_dtype == "fp8" else self.kv_cache_dtype
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Most guesses of a request in a step; 0 where nothing is guessed."""
+        word, _, count = self.speculative.partition(":")
+        return 0 if word == "off" else int(count or DEFAULT_DRAFT_TOKENS)
 
     @property
     def model_name(self) -> str:

@@ -9,7 +9,8 @@ import msgspec
 from ..shared.command_line import NAMESPACE_HELP, TRACES_HELP
 from ..shared.keys import DEFAULT_NAMESPACE
 from ..shared.log import FORMATS, LEVELS
-from .config import EngineConfig
+from ..shared.reasoning import AUTO, NONE, REASONING_MARKS
+from .config import MODEL, EngineConfig
 from .options.option import Option, check_fields
 from .options.readers import Choice, Folder, Integer, Number, Reader, Seconds, Switch
 
@@ -101,6 +102,15 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     otlp_traces_endpoint: Annotated[str | None, Option(TRACES_HELP, Reader("URL"), default="no spans", group=LOG)] = (
         None
     )
+    reasoning_parser: Annotated[
+        str,
+        Option(
+            "how the model marks its reasoning, behind which grammars begin; auto: as its chat template shows; none: "
+            "they hold from the first token on",
+            Choice(AUTO, NONE, *REASONING_MARKS),
+            group=MODEL,
+        ),
+    ] = AUTO
 
     def __post_init__(self) -> None:
         check_fields(self)

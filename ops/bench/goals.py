@@ -17,13 +17,27 @@ from .queue_enqueue import EnqueueRow
 from .queue_figures import FiguresRow
 from .queue_fleet import FleetRow
 from .sessions import SessionsRow
-from .sides import ALONE, ALONE_INT4, ALONE_INT8, LLAMA, SERVED, VLLM_ASYNC, VLLM_HTTP, VLLM_OFFLINE, VLLM_SERVED
+from .sides import (
+    ALONE,
+    ALONE_INT4,
+    ALONE_INT8,
+    LLAMA,
+    LLAMA_Q4,
+    LLAMA_Q8,
+    SERVED,
+    VLLM_ASYNC,
+    VLLM_HTTP,
+    VLLM_OFFLINE,
+    VLLM_SERVED,
+)
 
 MIN_THROUGHPUT_OVER_VLLM = {"tiny": 2.0, "smol135": 1.2, "qwen06": 1.2}
 MIN_INT8_OVER_VLLM = {"smol135": 1.6, "qwen06": 1.6}
 MAX_INT4_SINGLE_OVER_ALONE = {"smol135": 0.35, "qwen06": 0.35}
 MAX_SINGLE_OVER_VLLM = {"smol135": 0.45, "qwen06": 0.6}
 MAX_SINGLE_OVER_LLAMA = {"smol135": 1.0, "qwen06": 1.0}
+# The same bits a weight on both sides, or about.
+MIN_QUANTIZED_OVER_LLAMA = {"smol135": 1.5, "qwen06": 1.5}
 MIN_SERVED_OVER_ALONE = {"smol135": 0.97, "tiny": 0.9}
 MAX_ITL_P99_OVER_VLLM = {"smol135": 0.3}
 MAX_ADDED_TTFT_MS = 2.0
@@ -100,6 +114,10 @@ def engine_goals(row: EngineRow) -> Iterator[Goal]:
     yield from at_most("one request, ms/token, alone over vLLM offline", of_vllm, MAX_SINGLE_OVER_VLLM)
     of_llama = row.ratio(ALONE, LLAMA, single)
     yield from at_most("one request, ms/token, alone over llama.cpp", of_llama, MAX_SINGLE_OVER_LLAMA)
+    for ours, quantization, theirs in ((ALONE_INT8, "int8", LLAMA_Q8), (ALONE_INT4, "int4", LLAMA_Q4)):
+        between = f"alone with {quantization} over {theirs}"
+        yield from at_most(f"one request, ms/token, {between}", row.ratio(ours, theirs, single), MAX_SINGLE_OVER_LLAMA)
+        yield from at_least(f"tokens/s, {between}", row.ratio(ours, theirs, everything), MIN_QUANTIZED_OVER_LLAMA)
     of_alone = row.ratio(SERVED, ALONE, everything)
     yield from at_least("tokens/s, through Redis over alone", of_alone, MIN_SERVED_OVER_ALONE)
     of_async = row.ratio(SERVED, VLLM_ASYNC, "itl_p99_ms")

@@ -168,19 +168,6 @@ def _other_rows(
         model = model_folder(GROWTH_MODEL, scratch)
         report.sessions = measure_sessions(GROWTH_MODEL, model, scratch, options.rounds, options.seed)
 
-    def pooling() -> None:
-        model = model_folder(POOLING_MODEL, scratch)
-        report.pooling = measure_pooling(
-            POOLING_MODEL,
-            model,
-            options.options_of_engines(),
-            scratch,
-            num_texts=options.num_requests or NUM_TEXTS,
-            rounds=options.rounds,
-            seed=options.seed,
-            threads=options.threads,
-        )
-
     def durability() -> None:
         with private_redis(append_only=True) as url:
             report.durability = asyncio.run(durability_cost(url, options.num_requests or BATCH_SIZE))
@@ -196,12 +183,25 @@ def _other_rows(
         ("gateway", "starting a gateway …", gateway),
         ("growth", "running ever larger batches …", growth),
         ("sessions", "holding conversations …", sessions),
-        ("pooling", "embedding texts …", pooling),
+        ("pooling", "embedding texts …", partial(_measure_pooling, options, report, scratch)),
         ("durability", "appending …", durability),
         ("recovery", "killing engine cores …", recovery),
         *_queue_rows(options, report),
         ("follow", "following streams …", follow),
     ]
+
+
+def _measure_pooling(options: BenchOptions, report: BenchReport, scratch: Path) -> None:
+    report.pooling = measure_pooling(
+        POOLING_MODEL,
+        model_folder(POOLING_MODEL, scratch),
+        options.options_of_engines(),
+        scratch,
+        num_texts=options.num_requests or NUM_TEXTS,
+        rounds=options.rounds,
+        seed=options.seed,
+        threads=options.threads,
+    )
 
 
 def _queue_rows(options: BenchOptions, report: BenchReport) -> Iterator[tuple[str, str, Callable[[], None]]]:

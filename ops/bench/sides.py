@@ -30,6 +30,7 @@ ALONE_INT8, ALONE_INT4 = "Penstock, engine alone, int8", "Penstock, engine alone
 VLLM_OFFLINE, VLLM_ASYNC, VLLM_HTTP = "vLLM offline", "vLLM in-process async", "vLLM HTTP server"
 STATIC, CONTINUOUS = "transformers static", "transformers continuous"
 LLAMA = "llama.cpp"
+LLAMA_Q8, LLAMA_Q4 = "llama.cpp, Q8_0", "llama.cpp, Q4_K_M"
 RUN_TIMEOUT_S = 1800.0
 # In a rival's folder once all of it is there and could be imported.
 INSTALLED_MARK = ".installed"
@@ -162,9 +163,8 @@ class PeerScript:
         folder: where ``install_peers`` has put it; None if it is part of our own environment.
         environment: variables beside our own.
         options: of the script.
+        precision: as ``Side`` has it.
     """
-
-    precision = ""
 
     def __init__(
         self,
@@ -173,8 +173,10 @@ class PeerScript:
         folder: Path | None = None,
         environment: Callable[[], Mapping[str, str]] = dict,
         options: tuple[str, ...] = (),
+        precision: str = "",
     ) -> None:
         self.name = name
+        self.precision = precision
         self._script = _SCRIPTS / script
         self._folder = folder
         self._environment = environment
@@ -212,7 +214,10 @@ def choose_sides(peers: frozenset[str], peers_folder: Path, engine_options: list
         sides.append(PeerScript(STATIC, "transformers_static.py"))
         sides.append(PeerScript(CONTINUOUS, "transformers_continuous.py"))
     if "llama" in peers:
-        sides.append(PeerScript(LLAMA, "llama_batch.py", peers_folder / "llama"))
+        for name, file_type, precision in ((LLAMA, "", ""), (LLAMA_Q8, "Q8_0", "int8"), (LLAMA_Q4, "Q4_K_M", "int4")):
+            options = ("--file-type", file_type) if file_type else ()
+            folder = peers_folder / "llama"
+            sides.append(PeerScript(name, "llama_batch.py", folder, options=options, precision=precision))
     return sides
 
 

@@ -65,6 +65,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "float32"
     engine: str = "penstock"
     engine_python: str = ""
+    speculative: str = "off"
 
 
 class ChaosReport(msgspec.Struct, kw_only=True):
@@ -109,7 +110,7 @@ def run_chaos(options: ChaosOptions) -> int:
 
 def _engine_options(options: ChaosOptions) -> list[str]:
     if options.engine == "penstock":
-        return ["--deterministic"]
+        return ["--deterministic", "--speculative", options.speculative]
     python = ["--engine-python", options.engine_python] if options.engine_python else []
     small = ["--enforce-eager", "--kv-cache-memory", "64MiB", "--max-model-len", "512"]
     return ["--engine", options.engine, *python, *small]

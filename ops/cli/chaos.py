@@ -40,6 +40,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what computes; with vllm the tokens of greedy requests alone are compared (default penstock)",
     )
     parser.add_argument("--engine-python", default="", metavar="FILE", help="the Python that has vLLM and penstock")
+    parser.add_argument(
+        "--speculative", default="off", metavar="{off,ngram[:N]}", help="as of `worker start` (default off)"
+    )
     parser.add_argument("--json", default="", help="where the report goes as JSON")
     parser.add_argument("--log", default="", help="where the workers' logs go")
 
@@ -72,6 +75,7 @@ def _run(arguments: argparse.Namespace) -> int:
         dtype=arguments.dtype,
         engine=arguments.engine,
         engine_python=arguments.engine_python,
+        speculative=arguments.speculative,
     )
     return run_chaos(options)
 

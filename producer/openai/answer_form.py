@@ -9,10 +9,11 @@ import msgspec
 
 from ...shared.errors import ValidationError
 from ...shared.params import StructuredOutputsParams
+from ...shared.reasoning import NONE
 from ...shared.shown import shown
 from .answer_parts import AnswerParser, CallDelta, MessageParts, PlainText
 from .common import OpenAIFinishReason
-from .parsers import NONE, Parsers
+from .parsers import Parsers
 from .reasoning import ReasoningFormat, ReasoningSplitter, find_reasoning_format, is_thinking_off
 from .response_format import SCHEMA_FIELD, structured_outputs_of
 from .tools.definitions import Function, ToolChoice, allowed_functions, read_tool_choice, read_tools
@@ -158,14 +159,21 @@ def answer_form(
                 "'none', 'required' or a function"
             )
         held, wanted = None, answer_or_hermes_calls(wanted, functions, is_parallel=is_parallel)
+    held_to = grammar or held or wanted
+    if held_to is not None and parsers.thinks_before_grammar and parsers.reasoning == NONE:
+        # Nobody would take the thinking out of the answer.
+        held_to = msgspec.structs.replace(held_to, enable_in_reasoning=True)
     is_json = choice.is_forced or wanted is not None
-    reasoning = None if is_json or parsers.reasoning == NONE else find_reasoning_format(parsers.reasoning)
-    # A grammar holds from the first token on, so what has no start mark is the answer.
-    is_inside = grammar is None and template_kwargs.get("add_generation_prompt") is not False
+    thinks_first = parsers.thinks_before_grammar and held_to is not None and not held_to.enable_in_reasoning
+    reasoning = None if parsers.reasoning == NONE else find_reasoning_format(parsers.reasoning)
+    if is_json and not thinks_first:
+        reasoning = None
+    # If a grammar holds from the first token on, what has no start mark is the answer.
+    is_inside = (grammar is None or thinks_first) and template_kwargs.get("add_generation_prompt") is not False
     is_inside = is_inside and not is_thinking_off(template_kwargs)
     return AnswerForm(
         functions=[] if choice.mode == "none" else functions,
-        grammar=grammar or held or wanted,
+        grammar=held_to,
         grammar_fields=_grammar_fields(grammar, held, wanted),
         call_format=call_format,
         is_single=not is_parallel,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import msgspec
 from msgspec import UNSET
 
 from ...shared.messages import Delta, FinishReason
@@ -40,6 +41,24 @@ from .reasoning import effort_kwargs
 from .tools.registry import ToolCallStyle, find_tool_call_style
 
 
+class PredictedText(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a prediction."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(msgspec.Struct, forbid_unknown_fields=True):
+    """What the answer is likely to be, or to hold in long pieces."""
+
+    type: Literal["content"]
+    content: str | list[PredictedText]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatCompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     """The request. ``max_completion_tokens`` goes before ``max_tokens``; without both the model's length is the limit.
 
@@ -61,6 +80,7 @@ class ChatCompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=Tru
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    prediction: Prediction | None = None
 
 
 class PreparedChat(Prepared, kw_only=True, frozen=True):
@@ -210,6 +230,8 @@ def prepare_chat(body: ChatCompletionBody, parsers: Parsers | None = None) -> Pr
     body.check_stream()
     num_top = _num_top_logprobs(body)
     options = body.request_options()
+    if body.prediction is not None:
+        options["prediction"] = body.prediction.text
     template_kwargs = dict(body.chat_template_kwargs or {})
     if body.add_generation_prompt is not None:
         template_kwargs["add_generation_prompt"] = body.add_generation_prompt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 import msgspec
 
@@ -145,15 +145,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def request_options(self) -> RequestOptions:
         """Return what the body says beside prompt and sampling."""
-        options = RequestOptions(model=self.model or None)
-        if self.band is not None:
-            options["band"] = self.band
-        if self.timeout_s is not None:
-            options["timeout_s"] = self.timeout_s
-        if self.priority is not None:
-            options["priority"] = self.priority
-        if self.cache_salt is not None:
-            options["cache_salt"] = self.cache_salt
+        options = plain_options(self)
         if self.session_id is not None:
             options["session_id"] = self.session_id
         elif self.prompt_cache_key:
@@ -170,6 +162,33 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if guided:
             raise ValidationError(f"guided_{next(iter(guided))} and structured_outputs are the same; pass one of them")
         return StructuredOutputsParams(**msgspec.structs.asdict(self.structured_outputs))
+
+
+class _Placed(Protocol):
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def band(self) -> str | None: ...
+    @property
+    def timeout_s(self) -> float | None: ...
+    @property
+    def priority(self) -> int | None: ...
+    @property
+    def cache_salt(self) -> str | None: ...
+
+
+def plain_options(body: _Placed) -> RequestOptions:
+    """Return the options that bodies of all endpoints have under the same names."""
+    options = RequestOptions(model=body.model or None)
+    if body.band is not None:
+        options["band"] = body.band
+    if body.timeout_s is not None:
+        options["timeout_s"] = body.timeout_s
+    if body.priority is not None:
+        options["priority"] = body.priority
+    if body.cache_salt is not None:
+        options["cache_salt"] = body.cache_salt
+    return options
 
 
 # Same name and meaning in SamplingParams.
@@ -204,13 +223,21 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """Of a prediction, the tokens that are in the completions, and those that are not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(msgspec.Struct):
-    """Tokens of one response: the prompt counts once, whatever ``n``."""
+    """Tokens of one response: the prompt counts once, whatever ``n``. Details come with a prediction."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
     def of(cls, counts: list[TokenCounts]) -> Usage:
@@ -218,7 +245,10 @@ class Usage(msgspec.Struct):
         num_prompt_tokens = sum(usage.num_prompt_tokens for usage in counts)
         num_output_tokens = sum(usage.num_output_tokens for usage in counts)
         cached = PromptTokensDetails(sum(usage.num_cached_tokens for usage in counts))
-        return cls(num_prompt_tokens, num_output_tokens, num_prompt_tokens + num_output_tokens, cached)
+        num_accepted = sum(usage.num_accepted_prediction_tokens for usage in counts)
+        num_rejected = sum(usage.num_rejected_prediction_tokens for usage in counts)
+        details = CompletionTokensDetails(num_accepted, num_rejected) if num_accepted or num_rejected else msgspec.UNSET
+        return cls(num_prompt_tokens, num_output_tokens, num_prompt_tokens + num_output_tokens, cached, details)
 
 
 class UsageCounter:
@@ -237,6 +267,8 @@ class UsageCounter:
                 max(before.num_prompt_tokens, counts.num_prompt_tokens),
                 before.num_output_tokens + counts.num_output_tokens,
                 min(before.num_cached_tokens, counts.num_cached_tokens),
+                before.num_accepted_prediction_tokens + counts.num_accepted_prediction_tokens,
+                before.num_rejected_prediction_tokens + counts.num_rejected_prediction_tokens,
             )
         self._counts[prompt] = counts
 

@@ -10,7 +10,7 @@ from ...shared.errors import ClientClosedError
 from ..outputs import RequestOutput
 from ..pooling import PoolingOutput, PoolingRequestOutput
 from .common import created_at, finish_reason_of
-from .pooling import Input, PoolingBody, PoolingUsage, PreparedPooling, written
+from .pooling import Input, Listed, PoolingBody, PoolingUsage, PreparedPooling, written
 
 ID_PREFIX = "embd"
 
@@ -31,15 +31,8 @@ class Embedding(msgspec.Struct):
     object: str = "embedding"
 
 
-class Embeddings(msgspec.Struct, kw_only=True):
+class Embeddings(Listed[Embedding], kw_only=True):
     """The response."""
-
-    id: str
-    object: str = "list"
-    created: int
-    model: str
-    data: list[Embedding]
-    usage: PoolingUsage
 
 
 class PreparedEmbeddings(PreparedPooling, kw_only=True, frozen=True):

@@ -9,22 +9,25 @@ import time
 import msgspec
 
 from ...shared.errors import ConfigurationError, ValidationError
+from ...shared.reasoning import AUTO, NONE
 from ...shared.records import ModelCard
 from ..client import Client
 from .reasoning import find_reasoning_format
 from .tools.registry import DEFAULT_TOOL_CALL_PARSER, find_tool_call_style
-
-AUTO, NONE = "auto", "none"
 
 _KNOWN_FOR_S = 30.0
 _UNKNOWN_FOR_S = 1.0
 
 
 class Parsers(msgspec.Struct, frozen=True):
-    """Parsers by name. A ``reasoning`` of "none" leaves an answer as it is."""
+    """Parsers by name. A ``reasoning`` of "none" leaves an answer as it is.
+
+    ``thinks_before_grammar`` says that an answer with a grammar has reasoning before it, too.
+    """
 
     tool_call: str = DEFAULT_TOOL_CALL_PARSER
     reasoning: str = NONE
+    thinks_before_grammar: bool = False
 
 
 class ParserChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +56,7 @@ class ParserChoice(msgspec.Struct, frozen=True, kw_only=True):
         return Parsers(
             tool_call=DEFAULT_TOOL_CALL_PARSER if tool_call in (AUTO, "") else tool_call,
             reasoning=NONE if reasoning in (AUTO, "") else reasoning,
+            thinks_before_grammar=card is not None and card.thinks_before_grammar,
         )
 
 

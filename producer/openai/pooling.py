@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -15,9 +15,11 @@ from ...shared.messages import Usage as TokenCounts
 from ...shared.pooling import Pooled, PoolingParams
 from ..options import RequestOptions
 from ..prompt import Prompt
+from .common import plain_options
 from .errors import bad_field
 from .prepared import PreparedBody
 
+T = TypeVar("T")
 MAX_INPUTS = 2048
 Input = str | list[str | int | list[int]]
 
@@ -58,16 +60,7 @@ class PoolingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def request_options(self) -> RequestOptions:
         """Return what the body says beside prompt and parameters."""
-        options = RequestOptions(model=self.model or None)
-        if self.band is not None:
-            options["band"] = self.band
-        if self.timeout_s is not None:
-            options["timeout_s"] = self.timeout_s
-        if self.priority is not None:
-            options["priority"] = self.priority
-        if self.cache_salt is not None:
-            options["cache_salt"] = self.cache_salt
-        return options
+        return plain_options(self)
 
 
 class PreparedPooling(PreparedBody, kw_only=True, frozen=True):
@@ -101,6 +94,17 @@ class ClassifyBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
     input: Input
 
 
+class Listed(msgspec.Struct, Generic[T], kw_only=True):
+    """A response with a result for each text or pair, in order."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[T]
+    usage: PoolingUsage
+
+
 class Classification(msgspec.Struct):
     """The most probable class of one text, and the numbers of all."""
 
@@ -110,15 +114,8 @@ class Classification(msgspec.Struct):
     num_classes: int
 
 
-class Classifications(msgspec.Struct, kw_only=True):
+class Classifications(Listed[Classification], kw_only=True):
     """The response of /classify."""
-
-    id: str
-    object: str = "list"
-    created: int
-    model: str
-    data: list[Classification]
-    usage: PoolingUsage
 
 
 class PoolBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
@@ -138,15 +135,8 @@ class PoolingData(msgspec.Struct):
     object: str = "pooling"
 
 
-class PoolingResponse(msgspec.Struct, kw_only=True):
+class PoolingResponse(Listed[PoolingData], kw_only=True):
     """The response of /pooling."""
-
-    id: str
-    object: str = "list"
-    created: int
-    model: str
-    data: list[PoolingData]
-    usage: PoolingUsage
 
 
 class ScoreBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
@@ -175,15 +165,8 @@ class Score(msgspec.Struct):
     object: str = "score"
 
 
-class Scores(msgspec.Struct, kw_only=True):
+class Scores(Listed[Score], kw_only=True):
     """The response of /score."""
-
-    id: str
-    object: str = "list"
-    created: int
-    model: str
-    data: list[Score]
-    usage: PoolingUsage
 
 
 class Document(msgspec.Struct):

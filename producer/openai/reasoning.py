@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...shared.errors import ValidationError
+from ...shared.reasoning import REASONING_MARKS
 from ...shared.shown import shown
 from .markers import len_of_certain
 
@@ -34,11 +35,8 @@ class ReasoningFormat:
 
 
 REASONING_PARSERS: dict[str, ReasoningFormat] = {
-    "deepseek_r1": ReasoningFormat("<think>", "</think>", starts_in_prompt=True),
-    "qwen3": ReasoningFormat("<think>", "</think>"),
-    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
-    "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
-    "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
+    name: ReasoningFormat(start, end, starts_in_prompt=name == "deepseek_r1")
+    for name, (start, end) in REASONING_MARKS.items()
 }
 
 

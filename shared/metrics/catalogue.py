@@ -73,6 +73,10 @@ ENGINES = (
     MetricSpec("num_preemptions", COUNTER, "Requests that lost their place in the KV cache", OF_ENGINE, is_vllms=True),
     MetricSpec("prefix_cache_queries", COUNTER, "Tokens looked for in the KV cache", OF_ENGINE, is_vllms=True),
     MetricSpec("prefix_cache_hits", COUNTER, "Tokens found in the KV cache", OF_ENGINE, is_vllms=True),
+    MetricSpec("spec_decode_num_draft_tokens", COUNTER, "Tokens guessed by speculation", OF_ENGINE, is_vllms=True),
+    MetricSpec(
+        "spec_decode_num_accepted_tokens", COUNTER, "Of these, those that were guessed right", OF_ENGINE, is_vllms=True
+    ),
     MetricSpec("engine_steps", COUNTER, "Steps of the engine", OF_ENGINE),
     MetricSpec("engine_prefill_tokens", COUNTER, "Tokens computed in prefills; recomputed ones count again", OF_ENGINE),
     MetricSpec("engine_decode_tokens", COUNTER, "Tokens computed in decodes", OF_ENGINE),

@@ -69,6 +69,8 @@ def _counted(stats: EngineStats, labels: tuple[str, str]) -> Iterator[Sample]:
             "num_preemptions": stats.num_preemptions,
             "prefix_cache_queries": stats.prefix_cache_queries,
             "prefix_cache_hits": stats.prefix_cache_hits,
+            "spec_decode_num_draft_tokens": stats.num_draft_tokens,
+            "spec_decode_num_accepted_tokens": stats.num_accepted_tokens,
             "engine_steps": stats.num_steps,
             "engine_prefill_tokens": stats.num_prefill_tokens,
             "engine_decode_tokens": stats.num_decode_tokens,

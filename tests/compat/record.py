@@ -262,6 +262,22 @@ SAMPLES: list[tuple[str, str, Any]] = [
         ),
     ),
     (
+        "request with a prediction",
+        "CoreInput",
+        EngineCoreRequest(
+            request_id="r10#1",
+            prompt_token_ids=[2, 7],
+            sampling_params=SamplingParams(),
+            prediction="as before",
+            draft_token_ids=[8, 9],
+        ),
+    ),
+    (
+        "delta with the usage of a prediction",
+        "Delta",
+        Delta(index=1, token_ids=[8], finish_reason=FinishReason.STOP, usage=Usage(2, 2, 0, 1, 1)),
+    ),
+    (
         "delta with a pooled result",
         "Delta",
         Delta(finish_reason=FinishReason.STOP, usage=Usage(5, 0), pooled=Pooled(data=b"\x00\x00\x80?", shape=(1,))),
@@ -328,20 +344,24 @@ _ANSWERS: list[UtilityAnswer] = [
     LoraChanged(True),
     LoraList([3, 7]),
 ]
+# What a core on a GPU says in any case.
+OF_A_GPU: dict[str, Any] = {
+    "model_folder": "/m",
+    "architecture": "LlamaForCausalLM",
+    "max_model_len": 2048,
+    "num_blocks": 10,
+    "block_size": 16,
+    "dtype": "bfloat16",
+    "device": "cuda",
+    "vocab_size": 400,
+    "eos_token_ids": [2],
+}
 SAMPLES += [
     (
         "ready with what attends",
         "CoreOutput",
         Ready(
-            model_folder="/m",
-            architecture="LlamaForCausalLM",
-            max_model_len=2048,
-            num_blocks=10,
-            block_size=16,
-            dtype="bfloat16",
-            device="cuda",
-            vocab_size=400,
-            eos_token_ids=[2],
+            **OF_A_GPU,
             attention_backend="triton",
             kv_cache_dtype="fp8_e4m3",
         ),
@@ -427,15 +447,7 @@ SAMPLES += [
         "ready of another engine",
         "CoreOutput",
         Ready(
-            model_folder="/m",
-            architecture="LlamaForCausalLM",
-            max_model_len=2048,
-            num_blocks=10,
-            block_size=16,
-            dtype="bfloat16",
-            device="cuda",
-            vocab_size=400,
-            eos_token_ids=[2],
+            **OF_A_GPU,
             engine="vllm",
             resume="greedy",
             versions={"vllm": "0.32.0"},

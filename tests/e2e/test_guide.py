@@ -49,6 +49,7 @@ PROSE = (
     "configuration",
     "failures",
     "figures",
+    "http_engines",
     "logs",
     "models",
     "operating/alerts",

@@ -41,7 +41,8 @@ def _run(arguments: argparse.Namespace) -> int:
     settings.require()
     process = settings.fields_of(WorkerConfig)
     configure_logging(process["log_level"], process["log_format"])
-    _check_installed(KINDS[settings.fields_of(EngineConfig)["engine"]].libraries)
+    kind = KINDS[settings.fields_of(EngineConfig)["engine"]]
+    _check_installed(kind.libraries, kind.extra)
     if process["otlp_traces_endpoint"] is not None:
         check_endpoint(process["otlp_traces_endpoint"])
     return _serve(settings, process)
@@ -54,7 +55,8 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
 
     host, given = settings.make(HostOptions), settings.fields_of(EngineConfig)
     with settings.naming_sources():
-        placements = place_engines(host.gpus, given["device"], host.engines, host.gpus_per_engine)
+        device = given["device"] or KINDS[given["engine"]].device
+        placements = place_engines(host.gpus, device, host.engines, host.gpus_per_engine)
         on_host = {"device": placements[0].device, "num_engines_on_host": len(placements)}
         engine = EngineConfig(**{**given, **on_host})
         check_name("the model's name (--served-model-name)", engine.model_name)
@@ -146,12 +148,12 @@ def _chosen(engine: EngineConfig) -> str:
     return "".join(f", {name} {value}" for name, value in options.items() if value is not None)
 
 
-def _check_installed(libraries: Sequence[str]) -> None:
+def _check_installed(libraries: Sequence[str], extra: str) -> None:
     missing = [name for name in libraries if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(
             f"worker start needs {', '.join(missing)}, which a plain client does without; "
-            "pip install 'penstock[worker]'"
+            f"pip install 'penstock[{extra}]'"
         )
 
 

@@ -163,6 +163,7 @@ class EngineCore:
         delivered = message.output_token_ids or []
         check_in_vocabulary("prompt_token_ids", prompt, self._vocab_size)
         check_in_vocabulary("output_token_ids", delivered, self._vocab_size)
+        check_in_vocabulary("draft_token_ids", message.draft_token_ids or [], self._vocab_size)
         return Request(
             message.request_id,
             prompt,
@@ -173,6 +174,7 @@ class EngineCore:
             priority=message.priority,
             extra_keys=extra_keys_of(message),
             prompt_embeds=message.prompt_embeds,
+            prediction=message.draft_token_ids,
         )
 
     def _take_ready_grammars(self) -> list[EngineCoreOutput]:

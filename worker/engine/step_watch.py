@@ -29,13 +29,13 @@ class StepWatch:
     def updated(self) -> StepStats:
         """Return what the step did."""
         started, scheduled, executed = self._times
-        prefills = [num_new_tokens for num_new_tokens in self._batch.num_new_tokens if num_new_tokens > 1]
+        prefills = [num_tokens for num_tokens in self._batch.num_known_tokens() if num_tokens > 1]
         num_context_tokens, num_prefill_pairs = self._looked_back_at()
         return StepStats(
             num_reqs=len(self._batch.requests),
             num_prefill_reqs=len(prefills),
             num_prefill_tokens=sum(prefills),
-            num_decode_tokens=len(self._batch.requests) - len(prefills),
+            num_decode_tokens=sum(self._batch.num_new_tokens) - sum(prefills),
             schedule_time_s=scheduled - started,
             execute_time_s=executed - scheduled,
             update_time_s=time.perf_counter() - executed,
@@ -47,7 +47,8 @@ class StepWatch:
     def _looked_back_at(self) -> tuple[int, int]:
         """By those that decoded, and by those that prefilled: the step has computed their tokens by now."""
         num_context_tokens = num_pairs = 0
-        for request, num_new_tokens in self._batch.work():
+        known = zip(self._batch.requests, self._batch.num_known_tokens(), strict=True)
+        for request, num_new_tokens in known:
             if num_new_tokens == 1:
                 num_context_tokens += request.num_computed_tokens
             else:

@@ -48,6 +48,8 @@ class EngineMeter:
         self.stats.num_preemptions = scheduler.num_preemptions
         self.stats.prefix_cache_queries = scheduler.prefix_cache_queries
         self.stats.prefix_cache_hits = scheduler.prefix_cache_hits
+        self.stats.num_draft_tokens = scheduler.num_draft_tokens
+        self.stats.num_accepted_tokens = scheduler.num_accepted_tokens
 
     def note_step(self, step: StepStats) -> None:
         """Count a step."""

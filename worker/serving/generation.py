@@ -13,6 +13,7 @@ from ...shared.broker import Claim
 from ...shared.log import log_ids
 from ...shared.messages import Delta, EngineCoreOutput, FinishReason, SegmentEnd, TokenLogprobs, Usage
 from ...shared.tracing.attributes import operation_of
+from ..prediction import PredictionCursor
 from ..text.stop_strings import StopStrings
 from ..text.tokenizer import TextCodec
 from .request_timing import RequestTiming
@@ -71,10 +72,12 @@ class Generation:
         self._stop = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
         self._has_stop_strings = bool(params.stop_strings)
         self._include_stop = params.include_stop_str_in_output
+        self._predicted = Predicted(request.draft_token_ids or [], self._next_index)
         self.finished = False
         for delta in segment.logged:
             self._text_of(delta.token_ids)
             self._next_index = delta.next_index
+            self._predicted.follow(delta)
         self.num_resumed_tokens = self._next_index
 
     @property
@@ -135,6 +138,7 @@ class Generation:
         if delta is not None:
             if not self.finished:
                 self._read(delta)
+                self._predicted.follow(delta)
             self._gathered, self._num_read = None, 0
         return delta
 
@@ -207,7 +211,9 @@ class Generation:
     def _end(self, delta: Delta) -> None:
         self.finished = True
         delta.stats = self.timing.whole(delta.next_index)
-        delta.usage = Usage(self._num_prompt_tokens, delta.next_index, self._num_cached_tokens)
+        self._predicted.follow(delta)
+        counts = self._num_prompt_tokens, delta.next_index, self._num_cached_tokens
+        delta.usage = Usage(*counts, *self._predicted.counts)
 
     def _text_of(self, token_ids: list[int]) -> tuple[str, str | None]:
         if self._detokenizer is None:
@@ -220,6 +226,32 @@ class Generation:
             return ""
         text, _ = self._stop.add(self._detokenizer.flush())
         return text + self._stop.flush()
+
+
+class Predicted:
+    """What of a prediction came true, as usage tells it.
+
+    Args:
+        token_ids: of the prediction; none if there is none.
+        next_index: of the output's first token.
+    """
+
+    def __init__(self, token_ids: list[int], next_index: int) -> None:
+        self._num_tokens = len(token_ids)
+        self._cursor = PredictionCursor(token_ids)
+        self._next_index = next_index
+
+    def follow(self, delta: Delta) -> None:
+        """Read what is new of ``delta``; what is behind its last token will not come any more."""
+        if self._num_tokens and delta.next_index > self._next_index:
+            self._cursor.follow(delta.token_ids[self._next_index - delta.index :])
+            self._next_index = delta.next_index
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Tokens of the prediction that are in the output, and others."""
+        num_accepted = min(self._cursor.num_predicted, self._num_tokens)
+        return num_accepted, self._num_tokens - num_accepted
 
 
 class SegmentGeneration(Generation):

@@ -44,6 +44,7 @@ class Intake:
         self._max_model_len = ready.max_model_len
         self._supported_tasks = ready.supported_tasks
         self._pooled_text = PooledText(codec, ready.pooling)
+        self._can_wait_for_thinking = ready.engine == "penstock"
 
     async def prepare(self, claim: Claim) -> EngineCoreRequest:
         """Return the claimed request with its prompt as token ids, unless it is embeddings, and the claim's epoch.
@@ -65,6 +66,8 @@ class Intake:
             raise UnsupportedParameterError(
                 "prompt_logprobs: a resumable request's prompt comes in parts; leave it at None"
             )
+        if request.resumable and request.prediction is not None:
+            raise UnsupportedParameterError("prediction: a resumable request has many outputs; leave it out")
         is_pooled = request.pooling_params is not None
         if is_pooled:
             await self._pooled_text.complete(request)
@@ -75,7 +78,9 @@ class Intake:
         check_prompt_length(request.num_prompt_tokens, self._max_model_len, is_pooled=is_pooled)
         return msgspec.structs.replace(
             request,
-            sampling_params=await self._complete(params),
+            prediction=None,
+            draft_token_ids=await self._tokenize_prediction(request),
+            sampling_params=await self._complete(self._with_place_of_grammar(request, params)),
             request_id=claim.request_id,
             epoch=claim.epoch,
             attempt=claim.attempt,
@@ -114,10 +119,33 @@ class Intake:
             raise ValidationError(f"chunk {number} of the input has no tokens")
         return token_ids
 
+    def _with_place_of_grammar(self, request: EngineCoreRequest, params: SamplingParams) -> SamplingParams:
+        """Say of a grammar whether it waits for the end of thinking, where the caller has not. Other engines decide
+        that themselves.
+        """
+        grammar = params.structured_outputs
+        if grammar is None or grammar.enable_in_reasoning is not None or not self._can_wait_for_thinking:
+            return params
+        waits = (
+            params.is_thinking_limited
+            or (request.messages is not None and self.codec.can_think_first)
+            or self.codec.has_begun_thinking(request.prompt_token_ids or [])
+        )
+        placed = msgspec.structs.replace(grammar, enable_in_reasoning=not waits)
+        return msgspec.structs.replace(params, structured_outputs=placed)
+
     async def _complete(self, params: SamplingParams) -> SamplingParams:
         if len(params.bad_words or ()) > MANY_BAD_WORDS:
             return await asyncio.to_thread(self.codec.complete, params)
         return self.codec.complete(params)
+
+    async def _tokenize_prediction(self, request: EngineCoreRequest) -> list[int] | None:
+        """As the middle of a text: that is where an output begins."""
+        if request.prediction is None:
+            return request.draft_token_ids
+        if len(request.prediction) > LONG_PROMPT_CHARS:
+            return await asyncio.to_thread(self.codec.encode_chunk, request.prediction)
+        return self.codec.encode_chunk(request.prediction)
 
     async def _tokenize(self, request: EngineCoreRequest) -> list[int]:
         if request.prompt_token_ids is not None:

@@ -125,7 +125,9 @@ class WorkerProcess:
             await asyncio.gather(starting, return_exceptions=True)
             return None
         ready = starting.result()
-        codec = await asyncio.to_thread(TextCodec.load, Path(ready.model_folder))
+        codec = await asyncio.to_thread(
+            TextCodec.load, Path(ready.model_folder), reasoning_parser=self._config.reasoning_parser
+        )
         return ready, codec
 
     async def _serve(self, ready: Ready, codec: TextCodec, signals: StopSignals) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...shared.errors import ValidationError
+from ...shared.reasoning import REASONING_MARKS
 from .chat_template import ChatTemplate
 
 # Marks in a template -> parser; the first that fits counts.
@@ -20,12 +21,6 @@ _TOOL_CALLS = (
 )
 # Qwen's Coder and GLM write XML inside of the same marks.
 _NOT_HERMES = ("<function=", "<arg_key>")
-_REASONING = (
-    ("<think>", "</think>", "qwen3"),
-    ("[THINK]", "[/THINK]", "mistral"),
-    ("<seed:think>", "</seed:think>", "seed_oss"),
-    ("◁think▷", "◁/think▷", "kimi"),
-)
 _STARTED_BY_PROMPT = {"qwen3": "deepseek_r1"}
 
 
@@ -46,7 +41,7 @@ def style_of(template: ChatTemplate) -> ChatStyle:
 
 
 def _reasoning(template: ChatTemplate) -> str:
-    for start, end, name in _REASONING:
+    for name, (start, end) in REASONING_MARKS.items():
         if end in template.source:
             try:
                 prompt = template.render([{"role": "user", "content": "probed"}], {})

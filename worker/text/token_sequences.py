@@ -7,15 +7,8 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from ...shared.errors import ValidationError
+from ...shared.reasoning import REASONING_MARKS
 from ...shared.shown import shown
-
-# What begins and ends thinking: Qwen 3, DeepSeek R1 and most others; Magistral; Seed-OSS; Kimi.
-_THINK_MARKS = (
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<seed:think>", "</seed:think>"),
-    ("◁think▷", "◁/think▷"),
-)
 
 
 def bad_word_sequences(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
@@ -40,9 +33,11 @@ def bad_word_sequences(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[
     return [list(sequence) for sequence in found if sequence]
 
 
-def find_think_token_ids(tokenizer: Tokenizer) -> tuple[int, int] | None:
-    """Return the tokens that start and end thinking; None if the vocabulary has no such pair."""
-    for marks in _THINK_MARKS:
+def find_think_token_ids(tokenizer: Tokenizer, reasoning_parser: str = "") -> tuple[int, int] | None:
+    """Return the tokens that start and end thinking, those of that parser if one is named; None if the vocabulary has
+    no such pair.
+    """
+    for marks in [REASONING_MARKS[reasoning_parser]] if reasoning_parser else REASONING_MARKS.values():
         start, end = map(tokenizer.token_to_id, marks)
         if start is not None and end is not None:
             return start, end

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from ...shared.errors import ModelLoadError, UnsupportedParameterError
 from ...shared.params import SamplingParams
+from ...shared.reasoning import AUTO, NONE, num_thought
 from .chat_style import ChatStyle, style_of
 from .chat_template import ChatTemplate
 from .detokenizer import IncrementalDetokenizer, TokenKinds
@@ -24,18 +25,35 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 class TextCodec:
-    """Encodes prompts and chat messages, and decodes tokens; ``token_bytes`` has those of each single token."""
+    """Encodes prompts and chat messages, and decodes tokens; ``token_bytes`` has those of each single token.
 
-    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> None:
+    Attributes:
+        chat_style: how the model writes tool calls and reasoning, as far as its chat template shows it, or as it was
+            said of the reasoning.
+        can_think_first: whether its reasoning is between two tokens, so that a grammar can begin behind them.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, *, reasoning_parser: str = AUTO
+    ) -> None:
         self._tokenizer = tokenizer
         self._kinds = TokenKinds.of(tokenizer)
         self.token_bytes = TokenBytes(tokenizer, self._kinds)
-        self._think_token_ids = find_think_token_ids(tokenizer)
         self._chat_template = chat_template
+        self.chat_style = ChatStyle() if chat_template is None else style_of(chat_template)
+        if reasoning_parser != AUTO:
+            name = "" if reasoning_parser == NONE else reasoning_parser
+            self.chat_style = self.chat_style._replace(reasoning_parser=name)
+        name = self.chat_style.reasoning_parser
+        self._think_token_ids = find_think_token_ids(tokenizer, name)
+        self.can_think_first = bool(name) and self._think_token_ids is not None
 
     @classmethod
-    def load(cls, folder: Path) -> TextCodec:
+    def load(cls, folder: Path, *, reasoning_parser: str = AUTO) -> TextCodec:
         """Read ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja`` from a model folder.
+
+        Args:
+            reasoning_parser: the name of how the model marks its reasoning, "none", or "auto": as its template shows.
 
         Raises:
             ModelLoadError: a file is missing or cannot be read.
@@ -49,7 +67,8 @@ class TextCodec:
             raise ModelLoadError(f"{path} cannot be read: {error}") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        return cls(tokenizer, ChatTemplate.load(folder, _read_json(folder / "tokenizer_config.json")))
+        template = ChatTemplate.load(folder, _read_json(folder / "tokenizer_config.json"))
+        return cls(tokenizer, template, reasoning_parser=reasoning_parser)
 
     @property
     def has_chat_template(self) -> bool:
@@ -86,11 +105,6 @@ class TextCodec:
         """The text of ``token_ids`` by themselves."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    @property
-    def chat_style(self) -> ChatStyle:
-        """How the model writes tool calls and reasoning, as far as its chat template shows it."""
-        return ChatStyle() if self._chat_template is None else style_of(self._chat_template)
-
     def complete(self, params: SamplingParams) -> SamplingParams:
         """Return ``params`` with the token ids that an engine needs and only a tokenizer knows.
 
@@ -101,14 +115,22 @@ class TextCodec:
         if params.bad_words:
             sequences = bad_word_sequences(self._tokenizer, params.bad_words)
             params = msgspec.structs.replace(params, bad_words_token_ids=sequences)
-        if params.is_thinking_limited:
+        grammar = params.structured_outputs
+        is_awaited = grammar is not None and grammar.enable_in_reasoning is False
+        if params.is_thinking_limited or is_awaited:
             if self._think_token_ids is None:
+                wanted = "structured_outputs.enable_in_reasoning=False" if is_awaited else None
                 raise UnsupportedParameterError(
-                    f"thinking_token_budget={params.thinking_token_budget} needs a model whose vocabulary has tokens "
-                    "such as <think> and </think>, and this one has none; leave it at None"
+                    f"{wanted or f'thinking_token_budget={params.thinking_token_budget}'} needs a model whose "
+                    "vocabulary has tokens such as <think> and </think>, and this one has none; leave it at None"
                 )
             params = msgspec.structs.replace(params, think_token_ids=self._think_token_ids)
         return params
+
+    def has_begun_thinking(self, token_ids: list[int]) -> bool:
+        """Whether ``token_ids`` end within the model's thinking."""
+        marks = self._think_token_ids
+        return marks is not None and num_thought(token_ids, *marks) is not None
 
     def detokenizer(
         self, *, skip_special_tokens: bool, spaces_between_special_tokens: bool = True

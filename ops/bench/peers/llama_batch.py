@@ -2,7 +2,8 @@
 # (llama-cpp-python is installed in an environment of its own.)
 """llama.cpp through its own batch calls: prompts and next tokens of many sequences in one batch, the argmax by numpy.
 
-A context per phase, with a key-value cache of its own for each sequence, which was the faster way with many of them.
+With ``--file-type`` its own quantiser has made bytes or four bits of the weights. A context per phase, with a key-value
+cache of its own for each sequence, which was the faster way with many of them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ctypes
 import os
 from collections import deque
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import llama_cpp
@@ -30,12 +32,10 @@ class LlamaBatch:
         self.versions = {name: metadata.version(name) for name in ("llama-cpp-python", "gguf")}
         self._threads = arguments.threads
         self._dtype = arguments.dtype
-        path = arguments.workload.parent / f"{arguments.model.name}-{arguments.dtype}.gguf"
-        if not path.exists():
-            write_gguf(arguments.model, path, arguments.dtype)
         llama_cpp.llama_backend_init()
         self._log = llama_cpp.llama_log_callback(lambda level, text, user_data: None)
         llama_cpp.llama_log_set(self._log, ctypes.c_void_p(0))
+        path = _convert(arguments)
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
         if not self._model:
             raise RuntimeError(f"llama.cpp could not load {path}")
@@ -75,6 +75,26 @@ class LlamaBatch:
         if not context:
             raise RuntimeError("llama.cpp could not make a context")
         return context
+
+
+def _convert(arguments: Arguments) -> Path:
+    """Return the file, which is made if it is not there."""
+    stem = arguments.workload.parent / arguments.model.name
+    plain = stem.with_name(f"{stem.name}-{arguments.dtype}.gguf")
+    quantized = stem.with_name(f"{stem.name}-{arguments.file_type}.gguf")
+    path = quantized if arguments.file_type else plain
+    if path.exists():
+        return path
+    if not plain.exists():
+        write_gguf(arguments.model, plain, arguments.dtype)
+    if arguments.file_type:
+        parameters = llama_cpp.llama_model_quantize_default_params()
+        parameters.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{arguments.file_type}")
+        parameters.nthread = arguments.threads
+        status = llama_cpp.llama_model_quantize(str(plain).encode(), str(path).encode(), ctypes.byref(parameters))
+        if status != 0:
+            raise RuntimeError(f"llama.cpp could not make {arguments.file_type} of {plain}: {status}")
+    return path
 
 
 class _Batching:

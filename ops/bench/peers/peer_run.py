@@ -26,6 +26,7 @@ class Arguments(argparse.Namespace):
     threads: int
     device: str
     load_format: str
+    file_type: str
     spawned_at: float
 
 
@@ -188,5 +189,6 @@ def _parse() -> Arguments:
         default="auto",
         help=f"{for_transformers}: dummy draws random weights on the device",
     )
+    parser.add_argument("--file-type", choices=("", "Q8_0", "Q4_K_M"), default="", help="for llama.cpp: of its weights")
     parser.add_argument("--spawned-at", type=float, default=time.monotonic())
     return parser.parse_args(namespace=Arguments())

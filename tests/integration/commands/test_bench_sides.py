@@ -101,6 +101,8 @@ def test_a_rival_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None
         "vLLM in-process async",
         "vLLM HTTP server",
         "llama.cpp",
+        "llama.cpp, Q8_0",
+        "llama.cpp, Q4_K_M",
     ]
 
 

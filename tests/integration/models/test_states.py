@@ -75,16 +75,16 @@ def test_a_step_that_fails_after_its_forward_is_computed_again(
     model = small_model(model_type)
     core = trial.build(model.folder, max_num_batched_tokens=16)
     runner, num_steps = runner_of(core), 0
-    sample_step = runner._sample_step
+    sample_rows = runner._sample_rows
 
-    def fail_sometimes(logits, step):
+    def fail_sometimes(logits, rows, num_tokens):
         nonlocal num_steps
         num_steps += 1
-        if len(step.rows) > 1 and num_steps % 5 == 0:
+        if len(rows) > 1 and num_steps % 5 == 0:
             raise RuntimeError("sampling failed")
-        return sample_step(logits, step)
+        return sample_rows(logits, rows, num_tokens)
 
-    monkeypatch.setattr(runner, "_sample_step", fail_sometimes)
+    monkeypatch.setattr(runner, "_sample_rows", fail_sometimes)
     assert trial.generate(core, model.expectation.prompts) == model.expectation.tokens
     assert num_steps > 10
 
@@ -121,3 +121,8 @@ def test_deterministic_needs_a_packed_model(
     config = EngineConfig(model=str(folder), deterministic=True, max_model_len=32, num_threads=1)
     with pytest.raises(ConfigurationError, match=rf"--deterministic needs .*{mode!r}; start without"):
         build_engine(config, folder)
+
+
+def test_guesses_are_refused_by_name(small_model: Callable[[str], SmallModel]) -> None:
+    with pytest.raises(ConfigurationError, match=r"speculative 'ngram'.*mode 'split'"):
+        trial.build(small_model("mamba").folder, speculative="ngram")

@@ -13,10 +13,12 @@ from penstock.shared.messages import EngineCoreRequest, FinishReason, TokenLogpr
 from penstock.shared.params import SamplingParams
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.execution.batch import InputBatch
+from penstock.worker.engine.execution.verification import Verification
 from penstock.worker.engine.executor import AcceleratorError
 from penstock.worker.engine.look_ahead import LookAheadCore
 from penstock.worker.engine.scheduling.batch_queue import BatchQueue
 from penstock.worker.engine.scheduling.block_pool import BlockPool
+from penstock.worker.engine.scheduling.guessing import Guessing
 from penstock.worker.engine.scheduling.ordering import OrderingPolicy
 from penstock.worker.engine.scheduling.prefix_cache import BlockHashCache
 from penstock.worker.engine.scheduling.request import Request
@@ -38,7 +40,8 @@ class PagedHash:
     So a wrong input, position or block shows in the tokens. What was launched is computed as late as can be.
 
     ``num_at_once`` says how many tokens a request gets in a step. With ``guesses`` all but the last of them were inputs
-    of the step, as guesses that came true, and then one that did not where there is room for it.
+    of the step, as guesses that came true, and then one that did not where there is room for it. Guesses that the
+    scheduler gives are verified as a ``ModelRunner`` does.
     """
 
     device_memory_bytes = 0
@@ -74,21 +77,38 @@ class PagedHash:
             raise RuntimeError("poison")
         self._cache[step.slot_mapping] = step.token_ids
         token_ids: list[list[int]] = [[] for _ in output.requests]
-        for index in step.sampled.tolist():
-            token_ids[step.order[index]] = self._tokens(output, step, index)
+        for index, num_known in zip(step.sampled.tolist(), step.num_known_tokens.tolist(), strict=True):
+            token_ids[step.order[index]] = self._tokens(output, step, index, num_known)
         work = zip(output.requests, token_ids, strict=True)
-        return SampledTokens(token_ids, {r.request_id: [judged(t) for t in tokens] for r, tokens in work if tokens})
+        logprobs = {r.request_id: [judged(t) for t in tokens] for r, tokens in work if tokens}
+        sampled = SampledTokens(token_ids, logprobs)
+        if step.num_guesses is not None:
+            self._verify(output, step, sampled)
+        return sampled
 
-    def _tokens(self, output: SchedulerOutput, step: StepInput, index: int) -> list[int]:
+    def _verify(self, output: SchedulerOutput, step: StepInput, sampled: SampledTokens) -> None:
+        verification = Verification(step, output.requests, sampled)
+        while len(wave := verification.next_wave()):
+            rows, num_tokens = verification.rows_of(wave)
+            found = [
+                self._token(step, index, count, [])
+                for index, count in zip(step.sampled[wave].tolist(), num_tokens.tolist(), strict=True)
+            ]
+            # Behind the guess that came true, there are the logits of the next token.
+            assert (step.positions[step.logit_rows[verification.logits_of(wave)]] == num_tokens - 1).all()
+            self._batch.append_tokens(rows, np.array(found))
+            verification.take(wave, np.array(found), {place: judged(found[place]) for place in range(len(found))})
+
+    def _tokens(self, output: SchedulerOutput, step: StepInput, index: int, num_known: int) -> list[int]:
         """The tokens of one request: as many as ``num_at_once`` says, whether or not one of them ends it."""
-        place, num_known = step.order[index], int(step.seq_lens[index])
+        place = step.order[index]
         request = output.requests[place]
         num_tokens, room = self.num_at_once(request), len(request.block_table) * BLOCK_SIZE - num_known
         if self.guesses:
             num_tokens = min(num_tokens, room + 1)
         tokens: list[int] = []
         for _ in range(num_tokens):
-            tokens.append(self._token(step, index, tokens))
+            tokens.append(self._token(step, index, num_known, tokens))
             self._batch.append_tokens(step.rows[index : index + 1], np.array(tokens[-1:]))
         if self.guesses:
             inputs = [*tokens[:-1], WRONG_GUESS][:room]
@@ -97,8 +117,8 @@ class PagedHash:
             output.num_new_tokens[place] += len(inputs)
         return tokens
 
-    def _token(self, step: StepInput, index: int, following: list[int]) -> int:
-        seen = np.append(self._cache[self._slots(step, index, np.arange(step.seq_lens[index]))], following)
+    def _token(self, step: StepInput, index: int, num_known: int, following: list[int]) -> int:
+        seen = np.append(self._cache[self._slots(step, index, np.arange(num_known))], following)
         assert (seen >= 0).all(), "a slot that nobody has written was read"
         return int((seen * (np.arange(len(seen)) % 5 + 3)).sum() * 7919 % 1009 % VOCAB_SIZE)
 
@@ -160,6 +180,7 @@ def make_core(
     *,
     is_caching: bool = False,
     is_ahead: bool = True,
+    guessing: Guessing | None = None,
 ) -> tuple[EngineCore, PagedHash]:
     executor, pool = PagedHash(num_blocks, max_num_seqs), BlockPool(num_blocks, BLOCK_SIZE)
     scheduler = Scheduler(
@@ -169,6 +190,7 @@ def make_core(
         max_model_len=MAX_MODEL_LEN,
         policy=policy,
         prefix_cache=BlockHashCache(pool) if is_caching else None,
+        guessing=guessing,
     )
     parts: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "eos_token_ids": [EOS]}
     if not is_ahead:

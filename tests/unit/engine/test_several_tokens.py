@@ -112,6 +112,9 @@ class Ending:
     def fill(self, bitmask: object, row: int) -> bool:
         raise NotImplementedError
 
+    def forced_tokens(self, room: int) -> list[int]:
+        raise NotImplementedError
+
     def fail_for_want_of_tokens(self) -> None:
         raise NotImplementedError
 

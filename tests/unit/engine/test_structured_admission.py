@@ -38,6 +38,9 @@ class FakeGrammar:
         self.token_ids += token_ids
         return 13 not in token_ids
 
+    def forced_tokens(self, room: int) -> list[int]:
+        raise NotImplementedError
+
     def validate_tokens(self, token_ids: Sequence[int]) -> list[int]:
         raise NotImplementedError
 

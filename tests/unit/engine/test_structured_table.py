@@ -36,6 +36,9 @@ class FakeGrammar:
             raise RuntimeError("no token today")
         return all(token_id in self.allowed for token_id in token_ids)
 
+    def forced_tokens(self, room: int) -> list[int]:
+        raise NotImplementedError
+
     def validate_tokens(self, token_ids: Sequence[int]) -> list[int]:
         raise NotImplementedError
 

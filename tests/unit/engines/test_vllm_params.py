@@ -53,6 +53,10 @@ def _request(params: SamplingParams, **fields: Any) -> EngineCoreRequest:
             {"structured_outputs": StructuredOutputsParams(json_object=True, disable_any_whitespace=True)},
             "structured_outputs.disable_any_whitespace: vLLM has it for all requests of an engine",
         ),
+        (
+            {"structured_outputs": StructuredOutputsParams(json_object=True, enable_in_reasoning=False)},
+            "structured_outputs.enable_in_reasoning: vLLM has it for all requests of an engine",
+        ),
     ],
 )
 def test_what_vllm_cannot_do_is_refused_by_name(values: dict[str, Any], sentence: str) -> None:

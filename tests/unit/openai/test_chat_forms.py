@@ -29,9 +29,9 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
 
 
-def chat(reasoning: str = "none", tool_call: str = "hermes", **fields: Any) -> Prepared:
+def chat(reasoning: str = "none", tool_call: str = "hermes", *, thinks: bool = False, **fields: Any) -> Prepared:
     body = {"messages": [{"role": "user", "content": "Hot?"}], **fields}
-    return prepare(CHAT_COMPLETIONS, body, Parsers(tool_call, reasoning))
+    return prepare(CHAT_COMPLETIONS, body, Parsers(tool_call, reasoning, thinks))
 
 
 def answered(prepared: Prepared, text: str, reason: FinishReason = FinishReason.STOP) -> dict[str, Any]:
@@ -136,6 +136,46 @@ def test_the_prompt_may_have_begun_the_reasoning() -> None:
     assert content(response_format=SCHEMA) == "Six."
 
 
+@pytest.mark.parametrize("reasoning", ["qwen3", "deepseek_r1"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": SCHEMA},
+        {"structured_outputs": {"json": CITY}},
+        {"tools": [WEATHER], "tool_choice": "required"},
+        {"response_format": SCHEMA, "thinking_token_budget": 9},
+    ],
+    ids=["format", "own", "calls", "budget"],
+)
+def test_a_model_thinks_before_it_follows_a_grammar(reasoning: str, fields: dict[str, Any]) -> None:
+    prepared = chat(reasoning, thinks=True, **fields)
+    held = prepared.params.structured_outputs
+    assert held is not None
+    assert held.enable_in_reasoning is None
+    is_call = "tools" in fields
+    answer = '[{"name": "weather", "parameters": {"city": "Bonn"}}]' if is_call else '{"city": "Bonn"}'
+    text = ("<think>\n" if reasoning == "qwen3" else "") + f"Is it?\n</think>{answer}"
+    message = answered(prepared, text)["message"]
+    assert message["reasoning"] == "Is it?"
+    if is_call:
+        assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"city": "Bonn"}
+    else:
+        assert message["content"] == answer
+    assert streamed(prepared, *text)["message"]["content"] == (message["content"] or "")
+    # A model that answers at once, where the template leaves it the choice.
+    if reasoning == "qwen3" and not is_call:
+        assert answered(prepared, answer)["message"]["content"] == answer
+
+
+def test_thinking_that_nobody_would_take_out_is_not_begun() -> None:
+    held = chat("none", thinks=True, response_format=SCHEMA).params.structured_outputs
+    assert held is not None
+    assert held.enable_in_reasoning is True
+    own = {"regex": "Six.", "enable_in_reasoning": True}
+    message = answered(chat("deepseek_r1", thinks=True, structured_outputs=own), "Six.")["message"]
+    assert message["content"] == "Six."
+
+
 def test_special_tokens_are_asked_for_where_they_may_be_markers() -> None:
     assert not chat(tools=[WEATHER]).params.skip_special_tokens
     assert not chat("qwen3").params.skip_special_tokens
@@ -185,6 +225,8 @@ def test_a_body_without_end_is_refused() -> None:
 
 def test_parsers_are_those_of_the_card_unless_chosen() -> None:
     card, plain = ModelCard(model="m", tool_call_parser="mistral", reasoning_parser="qwen3"), ModelCard(model="p")
+    thinking = ModelCard(model="t", reasoning_parser="qwen3", thinks_before_grammar=True)
+    assert ParserChoice().of(thinking) == Parsers("hermes", "qwen3", thinks_before_grammar=True)
     assert ParserChoice().of(card) == Parsers("mistral", "qwen3")
     assert ParserChoice().of(plain) == ParserChoice().of(None) == Parsers("hermes", "none")
     assert ParserChoice(tool_call="llama3_json", reasoning="none").of(card) == Parsers("llama3_json", "none")

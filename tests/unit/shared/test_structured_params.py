@@ -72,5 +72,10 @@ def test_anything_else_is_refused_by_name(given: dict[str, Any], expected: str) 
 def test_what_does_not_go_with_it_is_refused() -> None:
     with pytest.raises(ValidationError, match="must be a StructuredOutputsParams"):
         SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
-    with pytest.raises(ValidationError, match="thinking_token_budget"):
-        SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"), thinking_token_budget=5)
+    held = StructuredOutputsParams(regex="a", enable_in_reasoning=True)
+    with pytest.raises(ValidationError, match=r"enable_in_reasoning=True holds from .* thinking_token_budget at None"):
+        SamplingParams(structured_outputs=held, thinking_token_budget=5)
+    with pytest.raises(ValidationError, match="enable_in_reasoning must be True, False or None, got 1"):
+        StructuredOutputsParams(regex="a", enable_in_reasoning=1)  # type: ignore[arg-type]
+    later = StructuredOutputsParams(regex="a")
+    assert SamplingParams(structured_outputs=later, thinking_token_budget=5).structured_outputs is later

@@ -10,7 +10,8 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from penstock.shared.errors import UnsupportedParameterError, ValidationError
-from penstock.shared.params import SamplingParams
+from penstock.shared.params import SamplingParams, StructuredOutputsParams
+from penstock.worker.text.chat_template import ChatTemplate
 from penstock.worker.text.token_sequences import bad_word_sequences, find_think_token_ids
 from penstock.worker.text.tokenizer import TextCodec
 
@@ -99,3 +100,21 @@ def test_parameters_are_completed_for_an_engine_without_tokenizer(tmp_path: Path
     completed = thinking.complete(SamplingParams(thinking_token_budget=9, bad_words=["the"]))
     assert completed.think_token_ids == (tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>"))
     assert completed.bad_words_token_ids == bad_word_sequences(tokenizer, ["the"])
+
+
+def test_a_grammar_can_wait_for_marks_that_are_tokens() -> None:
+    tokenizer = Tokenizer.from_str(byte_level().to_str())
+    waiting = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a", enable_in_reasoning=False))
+    named = TextCodec(tokenizer, None, reasoning_parser="qwen3")
+    assert (named.chat_style.reasoning_parser, named.can_think_first) == ("qwen3", False)
+    with pytest.raises(UnsupportedParameterError, match="enable_in_reasoning=False needs a model whose vocabulary"):
+        named.complete(waiting)
+    tokenizer.add_tokens(["[THINK]", "[/THINK]", "<think>", "</think>"])
+    template = ChatTemplate("{{ '<think></think>' }}", {})
+    shown, off = TextCodec(tokenizer, template), TextCodec(tokenizer, template, reasoning_parser="none")
+    chosen = TextCodec(tokenizer, template, reasoning_parser="mistral")
+    assert [codec.can_think_first for codec in (shown, off, chosen)] == [True, False, True]
+    assert [codec.chat_style.reasoning_parser for codec in (shown, off, chosen)] == ["qwen3", "", "mistral"]
+    start, end = (tokenizer.token_to_id(mark) or 0 for mark in ("[THINK]", "[/THINK]"))
+    assert chosen.complete(waiting).think_token_ids == (start, end)
+    assert [chosen.has_begun_thinking(ids) for ids in ([start, 5], [start, end], [5])] == [True, False, False]

@@ -29,6 +29,12 @@ def check_params(params: SamplingParams, num_prompt_tokens: int, vocab_size: int
             f"thinking_token_budget={params.thinking_token_budget} needs a model with tokens that start and end "
             f"thinking, and this one has none; leave it at None"
         )
+    grammar = params.structured_outputs
+    if grammar is not None and grammar.enable_in_reasoning is False and params.think_token_ids is None:
+        raise UnsupportedParameterError(
+            "structured_outputs.enable_in_reasoning=False needs a model with tokens that start and end thinking, and "
+            "this one has none; leave it at None"
+        )
     for name, token_ids in (
         ("stop_token_ids", params.stop_token_ids or ()),
         ("allowed_token_ids", params.allowed_token_ids or ()),

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ....shared.reasoning import num_thought
 from ..scheduling.request import Request
 from .row_states import RowStates
 
@@ -62,7 +63,10 @@ class _Thinking:
         assert token_ids is not None
         self._budget = budget
         self._start, self.end = token_ids
-        self._num_tokens = _num_since_start(request.prompt_token_ids, *token_ids)
+        self._num_tokens = num_thought(request.prompt_token_ids, *token_ids)
+        # Behind the thinking before a grammar, all is the grammar's: marks in its strings are text.
+        self._is_single = request.params.structured_outputs is not None
+        self._is_over = False
         for token_id in request.token_ids[request.num_prompt_tokens :]:
             self.append(token_id)
 
@@ -72,18 +76,14 @@ class _Thinking:
 
     def append(self, token_id: int) -> None:
         """Count an output token."""
-        if token_id == self.end:
+        if self._is_over:
+            return
+        if self._is_single and self._num_tokens is None and token_id != self._start:
+            self._is_over = True
+        elif token_id == self.end:
             self._num_tokens = None
+            self._is_over = self._is_single
         elif self._num_tokens is not None:
             self._num_tokens += 1
         elif token_id == self._start:
             self._num_tokens = 0
-
-
-def _num_since_start(token_ids: list[int], start: int, end: int) -> int | None:
-    """How many tokens follow the last ``start``; None if there is none, or an ``end`` behind it."""
-    backwards = token_ids[::-1]
-    if start not in backwards:
-        return None
-    num_tokens = backwards.index(start)
-    return None if end in backwards[:num_tokens] else num_tokens

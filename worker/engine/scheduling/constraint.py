@@ -40,6 +40,10 @@ class Constraint(Protocol):
         """Advance by a token as soon as it is sampled; returns ``failure``."""
         ...
 
+    def forced_tokens(self, room: int) -> list[int]:
+        """At most ``room`` tokens of the text that has to come next, as they are likely to be; none if any may come."""
+        ...
+
     def fail_for_want_of_tokens(self) -> None:
         """Note that other parameters forbid all that the grammar allows."""
         ...

@@ -12,8 +12,8 @@ class Isolation:
     """The requests of a failed batch that have not been tried alone yet.
 
     A failed step leaves nothing behind: tokens are counted when it succeeds, and slots of the KV cache may be written
-    twice. So each request is given the same tokens to compute again. Nothing may be scheduled before all are through,
-    since what was given to one request assumes the blocks that it had.
+    twice. So each request is given the same tokens to compute again, without guesses. Nothing may be scheduled before
+    all are through, since what was given to one request assumes the blocks that it had.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Isolation:
 
     def isolate(self, batch: SchedulerOutput) -> None:
         """Take apart a batch that failed."""
-        self._suspects.extend(zip(batch.requests, batch.num_new_tokens, strict=True))
+        self._suspects.extend(zip(batch.requests, batch.num_known_tokens(), strict=True))
         self._released_ids = batch.released_ids
 
     def next_batch(self) -> SchedulerOutput | None:

@@ -76,6 +76,7 @@ class Request:
         prompt_embeds: what stands in the place of the prompt's tokens, which are placeholders then.
         lora_index: which of the engine's adapters it is computed with, as ``kernels.lora`` counts them, or ``NO_LORA``.
         pooling: what is wanted of a prompt that is pooled; such a request ends when its prompt is computed.
+        prediction: tokens that its caller takes for a likely output.
 
     Attributes:
         block_hashes: of its first full blocks, as far as somebody has asked (``prefix_cache.py``).
@@ -103,6 +104,7 @@ class Request:
         "num_prompt_tokens",
         "params",
         "pooling",
+        "prediction",
         "priority",
         "prompt_embeds",
         "prompt_logprobs",
@@ -127,6 +129,7 @@ class Request:
         prompt_embeds: PromptEmbeds | None = None,
         lora_index: int = NO_LORA,
         pooling: Pooling | None = None,
+        prediction: list[int] | None = None,
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -141,6 +144,7 @@ class Request:
         self.prompt_embeds = prompt_embeds
         self.lora_index = lora_index
         self.pooling = pooling
+        self.prediction = prediction
         wants_prompt_logprobs = params.prompt_logprobs is not None and not output_token_ids
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if wants_prompt_logprobs else None
         self.events: list[EngineCoreEvent] = []

@@ -29,6 +29,7 @@ from ....shared.errors import ConfigurationError
 from ....shared.messages import EngineCoreEventType, EngineCoreOutput, FinishReason, RequestError, SchedulerStats
 from ....shared.pooling import Pooled
 from .block_pool import BlockPool, InvariantError
+from .guessing import Guessing, NoGuessing
 from .ordering import FirstComeFirstServed, OrderingPolicy, RequestQueue
 from .prefix_cache import NoPrefixCache, PrefixCache
 from .prompt_budget import PromptRowBudget
@@ -56,6 +57,7 @@ class Scheduler:
         policy: OrderingPolicy | None = None,
         prefix_cache: PrefixCache | None = None,
         timeline: Timeline | None = None,
+        guessing: Guessing | None = None,
     ) -> None:
         if block_pool.blocks_for(max_model_len) > block_pool.num_blocks:
             raise ConfigurationError(
@@ -73,6 +75,7 @@ class Scheduler:
         policy = policy or FirstComeFirstServed()
         self._prefix_cache = prefix_cache or NoPrefixCache()
         self._timeline = timeline or NoTimeline()
+        self._guessing = guessing or NoGuessing()
         self._running = RequestQueue(policy)
         self._waiting = RequestQueue(policy)
         self._requests: dict[str, Request] = {}
@@ -133,6 +136,7 @@ class Scheduler:
             output.add(request, num_new_tokens)
             budget -= num_new_tokens
         output.released_ids, self._released_ids = self._released_ids, []
+        self._guessing.extend(output, self.block_pool)
         return output
 
     def take_back(self, output: SchedulerOutput) -> None:
@@ -189,6 +193,8 @@ class Scheduler:
                 finished = True
             outputs.append(new_output)
         self._num_generation_tokens += num_generation_tokens
+        for place in output.guesses:
+            self._guessing.judged(max(0, len(sampled.token_ids[place]) - 1))
         if finished:
             self._running.drop_finished()
         return outputs
@@ -225,6 +231,8 @@ class Scheduler:
             num_generation_tokens=self._num_generation_tokens,
             prefix_cache_queries=self._prefix_cache.num_queried_tokens,
             prefix_cache_hits=self._prefix_cache.num_hit_tokens,
+            num_draft_tokens=self._guessing.num_draft_tokens,
+            num_accepted_tokens=self._guessing.num_accepted_tokens,
         )
 
     def check_invariants(self) -> None:

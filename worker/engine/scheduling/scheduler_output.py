@@ -18,15 +18,28 @@ class SchedulerOutput:
         requests: who runs, ``[B]``.
         num_new_tokens: how many tokens of each are computed, ``[B]``, each at least 1.
         released_ids: requests that finished or lost their blocks since the last step; forget their rows first.
+        guesses: by place in ``requests``, tokens that may follow the known ones; they are among ``num_new_tokens``.
     """
 
     requests: list[Request] = field(default_factory=list)
     num_new_tokens: list[int] = field(default_factory=list)
     released_ids: list[str] = field(default_factory=list)
+    guesses: dict[int, list[int]] = field(default_factory=dict)
 
     def add(self, request: Request, num_new_tokens: int) -> None:
         self.requests.append(request)
         self.num_new_tokens.append(num_new_tokens)
+
+    def guess(self, place: int, token_ids: list[int]) -> None:
+        """Have the request at ``place``, whose known tokens are all computed, compute ``token_ids`` behind them."""
+        self.guesses[place] = token_ids
+        self.num_new_tokens[place] += len(token_ids)
+
+    def num_known_tokens(self) -> list[int]:
+        """How many tokens of each are computed that are no guesses, ``[B]``."""
+        if not self.guesses:
+            return self.num_new_tokens
+        return [count - len(self.guesses.get(place, ())) for place, count in enumerate(self.num_new_tokens)]
 
     def work(self) -> Iterable[tuple[Request, int]]:
         """Each request with the number of its tokens."""
