@@ -61,7 +61,7 @@ async def test_a_generation_outlives_the_process_that_asked_for_it(
     output = await job.result(timeout=60, poll_delay=0.05)
     assert (output["model"], output["outputs"][0]["text"]) == ("m", "ab")
     assert output["outputs"][0]["token_ids"] == [7, 8]
-    assert output["usage"] == msgspec.to_builtins(Usage(3, 2))
+    assert output["usage"] == msgspec.structs.asdict(Usage(3, 2))
     assert (await broker.claim("e0", Room(max_num_seqs=1))).claims == []
 
     # The app's own job, by the same worker, after its own startup.
