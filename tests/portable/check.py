@@ -24,7 +24,9 @@ _AVX2 = "x86-64-v3"
 _TESTS = ("test_native.py", "test_native_linear.py", "test_tiles.py", "test_sampling.py")
 # Before Graviton 3 there are no products of bfloat16.
 _ARM = {"armv8.2-a": "neon", "armv8.6-a+bf16": "neon_bf16"}
-_ARM_COMPILER, _EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
+_ARM_COMPILER = "aarch64-linux-gnu-g++"
+# Debian's qemu-user and qemu-user-static.
+_EMULATORS = ("qemu-aarch64", "qemu-aarch64-static")
 _ARM_ROOT = "/usr/aarch64-linux-gnu"
 # Of the difference, relative to all numbers of a line. Sums are made in another order, and bfloat16 rounds after each
 # operation; of two fours of bits that are equally near, each processor may take another.
@@ -49,19 +51,20 @@ def _check_avx2() -> bool:
 
 
 def _check_arm() -> bool:
-    missing = [name for name in (_ARM_COMPILER, _EMULATOR) if shutil.which(name) is None]
-    if missing:
-        print(f"Arm: skipped, not installed: {', '.join(missing)} (Debian: g++-aarch64-linux-gnu, qemu-user-static)")
+    emulator = next((name for name in _EMULATORS if shutil.which(name)), None)
+    if emulator is None or shutil.which(_ARM_COMPILER) is None:
+        missing = [*([] if emulator else [_EMULATORS[0]]), *([] if shutil.which(_ARM_COMPILER) else [_ARM_COMPILER])]
+        print(f"Arm: skipped, not installed: {', '.join(missing)} (Debian: g++-aarch64-linux-gnu, qemu-user)")
         return True
     with tempfile.TemporaryDirectory() as folder:
         compiler = os.environ.get("CXX") or "c++"
         expected = _run_driver(Path(folder) / "here", compiler, "native", [])
-        agreed = [_agrees(march, name, expected, Path(folder)) for march, name in _ARM.items()]
+        agreed = [_agrees(march, name, expected, Path(folder), emulator) for march, name in _ARM.items()]
     return all(agreed)
 
 
-def _agrees(march: str, name: str, expected: list[str], folder: Path) -> bool:
-    found = _run_driver(folder / name, _ARM_COMPILER, march, [_EMULATOR, "-cpu", "max", "-L", _ARM_ROOT])
+def _agrees(march: str, name: str, expected: list[str], folder: Path, emulator: str) -> bool:
+    found = _run_driver(folder / name, _ARM_COMPILER, march, [emulator, "-cpu", "max", "-L", _ARM_ROOT])
     wrong = [] if found[:1] == [f"instructions {name}"] else [f"{found[:1]} instead of the instructions {name}"]
     wrong += [] if len(found) == len(expected) else [f"{len(found)} lines instead of {len(expected)}: {found[-1:]}"]
     for line, wanted in zip(found[1:], expected[1:], strict=False):
