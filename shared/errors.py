@@ -9,8 +9,11 @@
     │   ├── PromptTooLongError        prompt and max_tokens do not fit the model
     │   ├── PayloadTooLargeError      the encoded request is larger than max_payload_bytes
     │   ├── UnsupportedParameterError a known parameter that this version cannot honour yet
-    │   └── UnsupportedTaskError      the model does not do what was asked: embed, classify, score, ...
+    │   ├── UnsupportedTaskError      the model does not do what was asked: embed, classify, score, ...
+    │   ├── AdapterFileError          (adapter_errors) an adapter's folder lacks a file, or holds another adapter
+    │   └── UnsupportedAdapterError   (adapter_errors) no engine here computes an adapter of that kind
     ├── UnknownModelError             no worker has ever served a model of that name here
+    ├── UnknownAdapterError           (adapter_errors) the model has no adapter of that name for the tenant
     ├── RequestNotFoundError          the request_id is unknown, or its result has expired
     │   └── RequestLostError          it was under way, and Redis has lost its data
     ├── OutputChangedError            Redis lost a part of the output, and it came out otherwise when it came again

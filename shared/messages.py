@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from .adapters import LoraSetup
 from .control import CallError, ControlCommand, Utility, UtilityAnswer
 from .params import GENERATE, LoRARequest, SamplingParams
 from .pooling import Pooled, PoolingParams, PoolingSetup
@@ -173,6 +174,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     ``resume`` is what an engine that takes over a request goes on with: "exact", the tokens that the former one would
     have made; or "greedy", those of greedy requests only, while others go on with tokens drawn anew.
     ``supported_tasks`` are what requests may ask for, and ``pooling`` what is known of a model that pools.
+    ``lora`` is what there is room for of adapters; None of an engine that serves none.
     """
 
     version: int = WIRE_VERSION
@@ -205,6 +207,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     structured_outputs_backend: str = ""
     supported_tasks: tuple[str, ...] = (GENERATE,)
     pooling: PoolingSetup | None = None
+    lora: LoraSetup | None = None
 
 
 class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):
@@ -290,12 +293,17 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag="outputs"):
-    """Everything one step produced. Without ``step_stats`` it tells of no step; ``timestamp`` is that of its end."""
+    """Everything one step produced. Without ``step_stats`` it tells of no step; ``timestamp`` is that of its end.
+
+    ``lora_digests`` are those of the adapters that are loaded, sorted: all of them, whenever the set has changed, and
+    None while it is as it was told last. Before the first word it is empty.
+    """
 
     outputs: list[EngineCoreOutput] = []
     scheduler_stats: SchedulerStats | None = None
     timestamp: float = 0.0
     step_stats: StepStats | None = None
+    lora_digests: list[str] | None = None
 
 
 class UtilityOutput(msgspec.Struct, array_like=True, omit_defaults=True, tag="utility_output"):

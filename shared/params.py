@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from .adapters import check_digest
 from .encodable import check_text
 from .errors import UnsupportedParameterError, ValidationError
 from .param_checks import (
@@ -43,13 +44,18 @@ class RequestOutputKind(enum.IntEnum):
 
 
 class LoRARequest(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
-    """A low-rank adapter to apply; ``lora_int_id`` is at least 1 and unique per adapter."""
+    """A low-rank adapter to apply; ``lora_int_id`` is at least 1 and unique per adapter.
+
+    ``digest`` is what ``adapter_digest`` makes of the folder: set when a request is enqueued, so that it ends with the
+    adapter that it began with, whatever name and path mean by then. "" is not known yet.
+    """
 
     lora_name: str
     lora_int_id: int
     lora_path: str
     base_model_name: str | None = None
     load_inplace: bool = False
+    digest: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.lora_int_id, bool) or not isinstance(self.lora_int_id, int) or self.lora_int_id < 1:
@@ -60,6 +66,8 @@ class LoRARequest(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
             check_text(name, getattr(self, name))
         if self.base_model_name is not None:
             check_text("base_model_name", self.base_model_name)
+        if self.digest != "":
+            check_digest("digest", self.digest)
 
 
 class StructuredOutputsParams(GrammarFields, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False):

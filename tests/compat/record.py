@@ -16,6 +16,7 @@ from penstock.producer.webhooks.event_records import (
     WebhookSecret,
     WebhookTarget,
 )
+from penstock.shared.adapters import LoraSetup
 from penstock.shared.control import (
     CallError,
     CheckInvariants,
@@ -326,6 +327,7 @@ _CALLS: list[Utility] = [
     RemoveLora(3),
     ListLoras(),
     PinLora(3),
+    PinLora(3, pinned=False),
 ]
 _ANSWERS: list[UtilityAnswer] = [
     Invariants(7, 8, 1, 2),
@@ -458,6 +460,29 @@ SAMPLES += [
             structured_outputs_backend="auto",
         ),
     ),
+]
+SAMPLES += [
+    (
+        "request with an adapter and its digest",
+        "CoreInput",
+        EngineCoreRequest(
+            request_id="r",
+            prompt_token_ids=[1, 2],
+            sampling_params=SamplingParams(max_tokens=3, seed=1),
+            lora_request=LoRARequest("cats", 3, "/adapters/cats", digest="0123456789abcdef" * 4),
+        ),
+    ),
+    (
+        "ready of an engine that serves adapters",
+        "CoreOutput",
+        Ready(**OF_A_GPU, lora=LoraSetup(max_loras=8, max_lora_rank=64, max_cpu_loras=32)),
+    ),
+    (
+        "outputs that tell which adapters are loaded",
+        "CoreOutput",
+        EngineCoreOutputs(timestamp=2.5, lora_digests=["0123456789abcdef" * 4]),
+    ),
+    ("outputs that tell that no adapter is loaded", "CoreOutput", EngineCoreOutputs(timestamp=2.5, lora_digests=[])),
 ]
 
 
