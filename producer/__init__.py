@@ -39,6 +39,7 @@ from .pooling import (
 )
 from .prompt import Prompt
 from .requests.conversation import Conversation
+from .streaming_input import StreamingInput
 
 __all__ = [
     "LLM",
@@ -74,6 +75,7 @@ __all__ = [
     "SamplingParams",
     "ScoringRequestOutput",
     "SleepState",
+    "StreamingInput",
     "StructuredOutputsParams",
     "TextPair",
     "TokenLogprobs",

@@ -14,10 +14,11 @@ from .client_core import ClientCore
 from .options import RequestOptions
 from .outputs import RequestOutput
 from .prompt import Prompt
-from .requests.conversation import Conversation, answers, check_streamed_params
+from .requests.conversation import Conversation, answers
 from .requests.fan_out import merge
 from .requests.output_stream import collect, in_kind, outputs_of
 from .requests.queue_entry import Outgoing
+from .streaming_input import GrowingPrompt, check_streamed_params
 
 
 class Generations(ClientCore):
@@ -25,7 +26,7 @@ class Generations(ClientCore):
 
     async def stream(
         self,
-        prompt: Prompt | AsyncIterable[Prompt],
+        prompt: Prompt | GrowingPrompt,
         params: SamplingParams | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[Delta]:
@@ -38,8 +39,8 @@ class Generations(ClientCore):
         Several answers (``params.n``): their deltas come merged, ``delta.child`` says whose each is, and what is said
         here holds for each. An error of one is raised after what had come of the others, which are then cancelled.
         Streamed input: an asynchronous iterable of chunks as ``prompt`` is one request that answers
-        each chunk after all before it, see ``converse``. An exception that it raises cancels the request, and comes out
-        of here as it is.
+        each chunk after all before it, see ``converse``; a ``StreamingInput`` has parameters of its own. An exception
+        that the iterable raises cancels the request, and comes out of here as it is.
         Cancellation: leaving the iterator early cancels the request; cancelling after the end does nothing.
         Back-pressure: deltas that wait for a slow consumer are merged, never dropped.
         Idempotency: a ``request_id`` that is known attaches to that request and streams it from its first token;
@@ -68,7 +69,7 @@ class Generations(ClientCore):
 
     async def stream_outputs(
         self,
-        prompt: Prompt | AsyncIterable[Prompt],
+        prompt: Prompt | GrowingPrompt,
         params: SamplingParams | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[RequestOutput]:
@@ -111,20 +112,21 @@ class Generations(ClientCore):
     def converse(self, params: SamplingParams | None = None, **options: Unpack[RequestOptions]) -> Conversation:
         """Return a request whose prompt grows chunk by chunk, to be entered with ``async with``; nothing is sent yet.
 
-        ``params`` hold for each chunk: up to ``max_tokens`` output tokens, stop conditions and penalties of its own.
+        ``params`` hold for each chunk: up to ``max_tokens`` output tokens, stop conditions and penalties of its own. A
+        chunk may have others: see ``Conversation.send``.
 
         Raises:
             UnsupportedParameterError: ``n`` > 1, ``prompt_logprobs`` or ``FINAL_ONLY``.
         """
         check_streamed_params(params)
 
-        async def make_first(chunk: Prompt) -> tuple[Outgoing, ModelCard]:
+        async def make_first(chunk: Prompt, own: SamplingParams | None) -> tuple[Outgoing, ModelCard]:
             card = await self._builder.checked_card(options)
-            (outgoing,) = self._builder.outgoing(chunk, params, options, card)
+            (outgoing,) = self._builder.outgoing(chunk, own, options, card)
             outgoing.request.resumable = True
             return outgoing, card
 
-        return Conversation(self._requests, make_first)
+        return Conversation(self._requests, make_first, params)
 
 
 def _kind_of(params: SamplingParams | None) -> RequestOutputKind:

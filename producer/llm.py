@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterable, Awaitable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, Unpack
@@ -25,6 +25,7 @@ from .outputs import RequestOutput
 from .pooling import PoolingRequestOutput, TextPair
 from .progress import ProgressBar
 from .prompt import Prompt, as_prompts, params_of_each
+from .streaming_input import GrowingPrompt
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -91,7 +92,7 @@ class LLM(LLMControl):
 
     def stream(
         self,
-        prompt: Prompt | AsyncIterable[Prompt],
+        prompt: Prompt | GrowingPrompt,
         params: SamplingParams | None = None,
         **options: Unpack[RequestOptions],
     ) -> Generator[Delta]:

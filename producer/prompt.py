@@ -77,9 +77,7 @@ def build_request(
         raise ValidationError(f"params must be a SamplingParams, got {type(params).__name__}{hint}")
     if GENERATE not in card.supported_tasks:
         raise _not_for(card, GENERATE)
-    params.check_from_caller()
-    # An engine is asked for one answer at a time: see fan_out.
-    params.check_supported(n=params.n)
+    params = check_params(params, card)
     if params.seed is None:
         # Not by msgspec.structs.replace, which would check all of it again: half the cost of a request.
         params = copy.copy(params)
@@ -90,6 +88,19 @@ def build_request(
     request.prediction = prediction_of(options)
     _set_prompt(request, prompt, card, options.get("chat_template_kwargs"))
     return request
+
+
+def check_params(params: SamplingParams, card: ModelCard) -> SamplingParams:
+    """Return ``params`` if callers may set them and a worker of the model serves them, as far as its card tells.
+
+    Raises:
+        ValidationError: a field is the worker's.
+        UnsupportedParameterError: a parameter that this version, or the model's workers, cannot honour.
+    """
+    params.check_from_caller()
+    # An engine is asked for one answer at a time: see fan_out.
+    params.check_supported(n=params.n)
+    return params
 
 
 def build_pooling_request(

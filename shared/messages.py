@@ -121,11 +121,16 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, kw_
 
 
 class InputChunk(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, gc=False):
-    """What a resumable request goes on with once it has answered what came before: text or token ids, one of both."""
+    """What a resumable request goes on with once it has answered what came before: text or token ids, one of both.
+
+    ``sampling_params`` are those of the answer to it, and None those of the request. Without a seed of their own,
+    randomness follows from the request's.
+    """
 
     version: int = WIRE_VERSION
     prompt_token_ids: list[int] | None = None
     prompt: str | None = None
+    sampling_params: SamplingParams | None = None
 
 
 class AbortRequests(msgspec.Struct, array_like=True, tag="abort"):

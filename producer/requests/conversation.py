@@ -11,19 +11,21 @@ goes on with it what was answered. Chunks have numbers, so one that is sent agai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
 
 from ...shared.errors import ClientClosedError, InputClosedError, UnsupportedParameterError, ValidationError
 from ...shared.messages import Delta, InputChunk
-from ...shared.params import RequestOutputKind, SamplingParams
+from ...shared.params import SamplingParams
 from ...shared.records import ModelCard
-from ...shared.shown import shown
 from ..embeds import EmbedsArray
-from ..prompt import Prompt, build_chunk
+from ..prompt import Prompt
+from ..streaming_input import Chunk, GrowingPrompt, ParamsOfChunks, parts_of
 from .queue_entry import Outgoing, num_chunk_tokens
 from .single_requests import InteractiveDeltas, SingleRequests
+
+FirstRequest = Callable[[Prompt, SamplingParams | None], Awaitable[tuple[Outgoing, ModelCard]]]
 
 
 class Conversation:
@@ -33,14 +35,14 @@ class Conversation:
     of the request cancels it. One task may send while another reads.
 
     Args:
-        make_first: returns the request for the first chunk, and the card of its model.
+        make_first: returns the request for the first chunk and its parameters, and the card of its model.
+        params: of the answers to chunks that have none of their own.
     """
 
-    def __init__(
-        self, requests: SingleRequests, make_first: Callable[[Prompt], Awaitable[tuple[Outgoing, ModelCard]]]
-    ) -> None:
+    def __init__(self, requests: SingleRequests, make_first: FirstRequest, params: SamplingParams | None) -> None:
         self._requests = requests
         self._make_first = make_first
+        self._params = ParamsOfChunks(params)
         self._stack = AsyncExitStack()
         self._sending = asyncio.Lock()
         self._opened = asyncio.Event()
@@ -55,24 +57,30 @@ class Conversation:
         """Under which the request can be found from elsewhere; None before the first chunk."""
         return None if self._outgoing is None else self._outgoing.request.request_id
 
-    async def send(self, chunk: Prompt) -> None:
+    async def send(self, chunk: Chunk, params: SamplingParams | None = None) -> None:
         """Add a chunk of text or token ids; returns when it is in Redis. The first one, which may be chat messages as
         well, enqueues the request. Each text is tokenized by itself, those after the first without special tokens.
+
+        ``params`` are those of the answer to this chunk alone, instead of the conversation's; a ``StreamingInput`` has
+        its own in itself. A seed of theirs is used as it is; without one, randomness follows from the conversation's.
+        ``output_kind`` is that of the conversation.
 
         A call that was cancelled may have added its chunk: send the same one again, or leave.
 
         Raises:
-            ValidationError: it is no text and no token ids, or empty.
+            ValidationError: it is no text and no token ids, or empty; or ``params`` are wrong.
+            UnsupportedParameterError: ``params`` have what streamed input cannot have.
             InputClosedError: the request has ended, as its stream tells, or ``close_input`` was called.
             PayloadTooLargeError: it goes beyond what a request may have as input.
             and, for the first chunk: as ``Client.stream``.
         """
         async with self._sending:
             self._check_inside()
+            prompt, own = parts_of(chunk, params)
             if self._outgoing is None:
-                await self._open(chunk)
+                await self._open(prompt, self._params.first(own))
             else:
-                await self._extend(self._outgoing, build_chunk(chunk, self._card))
+                await self._extend(self._outgoing, self._params.later(prompt, own, self._num_chunks, self._card))
             self._num_chunks += 1
 
     async def close_input(self) -> None:
@@ -120,17 +128,17 @@ class Conversation:
         self._opened.set()
         await self._stack.__aexit__(kind, error, trace)
 
-    async def _open(self, first: Prompt) -> None:
+    async def _open(self, first: Prompt, params: SamplingParams | None) -> None:
         if isinstance(first, EmbedsArray):
             raise UnsupportedParameterError("prompt embeddings are not supported with streamed input; send token ids")
-        outgoing, self._card = await self._make_first(first)
+        outgoing, self._card = await self._make_first(first, params)
         self._deltas = await self._stack.enter_async_context(self._requests.interactive(outgoing))
         self._outgoing = outgoing
         self._opened.set()
 
     async def _extend(self, outgoing: Outgoing, chunk: InputChunk) -> None:
         request = outgoing.request
-        params = request.sampling_params
+        params = chunk.sampling_params or request.sampling_params
         max_tokens = 0 if params is None or params.max_tokens is None else params.max_tokens
         broker = await self._requests.broker(request.model).find(request.request_id)
         await broker.input.extend(
@@ -146,27 +154,7 @@ class Conversation:
             raise ClientClosedError("the conversation was left; use it inside `async with client.converse(…)`")
 
 
-def check_streamed_params(params: SamplingParams | None) -> None:
-    """Refuse what a request with streamed input cannot have.
-
-    Raises:
-        UnsupportedParameterError: the message names the parameter.
-    """
-    if not isinstance(params, SamplingParams):
-        return
-    refused = {
-        "n": params.n > 1,
-        "prompt_logprobs": params.prompt_logprobs is not None,
-        "output_kind": params.output_kind == RequestOutputKind.FINAL_ONLY,
-    }
-    for name, is_refused in refused.items():
-        if is_refused:
-            raise UnsupportedParameterError(
-                f"{name}={shown(getattr(params, name))} is not supported with streamed input; leave it at its default"
-            )
-
-
-async def answers(conversation: Conversation, chunks: AsyncIterable[Prompt]) -> AsyncGenerator[Delta]:
+async def answers(conversation: Conversation, chunks: GrowingPrompt) -> AsyncGenerator[Delta]:
     """Send all ``chunks`` and iterate over the deltas meanwhile; an exception of the iterator cancels the request."""
     rest = aiter(chunks)
     async with conversation:
@@ -186,7 +174,7 @@ async def answers(conversation: Conversation, chunks: AsyncIterable[Prompt]) -> 
                 await rest.aclose()
 
 
-async def _send_all(conversation: Conversation, chunks: AsyncIterator[Prompt]) -> None:
+async def _send_all(conversation: Conversation, chunks: AsyncIterator[Chunk]) -> None:
     try:
         async for chunk in chunks:
             await conversation.send(chunk)

@@ -237,6 +237,11 @@ SAMPLES: list[tuple[str, str, Any]] = [
     ("chunk of text", "InputChunk", InputChunk(prompt=" and then?")),
     ("chunk of token ids", "InputChunk", InputChunk(prompt_token_ids=[5, 6])),
     (
+        "chunk with parameters of its own",
+        "InputChunk",
+        InputChunk(prompt=" and then?", sampling_params=SamplingParams(seed=3, max_tokens=4)),
+    ),
+    (
         "delta that ends a segment",
         "Delta",
         Delta(

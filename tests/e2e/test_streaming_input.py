@@ -13,7 +13,7 @@ import pytest
 
 from penstock.ops.demo.run import MODEL
 from penstock.ops.local_stack import LocalStack
-from penstock.producer import Client, Delta, SamplingParams, StructuredOutputsParams
+from penstock.producer import Client, Delta, SamplingParams, StreamingInput, StructuredOutputsParams
 from penstock.shared import errors
 from penstock.shared.messages import InputChunk
 from penstock.shared.seeds import derived_seed
@@ -44,13 +44,20 @@ def segments(deltas: Sequence[Delta]) -> list[list[int]]:
     return [tokens[start:end] for start, end in itertools.pairwise(bounds)]
 
 
-async def one_by_one(client: Client, params: SamplingParams, chunks: list[list[int]]) -> list[list[int]]:
-    """What plain requests give, each of which has all before it as its prompt."""
+def seeded(params: SamplingParams, number: int) -> SamplingParams:
+    """``params`` as the answer to chunk ``number`` has them, if they are the conversation's."""
+    seed = None if params.seed is None else derived_seed(params.seed, number)
+    return msgspec.structs.replace(params, seed=seed)
+
+
+async def one_by_one(
+    client: Client, params: SamplingParams, chunks: list[list[int]], own: dict[int, SamplingParams] | None = None
+) -> list[list[int]]:
+    """What plain requests give, each of which has all before it as its prompt; some have parameters of their own."""
     prompt: list[int] = []
     answers = []
     for number, chunk in enumerate(chunks):
-        seed = None if params.seed is None else derived_seed(params.seed, number)
-        output = await client.generate([*prompt, *chunk], msgspec.structs.replace(params, seed=seed))
+        output = await client.generate([*prompt, *chunk], (own or {}).get(number) or seeded(params, number))
         answers.append(output.outputs[0].token_ids)
         prompt += [*chunk, *answers[-1]]
     return answers
@@ -69,6 +76,38 @@ async def test_each_chunk_is_answered_as_a_plain_request_of_all_before_it(
     assert (usage.num_prompt_tokens, usage.num_output_tokens) == (sum(map(len, CHUNKS)), sum(map(len, answers)))
     assert usage.num_cached_tokens >= 16, "the last segment has its first full block from the one before"
     assert sum(len(delta.logprobs) for delta in deltas) == (usage.num_output_tokens if params is SEEDED else 0)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("numbers", [(0,), (1, 3), (0, 2)], ids=str)
+async def test_a_chunk_with_parameters_of_its_own_is_answered_with_those(
+    client: Client, params: SamplingParams, numbers: tuple[int, ...]
+) -> None:
+    """The others are answered with the conversation's, the chunks after a first one that had its own included."""
+    own = {n: SamplingParams(temperature=0.8, seed=40 + n, max_tokens=9 + n, ignore_eos=True) for n in numbers}
+    chunks = [StreamingInput(chunk, own.get(number)) for number, chunk in enumerate(CHUNKS)]
+    deltas = [delta async for delta in client.stream(each(*chunks), params)]
+    assert segments(deltas) == await one_by_one(client, params, CHUNKS, own)
+    assert [len(segments(deltas)[n]) for n in numbers] == [9 + n for n in numbers]
+
+
+async def test_a_chunk_without_a_seed_has_the_randomness_of_the_conversation(client: Client) -> None:
+    own = SamplingParams(temperature=1.5, max_tokens=12, ignore_eos=True)
+    deltas = [delta async for delta in client.stream(each(CHUNKS[0], StreamingInput(CHUNKS[1], own)), SEEDED)]
+    reference = await one_by_one(client, SEEDED, CHUNKS[:2], {1: seeded(msgspec.structs.replace(own, seed=9), 1)})
+    assert segments(deltas) == reference
+
+
+async def test_a_chunk_may_bring_its_own_grammar_and_stop_strings(client: Client) -> None:
+    grammar = SamplingParams(max_tokens=20, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
+    stopped = SamplingParams(temperature=0, max_tokens=40, stop=["seven"])
+    async with client.converse(GREEDY) as conversation:
+        await conversation.send("is it?", grammar)
+        await conversation.send(StreamingInput("count from four to nine:", stopped))
+        await conversation.close_input()
+        answers = [[delta async for delta in conversation.segment()] for _ in range(2)]
+    assert "".join(delta.text for delta in answers[0]) in ("yes", "no")
+    assert answers[1][-1].segment_ends[0].stop_reason == "seven"
 
 
 async def test_text_is_that_of_a_plain_request_and_stop_strings_end_a_segment(client: Client) -> None:

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from penstock.producer import Client, Conversation, Delta, SamplingParams
+from penstock.producer import Client, Conversation, Delta, SamplingParams, StreamingInput
 
 from ..gate import Gate
 from .conftest import Start
@@ -33,10 +33,17 @@ async def kill_in_the_middle(url: str, role: str, seen: list[list[Delta]]) -> No
     os.kill(getattr(await busiest(url), f"{role}_pid"), signal.SIGKILL)
 
 
+# The segment in which a worker process dies, and the one after it, have parameters of their own.
+OWN = {
+    2: SamplingParams(temperature=0.9, seed=5, max_tokens=NUM_TOKENS, ignore_eos=True, frequency_penalty=0.4),
+    3: SamplingParams(temperature=1.1, max_tokens=NUM_TOKENS, ignore_eos=True),  # its randomness is the conversation's
+}
+
+
 async def undisturbed(client: Client, params: SamplingParams) -> list[Delta]:
     async def chunks():
-        for chunk in CHUNKS:
-            yield chunk
+        for number, chunk in enumerate(CHUNKS):
+            yield StreamingInput(chunk, OWN.get(number))
 
     return [delta async for delta in client.stream(chunks(), params)]
 
@@ -63,7 +70,7 @@ async def test_conversations_outlive_every_engine_they_meet(start: Start, gate: 
             if number in (1, 2):
                 gate.hold_at(NUM_TOKENS - 1)
             for conversation in pair:
-                await conversation.send(chunk)
+                await conversation.send(chunk, OWN.get(number))
             reading = [asyncio.create_task(read_segment(*both)) for both in zip(pair, seen, strict=True)]
             if number in (1, 2):
                 await kill_in_the_middle(stack.url, "core" if number == 1 else "worker", seen)

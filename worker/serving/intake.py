@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import msgspec
 
@@ -60,13 +61,7 @@ class Intake:
         except (msgspec.MsgspecError, PenstockError, UnicodeDecodeError) as error:
             raise UndecodableEntryError(f"the stream entry is not a request this worker can read: {error}") from error
         check_task(request, self._supported_tasks)
-        params = check_served(request, self._lora)
-        params.check_from_caller()
-        params.check_supported()
-        if request.resumable and params.prompt_logprobs is not None:
-            raise UnsupportedParameterError(
-                "prompt_logprobs: a resumable request's prompt comes in parts; leave it at None"
-            )
+        params = self._checked(check_served(request, self._lora), is_resumable=request.resumable)
         if request.resumable and request.prediction is not None:
             raise UnsupportedParameterError("prediction: a resumable request has many outputs; leave it out")
         is_pooled = request.pooling_params is not None
@@ -96,15 +91,36 @@ class Intake:
 
         Raises:
             UndecodableEntryError: the bytes of a chunk are none.
-            ValidationError: a chunk has no tokens.
+            ValidationError: a chunk has no tokens, or parameters that cannot be.
             PromptTooLongError: all chunks and their output leave no room for an output token.
         """
         try:
             decoded = [_chunk_decoder.decode(chunk) for chunk in chunks]
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, PenstockError, UnicodeDecodeError) as error:
             raise UndecodableEntryError(f"a chunk of input is none this worker can read: {error}") from error
         token_ids = [await self._tokenize_chunk(number, chunk) for number, chunk in enumerate(decoded, start=1)]
-        return current_segment(request, token_ids, logged, self._max_model_len)
+        each = [chunk.sampling_params for chunk in decoded]
+        segment = current_segment(request, token_ids, logged, self._max_model_len, each)
+        own = each[segment.number - 1] if segment.number else None
+        if own is None:
+            return segment
+        self._checked(own, is_resumable=True)
+        assert segment.request.sampling_params is not None  # those of the chunk, with a seed
+        # No chat begins in the middle of a conversation.
+        going_on = msgspec.structs.replace(segment.request, messages=None)
+        placed = self._with_place_of_grammar(going_on, segment.request.sampling_params)
+        completed = msgspec.structs.replace(segment.request, sampling_params=await self._complete(placed))
+        return replace(segment, request=completed)
+
+    def _checked(self, params: SamplingParams, *, is_resumable: bool) -> SamplingParams:
+        """Return ``params``, of a request or of a chunk. Raises ``ValidationError`` for what cannot be."""
+        params.check_from_caller()
+        params.check_supported()
+        if is_resumable and params.prompt_logprobs is not None:
+            raise UnsupportedParameterError(
+                "prompt_logprobs: a resumable request's prompt comes in parts; leave it at None"
+            )
+        return params
 
     async def _tokenize_chunk(self, number: int, chunk: InputChunk) -> list[int]:
         """Each chunk by itself, and without the tokens that begin and end a text: it goes on in the middle of one."""

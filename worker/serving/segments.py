@@ -10,12 +10,14 @@ wherever the former one stopped. Each segment has a claim of its own: in between
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from ...shared.errors import BrokerError, PromptTooLongError
 from ...shared.messages import Delta, EngineCoreRequest
+from ...shared.params import SamplingParams
 from ...shared.seeds import derived_seed
 
 
@@ -43,7 +45,11 @@ class Segment:
 
 
 def current_segment(
-    request: EngineCoreRequest, chunks: list[list[int]], logged: list[Delta], max_model_len: int
+    request: EngineCoreRequest,
+    chunks: list[list[int]],
+    logged: list[Delta],
+    max_model_len: int,
+    params_of_chunks: Sequence[SamplingParams | None] = (),
 ) -> Segment:
     """Return the first segment of a resumable request that has not ended.
 
@@ -51,6 +57,7 @@ def current_segment(
         request: its prompt is chunk 0.
         chunks: token ids of the chunks after that.
         logged: the request's whole log.
+        params_of_chunks: what those chunks have of their own; empty if none has any.
 
     Raises:
         PromptTooLongError: all before its output leaves no room for an output token.
@@ -73,9 +80,18 @@ def current_segment(
             f"with chunk {number} of its input the request has {len(prompt)} tokens, but max_model_len is "
             f"{max_model_len}, and at least one output token must fit; begin a new request with less"
         )
-    params = request.sampling_params
-    if params is not None and params.seed is not None:
-        # Randomness depends on the place in the output of a segment: one seed would repeat itself in each.
-        params = msgspec.structs.replace(params, seed=derived_seed(params.seed, number))
+    own = params_of_chunks[number - 1] if number and params_of_chunks else None
+    params = _params_of(number, own, request.sampling_params)
     request = msgspec.structs.replace(request, prompt_token_ids=prompt, sampling_params=params)
     return Segment(request, logged[start:], number, num_former_tokens, num_former_prompt_tokens)
+
+
+def _params_of(number: int, own: SamplingParams | None, of_request: SamplingParams | None) -> SamplingParams | None:
+    """How segment ``number`` is sampled. All follows from what Redis holds, so it is the same at every engine."""
+    if own is not None and own.seed is not None:
+        return own
+    params = own or of_request
+    if params is None or of_request is None or of_request.seed is None:
+        return params
+    # Randomness depends on the place in the output of a segment: one seed would repeat itself in each.
+    return msgspec.structs.replace(params, seed=derived_seed(of_request.seed, number))

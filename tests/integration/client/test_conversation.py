@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from penstock.producer import Client, Delta, RequestOutputKind, SamplingParams
+from penstock.producer import Client, Delta, RequestOutputKind, SamplingParams, StreamingInput
 from penstock.shared import errors
 from penstock.shared.broker import Broker, Claim, SegmentRecord
 from penstock.shared.messages import EngineCoreRequest, FinishReason, InputChunk, SegmentEnd, Usage
 from penstock.shared.policy import QueuePolicy
+from penstock.shared.seeds import derived_seed
 
 from .harness import claim_one, until, write
 
@@ -57,6 +58,29 @@ async def test_the_first_chunk_enqueues_and_the_others_extend(client: Client, br
         deltas = [delta async for delta in conversation]
     assert [(delta.text, delta.segment_finish_reason) for delta in deltas[:-1]] == [(c, "length") for c in "ABC"]
     assert (deltas[-1].finish_reason, deltas[-1].usage) == ("length", Usage(10, 3))
+
+
+async def test_a_chunk_brings_parameters_of_its_own(client: Client, broker: Broker, commands) -> None:
+    """After a first chunk that had its own, the others say the conversation's: the request has those of its first."""
+    own = [SamplingParams(max_tokens=3), None, SamplingParams(max_tokens=5, seed=4)]
+    async with client.converse(SamplingParams(max_tokens=7, seed=2), request_id="r") as conversation:
+        for number, params in enumerate(own):
+            await conversation.send(StreamingInput([number + 1], params))
+        await conversation.send("four")
+        request = msgspec.msgpack.decode((await claim_one(broker)).payload, type=EngineCoreRequest)
+        sent = [msgspec.msgpack.decode(data, type=InputChunk) for data in await broker.input.read("r")]
+        tokens = await commands.execute("HGET", broker.keys.request("r"), "max")
+        with pytest.raises(errors.ValidationError, match="not both"):
+            await conversation.send(StreamingInput("five", own[0]), own[0])
+        with pytest.raises(errors.ValidationError, match="must be a SamplingParams, got dict"):
+            await conversation.send("five", {"max_tokens": 4})  # type: ignore[arg-type]  # the mistake
+        with pytest.raises(errors.UnsupportedParameterError, match="n=2"):
+            await conversation.send("five", SamplingParams(n=2))
+        assert len(await broker.input.read("r")) == 3, "what was refused was not added"
+    assert request.sampling_params is not None
+    assert (request.sampling_params.max_tokens, tokens) == (3, b"22")
+    of_conversation = [SamplingParams(max_tokens=7, seed=derived_seed(2, number)) for number in (1, 3)]
+    assert [chunk.sampling_params for chunk in sent] == [of_conversation[0], own[2], of_conversation[1]]
 
 
 async def test_a_slow_reader_gets_each_segment_by_itself(client: Client, broker: Broker) -> None:
