@@ -21,6 +21,7 @@ from .buckets import (
     STEP_TOKENS,
     TOKEN_TIME_S,
 )
+from .kv_offload import KVOffloadStats
 
 
 class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
@@ -135,6 +136,7 @@ class EngineStats(msgspec.Struct, omit_defaults=True):
         num_prompt_tokens_of, num_output_tokens_of: of each request that ended, those of former engines included.
         num_step_tokens: computed by each step.
         num_draft_tokens, num_accepted_tokens: guessed by the engine, and guessed right.
+        kv_offload: of blocks kept beside the KV cache, if any are.
 
     The histograms of requests count each segment of a streamed input, so they may hold more than ``num_finished``.
     """
@@ -166,3 +168,4 @@ class EngineStats(msgspec.Struct, omit_defaults=True):
     num_step_tokens: Histogram = msgspec.field(default_factory=lambda: Histogram.of(STEP_TOKENS))
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    kv_offload: KVOffloadStats | None = None

@@ -13,6 +13,7 @@ import msgspec
 from ..shared.errors import ConfigurationError
 from ..shared.keys import is_partition_name
 from .config_checks import check_attention, check_engine, check_quantization, check_speculation
+from .kv_offload_options import KVOffloadOptions, check_kv_offload
 from .options.option import Option, check_fields
 from .options.readers import Choice, ChoiceWithCount, Folder, Integer, Model, Reader, Share, Size, Switch, Texts
 
@@ -44,7 +45,7 @@ MODEL, PLACE, BATCH, COMPUTING, CONTROL = (
 )
 
 
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EngineConfig(KVOffloadOptions, frozen=True, kw_only=True, omit_defaults=True):
     """How an engine core loads its model and schedules.
 
     Args:
@@ -303,6 +304,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             kv_cache_dtype=self.kv_cache_dtype,
         )
         check_speculation(self.speculative, self.engine, async_scheduling=self.async_scheduling)
+        check_kv_offload(self, enable_prefix_caching=self.enable_prefix_caching)
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigurationError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "

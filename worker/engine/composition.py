@@ -33,6 +33,10 @@ from .execution.memory import measure_memory
 from .execution.model_runner import ModelRunner
 from .execution.overlap import OverlappingRunner
 from .look_ahead import LookAheadCore
+from .offload.composition import check_model, make_offload
+from .offload.offload import KVOffload
+from .offload.prefix_cache import OffloadingPrefixCache
+from .offload.scheduler import OffloadingScheduler
 from .pooling.core import PoolingCore
 from .pooling.runner import PoolingRunner
 from .processor import processor
@@ -65,8 +69,12 @@ class Engine:
     control: EngineControl
     ready: Ready
 
+    offload: KVOffload | None = None
+
     def close(self) -> None:
-        """It has started nothing beside itself."""
+        """Write the KV blocks that are to be kept."""
+        if self.offload is not None:
+            self.offload.close()
 
 
 def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | None = None) -> Engine:
@@ -96,6 +104,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     model.max_model_len = size.max_model_len
     _check_pooling(config, model)
     _check_speculation(config, model)
+    check_model(config, model)
     hidden_size = embeds_hidden_size(model) if config.enable_prompt_embeds else None
     runner = _make_runner(config, model)
     device = model.device
@@ -108,13 +117,14 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         runner.warm_up(Request("warm-up", [0], SamplingParams(seed=0), max_model_len=size.max_model_len))
         guessing = _make_guessing(config, runner, size.max_model_len)
     block_pool = BlockPool(size.num_blocks, config.block_size)
-    scheduler = (WholePromptScheduler if _is_encoder(model) else Scheduler)(
+    offload = make_offload(config, folder, model, block_pool)
+    scheduler = _choose_scheduler(config, model, offload)(
         block_pool,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=_token_budget(config, model),
         max_model_len=size.max_model_len,
         policy=_ORDERING_POLICIES[config.scheduling_policy](),
-        prefix_cache=_make_prefix_cache(config, model, block_pool),
+        prefix_cache=_make_prefix_cache(config, model, block_pool, offload),
         timeline=ClockedTimeline(),
         guessing=guessing,
     )
@@ -127,8 +137,8 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         dump=StepDump(config.dump_dir, shows_prompts=config.dump_prompts),
         embeds_hidden_size=hidden_size,
     )
-    control = compose_control(config, folder, model, core, runner, allocate_cache, rpc_methods, progress)
-    return Engine(core, control, _ready(config, model, size.num_blocks))
+    control = compose_control(config, folder, model, core, runner, allocate_cache, rpc_methods, progress, offload)
+    return Engine(core, control, _ready(config, model, size.num_blocks), offload)
 
 
 def choose_num_threads(config: EngineConfig, num_parameters: int, *, is_native: bool) -> int:
@@ -233,9 +243,19 @@ def _make_runner(config: EngineConfig, model: LoadedModel) -> ModelRunner:
     return make(model, max_num_seqs=config.max_num_seqs, block_size=config.block_size)
 
 
-def _make_prefix_cache(config: EngineConfig, model: LoadedModel, block_pool: BlockPool) -> PrefixCache:
+def _choose_scheduler(config: EngineConfig, model: LoadedModel, offload: KVOffload | None) -> Callable[..., Scheduler]:
+    if _is_encoder(model):
+        return WholePromptScheduler
+    return Scheduler if offload is None else partial(OffloadingScheduler, offload, int(config.async_scheduling))
+
+
+def _make_prefix_cache(
+    config: EngineConfig, model: LoadedModel, block_pool: BlockPool, offload: KVOffload | None
+) -> PrefixCache:
     if _is_encoder(model):
         return NoPrefixCache()
+    if offload is not None:
+        return OffloadingPrefixCache(block_pool, offload.write_behind)
     if config.enable_prefix_caching and model.forward.keeps_state:
         # What a request's beginning leaves behind is not in blocks alone.
         log.info("no_prefix_caching", architecture=model.architecture, reason="its requests have states")

@@ -26,8 +26,9 @@ from .step_watch import StepWatch
 STEP_FAILED = "engine_step_failed"
 # An accelerator that has failed once usually fails for good; give it two more steps before the process gives up.
 MAX_ACCELERATOR_FAILURES = 3
-# While nothing but grammars is worked on, a step waits for them so long; then messages are looked at again.
-GRAMMAR_WAIT_S = 0.01
+# While requests wait for what is done beside the loop, and nothing else is to be computed, a step waits so long; then
+# messages are looked at again.
+WORK_WAIT_S = 0.01
 
 log = structlog.get_logger(__name__)
 
@@ -120,6 +121,9 @@ class EngineCore:
             return ended
         watch = self.step_watch()
         batch = self._isolation.next_batch() or self.scheduler.schedule()
+        if not batch.requests:
+            self._wait_for_work(batch)
+            return ended
         watch.scheduled(batch)
         try:
             sampled = self._executor.execute(batch)
@@ -144,8 +148,15 @@ class EngineCore:
         return stats
 
     def reset_prefix_cache(self) -> bool:
-        """Forget what earlier requests have left in the KV cache; False, and nothing is done, while it is in use."""
+        """Forget what earlier requests have left, in the KV cache and wherever its blocks are kept.
+
+        False, and nothing is done, while the cache is in use.
+        """
         return self.scheduler.reset_prefix_cache()
+
+    def forget_blocks(self) -> bool:
+        """As ``reset_prefix_cache``, of the KV cache alone: blocks that are kept elsewhere stay."""
+        return self.scheduler.forget_blocks()
 
     def check_invariants(self) -> None:
         """Verify the engine's bookkeeping; called whenever there is nothing else to do."""
@@ -182,7 +193,7 @@ class EngineCore:
         if not self._grammars:
             return []
         if not self.scheduler.has_unfinished_requests:
-            self._grammars.wait(GRAMMAR_WAIT_S)
+            self._grammars.wait(WORK_WAIT_S)
         ended: list[EngineCoreOutput] = []
         for request, error in self._grammars.take_ready():
             if error is not None:
@@ -195,6 +206,11 @@ class EngineCore:
             else:
                 self.scheduler.add_request(request)
         return ended
+
+    def _wait_for_work(self, empty: SchedulerOutput) -> None:
+        """Nothing can be computed yet: all requests wait for something that is done beside the loop."""
+        self.scheduler.take_back(empty)
+        self.scheduler.wait(WORK_WAIT_S)
 
     def _update(self, batch: SchedulerOutput, sampled: SampledTokens, watch: StepWatch) -> list[EngineCoreOutput]:
         """The last part of a step that succeeded."""

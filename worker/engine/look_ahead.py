@@ -42,7 +42,7 @@ class LookAheadCore(EngineCore):
         ended = self._take_ready_grammars()
         if queue.batch is None:
             if self.scheduler.has_unfinished_requests:
-                queue.launch(self.scheduler.schedule())
+                self._launch_first(self.scheduler.schedule())
             return ended
         watch = self.step_watch()
         batch, upcoming = queue.batch, self.scheduler.schedule()
@@ -72,6 +72,13 @@ class LookAheadCore(EngineCore):
         finally:
             queue.land()
         return self.scheduler.update_from_output(batch, sampled)
+
+    def _launch_first(self, batch: SchedulerOutput) -> None:
+        """Launch ``batch``, if there is anything in it; nothing is in flight."""
+        if batch.requests:
+            self._batch_queue.launch(batch)
+        else:
+            self._wait_for_work(batch)
 
     def _land(self, upcoming: SchedulerOutput) -> None:
         """Do without ``upcoming``: no batch is in flight then."""

@@ -142,6 +142,11 @@ class AttentionCall:
         return {"key_scale": self.cache_format.key_scale, "value_scale": self.cache_format.value_scale}
 
 
+def caches_of(calls: list[AttentionCall]) -> list[Tensor]:
+    """Keys and values of all of them, ``[NB, BS, KVH, D]`` each; none before they are allocated."""
+    return [cache for call in calls for cache in (call.key_cache, call.value_cache) if cache is not None]
+
+
 class PagedAttention:
     """The attention of one model. First ``record`` a forward, then ``allocate``, then ``begin`` every step.
 

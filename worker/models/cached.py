@@ -35,6 +35,11 @@ class KeysAndValues(Protocol):
     @property
     def bytes_per_token(self) -> int: ...
 
+    @property
+    def caches(self) -> list[Tensor]:
+        """See ``forward.Forward``."""
+        ...
+
     def allocate(self, num_blocks: int, block_size: int, device: torch.device) -> None: ...
 
     def record(self, run_forward: Callable[[], Any]) -> None:
@@ -150,6 +155,10 @@ class CachedForward:
     @property
     def bytes_per_token(self) -> int:
         return self._keys_and_values.bytes_per_token
+
+    @property
+    def caches(self) -> list[Tensor]:
+        return self._keys_and_values.caches
 
     @property
     def bytes_per_request(self) -> int:

@@ -90,6 +90,11 @@ class Forward(Protocol):
         ...
 
     @property
+    def caches(self) -> list[Tensor]:
+        """What is paged of all layers, ``[NB, ...]`` each: a full block's part of each is the block whole."""
+        ...
+
+    @property
     def bytes_per_token(self) -> int:
         """Of the paged cache, in all layers."""
         ...

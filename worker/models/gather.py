@@ -39,6 +39,10 @@ class GatheredTokens:
     def bytes_per_token(self) -> int:
         return sum(tensor.bytes_per_token for tensor in self._tensors)
 
+    @property
+    def caches(self) -> list[Tensor]:
+        return [tensor.blocks for tensor in self._tensors]
+
     def allocate(self, num_blocks: int, block_size: int, device: torch.device) -> None:
         for tensor in self._tensors:
             tensor.allocate(num_blocks, block_size, device)

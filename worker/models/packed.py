@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...shared.errors import ModelLoadError
-from .attention import AttentionCall, PagedAttention
+from .attention import AttentionCall, PagedAttention, caches_of
 from .causal_lm import CausalLM
 from .forward import ForwardSettings, ModelInput
 
@@ -51,6 +51,10 @@ class PackedForward:
     def attention_calls(self) -> list[AttentionCall]:
         """See ``forward.Forward``: what the model's own code asked of the attention, in order."""
         return self._attention.calls
+
+    @property
+    def caches(self) -> list[Tensor]:
+        return caches_of(self._attention.calls)
 
     @property
     def bytes_per_token(self) -> int:

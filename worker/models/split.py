@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ...kernels.paged_attention import PagedBatch
 from ...shared.errors import ModelLoadError
-from .attention import AttentionCall, PagedAttention
+from .attention import AttentionCall, PagedAttention, caches_of
 from .cached import CachedForward
 from .forward import ForwardSettings
 from .packed import install_attention
@@ -32,6 +32,10 @@ class InterfaceAttention:
     @property
     def bytes_per_token(self) -> int:
         return self._attention.bytes_per_token
+
+    @property
+    def caches(self) -> list[Tensor]:
+        return caches_of(self._attention.calls)
 
     def allocate(self, num_blocks: int, block_size: int, device: torch.device) -> None:
         self._attention.allocate(num_blocks, block_size, device)

@@ -81,13 +81,14 @@ class DeclaredOption:
 
 @functools.cache
 def options_of(struct: type[msgspec.Struct]) -> tuple[DeclaredOption, ...]:
-    """The options that are declared in a configuration, in its order."""
-    return tuple(
+    """The options that are declared in a configuration, in its order; those of what it extends come last."""
+    declared = [
         DeclaredOption(note, struct, name, default)
         for name, default, notes in _annotated(struct)
         for note in notes
         if isinstance(note, Option)
-    )
+    ]
+    return tuple(sorted(declared, key=lambda one: one.field not in struct.__annotations__))
 
 
 def check_fields(config: msgspec.Struct) -> None:

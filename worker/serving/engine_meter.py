@@ -50,6 +50,7 @@ class EngineMeter:
         self.stats.prefix_cache_hits = scheduler.prefix_cache_hits
         self.stats.num_draft_tokens = scheduler.num_draft_tokens
         self.stats.num_accepted_tokens = scheduler.num_accepted_tokens
+        self.stats.kv_offload = scheduler.kv_offload
 
     def note_step(self, step: StepStats) -> None:
         """Count a step."""

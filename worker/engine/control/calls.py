@@ -45,7 +45,9 @@ from ..rpc import RpcEngine, RpcMethods
 from .profiling import StepProfiler
 from .sleep import EngineSleep
 
-_MAY_TAKE_LONG = frozenset({Sleep, WakeUp, StartProfile, StopProfile, SaveShardedState, ExecuteDummyBatch})
+_MAY_TAKE_LONG = frozenset(
+    {ResetPrefixCache, Sleep, WakeUp, StartProfile, StopProfile, SaveShardedState, ExecuteDummyBatch}
+)
 
 log = structlog.get_logger(__name__)
 
@@ -121,7 +123,7 @@ class EngineControl:
 
     def _sleep(self, call: Sleep) -> SleepState:
         core = self._parts.core
-        if core.has_work or not core.reset_prefix_cache():
+        if core.has_work or not core.forget_blocks():
             raise EngineStateError(f"the engine cannot sleep while it holds requests ({core.num_unfinished_requests})")
         self._parts.sleep.sleep(call.level)
         log.info("asleep", level=call.level)

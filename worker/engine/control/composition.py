@@ -20,6 +20,7 @@ from ...models.weights import ModelWeights, return_free_memory
 from ...progress import ProgressWriter
 from ..core import EngineCore
 from ..execution.model_runner import ModelRunner
+from ..offload.offload import KVOffload
 from ..rpc import RpcEngine, RpcMethods, import_rpc_modules
 from . import rpc_methods as own_rpc_methods
 from .calls import ControlledParts, EngineControl
@@ -41,18 +42,20 @@ def compose_control(
     allocate_cache: Callable[[], None],
     rpc_methods: RpcMethods,
     progress: ProgressWriter,
+    offload: KVOffload | None = None,
 ) -> EngineControl:
     """Put the parts together.
 
     Args:
         folder: where the model was loaded from.
         allocate_cache: makes the KV cache as it was made at first.
+        offload: what keeps blocks beside it; None if nothing does.
     """
     # Nothing is computed with it, so what is for another device does not matter.
     on_cpu = msgspec.structs.replace(config, device="cpu", quantization=None, attention_backend="auto")
     parts = ControlledParts(
         core=core,
-        sleep=_make_sleep(config, folder, model, allocate_cache),
+        sleep=_make_sleep(config, folder, model, allocate_cache, offload),
         profiler=StepProfiler(core, _profile_folder(config), config.model_name),
         rpc_methods=rpc_methods,
         rpc_engine=RpcEngine(config, core, model),
@@ -63,7 +66,11 @@ def compose_control(
 
 
 def _make_sleep(
-    config: EngineConfig, folder: Path, model: LoadedModel, allocate_cache: Callable[[], None]
+    config: EngineConfig,
+    folder: Path,
+    model: LoadedModel,
+    allocate_cache: Callable[[], None],
+    offload: KVOffload | None,
 ) -> EngineSleep:
     """The weights wake up first: a model that cannot be loaded again should not hold a cache."""
 
@@ -78,13 +85,16 @@ def _make_sleep(
         model.forward.allocate(0, config.block_size, 0, device)
         return_free_memory()
 
-    def capture() -> None:
+    def on_awake() -> None:
         # A cache that woke up before the weights has captured nothing, and a step must not: it might look stalled.
         if isinstance(model.forward, CapturedForward):
             model.forward.capture()
+        # The files may hold other weights by now.
+        if offload is not None:
+            offload.renew_identity()
 
     weights, cache = ModelWeights(model.network, load_again), SleepableCache(free_cache, allocate_cache)
-    return EngineSleep({WEIGHTS: weights, KV_CACHE: cache}, on_awake=capture)
+    return EngineSleep({WEIGHTS: weights, KV_CACHE: cache}, on_awake=on_awake)
 
 
 def _profile_folder(config: EngineConfig) -> Path:

@@ -22,6 +22,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._ref_counts = [0] * num_blocks
+        self._num_uses = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_of_hash: dict[bytes, int] = {}
         # Used as a stack, so that the blocks freed last, still in the processor's cache, are taken first.
@@ -59,7 +60,12 @@ class BlockPool:
             taken.append(block)
         for block in taken:
             self._ref_counts[block] = 1
+            self._num_uses[block] += 1
         return taken
+
+    def num_uses_of(self, block: int) -> int:
+        """How often ``block`` was allocated: while that is the same, what fills it is. Any thread may ask."""
+        return self._num_uses[block]
 
     def free(self, blocks: Sequence[int]) -> None:
         """Let go of a block table. Its last blocks count as freed first: a beginning is of use to more requests."""

@@ -28,8 +28,9 @@ from collections.abc import Iterable
 from ....shared.errors import ConfigurationError
 from ....shared.messages import EngineCoreEventType, EngineCoreOutput, FinishReason, RequestError, SchedulerStats
 from ....shared.pooling import Pooled
-from .block_pool import BlockPool, InvariantError
+from .block_pool import BlockPool
 from .guessing import Guessing, NoGuessing
+from .invariants import check_requests, check_tokens
 from .ordering import FirstComeFirstServed, OrderingPolicy, RequestQueue
 from .prefix_cache import NoPrefixCache, PrefixCache
 from .prompt_budget import PromptRowBudget
@@ -216,9 +217,16 @@ class Scheduler:
         self._num_steps += 1
         return [EngineCoreOutput(request_id, finish_reason=FinishReason.ERROR, error=error) for request_id in failed]
 
-    def reset_prefix_cache(self) -> bool:
+    def wait(self, timeout_s: float) -> None:
+        """After a ``schedule`` that has found nothing to compute yet: wait until it may, at most ``timeout_s``."""
+
+    def forget_blocks(self) -> bool:
         """Forget what free blocks hold; False, and nothing is done, while any is in use."""
         return self.block_pool.forget_hashes()
+
+    def reset_prefix_cache(self) -> bool:
+        """As ``forget_blocks``, and forget what is kept of blocks elsewhere."""
+        return self.forget_blocks()
 
     def stats(self) -> SchedulerStats:
         """The present state; counters run since the start."""
@@ -243,20 +251,19 @@ class Scheduler:
         """
         self._running.check_invariants()
         self._waiting.check_invariants()
-        running, waiting = list(self._running), list(self._waiting)
-        if sorted(r.request_id for r in running + waiting) != sorted(self._requests):
-            raise InvariantError("the queues do not hold exactly the known requests")
-        if any(r.status is not RequestStatus.RUNNING for r in running):
-            raise InvariantError("a request runs whose status says otherwise")
-        if any(r.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED) or r.block_table for r in waiting):
-            raise InvariantError("a request waits that is running, finished, or holds blocks")
-        for request in running:
-            if not 0 <= request.num_computed_tokens < request.num_tokens <= self.max_model_len:
-                raise InvariantError(f"request {request.request_id} has impossible token counts")
-            if len(request.block_table) < self.block_pool.blocks_for(request.num_computed_tokens):
-                raise InvariantError(f"request {request.request_id} has fewer blocks than computed tokens")
-        self.block_pool.check_invariants(request.block_table for request in running)
+        running = list(self._running)
+        check_requests(running, [*self._waiting, *self._requests_beside()], self._requests)
+        check_tokens(running, self.block_pool, self.max_model_len)
+        self.block_pool.check_invariants([*(request.block_table for request in running), *self._tables_beside()])
         self._prefix_cache.check_invariants(running)
+
+    def _requests_beside(self) -> Iterable[Request]:
+        """Those that wait for something else than their turn."""
+        return ()
+
+    def _tables_beside(self) -> Iterable[list[int]]:
+        """Blocks that are held for them."""
+        return ()
 
     def _admit(self, request: Request, budget: int, output: SchedulerOutput) -> bool:
         """Give a waiting request blocks for all its known tokens, cached ones among them.

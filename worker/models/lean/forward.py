@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ....kernels.rotary import apply_rotary
 from ....shared.errors import ModelLoadError
-from ..attention import AttentionCall
+from ..attention import AttentionCall, caches_of
 from ..forward import ForwardSettings, ModelInput
 from ..packed import PackedForward
 from .decoder import LeanDecoder
@@ -54,7 +54,7 @@ class LeanForward:
     @property
     def caches(self) -> list[Tensor]:
         """Keys and values of all layers, ``[NB, BS, KVH, D]`` each."""
-        return [cache for call in self._calls for cache in (call.key_cache, call.value_cache) if cache is not None]
+        return caches_of(self._calls)
 
     @property
     def windows(self) -> list[int | None]:

@@ -112,6 +112,10 @@ class EncoderForward:
     def attention_calls(self) -> list[AttentionCall]:
         return []
 
+    @property
+    def caches(self) -> list[Tensor]:
+        return []
+
     def network_of(self, module: PreTrainedModel) -> nn.Module:
         return module
 

@@ -1,0 +1,273 @@
+"""Where KV blocks are kept beside the cache: bounds, order, damage, sharing, and disks that do not take more."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.worker.engine.offload import folder_tier, tiers
+from penstock.worker.engine.offload.folder_tier import FolderTier
+from penstock.worker.engine.offload.memory_tier import MemoryTier
+from penstock.worker.engine.offload.records import HEADER_BYTES, CorruptBlockError, Row
+from penstock.worker.engine.offload.tiers import Tiers
+
+BLOCK_BYTES = 512
+FILE_BYTES = HEADER_BYTES + BLOCK_BYTES
+OURS, OTHERS = b"\1" * 32, b"\2" * 32
+
+
+def hash_of(number: int) -> bytes:
+    return hashlib.sha256(bytes([number])).digest()
+
+
+def row_of(number: int) -> Row:
+    return np.random.default_rng(number).integers(0, 256, BLOCK_BYTES, np.uint8)
+
+
+def folder_of(path: Path, num_files: int = 100, identity: bytes = OURS) -> FolderTier:
+    tier = FolderTier(path, num_files * FILE_BYTES, BLOCK_BYTES)
+    tier.use(identity)
+    return tier
+
+
+def files(path: Path) -> list[Path]:
+    return sorted(path.glob("blocks/*/*/*"))
+
+
+def read(tier: FolderTier | MemoryTier | Tiers, number: int) -> bool:
+    """Whether it has the block, and as it was."""
+    out = np.zeros(BLOCK_BYTES, np.uint8)
+    found = tier.read(hash_of(number), out)
+    assert not found or (out == row_of(number)).all()
+    return found
+
+
+def test_what_was_put_into_memory_is_read_until_others_need_the_room() -> None:
+    tier = MemoryTier(3 * BLOCK_BYTES + 1, BLOCK_BYTES)
+    for number in (1, 2, 3):
+        tier.put(hash_of(number), row_of(number))
+    assert tier.num_bytes == 3 * BLOCK_BYTES
+    assert read(tier, 1)
+    tier.put(hash_of(4), row_of(4))
+    assert [read(tier, number) for number in (1, 2, 3, 4)] == [True, False, True, True]
+    tier.clear()
+    assert not any(hash_of(number) in tier for number in range(5))
+    tier.put(hash_of(5), row_of(5))
+    assert read(tier, 5)
+
+
+def test_memory_that_has_changed_is_not_read() -> None:
+    tier = MemoryTier(BLOCK_BYTES, BLOCK_BYTES)
+    tier.put(hash_of(1), row_of(1))
+    tier._rows[0, 77] ^= 1
+    with pytest.raises(CorruptBlockError, match="checksum"):
+        read(tier, 1)
+    assert not read(tier, 1)
+    tier.put(hash_of(1), row_of(1))
+    assert read(tier, 1)
+
+
+def test_a_folder_outlives_who_wrote_it_and_is_shared(tmp_path: Path) -> None:
+    first, second = folder_of(tmp_path), folder_of(tmp_path)
+    assert first.write(hash_of(1), row_of(1))
+    assert not first.write(hash_of(1), row_of(1)), "it is there"
+    assert read(folder_of(tmp_path), 1), "by one that begins later"
+    assert hash_of(1) not in second
+    second.look_for_new()
+    assert read(second, 1), "by one that was there already"
+    assert not second.write(hash_of(1), row_of(1))
+    assert len(files(tmp_path)) == 1
+
+
+def test_blocks_of_another_identity_are_never_read(tmp_path: Path) -> None:
+    folder_of(tmp_path).write(hash_of(1), row_of(1))
+    other = folder_of(tmp_path, identity=OTHERS)
+    assert hash_of(1) not in other
+    assert not read(other, 1)
+    # Not even if somebody moves the file.
+    (ours,) = files(tmp_path)
+    theirs = tmp_path / "blocks" / OTHERS.hex() / ours.parent.name / ours.name
+    theirs.parent.mkdir(parents=True)
+    ours.rename(theirs)
+    with pytest.raises(CorruptBlockError, match="another block"):
+        read(folder_of(tmp_path, identity=OTHERS), 1)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(pytest.param(("flip", at), id=f"byte {at}") for at in (0, 9, 45, 75, 82, HEADER_BYTES, FILE_BYTES - 1)),
+        *(pytest.param(("cut", to), id=f"cut to {to}") for to in (0, 10, HEADER_BYTES, FILE_BYTES - 1)),
+        pytest.param(("grow", 1), id="longer"),
+    ],
+)
+def test_damage_is_found_told_and_mended(tmp_path: Path, damage: tuple[str, int]) -> None:
+    tier = folder_of(tmp_path)
+    tier.write(hash_of(1), row_of(1))
+    (file,) = files(tmp_path)
+    content, (kind, at) = bytearray(file.read_bytes()), damage
+    if kind == "flip":
+        content[at] ^= 0x40
+    file.write_bytes(content[:at] if kind == "cut" else bytes(content) + b"x" * (kind == "grow"))
+    kept = Tiers(None, tier)
+    kept.use(OURS)
+    assert kept.find([hash_of(1)]) == 1
+    assert not read(kept, 1)
+    assert kept.counters.num_corrupt_blocks == 1
+    assert kept.find([hash_of(1)]) == 0
+    assert files(tmp_path) == []
+    kept.put(hash_of(1), row_of(1))
+    assert read(kept, 1)
+
+
+def test_a_folder_has_no_more_than_it_may_and_what_was_used_stays(tmp_path: Path) -> None:
+    tier = folder_of(tmp_path, 3)
+    for number in (1, 2, 3):
+        tier.write(hash_of(number), row_of(number))
+    assert read(tier, 1)
+    for number in (4, 5):
+        assert tier.write(hash_of(number), row_of(number))
+        assert sum(file.stat().st_size for file in files(tmp_path)) <= 3 * FILE_BYTES
+        assert tier.num_bytes == 3 * FILE_BYTES
+    assert [read(tier, number) for number in (1, 2, 3, 4, 5)] == [True, False, False, True, True]
+
+
+def test_engines_of_several_models_share_one_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_tier, "REREAD_S", 0.0)
+    tier, other = folder_of(tmp_path, 3), folder_of(tmp_path, 3, OTHERS)
+    for number in (1, 2):
+        tier.write(hash_of(number), row_of(number))
+    for number in (3, 4):
+        assert other.write(hash_of(number), row_of(number))
+    assert len(files(tmp_path)) == 3
+    assert not read(tier, 1), "the oldest of all made room, and who wrote it finds it gone"
+    assert read(tier, 2)
+    # What another engine has used since is not the oldest any more.
+    os.utime(tmp_path / "blocks" / folder_tier.file_name(OTHERS, hash_of(3)))
+    assert tier.write(hash_of(5), row_of(5))
+    assert read(other, 3)
+    assert not read(tier, 2)
+
+
+def test_writers_at_the_same_time_stay_within_the_bound(tmp_path: Path) -> None:
+    engines = [folder_of(tmp_path, 10) for _ in range(4)]
+
+    def write(tier: FolderTier, numbers: list[int]) -> None:
+        for number in numbers:
+            tier.write(hash_of(number), row_of(number))
+
+    threads = [
+        threading.Thread(target=write, args=(tier, [(place * 7 + number) % 40 for number in range(40)]))
+        for place, tier in enumerate(engines)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(files(tmp_path)) == 10
+    late = folder_of(tmp_path, 10)
+    assert late.num_bytes == 10 * FILE_BYTES
+    assert sum(read(late, number) for number in range(40)) == 10
+    assert {tier.num_bytes for tier in engines} <= {9 * FILE_BYTES, 10 * FILE_BYTES}
+
+
+def test_what_a_killed_writer_left_is_removed_and_counted_anew(tmp_path: Path) -> None:
+    folder_of(tmp_path).write(hash_of(1), row_of(1))
+    (file,) = files(tmp_path)
+    left = file.with_name("left.kv.123.tmp")
+    left.write_bytes(b"half")
+    os.utime(left, (1, 1))
+    (tmp_path / "usage").write_bytes((1 << 40).to_bytes(8, "little"))
+    tier = folder_of(tmp_path, 2)
+    assert not left.exists()
+    assert tier.num_bytes == FILE_BYTES
+    assert tier.write(hash_of(2), row_of(2))
+
+
+def test_a_full_disk_is_told_once_and_tried_again_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = Tiers(None, FolderTier(tmp_path, 100 * FILE_BYTES, BLOCK_BYTES))
+    kept.use(OURS)
+    is_full = True
+    write_file = FolderTier._write_file
+
+    def write(self: FolderTier, name: str, header: bytes, row: Row) -> bool:
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_file(self, name, header, row)
+
+    monkeypatch.setattr(FolderTier, "_write_file", write)
+    kept.put(hash_of(1), row_of(1))
+    assert not kept.wants(hash_of(2)), "it is not even copied"
+    assert kept.counters.num_dropped_blocks == 2
+    assert kept.num_dir_bytes == 0
+    monkeypatch.setattr(tiers, "PAUSE_S", 0.0)
+    is_full = False
+    kept._paused_until_s = 0.0
+    assert kept.wants(hash_of(3))
+    kept.put(hash_of(3), row_of(3))
+    assert read(kept, 3)
+
+
+@pytest.mark.parametrize("has_memory", [False, True])
+def test_a_folder_that_cannot_be_made_keeps_nobody_from_memory(tmp_path: Path, has_memory: bool) -> None:
+    (tmp_path / "file").write_text("no folder")
+    memory = MemoryTier(4 * BLOCK_BYTES, BLOCK_BYTES) if has_memory else None
+    kept = Tiers(memory, FolderTier(tmp_path / "file", 100 * FILE_BYTES, BLOCK_BYTES))
+    kept.use(OURS)
+    if kept.wants(hash_of(1)):
+        kept.put(hash_of(1), row_of(1))
+    assert kept.find([hash_of(1)]) == has_memory
+    assert read(kept, 1) == has_memory
+    assert kept.counters.num_dropped_blocks == 1
+    kept.look_for_new()
+    kept.clear()
+
+
+def test_what_was_read_from_the_folder_is_in_memory_then(tmp_path: Path) -> None:
+    folder_of(tmp_path).write(hash_of(1), row_of(1))
+    memory = MemoryTier(4 * BLOCK_BYTES, BLOCK_BYTES)
+    kept = Tiers(memory, FolderTier(tmp_path, 100 * FILE_BYTES, BLOCK_BYTES))
+    kept.use(OURS)
+    assert hash_of(1) not in memory
+    assert read(kept, 1)
+    assert hash_of(1) in memory
+    assert not kept.wants(hash_of(1))
+    kept.use(OTHERS)
+    assert hash_of(1) not in memory, "other weights"
+    assert kept.find([hash_of(1)]) == 0
+
+
+def test_clearing_forgets_this_model_alone(tmp_path: Path) -> None:
+    other = folder_of(tmp_path, identity=OTHERS)
+    other.write(hash_of(1), row_of(1))
+    memory, beside = MemoryTier(4 * BLOCK_BYTES, BLOCK_BYTES), folder_of(tmp_path)
+    kept = Tiers(memory, folder_of(tmp_path))
+    kept.use(OURS)
+    kept.put(hash_of(2), row_of(2))
+    beside.write(hash_of(3), row_of(3))
+    kept.clear()
+    assert kept.find([hash_of(2)]) == 0
+    assert len(files(tmp_path)) == 1
+    assert read(other, 1)
+    assert folder_of(tmp_path).num_bytes == FILE_BYTES
+    assert not read(beside, 3)
+
+
+def test_without_an_identity_nothing_is_kept() -> None:
+    kept = Tiers(MemoryTier(4 * BLOCK_BYTES, BLOCK_BYTES), None)
+    assert not kept.is_open
+    assert kept.find([hash_of(1)]) == 0
+    kept.use(OURS)
+    kept.put(hash_of(1), row_of(1))
+    assert kept.find([hash_of(1), hash_of(2), hash_of(1)]) == 1
+    kept.use(None)
+    kept.use(OURS)
+    assert kept.find([hash_of(1)]) == 0

@@ -1,0 +1,86 @@
+"""Builds what keeps KV blocks beside the KV cache, or refuses to."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from ....shared.command_line import format_bytes
+from ....shared.errors import ConfigurationError
+from ...config import EngineConfig
+from ...host import free_host_bytes
+from ...models.loader import LoadedModel
+from ..scheduling.block_pool import BlockPool
+from .device_blocks import make_device_blocks
+from .folder_tier import FolderTier
+from .identity import identity_of
+from .loading import Loader
+from .memory_tier import MemoryTier
+from .offload import KVOffload
+from .records import HEADER_BYTES
+from .tiers import Tiers
+from .write_behind import WriteBehind
+
+log = structlog.get_logger(__name__)
+
+
+def check_model(config: EngineConfig, model: LoadedModel) -> None:
+    """Raises ``ConfigurationError`` if blocks of ``model`` say nothing without what else it keeps."""
+    if not config.offloads_kv:
+        return
+    if model.pooling is not None and model.pooling.is_encoder:
+        why = "is an encoder, which has no KV cache"
+    elif model.forward.keeps_state:
+        why = "keeps states of requests, which are in no block"
+    else:
+        return
+    raise ConfigurationError(f"{config.kv_offload_option} is not for {model.architecture}: it {why}; leave it out")
+
+
+def make_offload(config: EngineConfig, folder: Path, model: LoadedModel, pool: BlockPool) -> KVOffload | None:
+    """Start the threads of what ``config`` asks for; None if that is nothing. The caches of ``model`` are allocated.
+
+    Raises:
+        ConfigurationError: there is not so much memory, or no room for a single block.
+    """
+    if not config.offloads_kv:
+        return None
+    ways = [make_device_blocks(lambda: model.forward.caches, model.device) for _ in range(2)]
+    block_bytes = ways[0].block_bytes
+    tiers = Tiers(_memory_tier(config, block_bytes), _folder_tier(config, block_bytes))
+    write_behind = WriteBehind(tiers, ways[0], pool)
+    offload = KVOffload(tiers, write_behind, Loader(tiers, ways[1]), partial(identity_of, config, folder, model))
+    offload.renew_identity()
+    return offload
+
+
+def _memory_tier(config: EngineConfig, block_bytes: int) -> MemoryTier | None:
+    num_bytes = config.kv_offload_memory
+    if num_bytes is None:
+        return None
+    free_bytes = free_host_bytes()
+    if num_bytes > free_bytes:
+        raise ConfigurationError(
+            f"kv_offload_memory lets KV blocks take {format_bytes(num_bytes)} of the host's memory, but "
+            f"{format_bytes(free_bytes)} is free: lower it"
+        )
+    _check_room("kv_offload_memory", num_bytes, block_bytes)
+    if config.device == "cpu":
+        log.info("kv_offload_memory_beside_cache", instead="kv_cache_memory")
+    return MemoryTier(num_bytes, block_bytes)
+
+
+def _folder_tier(config: EngineConfig, block_bytes: int) -> FolderTier | None:
+    if not config.kv_offload_dir:
+        return None
+    _check_room("kv_offload_dir_size", config.kv_offload_dir_size, block_bytes + HEADER_BYTES)
+    return FolderTier(Path(config.kv_offload_dir), config.kv_offload_dir_size, block_bytes)
+
+
+def _check_room(option: str, num_bytes: int, needed: int) -> None:
+    if num_bytes < needed:
+        raise ConfigurationError(
+            f"{option} is {format_bytes(num_bytes)}, and one block takes {needed:,} bytes: raise it"
+        )

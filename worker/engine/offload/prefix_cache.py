@@ -1,0 +1,26 @@
+"""The prefix cache of an engine that keeps blocks beside its KV cache, too."""
+
+from __future__ import annotations
+
+from ..scheduling.block_pool import BlockPool
+from ..scheduling.prefix_cache import BlockHashCache
+from ..scheduling.request import Request
+from .write_behind import WriteBehind
+
+
+class OffloadingPrefixCache(BlockHashCache):
+    """As ``BlockHashCache``; leaves a note of each block that can be found from now on."""
+
+    def __init__(self, block_pool: BlockPool, write_behind: WriteBehind) -> None:
+        super().__init__(block_pool)
+        self._write_behind = write_behind
+
+    def note_computed(self, request: Request, num_new_tokens: int) -> None:
+        super().note_computed(request, num_new_tokens)
+        first = (request.num_computed_tokens - num_new_tokens) // self._block_size
+        end = request.num_computed_tokens // self._block_size
+        for index in range(first, end):
+            block = request.block_table[index]
+            # Of two blocks with the same contents one has the hash, and is enough.
+            if self._pool.hash_of(block) is not None:
+                self._write_behind.note(block, request.block_hashes[index])

@@ -1,0 +1,160 @@
+"""Scheduling of requests whose beginnings may have to be read first.
+
+A request that could be admitted, and of which the tiers have more than the KV cache, leaves the line until that has
+been read, and then comes back to its place. Others go on meanwhile. Blocks that were read are free blocks with a hash,
+as those that an earlier request has left, so admission finds them and counts them without knowing where they come from.
+
+A request has one load each time that it waits. One whose first missing block is being read for another one waits for
+that, and looks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+from ....shared.messages import SchedulerStats
+from ..scheduling.request import Request, RequestStatus
+from ..scheduling.scheduler import Scheduler
+from ..scheduling.scheduler_output import SchedulerOutput
+from .loading import MAX_LOADS, Load
+from .offload import KVOffload
+
+
+class OffloadingScheduler(Scheduler):
+    """As ``Scheduler``.
+
+    Args:
+        num_batches_ahead: how many batches may be in flight when one is scheduled. They may still write to blocks that
+            were freed since, so nothing is read into a block before they have landed.
+        parts, named: the arguments of ``Scheduler``.
+    """
+
+    def __init__(self, offload: KVOffload, num_batches_ahead: int, *parts: Any, **named: Any) -> None:
+        super().__init__(*parts, **named)
+        self._offload = offload
+        self._num_batches_ahead = num_batches_ahead
+        self._loads: list[Load] = []
+        # Requests in the line that have had their load.
+        self._looked: set[str] = set()
+
+    def schedule(self) -> SchedulerOutput:
+        self._take_loaded()
+        self._hand_over()
+        self._begin_loads()
+        return super().schedule()
+
+    def wait(self, timeout_s: float) -> None:
+        self._offload.loader.wait(timeout_s)
+
+    def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> None:
+        request_ids = list(request_ids)
+        self._bring_back(
+            request for load in self._loads for request in load.requests if request.request_id in request_ids
+        )
+        super().finish_requests(request_ids, status)
+
+    def forget_blocks(self) -> bool:
+        """As ``Scheduler``; nothing is read or written when it returns, unless a disk hangs."""
+        while any(not load.is_overdue and not load.has_ended for load in self._loads):
+            self._hand_over()
+            self.wait(0.01)
+        self._take_loaded()
+        self._offload.write_behind.stop()
+        return super().forget_blocks()
+
+    def reset_prefix_cache(self) -> bool:
+        """As ``Scheduler``; the tiers forget what they have of this model as well."""
+        if not super().reset_prefix_cache():
+            return False
+        self._offload.clear()
+        return True
+
+    def stats(self) -> SchedulerStats:
+        stats = super().stats()
+        stats.num_waiting_reqs += sum(len(load.requests) for load in self._loads)
+        stats.kv_offload = self._offload.stats()
+        return stats
+
+    def check_invariants(self) -> None:
+        self._take_loaded()
+        super().check_invariants()
+
+    def _tables_beside(self) -> Iterable[list[int]]:
+        return (load.held + load.blocks for load in self._loads)
+
+    def _requests_beside(self) -> Iterable[Request]:
+        return (request for load in self._loads for request in load.requests)
+
+    def _admit(self, request: Request, budget: int, output: SchedulerOutput) -> bool:
+        is_admitted = super()._admit(request, budget, output)
+        if is_admitted:
+            self._looked.discard(request.request_id)
+        return is_admitted
+
+    def _finish(self, request: Request, status: RequestStatus) -> None:
+        self._looked.discard(request.request_id)
+        super()._finish(request, status)
+
+    def _begin_loads(self) -> None:
+        """For those that come next and could be admitted now, in their order."""
+        seats = self.max_num_seqs - len(self._running) - sum(1 for _ in self._requests_beside())
+        for request in list(islice(self._waiting, max(0, seats))):
+            if request.num_in_flight_tokens:
+                return
+            if request.request_id not in self._looked and not self._begin_load(request):
+                return
+
+    def _begin_load(self, request: Request) -> bool:
+        """Begin what ``request`` needs; False if it could not be admitted yet."""
+        cached = self._prefix_cache.find(request)
+        free = self.block_pool.num_free - self.block_pool.num_free_among(cached)
+        if self.block_pool.blocks_for(request.num_tokens) - len(cached) > free:
+            return False
+        num_blocks = (request.num_tokens - 1) // self.block_pool.block_size
+        wanted = request.block_hashes[len(cached) : num_blocks] if request.reads_prefix_cache else []
+        for load in self._loads:
+            if wanted and wanted[0] in load.hashes and not load.is_overdue:
+                self._waiting.remove(request)
+                load.requests.append(request)
+                return True
+        self._looked.add(request.request_id)
+        # Those that run keep a block each to go on with.
+        room = free - len(self._running) if len(self._loads) < MAX_LOADS else 0
+        count = min(self._offload.look_up(wanted, self.block_pool.block_size), room)
+        if count > 0:
+            self.block_pool.hold(cached)
+            self._waiting.remove(request)
+            blocks = self.block_pool.allocate(count)
+            self._loads.append(Load(wanted[:count], blocks, cached, [request], self._num_batches_ahead))
+            if not self._num_batches_ahead:
+                self._offload.loader.begin(self._loads[-1])
+        return True
+
+    def _hand_over(self) -> None:
+        """Have those read that had to wait for batches in flight: one has landed."""
+        for load in self._loads:
+            if load.num_steps_to_wait:
+                load.num_steps_to_wait -= 1
+                if not load.num_steps_to_wait:
+                    self._offload.loader.begin(load)
+
+    def _take_loaded(self) -> None:
+        """Name the blocks of loads that have ended, and let their requests come back."""
+        for load in [load for load in self._loads if load.has_ended]:
+            self._loads.remove(load)
+            for block, block_hash in zip(load.blocks[: load.num_loaded], load.hashes, strict=False):
+                self.block_pool.set_hash(block, block_hash)
+            self.block_pool.free(load.held + load.blocks)
+            self._offload.note_loaded(load.num_loaded * self.block_pool.block_size)
+            self._bring_back(load.requests)
+        for load in self._loads:
+            if load.is_overdue:  # its blocks stay its own until the thread is through
+                self._bring_back(load.requests)
+
+    def _bring_back(self, requests: Iterable[Request]) -> None:
+        for request in list(requests):
+            for load in self._loads:
+                load.requests = [other for other in load.requests if other is not request]
+            self._waiting.add(request)

@@ -1,0 +1,163 @@
+"""The places beside the KV cache where blocks are kept: host memory first, then a folder; either may be missing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from .folder_tier import FolderTier
+from .memory_tier import MemoryTier
+from .records import CorruptBlockError, Row
+
+# After a folder could not be used: nothing is written meanwhile.
+PAUSE_S = 30.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class Counters:
+    """See ``KVOffloadStats``. Each number has one thread that changes it, but for ``num_dropped_blocks``' few."""
+
+    num_queried_tokens: int = 0
+    num_hit_tokens: int = 0
+    num_read_bytes: int = 0
+    num_written_bytes: int = 0
+    num_dropped_blocks: int = 0
+    num_corrupt_blocks: int = 0
+
+
+class Tiers:
+    """Blocks by hash, of one identity at a time. Nothing raises: what cannot be had is computed.
+
+    Args:
+        memory, folder: None where there is none.
+    """
+
+    def __init__(self, memory: MemoryTier | None, folder: FolderTier | None) -> None:
+        self._memory = memory
+        self._folder = folder
+        self._identity: bytes | None = None
+        self._is_folder_open = False
+        self._paused_until_s = 0.0
+        self.counters = Counters()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether blocks can be put and read: their identity is known."""
+        return self._identity is not None
+
+    @property
+    def num_memory_bytes(self) -> int:
+        return 0 if self._memory is None else self._memory.num_bytes
+
+    @property
+    def num_dir_bytes(self) -> int:
+        return 0 if self._folder is None else self._folder.num_bytes
+
+    def use(self, identity: bytes | None) -> None:
+        """From now on keep blocks of ``identity``; of none if that is not known. No thread may be at work here."""
+        if identity == self._identity:
+            return
+        if self._memory is not None:
+            self._memory.clear()
+        self._identity = identity
+        self._is_folder_open, self._paused_until_s = False, 0.0
+        self._open_folder()
+
+    def clear(self) -> None:
+        """Forget all blocks of the identity."""
+        if self._memory is not None:
+            self._memory.clear()
+        if self._folder is not None and self._is_folder_open:
+            try:
+                self._folder.clear()
+            except OSError as error:
+                self._tell_unusable(error)
+
+    def find(self, hashes: Sequence[bytes]) -> int:
+        """How many of ``hashes``, from the first on, are kept. Waits for nothing."""
+        if self._identity is None:
+            return 0
+        folder = self._folder if self._is_folder_open else None
+        for count, block_hash in enumerate(hashes):
+            in_memory = self._memory is not None and block_hash in self._memory
+            if not in_memory and (folder is None or block_hash not in folder):
+                return count
+        return len(hashes)
+
+    def wants(self, block_hash: bytes) -> bool:
+        """Whether a block is to be put: it is not everywhere yet. One that the folder cannot take now is dropped."""
+        if self._memory is not None and block_hash not in self._memory:
+            return True
+        if self._folder is None or block_hash in self._folder:
+            return False
+        if self._open_folder():
+            return True
+        self.counters.num_dropped_blocks += 1
+        return False
+
+    def put(self, block_hash: bytes, row: Row) -> None:
+        """Keep a block."""
+        if self._memory is not None:
+            self._memory.put(block_hash, row)
+        if self._folder is None or self._write(self._folder, block_hash, row):
+            self.counters.num_written_bytes += row.nbytes
+        else:
+            self.counters.num_dropped_blocks += 1
+
+    def _write(self, folder: FolderTier, block_hash: bytes, row: Row) -> bool:
+        """Whether the block is in the folder then."""
+        if not self._open_folder():
+            return False
+        try:
+            return folder.write(block_hash, row) or block_hash in folder
+        except OSError as error:
+            self._tell_unusable(error)
+            return False
+
+    def read(self, block_hash: bytes, out: Row) -> bool:
+        """Read a block into ``out``; False if it cannot be had, or is not what was put."""
+        try:
+            if self._memory is not None and self._memory.read(block_hash, out):
+                return True
+            if self._folder is None or not self._is_folder_open or not self._folder.read(block_hash, out):
+                return False
+        except CorruptBlockError as error:
+            self.counters.num_corrupt_blocks += 1
+            log.warning("kv_block_corrupt", block_hash=block_hash.hex(), reason=str(error))
+            return False
+        except OSError as error:
+            self._folder.discard(block_hash)  # type: ignore[union-attr]  # only a folder raises that
+            log.warning("kv_block_unreadable", block_hash=block_hash.hex(), reason=str(error))
+            return False
+        if self._memory is not None:
+            self._memory.put(block_hash, out)
+        return True
+
+    def look_for_new(self) -> None:
+        """Learn what other engines have written."""
+        if self._folder is not None and self._is_folder_open:
+            try:
+                self._folder.look_for_new()
+            except OSError as error:
+                self._tell_unusable(error)
+
+    def _open_folder(self) -> bool:
+        """Whether the folder can be written; tries again after a pause."""
+        if self._folder is None or self._identity is None or time.monotonic() < self._paused_until_s:
+            return False
+        if not self._is_folder_open:
+            try:
+                self._folder.use(self._identity)
+                self._is_folder_open = True
+            except OSError as error:
+                self._tell_unusable(error)
+        return self._is_folder_open
+
+    def _tell_unusable(self, error: OSError) -> None:
+        self._paused_until_s = time.monotonic() + PAUSE_S
+        log.warning("kv_offload_dir_unusable", reason=str(error), pause_s=PAUSE_S)
