@@ -43,7 +43,6 @@ class Intake:
         self.codec = codec
         self._max_model_len = ready.max_model_len
         self._supported_tasks = ready.supported_tasks
-        self._lora = ready.lora
         self._pooled_text = PooledText(codec, ready.pooling)
         self._can_wait_for_thinking = ready.engine == "penstock"
 
@@ -60,7 +59,7 @@ class Intake:
         except (msgspec.MsgspecError, PenstockError, UnicodeDecodeError) as error:
             raise UndecodableEntryError(f"the stream entry is not a request this worker can read: {error}") from error
         check_task(request, self._supported_tasks)
-        params = check_served(request, self._lora)
+        params = check_served(request)
         params.check_from_caller()
         params.check_supported()
         if request.resumable and params.prompt_logprobs is not None:
