@@ -12,6 +12,7 @@ import msgspec
 
 from ..shared.errors import ConfigurationError
 from ..shared.keys import is_partition_name
+from .adapter_options import AdapterOptions, check_adapters
 from .config_checks import check_attention, check_engine, check_quantization, check_speculation
 from .options.option import Option, check_fields
 from .options.readers import Choice, ChoiceWithCount, Folder, Integer, Model, Reader, Share, Size, Switch, Texts
@@ -44,7 +45,7 @@ MODEL, PLACE, BATCH, COMPUTING, CONTROL = (
 )
 
 
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EngineConfig(AdapterOptions, frozen=True, kw_only=True, omit_defaults=True):
     """How an engine core loads its model and schedules.
 
     Args:
@@ -302,6 +303,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             deterministic=self.deterministic,
             kv_cache_dtype=self.kv_cache_dtype,
         )
+        check_adapters(self, self.engine)
         check_speculation(self.speculative, self.engine, async_scheduling=self.async_scheduling)
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigurationError(

@@ -22,13 +22,30 @@ def check_served(request: EngineCoreRequest) -> SamplingParams:
         UnsupportedParameterError: it asks for what is on the wire, but served by no engine yet.
         ValidationError: it has no sampling parameters.
     """
-    if request.lora_request is not None:
-        raise UnsupportedParameterError("lora_request: this version serves no adapters")
     if request.pooling_params is not None:
         return _NO_SAMPLING
     if request.sampling_params is None:
         raise ValidationError("sampling_params is missing")
     return request.sampling_params
+
+
+def check_adapter(request: EngineCoreRequest, *, has_adapters: bool, engine: str = "penstock") -> None:
+    """Refuse an adapter where none are served.
+
+    Raises:
+        UnsupportedParameterError: ``request`` wants one; says what has to be done for it.
+    """
+    if request.lora_request is None or has_adapters:
+        return
+    if engine != "penstock":
+        raise UnsupportedParameterError(
+            f"lora_request: engine {engine!r} serves no adapters under the queue; Penstock's own does, started with "
+            f"--enable-lora"
+        )
+    raise UnsupportedParameterError(
+        f"lora_request {request.lora_request.lora_name!r}: this engine serves no adapters; have it started with "
+        f"--enable-lora"
+    )
 
 
 def check_task(request: EngineCoreRequest, supported_tasks: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from ...models.loader import LoadedModel, load_module, load_network
 from ...models.sharded_state import save_sharded_state
 from ...models.weights import ModelWeights, return_free_memory
 from ...progress import ProgressWriter
+from ..adapters.library import AdapterLibrary
 from ..core import EngineCore
 from ..execution.model_runner import ModelRunner
 from ..rpc import RpcEngine, RpcMethods, import_rpc_modules
@@ -41,12 +42,14 @@ def compose_control(
     allocate_cache: Callable[[], None],
     rpc_methods: RpcMethods,
     progress: ProgressWriter,
+    adapters: AdapterLibrary | None,
 ) -> EngineControl:
     """Put the parts together.
 
     Args:
         folder: where the model was loaded from.
         allocate_cache: makes the KV cache as it was made at first.
+        adapters: None if it serves none.
     """
     # Nothing is computed with it, so what is for another device does not matter.
     on_cpu = msgspec.structs.replace(config, device="cpu", quantization=None, attention_backend="auto")
@@ -58,6 +61,7 @@ def compose_control(
         rpc_engine=RpcEngine(config, core, model),
         save_sharded_state=lambda call: save_sharded_state(model, lambda: load_module(on_cpu, folder), folder, call),
         execute_dummy_batch=runner.execute_dummy_batch,
+        adapters=adapters,
     )
     return EngineControl(parts, progress)
 
