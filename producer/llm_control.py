@@ -61,6 +61,7 @@ class LLMControl(ABC):
     start_profile = _blocking(Client.start_profile)
     stop_profile = _blocking(Client.stop_profile)
     unpin_lora = _blocking(Client.unpin_lora)
+    visible_adapters = _blocking(Client.visible_adapters)
     wake_up = _blocking(Client.wake_up)
 
     drain_worker = _blocking(Client.drain_worker)
@@ -73,6 +74,7 @@ class LLMControl(ABC):
     check_health = _blocking(Client.check_health)
     do_log_stats = _blocking(Client.do_log_stats)
     engines = _blocking(Client.engines)
+    find_model = _blocking(Client.find_model)
     forget_model = _blocking(Client.forget_model)
     get_metrics = _blocking(Client.get_metrics)
     get_model_config = _blocking(Client.get_model_config)

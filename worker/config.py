@@ -12,6 +12,7 @@ import msgspec
 
 from ..shared.errors import ConfigurationError
 from ..shared.keys import is_partition_name
+from .adapter_options import AdapterOptions, check_adapters
 from .config_checks import check_attention, check_engine, check_quantization, check_speculation
 from .kv_offload_options import KVOffloadOptions, check_kv_offload
 from .options.option import Option, check_fields
@@ -303,6 +304,7 @@ class EngineConfig(KVOffloadOptions, frozen=True, kw_only=True, omit_defaults=Tr
             deterministic=self.deterministic,
             kv_cache_dtype=self.kv_cache_dtype,
         )
+        check_adapters(self, self.engine)
         check_speculation(self.speculative, self.engine, async_scheduling=self.async_scheduling)
         check_kv_offload(self, enable_prefix_caching=self.enable_prefix_caching)
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:

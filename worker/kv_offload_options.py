@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
-
 from ..shared.errors import ConfigurationError
+from .adapter_options import AdapterOptions
 from .options.option import Option
 from .options.readers import Folder, Size
 
@@ -14,8 +13,11 @@ KV_OFFLOADING = "KV blocks beside the cache"
 _DEFAULT_DIR_SIZE = 16 << 30
 
 
-class KVOffloadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where blocks are kept, and how many; nowhere by default."""
+class KVOffloadOptions(AdapterOptions, frozen=True, kw_only=True, omit_defaults=True):
+    """Where blocks are kept, and how many; nowhere by default.
+
+    A struct has one base only, so the parts of ``EngineConfig`` are a chain; they know nothing of each other.
+    """
 
     kv_offload_memory: Annotated[
         int | None,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..shared.adapters import LoraSetup
 from ..shared.errors import PromptTooLongError, UnsupportedParameterError, UnsupportedTaskError, ValidationError
 from ..shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestError
 from ..shared.params import GENERATE, SamplingParams
@@ -16,28 +15,37 @@ from ..shared.params import GENERATE, SamplingParams
 _NO_SAMPLING = SamplingParams(detokenize=False)
 
 
-def check_served(request: EngineCoreRequest, lora: LoraSetup | None = None) -> SamplingParams:
+def check_served(request: EngineCoreRequest) -> SamplingParams:
     """Return how ``request`` is to be sampled; of one that is pooled nothing is.
-
-    Args:
-        lora: of the engine that is to run it, where that serves adapters.
 
     Raises:
         UnsupportedParameterError: it asks for what is on the wire, but served by no engine yet.
         ValidationError: it has no sampling parameters.
     """
-    if request.lora_request is not None:
-        if lora is None:
-            raise UnsupportedParameterError(
-                "lora_request: this engine serves no adapters; start its worker with --enable-lora"
-            )
-        if not request.lora_request.digest:
-            raise ValidationError("lora_request has no digest; it is made when a client enqueues the request")
     if request.pooling_params is not None:
         return _NO_SAMPLING
     if request.sampling_params is None:
         raise ValidationError("sampling_params is missing")
     return request.sampling_params
+
+
+def check_adapter(request: EngineCoreRequest, *, has_adapters: bool, engine: str = "penstock") -> None:
+    """Refuse an adapter where none are served.
+
+    Raises:
+        UnsupportedParameterError: ``request`` wants one; says what has to be done for it.
+    """
+    if request.lora_request is None or has_adapters:
+        return
+    if engine != "penstock":
+        raise UnsupportedParameterError(
+            f"lora_request: engine {engine!r} serves no adapters under the queue; Penstock's own does, started with "
+            f"--enable-lora"
+        )
+    raise UnsupportedParameterError(
+        f"lora_request {request.lora_request.lora_name!r}: this engine serves no adapters; have it started with "
+        f"--enable-lora"
+    )
 
 
 def check_task(request: EngineCoreRequest, supported_tasks: Sequence[str]) -> None:

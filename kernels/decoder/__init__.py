@@ -9,11 +9,24 @@ import torch
 from torch import Tensor
 
 from ..errors import KernelInputError
+from ..lora.packed import ProductStruct
 from ..native import library
 from .structs import DecoderStruct, LayerStruct, StepStruct
 from .weights import DecoderWeights, LayerWeights, address
 
-__all__ = ["Decoder", "DecoderBatch", "DecoderWeights", "LayerWeights", "can_cache", "can_decode"]
+__all__ = [
+    "PRODUCTS_PER_LAYER",
+    "Decoder",
+    "DecoderBatch",
+    "DecoderWeights",
+    "LayerAdapters",
+    "LayerWeights",
+    "can_cache",
+    "can_decode",
+]
+
+# Where adapters may add something: qkv, output, gate and up, down.
+PRODUCTS_PER_LAYER = 4
 
 LANES = 16
 _MAX_HEAD_DIM = 256
@@ -29,6 +42,7 @@ class DecoderBatch:
         logit_rows: ``[R]`` int64 ascending, the tokens whose logits are wanted.
         cos, sin: ``[P, D]`` of every position that occurs.
         inputs_embeds: ``[T, hidden size]`` in place of the embeddings of ``token_ids``; None for those.
+        token_lora: ``[T]`` int64, a slot of ``LayerAdapters`` for each token, negative for none; None if none has one.
     """
 
     token_ids: Tensor
@@ -41,6 +55,19 @@ class DecoderBatch:
     cos: Tensor
     sin: Tensor
     inputs_embeds: Tensor | None = None
+    token_lora: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LayerAdapters:
+    """Adapters beside the products of each layer.
+
+    Args:
+        products: ``[layers, PRODUCTS_PER_LAYER, num_slots]``; what lies there may change between two steps.
+    """
+
+    products: ctypes.Array[ProductStruct]
+    num_slots: int
 
 
 def can_decode(dtype: torch.dtype, head_dim: int) -> bool:
@@ -75,6 +102,7 @@ class Decoder:
             *(weights.embeddings.data_ptr(), weights.final_norm.data_ptr(), weights.lm_head.struct()),
         )
         self._caches: list[Tensor] = []
+        self._adapters: LayerAdapters | None = None
 
     def cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int]:
         """Of a layer's keys, and of its values. Blocks whose size is no multiple of 16 are filled up."""
@@ -93,6 +121,17 @@ class Decoder:
             layer.keys, layer.values = key.data_ptr(), value.data_ptr()
         self._struct.block_size = max(1, block_size)
         self._caches = [*keys, *values]
+
+    def use_adapters(self, adapters: LayerAdapters | None) -> None:
+        """From now on ``token_lora`` of a batch means these.
+
+        Raises:
+            KernelInputError: they are not as many as the layers have products.
+        """
+        wanted = 0 if adapters is None else len(self._layers) * PRODUCTS_PER_LAYER * adapters.num_slots
+        if adapters is not None and len(adapters.products) != wanted:
+            raise KernelInputError(f"adapters must be {wanted}, a slot for each product, got {len(adapters.products)}")
+        self._adapters = adapters
 
     def run(self, batch: DecoderBatch) -> Tensor:
         """Store the step's keys and values and return logits ``[R, V]``, float32, rounded to the model's dtype.
@@ -116,10 +155,26 @@ class Decoder:
             *(address(batch.inputs_embeds), batch.cos.data_ptr(), batch.sin.data_ptr()),
             *(batch.block_table.data_ptr(), batch.block_table.shape[1]),
             *(batch.query_lens.data_ptr(), batch.seq_lens.data_ptr(), batch.logit_rows.data_ptr(), logits.data_ptr()),
+            *self._adapters_of(batch),
         )
         with torch.profiler.record_function("penstock::decoder"):
             function(ctypes.byref(self._struct), ctypes.byref(step))
         return logits
+
+    def _adapters_of(self, batch: DecoderBatch) -> tuple[int | None, int | None, int]:
+        """The last fields of a step."""
+        token_lora, adapters = batch.token_lora, self._adapters
+        if token_lora is None:
+            return None, None, 0
+        is_known = (
+            token_lora.dtype == torch.int64 and token_lora.is_contiguous() and len(token_lora) == len(batch.token_ids)
+        )
+        if adapters is None or not is_known:
+            raise KernelInputError(
+                f"token_lora must be int64 [{len(batch.token_ids)}] after use_adapters, got {token_lora.dtype} "
+                f"{tuple(token_lora.shape)}"
+            )
+        return token_lora.data_ptr(), ctypes.addressof(adapters.products), adapters.num_slots
 
 
 def _layer_structs(layers: tuple[LayerWeights, ...]) -> ctypes.Array[LayerStruct]:

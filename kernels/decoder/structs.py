@@ -40,4 +40,6 @@ class StepStruct(ctypes.Structure):
         ("block_table", _POINTER),
         ("table_stride", _INT),
         *((name, _POINTER) for name in ("query_lens", "seq_lens", "logit_rows", "logits")),
+        *((name, _POINTER) for name in ("adapter_slots", "adapted")),
+        ("num_adapter_slots", _INT),
     )

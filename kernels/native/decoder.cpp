@@ -61,23 +61,28 @@ class Run {
 
   void all() {
     num_rows_ = s_.num_tokens;
+    slots_ = s_.adapter_slots;
     embed();
     for (int64_t i = 0; i < d_.num_layers; ++i) {
       const DecoderLayer& layer = d_.layers[i];
       add_and_norm(i == 0 ? nullptr : added_, layer.input_norm);
       multiply<T, T>(normed_, d_.hidden_size, layer.qkv, qkv_, qkv_size_, num_rows_);
+      adapt(i, QKV, normed_, d_.hidden_size, qkv_, qkv_size_);
       place(layer);
       attend(layer);
       if (i == d_.num_layers - 1) keep_logit_rows();
       multiply<T, T>(found_, found_size_, layer.output, added_, d_.hidden_size, num_rows_);
+      adapt(i, OUTPUT, found_, found_size_, added_, d_.hidden_size);
       add_and_norm(added_, layer.mlp_norm);
       multiply<T, T>(normed_, d_.hidden_size, layer.gate_up, gate_up_, 2 * d_.mlp_size, num_rows_);
+      adapt(i, GATE_UP, normed_, d_.hidden_size, gate_up_, 2 * d_.mlp_size);
       for_ranges(num_rows_, TOKENS_PER_PIECE, [&](int64_t start, int64_t end) {
         for (int64_t t = start; t < end; ++t) {
           gate_row(gate_up_ + t * 2 * d_.mlp_size, gated_ + t * d_.mlp_size, d_.mlp_size);
         }
       });
       multiply<T, T>(gated_, d_.mlp_size, layer.down, added_, d_.hidden_size, num_rows_);
+      adapt(i, DOWN, gated_, d_.mlp_size, added_, d_.hidden_size);
     }
     add_and_norm(added_, d_.final_norm);
     multiply<T, float>(normed_, d_.hidden_size, d_.lm_head, s_.logits, d_.lm_head.num_outputs, num_rows_);
@@ -103,6 +108,13 @@ class Run {
       }
       token += num;
     }
+  }
+
+  // Adds to the outputs of a layer's product what the adapters of the tokens make of its inputs.
+  void adapt(int64_t layer, Product product, const T* inputs, int64_t input_size, T* out, int64_t out_size) {
+    if (!slots_) return;
+    const AdaptedProduct* products = s_.adapted + (layer * PRODUCTS_PER_LAYER + product) * s_.num_adapter_slots;
+    add_adapters(inputs, input_size, products, slots_, out, out_size, num_rows_);
   }
 
   void embed() {
@@ -189,6 +201,9 @@ class Run {
       std::memmove(found_ + i * found_size_, found_ + row * found_size_, found_size_ * sizeof(T));
     }
     num_rows_ = s_.num_logit_rows;
+    if (!slots_) return;
+    for (int64_t i = 0; i < num_rows_; ++i) kept_slots_.push_back(slots_[s_.logit_rows[i]]);
+    slots_ = kept_slots_.data();
   }
 
   LayerCache<T> cache_of(const DecoderLayer& layer) const {
@@ -202,6 +217,8 @@ class Run {
   T *residual_, *normed_, *added_, *qkv_, *found_, *gate_up_, *gated_;
   std::vector<Span> spans_;
   int64_t num_rows_ = 0;
+  const int64_t* slots_ = nullptr;  // of adapters, of the rows that matter
+  std::vector<int64_t> kept_slots_;
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 // What a Llama-like decoder is made of, and one step's work, as kernels/decoder lays them out for ctypes.
 #pragma once
+#include "adapters.h"
 #include "linear.h"
 
 // Pointers are to elements of the model's dtype, unless said.
@@ -20,6 +21,9 @@ struct Decoder {
   Linear lm_head;
 };
 
+// In the order of a layer: see DecoderLayer.
+enum Product { QKV, OUTPUT, GATE_UP, DOWN, PRODUCTS_PER_LAYER };
+
 // T packed tokens of B requests; those of a request are the last query_lens[b] of its seq_lens[b].
 struct DecoderStep {
   int64_t num_tokens, num_requests, num_logit_rows;
@@ -31,4 +35,7 @@ struct DecoderStep {
   const int64_t *query_lens, *seq_lens;  // [B]
   const int64_t* logit_rows;             // [R] ascending
   float* logits;                         // [R, V], rounded to the dtype
+  const int64_t* adapter_slots;          // [T], below 0 for none; null where no token has an adapter
+  const AdaptedProduct* adapted;         // [layers, PRODUCTS_PER_LAYER, num_adapter_slots]
+  int64_t num_adapter_slots;
 };

@@ -28,6 +28,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "quantize_linear": [_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT],
     "quantize_linear_to_nibbles": [_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT],
     "linear": [_POINTER, _INT, _POINTER, _POINTER, _INT],
+    "add_adapters": [_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT],
     "sample": [_POINTER, _INT, *(_POINTER,) * 6, _INT, _INT],
     "decode": [
         *(_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _POINTER),

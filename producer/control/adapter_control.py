@@ -45,7 +45,8 @@ class AdapterControl(ClientCore):
         refuses to load it raises, and the name is registered all the same.
 
         Args:
-            lora: a ``LoRARequest``, whose number counts; or a name, with ``path``. A registered name alone is loaded.
+            lora: a ``LoRARequest``, whose number counts; or a name, with ``path``. A registered name alone, and a
+                ``LoRARequest`` with a digest, are loaded and nothing else.
             path: the folder that PEFT wrote, seen from here; engines look for it at the same path.
             copy_to: a folder that all hosts see, into which it is copied, under its digest.
 
@@ -55,7 +56,9 @@ class AdapterControl(ClientCore):
             UnsupportedAdapterError: no engine computes such an adapter.
             UnknownAdapterError: only a name was given, and nobody registered it.
         """
-        if path is None and isinstance(lora, str):
+        if isinstance(lora, LoRARequest) and lora.digest:
+            request = lora
+        elif path is None and isinstance(lora, str):
             model = (await self._card(options.get("model"))).model
             request = await self._adapters.resolve(lora, model, self._tenant_or(tenant))
         else:
@@ -107,6 +110,10 @@ class AdapterControl(ClientCore):
     async def adapters(self, model: str | None = None) -> list[AdapterRecord]:
         """Return the adapters that have names: of all models, or of one; by model, name and tenant."""
         return await self._adapters.registry.read(model)
+
+    async def visible_adapters(self, tenant: str | None = None) -> list[AdapterRecord]:
+        """Return those that a tenant may name, the client's own by default: its own, and everybody's."""
+        return await self._adapters.registry.visible(self._tenant_or(tenant))
 
     async def remove_lora(
         self, lora: int | str, *, tenant: str | None = None, **options: Unpack[CallOptions]

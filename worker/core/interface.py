@@ -62,6 +62,10 @@ class Core(Protocol):
         """Return what the last step did; None if that is not known, or was asked for before."""
         ...
 
+    def take_lora_digests(self) -> list[str] | None:
+        """Return those of the adapters that are loaded, sorted; None if they are as they were when asked before."""
+        ...
+
     def check_invariants(self) -> None:
         """Verify the bookkeeping; called whenever there is nothing else to do."""
         ...

@@ -94,7 +94,9 @@ class CoreLoop:
             self._device_memory_due_s = now + DEVICE_MEMORY_INTERVAL_S
         stats = self._core.stats()
         stats.device_memory_bytes = self._device_memory_bytes
-        self._channel.send(EngineCoreOutputs(outputs, stats, now, self._core.take_step_stats()))
+        self._channel.send(
+            EngineCoreOutputs(outputs, stats, now, self._core.take_step_stats(), self._core.take_lora_digests())
+        )
 
     def _handle(self, message: Any) -> None:
         if isinstance(message, EngineCoreRequest):

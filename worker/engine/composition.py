@@ -17,9 +17,11 @@ from ...shared.messages import Ready
 from ...shared.params import GENERATE, SamplingParams
 from ..config import EngineConfig
 from ..host import usable_cores
+from ..models.adapters.attach import attach_adapters
 from ..models.lean.native import NativeForward
 from ..models.loader import LoadedModel, load_model
 from ..progress import ProgressWriter
+from .adapters.library import AdapterLibrary
 from .control.calls import EngineControl
 from .control.composition import compose_control, load_rpc_methods
 from .core import EngineCore
@@ -91,6 +93,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     if config.device == "cpu":
         is_native = isinstance(model.forward, NativeForward)
         _set_num_threads(choose_num_threads(config, model.num_parameters, is_native=is_native), is_native=is_native)
+    adapters = _make_adapters(config, model)
     memory = measure_memory(model, config)
     size = size_kv_cache(
         config,
@@ -127,6 +130,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         prefix_cache=_make_prefix_cache(config, model, block_pool, offload),
         timeline=ClockedTimeline(),
         guessing=guessing,
+        residency=adapters,
     )
     core = _make_core(config, model, runner)(
         scheduler,
@@ -134,10 +138,13 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         grammars=_grammar_admission(config, model),
+        adapters=adapters,
         dump=StepDump(config.dump_dir, shows_prompts=config.dump_prompts),
         embeds_hidden_size=hidden_size,
     )
-    control = compose_control(config, folder, model, core, runner, allocate_cache, rpc_methods, progress, offload)
+    control = compose_control(
+        config, folder, model, core, runner, allocate_cache, rpc_methods, progress, adapters, offload
+    )
     return Engine(core, control, _ready(config, model, size.num_blocks), offload)
 
 
@@ -199,9 +206,25 @@ def _check_pooling(config: EngineConfig, model: LoadedModel) -> None:
         ("deterministic", config.deterministic),
         ("async_scheduling", config.async_scheduling),
         ("enable_prompt_embeds", config.enable_prompt_embeds),
+        ("enable_lora", config.enable_lora),
     ):
         if is_on:
             raise ConfigurationError(f"{option} is for models that generate, and this one pools; leave it out")
+
+
+def _make_adapters(config: EngineConfig, model: LoadedModel) -> AdapterLibrary | None:
+    """Slots beside the model, and who keeps adapters for them; before memory is measured."""
+    if not config.enable_lora or model.pooling is not None:
+        return None
+    model.adapters = attach_adapters(
+        model.forward,
+        model.architecture,
+        config.max_loras,
+        config.max_lora_rank,
+        is_deterministic=config.deterministic,
+    )
+    folder = Path(config.lora_folder) if config.lora_folder else None
+    return AdapterLibrary(model.adapters, max_held=config.max_cpu_loras, folder=folder)
 
 
 def _check_speculation(config: EngineConfig, model: LoadedModel) -> None:
@@ -304,4 +327,5 @@ def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
         structured_outputs_backend=config.structured_outputs_backend,
         supported_tasks=(GENERATE,) if model.pooling is None else model.pooling.tasks,
         pooling=None if model.pooling is None else model.pooling.setup,
+        lora=config.lora_setup,
     )

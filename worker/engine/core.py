@@ -14,6 +14,7 @@ from ..request_checks import check_prompt_length, check_served, check_task, refu
 from .dump import StepDump
 from .executor import AcceleratorError, Executor
 from .sampling.param_checks import check_in_vocabulary, check_params
+from .scheduling.adapters import Adapters, NoAdapters
 from .scheduling.grammars import Grammars, NoGrammars
 from .scheduling.isolation import Isolation
 from .scheduling.prompt_embeds import check_prompt_embeds, extra_keys_of, prompt_of
@@ -51,6 +52,7 @@ class EngineCore:
         vocab_size: int,
         eos_token_ids: Iterable[int],
         grammars: Grammars | None = None,
+        adapters: Adapters | None = None,
         dump: StepDump | None = None,
         embeds_hidden_size: int | None = None,
     ) -> None:
@@ -59,6 +61,7 @@ class EngineCore:
         self._executor = executor
         self.step_fn = self.step
         self._grammars = NoGrammars() if grammars is None else grammars
+        self._adapters = NoAdapters() if adapters is None else adapters
         self._embeds_hidden_size = embeds_hidden_size
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -69,16 +72,16 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_unfinished_requests or self.num_waiting_for_grammar > 0
+        return self.scheduler.has_unfinished_requests or self._num_before_scheduler > 0
 
     @property
     def num_unfinished_requests(self) -> int:
-        return self.scheduler.num_unfinished_requests + self.num_waiting_for_grammar
+        return self.scheduler.num_unfinished_requests + self._num_before_scheduler
 
     @property
-    def num_waiting_for_grammar(self) -> int:
-        """Requests that the scheduler does not know yet."""
-        return len(self._grammars)
+    def _num_before_scheduler(self) -> int:
+        """Requests that the scheduler does not know yet: they wait for grammars or adapters."""
+        return len(self._grammars) + len(self._adapters)
 
     @property
     def device_memory_bytes(self) -> int:
@@ -86,7 +89,7 @@ class EngineCore:
 
     def add_request(self, message: EngineCoreRequest) -> EngineCoreOutput | None:
         """Queue a request, or return its end if it has one already: it is refused, or was complete when resumed."""
-        if message.request_id in self.scheduler or message.request_id in self._grammars:
+        if any(message.request_id in place for place in (self.scheduler, self._grammars, self._adapters)):
             log.warning("request_already_here", request_id=message.request_id)
             return None
         try:
@@ -94,10 +97,10 @@ class EngineCore:
             stop = check_stop(request)
             if stop is not None:
                 return EngineCoreOutput(message.request_id, finish_reason=stop.reason, stop_reason=stop.stop_reason)
-            if request.params.structured_outputs is None:
-                self.scheduler.add_request(request)
-            else:
+            if request.params.structured_outputs is not None:
                 self._grammars.add(request)
+            else:
+                self._admit(request)
         except ValidationError as error:
             return refusal(message.request_id, error)
         return None
@@ -106,9 +109,10 @@ class EngineCore:
         """Stop computing these, without a word; unknown and finished ones are ignored."""
         self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
         self._grammars.abort(request_ids)
+        self._adapters.abort(request_ids)
 
     def step(self) -> list[EngineCoreOutput]:
-        """Schedule, execute, update. Requests whose grammars have been compiled come in before.
+        """Schedule, execute, update. Requests whose grammars and adapters are there come in before.
 
         If a batch raises, the next steps execute its requests one by one, and those that raise alone are ended. A
         failure of the accelerator tells nothing about the requests: it ends all of the batch.
@@ -116,7 +120,7 @@ class EngineCore:
         Raises:
             EngineDeadError: the accelerator has failed several times in a row.
         """
-        ended = self._take_ready_grammars()
+        ended = self._take_ready()
         if not self.scheduler.has_unfinished_requests:
             return ended
         watch = self.step_watch()
@@ -139,13 +143,17 @@ class EngineCore:
     def stats(self) -> SchedulerStats:
         """Where requests and KV cache stand."""
         stats = self.scheduler.stats()
-        stats.num_waiting_reqs += self.num_waiting_for_grammar
+        stats.num_waiting_reqs += self._num_before_scheduler
         return stats
 
     def take_step_stats(self) -> StepStats | None:
         """Return what the last step did; None if it failed, or was asked for before."""
         stats, self._step_stats = self._step_stats, None
         return stats
+
+    def take_lora_digests(self) -> list[str] | None:
+        """Return those of the adapters that are loaded, sorted; None if they are as they were when asked before."""
+        return self._adapters.take_digests()
 
     def reset_prefix_cache(self) -> bool:
         """Forget what earlier requests have left, in the KV cache and wherever its blocks are kept.
@@ -164,6 +172,7 @@ class EngineCore:
 
     def _make_request(self, message: EngineCoreRequest) -> Request:
         check_task(message, (GENERATE,))
+        self._adapters.check(message.lora_request)
         params, prompt = check_served(message), prompt_of(message)
         check_params(params, len(prompt), self._vocab_size, self._eos_token_ids)
         if not prompt:
@@ -185,17 +194,34 @@ class EngineCore:
             priority=message.priority,
             extra_keys=extra_keys_of(message),
             prompt_embeds=message.prompt_embeds,
+            lora_request=message.lora_request,
             prediction=message.draft_token_ids,
         )
 
-    def _take_ready_grammars(self) -> list[EngineCoreOutput]:
-        """Hand requests with their grammars to the scheduler; returns the ends of those that have none."""
-        if not self._grammars:
-            return []
-        if not self.scheduler.has_unfinished_requests:
-            self._grammars.wait(WORK_WAIT_S)
+    def _admit(self, request: Request) -> None:
+        """Let a request that has its grammar go on: to the scheduler, or to wait for its adapter."""
+        if request.lora_request is None:
+            self.scheduler.add_request(request)
+        else:
+            self._adapters.add(request)
+
+    def _take_ready(self) -> list[EngineCoreOutput]:
+        """Hand requests with their grammars and adapters to the scheduler; returns the ends of those that get none."""
         ended: list[EngineCoreOutput] = []
-        for request, error in self._grammars.take_ready():
+        for waiting in (self._grammars, self._adapters):
+            if waiting and not self.scheduler.has_unfinished_requests:
+                waiting.wait(WORK_WAIT_S)
+        self._take_grammars(ended)
+        if self._adapters:
+            for request, error in self._adapters.take_ready():
+                if error is None:
+                    self.scheduler.add_request(request)
+                else:
+                    ended.append(EngineCoreOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error))
+        return ended
+
+    def _take_grammars(self, ended: list[EngineCoreOutput]) -> None:
+        for request, error in self._grammars.take_ready() if self._grammars else ():
             if error is not None:
                 ended.append(EngineCoreOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error))
             elif stop := check_stop(request):  # it had all been delivered
@@ -204,8 +230,7 @@ class EngineCore:
                 )
                 request.move_to(STATUS_OF_REASON[stop.reason])
             else:
-                self.scheduler.add_request(request)
-        return ended
+                self._admit(request)
 
     def _wait_for_work(self, empty: SchedulerOutput) -> None:
         """Nothing can be computed yet: all requests wait for something that is done beside the loop."""

@@ -28,7 +28,7 @@ class ModelInput:
             what lies in it counts for nothing when the request begins from its first token.
         inputs_embeds: ``[T, hidden size]`` in place of the embeddings of ``token_ids``; None for those.
         token_lora: ``[T]``, the adapter of each token as ``kernels.lora`` takes it, negative for none; None if no token
-            has one. No forward computes with adapters yet, and no request has one.
+            has one. Only forwards that ``adapters/attach.py`` knows compute with it.
         token_types: ``[T]``, 1 for tokens of the second text of a pair; None if there is no pair.
     """
 

@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from ...shared.errors import ConfigurationError, ModelLoadError
 from ..config import EngineConfig
+from .adapters.slots import AdapterSlots
 from .attention_backend import check_attention_backend
 from .candidates import choose_forward
 from .checkpoint.errors import first_line
@@ -53,6 +54,7 @@ class LoadedModel:
         attention_backend: what attends; see ``attention_backend.py``.
         pooling: what is made of hidden states, which ``forward`` then returns in place of logits; None of a model that
             generates.
+        adapters: where adapters are computed with; None where none are served.
     """
 
     forward: Forward
@@ -65,6 +67,7 @@ class LoadedModel:
     num_parameters: int
     attention_backend: str
     pooling: PoolingModel | None = None
+    adapters: AdapterSlots | None = None
 
     @property
     def network(self) -> nn.Module:

@@ -13,6 +13,7 @@ from ...shared.errors import ModelLoadError
 from .attention import AttentionCall, PagedAttention, caches_of
 from .causal_lm import CausalLM
 from .forward import ForwardSettings, ModelInput
+from .token_adapters import TokenAdapters
 
 _PROBE_TOKENS = 2
 
@@ -30,6 +31,7 @@ class PackedForward:
 
     def __init__(self, module: PreTrainedModel, settings: ForwardSettings) -> None:
         self.network = module
+        self.token_adapters = TokenAdapters()
         self._model = CausalLM(module)
         self._settings = settings
         self._attention = PagedAttention(
@@ -65,12 +67,14 @@ class PackedForward:
 
     def run(self, step: ModelInput) -> Tensor:
         self._attention.begin(step.batch)
+        self.token_adapters.begin(step.token_lora)
         return self._forward(step.token_ids, step.positions, step.logit_rows, step.inputs_embeds)
 
     def commit(self) -> None:
         """Keys and values of a step that is computed again are written again."""
 
     def profile(self, num_tokens: int, num_logit_rows: int) -> None:
+        self.token_adapters.begin(None)
         max_model_len = self._settings.max_model_len
         positions = torch.arange(min(num_tokens, max_model_len), device=self._model.module.device)
         token_ids = torch.zeros_like(positions)

@@ -40,6 +40,8 @@ class PackedLinear(nn.Module):
 
     _packed: Tensor
     _bias: Tensor | None
+    in_features: int
+    out_features: int
 
     @property
     def bias(self) -> Tensor | None:
@@ -66,7 +68,7 @@ class OwnPackedLinear(PackedLinear):
         self._scales, self._offsets = made.scales, made.offsets
         self._bias = None if plain.bias is None else plain.bias.detach()
         self._dtype = plain.weight.dtype
-        self._num_inputs, self._num_outputs = plain.in_features, plain.out_features
+        self.in_features, self.out_features = plain.in_features, plain.out_features
 
     @property
     def weight(self) -> Tensor:
@@ -76,7 +78,7 @@ class OwnPackedLinear(PackedLinear):
     def packed_weight(self) -> PackedWeight:
         """As kernels take it."""
         return PackedWeight(
-            *(self._packed, self._packed_bias, self._num_inputs, self._num_outputs, self._scales, self._offsets)
+            *(self._packed, self._packed_bias, self.in_features, self.out_features, self._scales, self._offsets)
         )
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -89,6 +91,7 @@ class OneDnnLinear(PackedLinear):
     def __init__(self, plain: nn.Linear) -> None:
         super().__init__()
         self._packed = torch.ops.mkldnn._reorder_linear_weight(plain.weight.detach(), _EXPECTED_TOKENS)
+        self.in_features, self.out_features = plain.in_features, plain.out_features
         self._bias = None if plain.bias is None else plain.bias.detach()
 
     @property

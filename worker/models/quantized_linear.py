@@ -22,6 +22,7 @@ class QuantizedLinear(nn.Module):
         self._scales = nn.Parameter(made.scales, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self._dtype = plain.weight.dtype
+        self.in_features, self.out_features = plain.in_features, plain.out_features
 
     @property
     def weight(self) -> Tensor:

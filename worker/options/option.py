@@ -124,8 +124,10 @@ def _readers(struct: type[msgspec.Struct]) -> dict[str, Reader]:
 
 
 def _annotated(struct: type[msgspec.Struct]) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
-    """Name, default and notes of each annotated field."""
-    for field in msgspec.structs.fields(struct):
+    """Name, default and notes of each annotated field: a struct's own first, then those that it has from another."""
+    bases = [base for base in struct.__mro__[1:] if issubclass(base, msgspec.Struct) and base is not msgspec.Struct]
+    inherited = {name for base in bases for name in base.__struct_fields__}
+    for field in sorted(msgspec.structs.fields(struct), key=lambda field: field.name in inherited):
         if typing.get_origin(field.type) is typing.Annotated:
             _, *notes = typing.get_args(field.type)
             yield field.name, field.default, tuple(notes)

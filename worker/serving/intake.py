@@ -12,7 +12,7 @@ from ...shared.errors import PenstockError, UnsupportedParameterError, Validatio
 from ...shared.log import log_ids
 from ...shared.messages import Delta, EngineCoreRequest, InputChunk, Ready
 from ...shared.params import SamplingParams
-from ..request_checks import check_prompt_length, check_served, check_task
+from ..request_checks import check_adapter, check_prompt_length, check_served, check_task
 from ..text.tokenizer import TextCodec
 from .pooled_text import LONG_PROMPT_CHARS, PooledText
 from .segments import Segment, current_segment
@@ -44,9 +44,9 @@ class Intake:
         self.codec = codec
         self._max_model_len = ready.max_model_len
         self._supported_tasks = ready.supported_tasks
-        self._lora = ready.lora
         self._pooled_text = PooledText(codec, ready.pooling)
         self._can_wait_for_thinking = ready.engine == "penstock"
+        self._engine, self._has_adapters = ready.engine, ready.lora is not None
 
     async def prepare(self, claim: Claim) -> EngineCoreRequest:
         """Return the claimed request with its prompt as token ids, unless it is embeddings, and the claim's epoch.
@@ -61,7 +61,8 @@ class Intake:
         except (msgspec.MsgspecError, PenstockError, UnicodeDecodeError) as error:
             raise UndecodableEntryError(f"the stream entry is not a request this worker can read: {error}") from error
         check_task(request, self._supported_tasks)
-        params = self._checked(check_served(request, self._lora), is_resumable=request.resumable)
+        check_adapter(request, has_adapters=self._has_adapters, engine=self._engine)
+        params = self._checked(check_served(request), is_resumable=request.resumable)
         if request.resumable and request.prediction is not None:
             raise UnsupportedParameterError("prediction: a resumable request has many outputs; leave it out")
         is_pooled = request.pooling_params is not None

@@ -65,8 +65,8 @@ def test_a_configuration_is_the_same_however_it_was_given(write: Callable[[str],
             words += words_of(option, sample(option)[0])
             lines.append(f"{option.name} = {sample(option)[1]}")
             environment[option.variable] = sample(option)[0]
-    # The last three are other engines' than the sample of `engine`.
-    of_others = {"engine_url": "", "engine_command": "", "speculative": "off"}
+    # The last four are other engines' than the sample of `engine`.
+    of_others = {"engine_url": "", "engine_command": "", "speculative": "off", "enable_lora": False}
     # Neither goes with that of `enable_prefix_caching`.
     of_others |= {"kv_offload_memory": None, "kv_offload_dir": ""}
     chosen = {"device": "cuda", "max_num_batched_tokens": 64, **of_others}

@@ -35,18 +35,20 @@ from ....shared.control import (
     UtilityAnswer,
     WakeUp,
 )
-from ....shared.errors import EngineStateError, UnsupportedCallError
-from ....shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
+from ....shared.errors import EngineStateError
+from ....shared.lora_control import AddLora
 from ....shared.messages import UtilityCall, UtilityOutput
 from ...core.answers import CallAnswers
 from ...progress import ProgressWriter
+from ..adapters.library import AdapterLibrary
 from ..core import EngineCore
 from ..rpc import RpcEngine, RpcMethods
+from .adapters import adapter_calls
 from .profiling import StepProfiler
 from .sleep import EngineSleep
 
 _MAY_TAKE_LONG = frozenset(
-    {ResetPrefixCache, Sleep, WakeUp, StartProfile, StopProfile, SaveShardedState, ExecuteDummyBatch}
+    {ResetPrefixCache, Sleep, WakeUp, StartProfile, StopProfile, SaveShardedState, ExecuteDummyBatch, AddLora}
 )
 
 log = structlog.get_logger(__name__)
@@ -63,6 +65,7 @@ class ControlledParts:
     rpc_engine: RpcEngine
     save_sharded_state: Callable[[SaveShardedState], ShardedStateSaved]
     execute_dummy_batch: Callable[[], None]
+    adapters: AdapterLibrary | None = None
 
 
 class EngineControl:
@@ -82,10 +85,7 @@ class EngineControl:
             CollectiveRpc: self._collective_rpc,
             ExecuteDummyBatch: self._execute_dummy_batch,
             ResetInputCache: self._reset_input_cache,
-            AddLora: self._refuse_adapters,
-            PinLora: self._refuse_adapters,
-            RemoveLora: self._remove_lora,
-            ListLoras: self._list_loras,
+            **adapter_calls(parts.adapters),
         }
         self._answers = CallAnswers(functions, progress, self._takes_long)
 
@@ -110,16 +110,6 @@ class EngineControl:
     def _reset_input_cache(self, _: ResetInputCache) -> InputCacheReset:
         """Prompts are text, tokens or embeddings: nothing is kept of any other kind of input."""
         return InputCacheReset(0)
-
-    def _refuse_adapters(self, call: AddLora | PinLora) -> LoraChanged:
-        name = call.__struct_config__.tag
-        raise UnsupportedCallError(f"{name}: this engine has no low-rank adapters; serve a model that has them merged")
-
-    def _remove_lora(self, _: RemoveLora) -> LoraChanged:
-        return LoraChanged(success=False)
-
-    def _list_loras(self, _: ListLoras) -> LoraList:
-        return LoraList([])
 
     def _sleep(self, call: Sleep) -> SleepState:
         core = self._parts.core

@@ -18,6 +18,7 @@ from ...models.loader import LoadedModel, load_module, load_network
 from ...models.sharded_state import save_sharded_state
 from ...models.weights import ModelWeights, return_free_memory
 from ...progress import ProgressWriter
+from ..adapters.library import AdapterLibrary
 from ..core import EngineCore
 from ..execution.model_runner import ModelRunner
 from ..offload.offload import KVOffload
@@ -42,6 +43,7 @@ def compose_control(
     allocate_cache: Callable[[], None],
     rpc_methods: RpcMethods,
     progress: ProgressWriter,
+    adapters: AdapterLibrary | None = None,
     offload: KVOffload | None = None,
 ) -> EngineControl:
     """Put the parts together.
@@ -49,6 +51,7 @@ def compose_control(
     Args:
         folder: where the model was loaded from.
         allocate_cache: makes the KV cache as it was made at first.
+        adapters: None if it serves none.
         offload: what keeps blocks beside it; None if nothing does.
     """
     # Nothing is computed with it, so what is for another device does not matter.
@@ -61,6 +64,7 @@ def compose_control(
         rpc_engine=RpcEngine(config, core, model),
         save_sharded_state=lambda call: save_sharded_state(model, lambda: load_module(on_cpu, folder), folder, call),
         execute_dummy_batch=runner.execute_dummy_batch,
+        adapters=adapters,
     )
     return EngineControl(parts, progress)
 

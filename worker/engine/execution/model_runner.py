@@ -67,7 +67,12 @@ class ModelRunner:
         return self.finish(begun, self.compute(begun))
 
     def begin(self, output: SchedulerOutput) -> BegunStep:
-        """The first of three parts of ``execute``, which are for who calls them in inference mode: the inputs."""
+        """The first of three parts of ``execute``, which are for who calls them in inference mode: the inputs.
+
+        Nothing computes while it runs, so this is when adapters enter their slots.
+        """
+        if self._model.adapters is not None:
+            self._model.adapters.flush()
         step = self._batch.prepare(output)
         return BegunStep(output.requests, step, self._batch.sampling.prompt_rows.take(step))
 

@@ -8,7 +8,7 @@ from ....shared.errors import UnsupportedParameterError, ValidationError
 from ....shared.messages import EngineCoreRequest
 from ....shared.pooling import MAX_RESULT_BYTES, PoolingParams
 from ...models.pooling.pooler import PoolingModel
-from ...request_checks import check_prompt_length, check_served, check_task
+from ...request_checks import check_adapter, check_prompt_length, check_served, check_task
 from ..core import EngineCore
 from ..sampling.param_checks import check_in_vocabulary
 from ..scheduling.prompt_embeds import extra_keys_of
@@ -25,6 +25,7 @@ class PoolingCore(EngineCore):
 
     def _make_request(self, message: EngineCoreRequest) -> Request:
         check_task(message, self._pooling.tasks)
+        check_adapter(message, has_adapters=False)
         params, prompt = message.pooling_params, message.prompt_token_ids or []
         assert params is not None  # generate is none of its tasks
         if message.prompt_embeds is not None:

@@ -7,7 +7,7 @@ import zlib
 from typing import NamedTuple
 
 from ....shared.messages import EngineCoreEvent, FinishReason, TokenLogprobs
-from ....shared.params import SamplingParams
+from ....shared.params import LoRARequest, SamplingParams
 from ....shared.pooling import PoolingParams
 from ....shared.prompt_embeds import PromptEmbeds
 from .block_pool import InvariantError
@@ -21,6 +21,7 @@ class RequestStatus(enum.Enum):
 
     WAITING = "waiting"
     WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = "waiting_for_structured_output_grammar"
+    WAITING_FOR_ADAPTER = "waiting_for_adapter"
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED_STOPPED = "finished_stopped"
@@ -32,7 +33,13 @@ class RequestStatus(enum.Enum):
 
 _FINISHED = frozenset(status for status in RequestStatus if status.name.startswith("FINISHED"))
 _NEXT: dict[RequestStatus, frozenset[RequestStatus]] = {
-    RequestStatus.WAITING: _FINISHED | {RequestStatus.RUNNING, RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR},
+    RequestStatus.WAITING: _FINISHED
+    | {
+        RequestStatus.RUNNING,
+        RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
+        RequestStatus.WAITING_FOR_ADAPTER,
+    },
+    RequestStatus.WAITING_FOR_ADAPTER: _FINISHED | {RequestStatus.WAITING},
     RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR: _FINISHED | {RequestStatus.WAITING},
     RequestStatus.RUNNING: _FINISHED | {RequestStatus.PREEMPTED},
     RequestStatus.PREEMPTED: _FINISHED | {RequestStatus.RUNNING},
@@ -74,7 +81,8 @@ class Request:
         priority: the lower, the earlier, if the ordering policy looks at it.
         extra_keys: what must be the same, beside the tokens, for two requests to share blocks of the KV cache.
         prompt_embeds: what stands in the place of the prompt's tokens, which are placeholders then.
-        lora_index: which of the engine's adapters it is computed with, as ``kernels.lora`` counts them, or ``NO_LORA``.
+        lora_index: the slot of its adapter while it runs, or ``NO_LORA``.
+        lora_request: the adapter that it wants; None for the model alone.
         pooling: what is wanted of a prompt that is pooled; such a request ends when its prompt is computed.
         prediction: tokens that its caller takes for a likely output.
 
@@ -97,6 +105,7 @@ class Request:
         "extra_keys",
         "is_finished",
         "lora_index",
+        "lora_request",
         "max_output_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -128,6 +137,7 @@ class Request:
         extra_keys: tuple[str | None, ...] = (),
         prompt_embeds: PromptEmbeds | None = None,
         lora_index: int = NO_LORA,
+        lora_request: LoRARequest | None = None,
         pooling: Pooling | None = None,
         prediction: list[int] | None = None,
     ) -> None:
@@ -143,6 +153,7 @@ class Request:
         self.extra_keys = extra_keys
         self.prompt_embeds = prompt_embeds
         self.lora_index = lora_index
+        self.lora_request = lora_request
         self.pooling = pooling
         self.prediction = prediction
         wants_prompt_logprobs = params.prompt_logprobs is not None and not output_token_ids

@@ -35,6 +35,7 @@ from .ordering import FirstComeFirstServed, OrderingPolicy, RequestQueue
 from .prefix_cache import NoPrefixCache, PrefixCache
 from .prompt_budget import PromptRowBudget
 from .request import STATUS_OF_REASON, Request, RequestStatus
+from .residency import NoResidency, Residency
 from .scheduler_output import SampledTokens, SchedulerOutput
 from .stop import check_stop, take_tokens
 from .timeline import NoTimeline, Timeline
@@ -59,6 +60,7 @@ class Scheduler:
         prefix_cache: PrefixCache | None = None,
         timeline: Timeline | None = None,
         guessing: Guessing | None = None,
+        residency: Residency | None = None,
     ) -> None:
         if block_pool.blocks_for(max_model_len) > block_pool.num_blocks:
             raise ConfigurationError(
@@ -77,6 +79,8 @@ class Scheduler:
         self._prefix_cache = prefix_cache or NoPrefixCache()
         self._timeline = timeline or NoTimeline()
         self._guessing = guessing or NoGuessing()
+        # One where nobody waits is false.
+        self._residency = NoResidency() if residency is None else residency
         self._running = RequestQueue(policy)
         self._waiting = RequestQueue(policy)
         self._requests: dict[str, Request] = {}
@@ -268,8 +272,8 @@ class Scheduler:
     def _admit(self, request: Request, budget: int, output: SchedulerOutput) -> bool:
         """Give a waiting request blocks for all its known tokens, cached ones among them.
 
-        False if too few are free, if ``output`` computes for another all that ``budget`` lets it compute now, or if a
-        token of it is on its way: it was preempted just now.
+        False if too few are free, if ``output`` computes for another all that ``budget`` lets it compute now, if a
+        token of it is on its way (it was preempted just now), or if others run with adapters in all slots.
         """
         if request.num_in_flight_tokens:
             return False
@@ -279,6 +283,8 @@ class Scheduler:
         if num_blocks > self.block_pool.num_free - self.block_pool.num_free_among(cached):
             return False
         if self._prefix_cache.is_being_computed(request, num_cached_tokens + budget, output.work()):
+            return False
+        if not self._residency.hold(request):
             return False
         self.block_pool.hold(cached)
         request.block_table = cached + self.block_pool.allocate(num_blocks)
@@ -327,6 +333,7 @@ class Scheduler:
         del self._requests[request.request_id]
 
     def _release(self, request: Request) -> None:
+        self._residency.let_go(request)
         if request.block_table:
             self.block_pool.free(request.block_table)
             request.block_table = []

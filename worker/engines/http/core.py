@@ -29,7 +29,7 @@ from ....shared.stats import StepStats
 from ...engine.sampling.param_checks import check_in_vocabulary, check_params
 from ...engine.scheduling.request import Request
 from ...engine.scheduling.stop import check_stop, take_tokens
-from ...request_checks import check_prompt_length, check_served, refusal
+from ...request_checks import check_adapter, check_prompt_length, check_served, refusal
 from .dialect import Chunk, Dialect
 from .plan import OtherTokensError, Running
 from .streams import Answer, Event, Refused, ServerStreams
@@ -153,6 +153,10 @@ class HttpCore:
         """Nothing is known of the server's steps."""
         return None
 
+    def take_lora_digests(self) -> list[str] | None:
+        """It serves no adapters."""
+        return None
+
     def check_invariants(self) -> None:
         """Without requests there are no calls.
 
@@ -163,6 +167,7 @@ class HttpCore:
             raise EngineDeadError(f"{len(self._by_call)} calls belong to no request")
 
     def _checked(self, message: EngineCoreRequest) -> Request:
+        check_adapter(message, has_adapters=False, engine="http")
         params, prompt = check_served(message), message.prompt_token_ids or []
         self._dialect.check(message, params)
         check_params(params, len(prompt), self._vocab_size, self._eos_token_ids)

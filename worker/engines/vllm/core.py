@@ -29,7 +29,7 @@ from ...engine.sampling.param_checks import check_in_vocabulary, check_params
 from ...engine.scheduling.repetition import ends_in_repetition
 from ...engine.scheduling.request import Request
 from ...engine.scheduling.stop import REPETITION_DETECTED, check_stop
-from ...request_checks import check_prompt_length, check_served, refusal
+from ...request_checks import check_adapter, check_prompt_length, check_served, refusal
 from .outputs import events_of, finish_reason_of, logprobs_of, step_stats_of
 from .params import check_request
 from .vllm_request import VllmRequests
@@ -151,10 +151,15 @@ class VllmCore:
         self._engine.reset_prefix_cache()
         self._stats, self._step_stats = SchedulerStats(), None
 
+    def take_lora_digests(self) -> list[str] | None:
+        """It serves no adapters."""
+        return None
+
     def check_invariants(self) -> None:
         """vLLM verifies itself as it goes."""
 
     def _checked(self, message: EngineCoreRequest) -> Request:
+        check_adapter(message, has_adapters=False, engine="vllm")
         params, prompt = check_served(message), message.prompt_token_ids or []
         check_request(message, params)
         check_params(params, len(prompt), self._vocab_size, self._eos_token_ids)

@@ -11,6 +11,7 @@ graph would have to hand out a copy: with 256 rows of 151,936 words in 16 bits 7
 
 from __future__ import annotations
 
+import itertools
 import time
 from bisect import bisect_left
 from collections.abc import Callable
@@ -63,9 +64,10 @@ class DecodeBuffers:
         self._block_table = new((num_rows, num_columns))
         self._seq_lens = torch.zeros(num_rows, dtype=torch.int32, device=like.device)
         self._logit_rows = torch.arange(num_rows, device=like.device)
+        self._token_lora = new(num_rows) - 1
         self.hidden = like.new_zeros(num_rows, like.shape[-1])
 
-    def input_of(self, size: int, max_seq_len: int, block_size: int) -> ModelInput:
+    def input_of(self, size: int, max_seq_len: int, block_size: int, *, has_adapters: bool) -> ModelInput:
         """The first ``size`` rows as a step whose requests have at most ``max_seq_len`` tokens."""
         return ModelInput(
             token_ids=self._token_ids[:size],
@@ -75,6 +77,7 @@ class DecodeBuffers:
                 self._block_table[:size], self._slot_mapping[:size], self._seq_lens[:size], max_seq_len, block_size
             ),
             state_slots=np.zeros(size, np.int64),
+            token_lora=self._token_lora[:size] if has_adapters else None,
         )
 
     def fill(self, step: ModelInput, size: int) -> None:
@@ -87,6 +90,9 @@ class DecodeBuffers:
         table = batch.block_table[:, : self._block_table.shape[1]]
         self._block_table[:num_rows, : table.shape[1]].copy_(table)
         self._seq_lens[:num_rows].copy_(batch.device_rows.seq_lens)
+        if step.token_lora is not None:
+            self._token_lora[:num_rows].copy_(step.token_lora)
+            self._token_lora[num_rows:size].fill_(-1)
         if num_rows < size:
             self._slot_mapping[num_rows:size].fill_(-1)
             self._seq_lens[num_rows:size].zero_()
@@ -94,9 +100,10 @@ class DecodeBuffers:
 
 @dataclass(frozen=True)
 class _Graphs:
-    """What was captured: ``replays`` by size, on ``buffers`` and on the weights at these addresses."""
+    """What was captured: ``replays`` by size and whether with adapters, on ``buffers`` and on the weights at these
+    addresses."""
 
-    replays: dict[int, Callable[[], None]]
+    replays: dict[tuple[int, bool], Callable[[], None]]
     buffers: DecodeBuffers
     weight_addresses: tuple[int, ...]
 
@@ -152,7 +159,7 @@ class CapturedForward(OfLean):
         assert self._graphs is not None
         size, buffers = self._sizes[place], self._graphs.buffers
         buffers.fill(step, size)
-        self._graphs.replays[size]()
+        self._graphs.replays[size, step.token_lora is not None]()
         is_whole = len(step.logit_rows) == num_rows
         # It is read in the order of the stream, before the next step's replay writes over it.
         return self.network.lm_head(buffers.hidden[:num_rows] if is_whole else buffers.hidden[step.logit_rows])
@@ -172,9 +179,10 @@ class CapturedForward(OfLean):
         buffers = DecodeBuffers(self._sizes[-1], self._num_columns, weight)
         max_seq_len = min(self._lean.max_model_len, self._num_columns * self._block_size)
         replays = {}
-        for size in reversed(self._sizes):
-            step = buffers.input_of(size, max_seq_len, self._block_size)
-            replays[size] = recorder(partial(self._transform, step, buffers.hidden[:size]))
+        kinds = (False, True) if self.network.token_adapters.is_used else (False,)
+        for size, has_adapters in itertools.product(reversed(self._sizes), kinds):
+            step = buffers.input_of(size, max_seq_len, self._block_size, has_adapters=has_adapters)
+            replays[size, has_adapters] = recorder(partial(self._transform, step, buffers.hidden[:size]))
         log.info(
             "cuda_graphs",
             count=len(replays),

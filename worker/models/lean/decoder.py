@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ....kernels.rms_norm import add_rms_norm
+from ..token_adapters import TokenAdapters
 from .layer import Attend, LeanLayer, Norm
 
 # Decoders that differ in nothing but biases, norms of heads, windows, and what the feed-forward part is.
@@ -44,6 +45,7 @@ class LeanDecoder(nn.Module):
         self.layers = nn.ModuleList(LeanLayer(layer) for layer in base.layers)
         self.norm = Norm(base.norm)
         self.lm_head = own.lm_head
+        self.token_adapters = TokenAdapters()
 
     def get_input_embeddings(self) -> nn.Module:
         """What makes a row ``[hidden size]`` of a token id."""
@@ -70,6 +72,7 @@ class LeanDecoder(nn.Module):
             found, residual = layer.attend(hidden, residual, cos, sin, attend)
             if layer is last:
                 found, residual = found[logit_rows], residual[logit_rows]
+                self.token_adapters.keep(logit_rows)
             hidden, residual = layer.transform(found, residual)
         normed, _ = add_rms_norm(hidden, residual, self.norm.weight, self.norm.eps)
         return normed

@@ -91,6 +91,7 @@ class LeanForward:
             partial(call.rotate_and_attend, scale=layer.scale, **shared)
             for call, layer in zip(self._calls, self._layers, strict=True)
         ]
+        self.network.token_adapters.begin(step.token_lora)
         inputs = self.network.embed_tokens(step.token_ids) if step.inputs_embeds is None else step.inputs_embeds
         return self.network.transform(inputs, step.positions, step.logit_rows, attentions)
 
@@ -102,6 +103,7 @@ class LeanForward:
             min(num_tokens, self._settings.max_model_len), device=self.network.embed_tokens.weight.device
         )
         attentions = [_attend_to_nothing] * len(self._layers)
+        self.network.token_adapters.begin(None)
         inputs = self.network.embed_tokens(torch.zeros_like(positions))
         self.network(inputs, positions, positions[-num_logit_rows:], attentions)
 

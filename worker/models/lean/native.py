@@ -7,7 +7,15 @@ import weakref
 import torch
 from torch import Tensor
 
-from ....kernels.decoder import Decoder, DecoderBatch, DecoderWeights, LayerWeights, can_cache, can_decode
+from ....kernels.decoder import (
+    Decoder,
+    DecoderBatch,
+    DecoderWeights,
+    LayerAdapters,
+    LayerWeights,
+    can_cache,
+    can_decode,
+)
 from ....kernels.linear import PackedWeight
 from ..forward import Forward, ModelInput
 from ..packed_linear import OwnPackedLinear
@@ -31,6 +39,7 @@ class NativeForward(OfLean):
     def __init__(self, lean: LeanForward) -> None:
         super().__init__(lean)
         self._cache: tuple[list[Tensor], list[Tensor], int] = _no_cache(lean)
+        self._adapters: LayerAdapters | None = None
         self._take_weights()
         self._angles = self._make_angles(min(_FIRST_NUM_ANGLES, lean.max_model_len))
 
@@ -61,8 +70,14 @@ class NativeForward(OfLean):
                 cos=self._angles[0],
                 sin=self._angles[1],
                 inputs_embeds=step.inputs_embeds,
+                token_lora=step.token_lora,
             )
         )
+
+    def use_adapters(self, adapters: LayerAdapters) -> None:
+        """From now on ``token_lora`` of a step means these."""
+        self._adapters = adapters
+        self._decoder.use_adapters(adapters)
 
     @property
     def caches(self) -> list[Tensor]:
@@ -74,6 +89,7 @@ class NativeForward(OfLean):
         """At the start, and after the model has slept: then its weights lie elsewhere."""
         self._decoder = Decoder(_weights_of(self._lean))
         self._decoder.use_cache(*self._cache)
+        self._decoder.use_adapters(self._adapters)
         self._weights_seen = weakref.ref(self.network.embed_tokens.weight)
 
     def _make_angles(self, num_positions: int) -> tuple[Tensor, Tensor]:

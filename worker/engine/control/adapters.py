@@ -1,0 +1,32 @@
+"""What the engine core does when it is asked about low-rank adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ....shared.errors import UnsupportedCallError
+from ....shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
+from ..adapters.library import AdapterLibrary
+
+
+def adapter_calls(library: AdapterLibrary | None) -> dict[type, Callable[[Any], LoraChanged | LoraList]]:
+    """A function for each call; None is for an engine that serves none."""
+    if library is None:
+        return {
+            AddLora: _refuse,
+            PinLora: _refuse,
+            RemoveLora: lambda _: LoraChanged(success=False),
+            ListLoras: lambda _: LoraList([]),
+        }
+    return {
+        AddLora: lambda call: LoraChanged(library.load(call.lora_request)),
+        PinLora: lambda call: LoraChanged(library.pin(call.lora_id) if call.pinned else library.unpin(call.lora_id)),
+        RemoveLora: lambda call: LoraChanged(library.remove(call.lora_id)),
+        ListLoras: lambda _: LoraList(library.ids()),
+    }
+
+
+def _refuse(call: AddLora | PinLora) -> LoraChanged:
+    name = call.__struct_config__.tag
+    raise UnsupportedCallError(f"{name}: this engine serves no adapters; have it started with --enable-lora")

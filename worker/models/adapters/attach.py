@@ -1,0 +1,90 @@
+"""Lets a model compute with adapters: one whose layers are called, or one that computes in one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ....kernels.lora.packed import can_pack_lora
+from ....shared.errors import ConfigurationError
+from ..forward import Forward
+from ..lean.captured import CapturedForward
+from ..lean.forward import LeanForward
+from ..lean.native import NativeForward
+from ..packed import PackedForward
+from ..token_adapters import TokenAdapters
+from .layouts import PackedLayout, PlainLayout, StackedLayout
+from .sites import Site, sites_of, sites_of_all_tokens
+from .slots import AdapterSlots, SlotLayout
+
+
+@torch.inference_mode()
+def attach_adapters(
+    forward: Forward, architecture: str, num_slots: int, max_rank: int, *, is_deterministic: bool
+) -> AdapterSlots:
+    """Give the model of ``forward`` slots for adapters; ``token_lora`` of a step then says which a token has.
+
+    Caches have to be allocated anew afterwards.
+
+    Raises:
+        ConfigurationError: the model is computed in a way that knows nothing of adapters, or not with equal bits.
+    """
+    like = next(forward.network.parameters()).detach().new_empty(0)
+    if isinstance(forward, NativeForward):
+        sites = sites_of(forward.network)
+        layout = PackedLayout(sites, num_slots)
+        forward.use_adapters(layout.of_layers)
+        return AdapterSlots(layout, sites, num_slots, max_rank, like)
+    tokens = _tokens_of(forward)
+    if tokens is None:
+        raise ConfigurationError(
+            f"enable_lora needs a model whose tokens are packed, and {architecture} is computed in the mode "
+            f"{forward.mode!r}; leave it out"
+        )
+    sites = sites_of_all_tokens(forward, sites_of(forward.network))
+    if not sites:
+        raise ConfigurationError(f"enable_lora: {architecture} has no linear layers that adapters could change")
+    layout = _layout_for(sites, num_slots, max_rank, like)
+    if is_deterministic and not isinstance(layout, PackedLayout):
+        raise ConfigurationError(
+            "enable_lora and deterministic need the compiled kernels on the CPU: elsewhere what an adapter adds may "
+            "have other bits in other company; leave one of them out"
+        )
+    tokens.is_used = True
+    for place, site in enumerate(sites):
+        site.linear.register_forward_hook(_Adding(layout, place, tokens))
+    return AdapterSlots(layout, sites, num_slots, max_rank, like)
+
+
+class _Adding:
+    """A hook of a linear layer: adds what the adapters of its rows do."""
+
+    def __init__(self, layout: SlotLayout, place: int, tokens: TokenAdapters) -> None:
+        self._layout = layout
+        self._place = place
+        self._tokens = tokens
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        token_lora = self._tokens.slots
+        if token_lora is None:
+            return None
+        rows = output.reshape(-1, output.shape[-1])
+        self._layout.add(self._place, inputs[0].reshape(-1, inputs[0].shape[-1]), token_lora, rows)
+        return rows.view(output.shape)
+
+
+def _tokens_of(forward: Forward) -> TokenAdapters | None:
+    if isinstance(forward, LeanForward | CapturedForward):
+        return forward.network.token_adapters
+    # Others are packed, and more: they compute some tokens apart.
+    return forward.token_adapters if type(forward) is PackedForward else None
+
+
+def _layout_for(sites: list[Site], num_slots: int, max_rank: int, like: Tensor) -> SlotLayout:
+    if like.device.type == "cuda":
+        return StackedLayout(sites, num_slots, max_rank, like)
+    if all(can_pack_lora(site.linear.in_features, like.dtype) for site in sites):
+        return PackedLayout(sites, num_slots)
+    return PlainLayout(sites, num_slots)

@@ -1,0 +1,134 @@
+"""The layouts of adapters: for the compiled library, for Triton, and for plain torch."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ....kernels.decoder import LayerAdapters
+from ....kernels.lora import lora_expand, lora_shrink
+from ....kernels.lora.packed import LoraPart, PackedLora, ProductStruct, add_packed_lora, pack_lora
+from .sites import Site
+from .slots import zeros_like_outputs
+
+
+class PackedLayout:
+    """For the compiled library, on the CPU: each adapter has the rank that it has, and a slot is an address."""
+
+    def __init__(self, sites: Sequence[Site], num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._all = (ProductStruct * (len(sites) * num_slots))()
+        size, of_site = ctypes.sizeof(ProductStruct) * num_slots, ProductStruct * num_slots
+        self._of_sites = [of_site.from_buffer(self._all, place * size) for place in range(len(sites))]
+
+    @property
+    def of_layers(self) -> LayerAdapters:
+        """For a decoder whose layers have these sites."""
+        return LayerAdapters(self._all, self._num_slots)
+
+    def prepare(self, site: Site, parts: Sequence[LoraPart]) -> PackedLora:
+        return pack_lora(parts)
+
+    def put(self, place: int, slot: int, prepared: PackedLora | None) -> None:
+        self._of_sites[place][slot] = ProductStruct() if prepared is None else prepared.struct()
+
+    def add(self, place: int, inputs: Tensor, token_lora: Tensor, out: Tensor) -> None:
+        add_packed_lora(inputs, self._of_sites[place], token_lora, out)
+
+    def try_out(self, site: Site, prepared: PackedLora, inputs: Tensor) -> Tensor:
+        out = zeros_like_outputs(site, inputs)
+        alone = (ProductStruct * 1)(prepared.struct())
+        add_packed_lora(inputs, alone, torch.zeros(len(inputs), dtype=torch.int64), out)
+        return out
+
+
+class PlainLayout:
+    """In torch, adapter by adapter: for a CPU without the compiled library."""
+
+    def __init__(self, sites: Sequence[Site], num_slots: int) -> None:
+        self._held: list[list[Sequence[LoraPart]]] = [[() for _ in range(num_slots)] for _ in sites]
+
+    def prepare(self, site: Site, parts: Sequence[LoraPart]) -> Sequence[LoraPart]:
+        return parts
+
+    def put(self, place: int, slot: int, prepared: Sequence[LoraPart] | None) -> None:
+        self._held[place][slot] = prepared or ()
+
+    def add(self, place: int, inputs: Tensor, token_lora: Tensor, out: Tensor) -> None:
+        for slot, parts in enumerate(self._held[place]):
+            if parts and len(rows := torch.where(token_lora == slot)[0]):
+                out[rows] = _added(parts, inputs[rows], out[rows])
+
+    def try_out(self, site: Site, prepared: Sequence[LoraPart], inputs: Tensor) -> Tensor:
+        return _added(prepared, inputs, zeros_like_outputs(site, inputs))
+
+
+def _added(parts: Sequence[LoraPart], inputs: Tensor, out: Tensor) -> Tensor:
+    for part in parts:
+        out[:, part.first_output : part.first_output + len(part.b)] += (inputs @ part.a.T) @ part.b.T
+    return out
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """Matrices of all slots at one site, at addresses that stay: ``a [NL, parts * R, K]``, ``b [NL, N, R]`` a part."""
+
+    a: Tensor
+    b: tuple[Tensor, ...]
+
+
+class StackedLayout:
+    """For Triton: matrices of all slots in one tensor, each filled up to the largest rank."""
+
+    def __init__(self, sites: Sequence[Site], num_slots: int, max_rank: int, like: Tensor) -> None:
+        self._max_rank = max_rank
+        self._sites = sites
+        self._like = like
+        self._stacks = [self._empty(site, num_slots) for site in sites]
+
+    def prepare(self, site: Site, parts: Sequence[LoraPart]) -> _Stack:
+        """Of one slot, in host memory that the device can read by itself."""
+        made = self._empty(site, 1, "cpu")
+        for part in parts:
+            index = next(i for i, known in enumerate(site.parts) if known.start == part.first_output)
+            rank, first = len(part.a), index * self._max_rank
+            made.a[0, first : first + rank] = part.a
+            made.b[index][0, :, :rank] = part.b
+        if self._like.device.type != "cuda":
+            return made
+        return _Stack(made.a.pin_memory(), tuple(b.pin_memory() for b in made.b))
+
+    def put(self, place: int, slot: int, prepared: _Stack | None) -> None:
+        stack = self._stacks[place]
+        for index, matrices in enumerate((stack.a, *stack.b)):
+            if prepared is None:
+                matrices[slot].zero_()
+            else:
+                matrices[slot].copy_((prepared.a, *prepared.b)[index][0], non_blocking=True)
+
+    def add(self, place: int, inputs: Tensor, token_lora: Tensor, out: Tensor) -> None:
+        self._add(self._sites[place], self._stacks[place], inputs, token_lora, out)
+
+    def try_out(self, site: Site, prepared: _Stack, inputs: Tensor) -> Tensor:
+        out, device = zeros_like_outputs(site, inputs), inputs.device
+        alone = _Stack(prepared.a.to(device), tuple(b.to(device) for b in prepared.b))
+        self._add(site, alone, inputs, torch.zeros(len(inputs), dtype=torch.int64, device=device), out)
+        return out
+
+    def _add(self, site: Site, stack: _Stack, inputs: Tensor, token_lora: Tensor, out: Tensor) -> None:
+        between = lora_shrink(inputs, stack.a, token_lora)
+        for index, part in enumerate(site.parts):
+            columns = between[:, index * self._max_rank : (index + 1) * self._max_rank]
+            lora_expand(columns, stack.b[index], token_lora, out[:, part.start : part.end])
+
+    def _empty(self, site: Site, num_slots: int, device: str | None = None) -> _Stack:
+        like = self._like if device is None else self._like.to(device)
+        rank, num_inputs = self._max_rank, site.linear.in_features
+        return _Stack(
+            like.new_zeros(num_slots, len(site.parts) * rank, num_inputs),
+            tuple(like.new_zeros(num_slots, part.end - part.start, rank) for part in site.parts),
+        )

@@ -1,0 +1,117 @@
+"""A PEFT folder as pairs of matrices, layer by layer, held against the layers of a loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ....shared.adapter_errors import AdapterFileError, UnsupportedAdapterError
+from ....shared.adapters import WEIGHTS_FILE
+from .peft_config import PeftConfig, read_peft_config
+
+_PREFIX = "base_model.model."
+_DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
+# Endings of tensors of other kinds, and what an adapter with them has.
+_KINDS = {
+    ".lora_embedding_A": "embeddings of its own",
+    ".lora_embedding_B": "embeddings of its own",
+    ".lora_magnitude_vector": "DoRA, which scales the columns of merged weights",
+    ".lora_magnitude_vector.weight": "DoRA, which scales the columns of merged weights",
+    ".bias": "biases of its own",
+}
+
+
+@dataclass(frozen=True)
+class LayerMatrices:
+    """What an adapter adds to one linear layer: ``b @ (a @ inputs)``.
+
+    Args:
+        a: ``[R, K]``, in the model's dtype.
+        b: ``[N, R]``, likewise, the adapter's factor in it.
+    """
+
+    a: Tensor
+    b: Tensor
+
+
+def read_peft_folder(
+    folder: Path, layers: Mapping[str, tuple[int, int]], dtype: torch.dtype, max_rank: int
+) -> dict[str, LayerMatrices]:
+    """Read the adapter in ``folder``; its matrices by the name of their layer.
+
+    Args:
+        layers: those of the model that can be adapted, by name, with their numbers of inputs and outputs.
+
+    Raises:
+        AdapterFileError: a file is missing, or cannot be read, or is cut off.
+        UnsupportedAdapterError: it is of a kind that is not computed here, or does not fit the model.
+    """
+    config = read_peft_config(folder, max_rank)
+    path = folder / WEIGHTS_FILE
+    try:
+        with safe_open(path, framework="pt") as file:
+            pairs = _pair(list(file.keys()))
+            _check_layers(pairs, config, layers)
+            return {
+                layer: _scaled(layer, *(file.get_tensor(name) for name in names), layers[layer], config, dtype)
+                for layer, names in pairs.items()
+            }
+    except (OSError, SafetensorError) as error:
+        raise AdapterFileError(f"{path} cannot be read: {error}") from error
+
+
+def _pair(names: list[str]) -> dict[str, tuple[str, str]]:
+    """Names of both tensors of each layer."""
+    for name in names:
+        if not name.endswith((_DOWN, _UP)):
+            what = next((what for end, what in _KINDS.items() if name.endswith(end)), "tensors of an unknown kind")
+            raise UnsupportedAdapterError(f"tensor {name!r}: the adapter has {what}, which engines do not compute")
+    downs = {name.removesuffix(_DOWN) for name in names if name.endswith(_DOWN)}
+    ups = {name.removesuffix(_UP) for name in names if name.endswith(_UP)}
+    if downs != ups or not downs:
+        alone = min(downs ^ ups, default="")
+        what = f"has one of two matrices of {alone!r}" if alone else "has no matrices"
+        raise UnsupportedAdapterError(f"{WEIGHTS_FILE} {what}; a low-rank layer has lora_A and lora_B")
+    return {name.removeprefix(_PREFIX): (name + _DOWN, name + _UP) for name in sorted(downs)}
+
+
+def _check_layers(
+    pairs: Mapping[str, tuple[str, str]], config: PeftConfig, layers: Mapping[str, tuple[int, int]]
+) -> None:
+    for layer in pairs:
+        if layer not in layers:
+            last = sorted({name.rsplit(".", 1)[-1] for name in layers})
+            raise UnsupportedAdapterError(
+                f"the adapter changes {layer!r}, which is no linear layer of the model that can be adapted; those are "
+                f"{', '.join(last)}"
+            )
+        if not config.names(layer):
+            raise UnsupportedAdapterError(f"{WEIGHTS_FILE} has matrices of {layer!r}, and target_modules leave it out")
+    if missing := config.missing_among(pairs):
+        raise UnsupportedAdapterError(f"target_modules name {missing[0]!r}, and {WEIGHTS_FILE} has nothing for it")
+
+
+def _scaled(
+    layer: str, a: Tensor, b: Tensor, size: tuple[int, int], config: PeftConfig, dtype: torch.dtype
+) -> LayerMatrices:
+    (num_inputs, num_outputs), rank = size, config.rank_of(layer)
+    if a.shape != (rank, num_inputs) or b.shape != (num_outputs, rank):
+        raise UnsupportedAdapterError(
+            f"the matrices of {layer!r} are {list(a.shape)} and {list(b.shape)}, and with rank {rank} the model needs "
+            f"{[rank, num_inputs]} and {[num_outputs, rank]}; the adapter is of another model"
+        )
+    made = LayerMatrices(_rounded(a, 1.0, dtype), _rounded(b, config.scale_of(layer), dtype))
+    if not (bool(made.a.isfinite().all()) and bool(made.b.isfinite().all())):
+        raise UnsupportedAdapterError(f"the matrices of {layer!r} hold an infinity or NaN in {dtype}")
+    return made
+
+
+def _rounded(matrix: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
+    if factor == 1.0:
+        return matrix.to(dtype).contiguous()
+    return (matrix.double() * factor).to(dtype).contiguous()

@@ -1,0 +1,107 @@
+"""Where in a network an adapter may add something: its linear layers, by the names that PEFT knows them by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ..forward import Forward
+from ..lean.decoder import LeanDecoder
+from ..lean.feed_forward import GatedMlp, OwnMlp, SharedExpertMlp
+from ..lean.layer import LeanLayer
+from ..packed_linear import PackedLinear
+from ..quantized_linear import QuantizedLinear
+
+_PROBE_TOKENS = 3
+
+Linear = nn.Linear | PackedLinear | QuantizedLinear
+
+
+@dataclass(frozen=True)
+class Part:
+    """Outputs ``start`` to ``end`` of a site: what transformers' linear layer of that name makes."""
+
+    layer: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Site:
+    """A linear layer that is computed, and the layers of transformers that are fused in it."""
+
+    linear: Linear
+    parts: tuple[Part, ...]
+
+
+def sites_of(network: nn.Module) -> list[Site]:
+    """The linear layers of ``network`` but the head; of a lean one four for each dense layer, in their order."""
+    if isinstance(network, LeanDecoder):
+        return [
+            site
+            for index, layer in enumerate(network.layers)
+            if isinstance(layer, LeanLayer)
+            for site in _sites_of_lean(layer, f"model.layers.{index}")
+        ]
+    get_head = getattr(network, "get_output_embeddings", None)
+    return list(_own_sites(network, "", without=get_head() if get_head is not None else None))
+
+
+def layers_of(sites: Iterable[Site]) -> dict[str, tuple[int, int]]:
+    """By the name of a layer, how many inputs and outputs it has."""
+    return {part.layer: (site.linear.in_features, part.end - part.start) for site in sites for part in site.parts}
+
+
+def sites_of_all_tokens(forward: Forward, sites: list[Site]) -> list[Site]:
+    """Those of ``sites`` that are computed for all tokens of a step at once, in their order.
+
+    Some models send tokens to experts, or compute with a weight without calling its layer: there nobody could tell
+    whose adapter a row wants. Runs a forward, after which caches have to be allocated anew.
+    """
+    counts: dict[nn.Module, list[int]] = {site.linear: [] for site in sites}
+
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
+        counts[module].append(inputs[0].numel() // inputs[0].shape[-1])
+
+    handles = [site.linear.register_forward_hook(count) for site in sites]
+    try:
+        forward.profile(_PROBE_TOKENS, _PROBE_TOKENS)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [site for site in sites if counts[site.linear] and set(counts[site.linear]) == {_PROBE_TOKENS}]
+
+
+def _sites_of_lean(layer: LeanLayer, name: str) -> Iterator[Site]:
+    heads = [size * layer.head_dim for size in (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)]
+    attention = f"{name}.self_attn"
+    yield _fused(layer.qkv_proj, [f"{attention}.{part}_proj" for part in "qkv"], heads)
+    yield _fused(layer.o_proj, [f"{attention}.o_proj"], [layer.o_proj.out_features])
+    mlp = layer.mlp
+    if isinstance(mlp, GatedMlp):
+        yield from _sites_of_mlp(mlp, f"{name}.mlp")
+    elif isinstance(mlp, SharedExpertMlp):
+        yield from _sites_of_mlp(mlp.shared, f"{name}.mlp.shared_expert")
+        yield from _own_sites(mlp.gate, f"{name}.mlp.shared_expert_gate")
+    elif isinstance(mlp, OwnMlp):
+        yield from _own_sites(mlp.own, f"{name}.mlp")
+
+
+def _sites_of_mlp(mlp: GatedMlp, name: str) -> Iterator[Site]:
+    half = mlp.gate_up_proj.out_features // 2
+    yield _fused(mlp.gate_up_proj, [f"{name}.gate_proj", f"{name}.up_proj"], [half, half])
+    yield _fused(mlp.down_proj, [f"{name}.down_proj"], [mlp.down_proj.out_features])
+
+
+def _fused(linear: Linear, layers: list[str], sizes: list[int]) -> Site:
+    ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+    parts = zip(layers, ends, sizes, strict=True)
+    return Site(linear, tuple(Part(layer, end - size, end) for layer, end, size in parts))
+
+
+def _own_sites(module: nn.Module, name: str, without: nn.Module | None = None) -> Iterator[Site]:
+    for path, child in module.named_modules(prefix=name):
+        if isinstance(child, nn.Linear | PackedLinear | QuantizedLinear) and child is not without:
+            yield _fused(child, [path], [child.out_features])
