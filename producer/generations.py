@@ -18,7 +18,7 @@ from .requests.conversation import Conversation, answers
 from .requests.fan_out import merge
 from .requests.output_stream import collect, in_kind, outputs_of
 from .requests.queue_entry import Outgoing
-from .streaming_input import GrowingPrompt, check_streamed_params
+from .streaming_input import GrowingPrompt, check_streamed, check_streamed_params
 
 
 class Generations(ClientCore):
@@ -123,6 +123,7 @@ class Generations(ClientCore):
         async def make_first(chunk: Prompt, own: SamplingParams | None) -> tuple[Outgoing, ModelCard]:
             card = await self._builder.checked_card(options)
             (outgoing,) = self._builder.outgoing(chunk, own, options, card)
+            check_streamed(outgoing.request)
             outgoing.request.resumable = True
             return outgoing, card
 

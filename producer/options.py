@@ -53,6 +53,9 @@ class SharedOptions(TypedDict, total=False):
     the beginning. Conversations in messages are known by themselves; text and token ids need it.
     ``resume``: "exact" has the request refused by an engine that could not go on with its very tokens after another
     one's death. Penstock's engine can; another may draw the rest anew (guide, "vLLM").
+    ``tokenization_kwargs``: how its prompt becomes tokens, where it is not as the model asks: ``add_special_tokens``,
+    ``truncate_prompt_tokens`` (as in the parameters), or ``truncation`` and ``max_length`` as transformers has them,
+    and ``truncation_side`` ("left" keeps the last tokens).
     ``prediction``: text that its output is likely to be, or to hold in long pieces, such as a file that it is asked to
     change. An engine with ``--speculative`` gives tokens that were predicted sooner; the output is the same.
     """
@@ -76,6 +79,7 @@ class SharedOptions(TypedDict, total=False):
     session_id: str | None
     resume: str | None
     prediction: str | None
+    tokenization_kwargs: Mapping[str, Any] | None
 
 
 class RequestOptions(SharedOptions, total=False):

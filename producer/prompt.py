@@ -43,6 +43,7 @@ from .options import (
     wanted_until,
 )
 from .pooling import TextPair
+from .tokenization import check_tokenization, tokenization_of
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | EmbedsArray
 """Text, token ids, chat messages (``{"role": ..., "content": ...}``; the worker applies the chat template), or
@@ -130,6 +131,7 @@ def build_pooling_request(
     request.pooling_params = params
     if isinstance(prompt, TextPair):
         request.prompt, request.text_pair = prompt.text, prompt.text_pair
+        check_tokenization(request, card)
     else:
         _set_prompt(request, prompt, card, options.get("chat_template_kwargs"))
     if request.prompt_embeds is not None:
@@ -166,6 +168,7 @@ def _envelope(options: RequestOptions, card: ModelCard, tenant: str) -> EngineCo
         session_id=session_id_of(options),
         resume=resume_of(options),
         deadline=wanted_until(options) if options else None,
+        tokenization=tokenization_of(options),
         band="" if band is None else check_name("band", band),
     )
 
@@ -180,7 +183,9 @@ def build_chunk(chunk: object, card: ModelCard) -> InputChunk:
     if isinstance(chunk, str) and chunk:
         return InputChunk(prompt=check_text("a chunk of input", chunk))
     if isinstance(chunk, Sequence) and not isinstance(chunk, str | bytes | bytearray) and chunk:
-        return InputChunk(prompt_token_ids=_token_ids(chunk, card))
+        token_ids = _token_ids(chunk, card)
+        _check_leaves_room(len(token_ids), card)
+        return InputChunk(prompt_token_ids=token_ids)
     raise ValidationError(f"a chunk of input must be text or token ids, and not empty, got {shown(chunk)}")
 
 
@@ -246,6 +251,9 @@ def _set_prompt(
         request.chat_template_kwargs = template_kwargs_of(chat_template_kwargs)
     else:
         request.prompt_token_ids = _token_ids(prompt, card)
+    num_kept = check_tokenization(request, card)
+    if request.prompt_token_ids is not None:
+        _check_leaves_room(min(len(request.prompt_token_ids), num_kept or len(request.prompt_token_ids)), card)
     if chat_template_kwargs and request.messages is None:
         raise ValidationError("chat_template_kwargs needs a prompt of chat messages")
 
@@ -265,7 +273,6 @@ def _token_ids(prompt: Sequence[Any], card: ModelCard) -> list[int]:
         if token_id < 0 or (card.vocab_size and token_id >= card.vocab_size):
             highest = f"in [0, {card.vocab_size})" if card.vocab_size else "non-negative"
             raise ValidationError(f"prompt[{position}] must be {highest}, got {token_id}")
-    _check_leaves_room(len(prompt), card)
     return list(prompt)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ..shared.errors import UnsupportedParameterError, ValidationError
-from ..shared.messages import InputChunk
+from ..shared.messages import EngineCoreRequest, InputChunk
 from ..shared.params import RequestOutputKind, SamplingParams
 from ..shared.records import ModelCard
 from ..shared.seeds import derived_seed
@@ -42,6 +42,7 @@ def check_streamed_params(params: SamplingParams | None) -> None:
     refused = {
         "n": params.n > 1,
         "prompt_logprobs": params.prompt_logprobs is not None,
+        "truncate_prompt_tokens": params.truncate_prompt_tokens is not None,
         "output_kind": params.output_kind == RequestOutputKind.FINAL_ONLY,
     }
     for name, is_refused in refused.items():
@@ -49,6 +50,14 @@ def check_streamed_params(params: SamplingParams | None) -> None:
             raise UnsupportedParameterError(
                 f"{name}={shown(getattr(params, name))} is not supported with streamed input; leave it at its default"
             )
+
+
+def check_streamed(request: EngineCoreRequest) -> None:
+    """Raises ``UnsupportedParameterError`` if the options of a request with streamed input say what it cannot have."""
+    if request.truncate_prompt_tokens is not None:
+        raise UnsupportedParameterError(
+            "truncate_prompt_tokens is not supported with streamed input: all chunks stay in mind; leave it out"
+        )
 
 
 class ParamsOfChunks:

@@ -25,6 +25,7 @@ from .params import GENERATE, LoRARequest, SamplingParams
 from .pooling import Pooled, PoolingParams, PoolingSetup
 from .prompt_embeds import PromptEmbeds
 from .stats import RequestStats, StepStats
+from .tokenization import Tokenization
 
 WIRE_VERSION = 1
 # What a resumed generation goes on with: what a request may demand, and what `Ready` tells of an engine.
@@ -81,6 +82,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, kw_
     The prompt of a ``resumable`` request is its first chunk; more follow as ``InputChunk`` until its input is closed.
     ``text_pair`` is the second text of a pair, to be judged together; from its token ``second_text_at`` on the tokens
     are those of the second text, which some models tell apart.
+    ``tokenization`` is for the worker process, whose engine gets tokens.
     ``prediction`` is text that its caller takes for a likely output, and ``draft_token_ids`` are the tokens of it; it
     changes how soon tokens come, and never which.
     """
@@ -114,6 +116,14 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, kw_
     second_text_at: int | None = None
     prediction: str | None = None
     draft_token_ids: list[int] | None = None
+    tokenization: Tokenization | None = None
+
+    @property
+    def truncate_prompt_tokens(self) -> int | None:
+        """What its tokenization or its parameters say; None keeps the whole prompt."""
+        said = None if self.tokenization is None else self.tokenization.truncate_prompt_tokens
+        params = self.pooling_params or self.sampling_params
+        return said if said is not None or params is None else params.truncate_prompt_tokens
 
     @property
     def num_prompt_tokens(self) -> int:

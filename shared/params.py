@@ -25,6 +25,7 @@ from .param_checks import (
 )
 from .shown import shown
 from .structured_checks import GrammarFields, check_structured_outputs
+from .tokenization import check_truncation
 
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
@@ -167,6 +168,9 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
         thinking_token_budget: most tokens between the start and the end of thinking; then the end is forced. Needs a
             model with tokens for both. -1 is no limit. With ``structured_outputs`` only what comes before them counts.
         repetition_detection: end with finish_reason "repetition" when the output repeats itself.
+        truncate_prompt_tokens: keep that many last tokens of the prompt, and -1 as many as leave ``max_tokens`` (one,
+            if that is None) their room in the model's length. Special tokens that the model expects around a text are
+            kept. None keeps all, so that a prompt that is too long is refused.
         bad_words_token_ids, think_token_ids: what the worker process has made of ``bad_words`` and of the tokens that
             start and end thinking; not for callers.
 
@@ -207,6 +211,7 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
     repetition_detection: RepetitionDetectionParams | None = None
     bad_words_token_ids: list[list[int]] | None = None
     think_token_ids: tuple[int, int] | None = None
+    truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name, (kind, low, high) in _RANGES.items():
@@ -278,6 +283,8 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
             check_allowed_token_ids(self.allowed_token_ids)
         if self.bad_words is not None:
             check_bad_words(self.bad_words)
+        if self.truncate_prompt_tokens is not None:
+            check_truncation(self.truncate_prompt_tokens)
         if not isinstance(self.repetition_detection, RepetitionDetectionParams | None):
             raise ValidationError(
                 f"repetition_detection must be a RepetitionDetectionParams, got {shown(self.repetition_detection)}"
@@ -320,9 +327,14 @@ _BOOLEANS = (
     "include_stop_str_in_output",
 )
 _values_of_rules = operator.attrgetter(
-    "logit_bias", "allowed_token_ids", "bad_words", "repetition_detection", "structured_outputs"
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "repetition_detection",
+    "structured_outputs",
+    "truncate_prompt_tokens",
 )
-_NO_RULES = (None,) * 5
+_NO_RULES = (None,) * 6
 _NOT_YET_SERVED: dict[str, Any] = {"n": 1, "extra_args": None}
 _values_not_yet_served = operator.attrgetter(*_NOT_YET_SERVED)
 _DEFAULTS_NOT_YET_SERVED = tuple(_NOT_YET_SERVED.values())

@@ -14,6 +14,7 @@ from .errors import UnsupportedParameterError, UnsupportedTaskError, ValidationE
 from .param_checks import check_number
 from .params import POOLING_TASKS, RequestOutputKind
 from .shown import shown
+from .tokenization import check_truncation
 
 MAX_DIMENSIONS = 1 << 20
 MAX_PROMPT_NAME_CHARS = 256
@@ -36,6 +37,8 @@ class PoolingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen=
         dimensions: of an embedding, cut to its first numbers; for models that were trained for that (matryoshka).
         use_activation: normalise embeddings, or turn logits of classes into probabilities; as the model says if None.
         prompt_name: which of the prompts that come with the model the text begins with.
+        truncate_prompt_tokens: keep that many last tokens, and -1 as many as the model takes; of a pair, the longer
+            text is cut until both fit. Special tokens that the model expects are kept.
 
     Raises:
         ValidationError: a value has the wrong type or range.
@@ -53,6 +56,7 @@ class PoolingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen=
     extra_kwargs: dict[str, Any] | None = None
     output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
     prompt_name: str | None = None
+    truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.task is not None and self.task not in POOLING_TASKS:
@@ -71,6 +75,8 @@ class PoolingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen=
                     f"{shown(self.prompt_name)}"
                 )
             check_text("prompt_name", self.prompt_name)
+        if self.truncate_prompt_tokens is not None:
+            check_truncation(self.truncate_prompt_tokens)
         for name in ("step_tag_id", "returned_token_ids", "extra_kwargs"):
             if getattr(self, name) is not None:
                 raise UnsupportedParameterError(f"{name} is not supported; leave it at None")

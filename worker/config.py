@@ -12,7 +12,7 @@ import msgspec
 
 from ..shared.errors import ConfigurationError
 from ..shared.keys import is_partition_name
-from .adapter_options import AdapterOptions, check_adapters
+from .adapter_options import check_adapters
 from .config_checks import check_attention, check_engine, check_quantization, check_speculation
 from .kv_offload_options import KVOffloadOptions, check_kv_offload
 from .options.option import Option, check_fields

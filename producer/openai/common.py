@@ -52,7 +52,8 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     From OpenAI: those up to ``user``, of which those after ``stream_options`` say nothing to a server of one's own and
     are passed over, but ``prompt_cache_key``, which is a ``session_id``. From vLLM: the next, with the meaning that
-    ``SamplingParams`` gives. ``band``, ``timeout_s``, ``session_id`` and ``resume`` are Penstock's.
+    ``SamplingParams`` gives, or the option ``tokenization_kwargs``. ``band``, ``timeout_s``, ``session_id`` and
+    ``resume`` are Penstock's.
     """
 
     model: str | None = None
@@ -96,6 +97,9 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     guided_whitespace_pattern: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
 
     band: str | None = None
     timeout_s: float | None = None
@@ -152,6 +156,11 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             options["session_id"] = self.prompt_cache_key[:MAX_SESSION_ID_CHARS]
         if self.resume is not None:
             options["resume"] = self.resume
+        if self.add_special_tokens is not None:
+            options["tokenization_kwargs"] = {
+                **(options.get("tokenization_kwargs") or {}),
+                "add_special_tokens": self.add_special_tokens,
+            }
         return options
 
     def grammar(self) -> StructuredOutputsParams | None:
@@ -175,6 +184,10 @@ class _Placed(Protocol):
     def priority(self) -> int | None: ...
     @property
     def cache_salt(self) -> str | None: ...
+    @property
+    def truncate_prompt_tokens(self) -> int | None: ...
+    @property
+    def truncation_side(self) -> str | None: ...
 
 
 def plain_options(body: _Placed) -> RequestOptions:
@@ -188,6 +201,9 @@ def plain_options(body: _Placed) -> RequestOptions:
         options["priority"] = body.priority
     if body.cache_salt is not None:
         options["cache_salt"] = body.cache_salt
+    tokenization = {"truncate_prompt_tokens": body.truncate_prompt_tokens, "truncation_side": body.truncation_side}
+    if any(value is not None for value in tokenization.values()):
+        options["tokenization_kwargs"] = {name: value for name, value in tokenization.items() if value is not None}
     return options
 
 

@@ -31,13 +31,11 @@ OF_CHAT: Neutral = {
     "verbosity": ("medium",),
     "echo": (False,),
     "best_of": (1,),
-    "add_special_tokens": (False,),
     "continue_final_message": (False,),
     "documents": ([],),
     **_OF_VLLM,
 }
 OF_COMPLETIONS: Neutral = {
-    "add_special_tokens": (True,),
     "response_format": ({"type": "text"},),
     **_OF_VLLM,
 }

@@ -27,8 +27,8 @@ Input = str | list[str | int | list[int]]
 class PoolingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields that mean the same in all of them; null is the default of each.
 
-    ``use_activation``, ``priority`` and ``cache_salt`` are vLLM's; ``prompt_name``, ``band`` and ``timeout_s`` are
-    Penstock's. ``user`` says nothing to a server of one's own.
+    ``use_activation``, ``priority``, ``cache_salt`` and the truncation are vLLM's; ``prompt_name``, ``band`` and
+    ``timeout_s`` are Penstock's. ``user`` says nothing to a server of one's own.
     """
 
     model: str | None = None
@@ -36,6 +36,8 @@ class PoolingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     use_activation: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     prompt_name: str | None = None
     band: str | None = None
     timeout_s: float | None = None

@@ -56,7 +56,7 @@ def _ends(request: EngineCoreRequest, messages: list[dict[str, object]]) -> list
     followed = [message.get("role") == "assistant" for message in messages[1:]]
     wanted = {index for index, is_end in enumerate([*followed, True]) if is_end}
     wanted = set(sorted(wanted)[-MAX_ENDS:])
-    hashed, num_bytes, found = _root(request, "messages", request.chat_template_kwargs), 0, []
+    hashed, num_bytes, found = _root(request, "messages", _rendering(request)), 0, []
     for index, message in enumerate(messages):
         data = _encoder.encode(message)
         hashed.update(data)
@@ -64,6 +64,14 @@ def _ends(request: EngineCoreRequest, messages: list[dict[str, object]]) -> list
         if index in wanted and num_bytes >= MIN_BYTES:
             found.append(_text(hashed))
     return found
+
+
+def _rendering(request: EngineCoreRequest) -> object:
+    """What messages are made to tokens by: two prompts that are cut in different ways begin differently."""
+    kept, said = request.truncate_prompt_tokens, request.tokenization
+    if kept is None and said is None:
+        return request.chat_template_kwargs
+    return request.chat_template_kwargs, kept, said
 
 
 def _root(request: EngineCoreRequest, kind: str, of: object) -> hashlib._Hash:

@@ -14,6 +14,7 @@ import msgspec
 from ...shared.broker import Entry
 from ...shared.errors import ValidationError
 from ...shared.messages import EngineCoreRequest, InputChunk
+from ...shared.tokenization import MODEL_LENGTH
 from ..options import RequestOptions
 from ..prompt import encode_request
 from ..webhooks.event_records import WebhookTarget
@@ -89,6 +90,11 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
 
 
 def _num_prompt_tokens(request: EngineCoreRequest) -> int:
+    kept, guessed = request.truncate_prompt_tokens, _num_whole_prompt_tokens(request)
+    return guessed if kept is None or kept == MODEL_LENGTH else min(guessed, kept)
+
+
+def _num_whole_prompt_tokens(request: EngineCoreRequest) -> int:
     if request.prompt_token_ids is not None or request.prompt_embeds is not None:
         return request.num_prompt_tokens
     if request.messages is not None:

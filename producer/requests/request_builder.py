@@ -23,7 +23,6 @@ _NOT_OURS = {
     "data_parallel_rank": "engines take requests by themselves, so none can be chosen; leave it out",
     "prompt_adapter_request": "there are no prompt adapters; leave it out",
     "prompt_text": "a prompt has one form; pass text as the prompt",
-    "tokenization_kwargs": "prompts are tokenized as their model asks; pass token ids to have it another way",
 }
 
 

@@ -77,6 +77,7 @@ from penstock.shared.params import LoRARequest, RepetitionDetectionParams, Sampl
 from penstock.shared.pooling import Pooled, PoolingParams
 from penstock.shared.prompt_embeds import PromptEmbeds
 from penstock.shared.stats import RequestStats, StepStats
+from penstock.shared.tokenization import Tokenization
 
 PATH = Path(__file__).parent / "wire_v1.json"
 
@@ -236,6 +237,21 @@ SAMPLES: list[tuple[str, str, Any]] = [
     ),
     ("chunk of text", "InputChunk", InputChunk(prompt=" and then?")),
     ("chunk of token ids", "InputChunk", InputChunk(prompt_token_ids=[5, 6])),
+    (
+        "request with its own tokenization",
+        "EngineCoreRequest",
+        EngineCoreRequest(
+            request_id="r8",
+            prompt="hi",
+            sampling_params=SamplingParams(truncate_prompt_tokens=4),
+            tokenization=Tokenization(truncate_prompt_tokens=4, add_special_tokens=False, truncation_side="right"),
+        ),
+    ),
+    (
+        "pooling request that keeps what the model takes",
+        "EngineCoreRequest",
+        EngineCoreRequest(request_id="r9", prompt="hi", pooling_params=PoolingParams(truncate_prompt_tokens=-1)),
+    ),
     (
         "chunk with parameters of its own",
         "InputChunk",

@@ -98,6 +98,11 @@ def test_the_gateway_answers_as_openai_jina_and_vllm_do(stack: LocalStack, tmp_p
         assert caught.value.param == "dimensions"
         with pytest.raises(openai.BadRequestError, match="does not generate; its tasks: embed, token_embed"):
             sdk.completions.create(model="numbers", prompt="1")
+        long = {"model": "numbers", "input": [[*TOKEN_IDS[1], *TOKEN_IDS[0]]], "encoding_format": "float"}
+        cut = http.post("/v1/embeddings", json={**long, "truncate_prompt_tokens": len(TOKEN_IDS[0])}).json()
+        assert cut["data"][0]["embedding"] == pytest.approx(floats.data[0].embedding, abs=1e-5)
+        refused = http.post("/v1/embeddings", json={**long, "truncate_prompt_tokens": 0})
+        assert refused.json()["error"]["param"] == "truncate_prompt_tokens"
         documents = ["seventy four", "four hundred seven", "three"]
         ranked = http.post("/rerank", json={"query": "407", "documents": documents, "top_n": 2}).json()
         assert (ranked["results"][0]["index"], ranked["results"][0]["document"]) == (1, {"text": "four hundred seven"})

@@ -47,6 +47,38 @@ async def test_text_token_ids_and_messages_ask_the_same(client: Client) -> None:
     assert as_text.outputs[0].finish_reason == "stop"
 
 
+async def test_of_a_prompt_that_is_cut_the_last_tokens_are_answered(client: Client) -> None:
+    """In whatever form it comes, and whoever says so; resumed or repeated, the request is the same."""
+    told = await client.tokenize(COUNT)
+    noise = [token_id for token_id in told.token_ids for _ in range(60)] * 8
+    plain = await client.generate(told.token_ids, GREEDY)
+    with pytest.raises(errors.PromptTooLongError, match=r"max_model_len of .demo. is 2048"):
+        await client.generate([*noise, *told.token_ids], GREEDY)
+    cut = msgspec.structs.replace(GREEDY, truncate_prompt_tokens=len(told.token_ids))
+    kwargs = {"truncation": True, "max_length": len(told.token_ids)}
+    filled = "spell 12: " * 700 + COUNT
+    for prompt, params, options in (
+        ([*noise, *told.token_ids], cut, {}),
+        ([*noise, *told.token_ids], GREEDY, kwargs),
+        (filled, cut, {}),
+    ):
+        output = await client.generate(prompt, params, tokenization_kwargs=options)
+        assert output.outputs[0].token_ids == plain.outputs[0].token_ids
+        assert output.usage is not None
+        assert output.usage.num_prompt_tokens == len(told.token_ids)
+    fits = msgspec.structs.replace(GREEDY, truncate_prompt_tokens=-1)
+    output = await client.generate([*noise, *told.token_ids], fits)
+    assert output.usage is not None
+    assert output.usage.num_prompt_tokens == 2048 - 64
+    with pytest.raises(errors.ValidationError, match=r"truncate_prompt_tokens must be at most max_model_len \(2048\)"):
+        await client.generate(COUNT, msgspec.structs.replace(GREEDY, truncate_prompt_tokens=2049))
+    with pytest.raises(errors.UnsupportedParameterError, match="truncate_prompt_tokens"):
+        client.converse(cut)
+    with pytest.raises(errors.UnsupportedParameterError, match="truncate_prompt_tokens"):
+        async with client.converse(GREEDY, tokenization_kwargs=kwargs) as conversation:
+            await conversation.send(COUNT)
+
+
 async def test_a_stop_string_cuts_the_text_and_ends_the_request(client: Client) -> None:
     output = await client.generate(COUNT, SamplingParams(temperature=0, max_tokens=64, stop=["seven", "z"]))
     assert (output.text, output.outputs[0].stop_reason) == (" four five six ", "seven")

@@ -14,7 +14,7 @@ from ...shared.messages import Delta, EngineCoreRequest, InputChunk, Ready
 from ...shared.params import SamplingParams
 from ..request_checks import check_adapter, check_prompt_length, check_served, check_task
 from ..text.tokenizer import TextCodec
-from .pooled_text import LONG_PROMPT_CHARS, PooledText
+from .prompt_tokens import PromptTokens
 from .segments import Segment, current_segment
 
 MANY_BAD_WORDS = 64
@@ -44,7 +44,7 @@ class Intake:
         self.codec = codec
         self._max_model_len = ready.max_model_len
         self._supported_tasks = ready.supported_tasks
-        self._pooled_text = PooledText(codec, ready.pooling)
+        self._tokens = PromptTokens(codec, ready.max_model_len, ready.pooling)
         self._can_wait_for_thinking = ready.engine == "penstock"
         self._engine, self._has_adapters = ready.engine, ready.lora is not None
 
@@ -65,18 +65,18 @@ class Intake:
         params = self._checked(check_served(request), is_resumable=request.resumable)
         if request.resumable and request.prediction is not None:
             raise UnsupportedParameterError("prediction: a resumable request has many outputs; leave it out")
-        is_pooled = request.pooling_params is not None
-        if is_pooled:
-            await self._pooled_text.complete(request)
-        if request.prompt_embeds is None:
-            request.prompt_token_ids = await self._tokenize(request)
-        elif request.resumable:
+        if request.prompt_embeds is not None and request.resumable:
             raise UnsupportedParameterError("prompt_embeds: a resumable request's input must be text or token ids")
+        await self._tokens.complete(request)
+        if params.truncate_prompt_tokens is not None:
+            params = msgspec.structs.replace(params, truncate_prompt_tokens=None)  # it is done
+        is_pooled = request.pooling_params is not None
         check_prompt_length(request.num_prompt_tokens, self._max_model_len, is_pooled=is_pooled)
         return msgspec.structs.replace(
             request,
             prediction=None,
-            draft_token_ids=await self._tokenize_prediction(request),
+            tokenization=None,
+            draft_token_ids=await self._tokens.of_prediction(request),
             sampling_params=await self._complete(self._with_place_of_grammar(request, params)),
             request_id=claim.request_id,
             epoch=claim.epoch,
@@ -99,7 +99,7 @@ class Intake:
             decoded = [_chunk_decoder.decode(chunk) for chunk in chunks]
         except (msgspec.MsgspecError, PenstockError, UnicodeDecodeError) as error:
             raise UndecodableEntryError(f"a chunk of input is none this worker can read: {error}") from error
-        token_ids = [await self._tokenize_chunk(number, chunk) for number, chunk in enumerate(decoded, start=1)]
+        token_ids = [await self._tokens.of_chunk(number, chunk) for number, chunk in enumerate(decoded, start=1)]
         each = [chunk.sampling_params for chunk in decoded]
         segment = current_segment(request, token_ids, logged, self._max_model_len, each)
         own = each[segment.number - 1] if segment.number else None
@@ -117,25 +117,12 @@ class Intake:
         """Return ``params``, of a request or of a chunk. Raises ``ValidationError`` for what cannot be."""
         params.check_from_caller()
         params.check_supported()
-        if is_resumable and params.prompt_logprobs is not None:
-            raise UnsupportedParameterError(
-                "prompt_logprobs: a resumable request's prompt comes in parts; leave it at None"
-            )
+        for name in ("prompt_logprobs", "truncate_prompt_tokens") if is_resumable else ():
+            if getattr(params, name) is not None:
+                raise UnsupportedParameterError(
+                    f"{name}: a resumable request's prompt comes in parts; leave it at None"
+                )
         return params
-
-    async def _tokenize_chunk(self, number: int, chunk: InputChunk) -> list[int]:
-        """Each chunk by itself, and without the tokens that begin and end a text: it goes on in the middle of one."""
-        if chunk.prompt_token_ids is not None:
-            token_ids = chunk.prompt_token_ids
-        elif chunk.prompt is None:
-            raise ValidationError(f"chunk {number} of the input has neither prompt nor prompt_token_ids")
-        elif len(chunk.prompt) > LONG_PROMPT_CHARS:
-            token_ids = await asyncio.to_thread(self.codec.encode_chunk, chunk.prompt)
-        else:
-            token_ids = self.codec.encode_chunk(chunk.prompt)
-        if not token_ids:
-            raise ValidationError(f"chunk {number} of the input has no tokens")
-        return token_ids
 
     def _with_place_of_grammar(self, request: EngineCoreRequest, params: SamplingParams) -> SamplingParams:
         """Say of a grammar whether it waits for the end of thinking, where the caller has not. Other engines decide
@@ -156,27 +143,3 @@ class Intake:
         if len(params.bad_words or ()) > MANY_BAD_WORDS:
             return await asyncio.to_thread(self.codec.complete, params)
         return self.codec.complete(params)
-
-    async def _tokenize_prediction(self, request: EngineCoreRequest) -> list[int] | None:
-        """As the middle of a text: that is where an output begins."""
-        if request.prediction is None:
-            return request.draft_token_ids
-        if len(request.prediction) > LONG_PROMPT_CHARS:
-            return await asyncio.to_thread(self.codec.encode_chunk, request.prediction)
-        return self.codec.encode_chunk(request.prediction)
-
-    async def _tokenize(self, request: EngineCoreRequest) -> list[int]:
-        if request.prompt_token_ids is not None:
-            token_ids = request.prompt_token_ids
-        elif request.messages is not None:
-            token_ids = self.codec.encode_chat(request.messages, request.chat_template_kwargs)
-        elif request.prompt is not None:
-            if len(request.prompt) > LONG_PROMPT_CHARS:  # milliseconds of work, with the GIL released
-                token_ids = await asyncio.to_thread(self.codec.encode, request.prompt)
-            else:
-                token_ids = self.codec.encode(request.prompt)
-        else:
-            raise ValidationError("the request has no prompt: one of prompt, prompt_token_ids and messages must be set")
-        if not token_ids:
-            raise ValidationError("the prompt has no tokens")
-        return token_ids

@@ -8,6 +8,7 @@ from ...shared.errors import ValidationError
 from ...shared.messages import EngineCoreRequest
 from ...shared.pooling import PoolingSetup
 from ...shared.shown import shown
+from ...shared.tokenization import Cut
 from ..text.tokenizer import TextCodec
 
 # Tokenizing more takes milliseconds, with the GIL released: it goes into a thread.
@@ -21,8 +22,11 @@ class PooledText:
         self._codec = codec
         self._setup = setup or PoolingSetup()
 
-    async def complete(self, request: EngineCoreRequest) -> None:
+    async def complete(self, request: EngineCoreRequest, cut: Cut | None = None) -> None:
         """Put the prompt that is named, or the model's own, before the text; make token ids of a pair.
+
+        Args:
+            cut: what is kept of a pair.
 
         Raises:
             ValidationError: the model has no such prompt, or a prompt is named for what is no text.
@@ -39,9 +43,9 @@ class PooledText:
             return
         pair = beginning + request.prompt, request.text_pair
         if sum(map(len, pair)) > LONG_PROMPT_CHARS:
-            token_ids, second_at = await asyncio.to_thread(self._codec.encode_pair, *pair)
+            token_ids, second_at = await asyncio.to_thread(self._codec.encode_pair, *pair, cut)
         else:
-            token_ids, second_at = self._codec.encode_pair(*pair)
+            token_ids, second_at = self._codec.encode_pair(*pair, cut)
         request.prompt_token_ids, request.second_text_at = token_ids, second_at
         request.prompt = request.text_pair = None
 

@@ -12,7 +12,7 @@ from ...shared.control import UtilityAnswer
 from ...shared.errors import ValidationError
 from ...shared.text_control import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
 from ..text.tokenizer import TOKENIZER_FILE, TextCodec
-from .intake import LONG_PROMPT_CHARS
+from .pooled_text import LONG_PROMPT_CHARS
 
 
 class TextCalls:

@@ -15,8 +15,10 @@ from tokenizers import Tokenizer
 from ...shared.errors import ModelLoadError, UnsupportedParameterError
 from ...shared.params import SamplingParams
 from ...shared.reasoning import AUTO, NONE, num_thought
+from ...shared.tokenization import Cut
 from .chat_style import ChatStyle, style_of
 from .chat_template import ChatTemplate
+from .cutting import encode_cut, encode_cut_pair
 from .detokenizer import IncrementalDetokenizer, TokenKinds
 from .token_bytes import TokenBytes
 from .token_sequences import bad_word_sequences, find_think_token_ids
@@ -75,23 +77,40 @@ class TextCodec:
         """Whether a prompt may be messages."""
         return self._chat_template is not None
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of ``text``, with the special tokens the model expects around it."""
-        return self._tokenizer.encode(text).ids
+    def encode(self, text: str, *, add_special_tokens: bool = True, cut: Cut | None = None) -> list[int]:
+        """Token ids of ``text``, with the special tokens the model expects around it; those stay where it is cut.
 
-    def encode_pair(self, text: str, other: str) -> tuple[list[int], int | None]:
+        Raises:
+            ValidationError: what is kept has no room for a token of the text.
+        """
+        if cut is None:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return encode_cut(self._tokenizer, text, cut, add_special_tokens=add_special_tokens)
+
+    def encode_pair(self, text: str, other: str, cut: Cut | None = None) -> tuple[list[int], int | None]:
         """Token ids of two texts as the model judges them together, and where those of the second begin.
 
         None if the model does not tell the tokens of the two apart.
+
+        Raises:
+            ValidationError: what is kept has no room for a token of each.
         """
-        encoded = self._tokenizer.encode(text, other)
+        tokenizer = self._tokenizer
+        encoded = tokenizer.encode(text, other) if cut is None else encode_cut_pair(tokenizer, text, other, cut)
         return encoded.ids, encoded.type_ids.index(1) if 1 in encoded.type_ids else None
 
     def encode_chunk(self, text: str) -> list[int]:
         """Token ids of ``text`` alone: it follows on other tokens."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
-    def encode_chat(self, messages: list[dict[str, Any]], kwargs: dict[str, Any] | None) -> list[int]:
+    def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        kwargs: dict[str, Any] | None,
+        *,
+        add_special_tokens: bool = False,
+        cut: Cut | None = None,
+    ) -> list[int]:
         """Token ids of ``messages`` under the chat template, which writes the special tokens itself.
 
         Raises:
@@ -99,7 +118,8 @@ class TextCodec:
         """
         if self._chat_template is None:
             raise ChatTemplate.missing()
-        return self._tokenizer.encode(self._chat_template.render(messages, kwargs or {}), add_special_tokens=False).ids
+        text = self._chat_template.render(messages, kwargs or {})
+        return self.encode(text, add_special_tokens=add_special_tokens, cut=cut)
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         """The text of ``token_ids`` by themselves."""

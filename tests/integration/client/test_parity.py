@@ -183,7 +183,6 @@ async def test_a_pause_that_aborts_ends_what_ran_and_keeps_what_waits(client: Cl
     ("options", "message"),
     [
         ({"data_parallel_rank": 1}, "data_parallel_rank is not supported: engines take requests by themselves"),
-        ({"tokenization_kwargs": {}}, "tokenization_kwargs is not supported: .*; pass token ids"),
         ({"lora_request": 3}, "lora_request must be a LoRARequest or a name, got 3"),
         ({"trace_headers": {"traceparent": 1}}, "trace_headers must map strings to strings"),
         ({"trace_headers": {"baggage": "x" * 9000}}, "trace_headers must have at most 8192 characters, got 9007"),

@@ -65,6 +65,17 @@ def test_a_cache_key_is_a_session(fields: dict[str, Any], session_id: str | None
     assert prepare(COMPLETIONS, {"prompt": "x", **fields}).options.get("session_id") == session_id
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_how_a_prompt_is_cut_is_an_option_of_the_request(path: str) -> None:
+    body = chat() if path == CHAT else {"prompt": "x"}
+    assert "tokenization_kwargs" not in prepare(path, body).options
+    said = {"truncate_prompt_tokens": -1, "truncation_side": "right", "add_special_tokens": False}
+    assert prepare(path, {**body, **said}).options.get("tokenization_kwargs") == said
+    with pytest.raises(OpenAIError) as caught:
+        prepare(path, {**body, "truncation_side": "middle"})
+    assert caught.value.param == "truncation_side"
+
+
 def test_a_chat_without_a_limit_goes_to_the_models_length_and_a_completion_to_16_tokens() -> None:
     assert prepare(CHAT, chat()).params.max_tokens is None
     assert prepare(COMPLETIONS, {"prompt": "x"}).params.max_tokens == 16

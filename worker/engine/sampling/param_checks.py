@@ -24,6 +24,8 @@ def check_params(params: SamplingParams, num_prompt_tokens: int, vocab_size: int
         raise ValidationError("bad_words must come with bad_words_token_ids: an engine core has no tokenizer")
     if not all(bad_words):
         raise ValidationError("bad_words_token_ids must hold no empty list")
+    if params.truncate_prompt_tokens is not None:
+        raise UnsupportedParameterError("truncate_prompt_tokens is for a worker process: an engine core has no text")
     if params.is_thinking_limited and params.think_token_ids is None:
         raise UnsupportedParameterError(
             f"thinking_token_budget={params.thinking_token_budget} needs a model with tokens that start and end "
