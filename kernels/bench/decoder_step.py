@@ -113,10 +113,8 @@ def make_batch(sizes: Sizes, dtype: torch.dtype, num_requests: int, query_len: i
     )
 
 
-def make_adapters(
-    sizes: Sizes, dtype: torch.dtype, num_adapters: int, rank: int
-) -> tuple[LayerAdapters, list[PackedLora]]:
-    """Random adapters of all layers, in the order of a layer's products, and what they know the addresses of."""
+def make_adapters(sizes: Sizes, dtype: torch.dtype, num_adapters: int, rank: int) -> list[PackedLora]:
+    """Random adapters of all layers, in the order of ``LayerAdapters``."""
     query, key_value = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     # Inputs of each product, and outputs of each of its parts.
     shapes = ((sizes.hidden, (query, key_value, key_value)), (query, (sizes.hidden,)))
@@ -138,8 +136,7 @@ def make_adapters(
                         ]
                     )
                 )
-    products = (ProductStruct * len(held))(*(one.struct() for one in held))
-    return LayerAdapters(products, num_adapters), held
+    return held
 
 
 def make_caches(decoder: Decoder, sizes: Sizes, dtype: torch.dtype, batch: DecoderBatch) -> tuple[list[Tensor], ...]:
@@ -188,8 +185,9 @@ def main() -> int:
     decoder.use_cache(keys, values, BLOCK_SIZE)
     held: list[PackedLora] = []
     if arguments.adapters:
-        adapters, held = make_adapters(sizes, dtype, arguments.adapters, arguments.rank)
-        decoder.use_adapters(adapters)
+        held = make_adapters(sizes, dtype, arguments.adapters, arguments.rank)
+        products = (ProductStruct * len(held))(*(one.struct() for one in held))
+        decoder.use_adapters(LayerAdapters(products, arguments.adapters))
         # As the engine packs a step: those of one adapter lie together.
         of_token = torch.arange(len(batch.token_ids)) * arguments.adapters // len(batch.token_ids)
         batch = replace(batch, token_lora=of_token)
