@@ -2,7 +2,8 @@
 
 Each of ``--quantization``, ``--adapters``, ``--threads``, ``--tiles`` and ``--huge-pages`` may be several with commas;
 all combinations are measured, each in a process of its own, in turns of ``--turn-s`` seconds, so that a machine whose
-speed drifts drifts for all. A ratio is taken per round, to the first kind, of the least of its turn; the median over rounds is told.
+speed drifts drifts for all. A ratio is taken per round, to the first kind, of the least of its turn; the median over
+rounds is told.
 Where others use the machine, CPU time on one thread is what can be relied on.
 """
 

@@ -12,15 +12,22 @@ import msgspec
 import pytest
 import transformers
 
+from penstock.shared.adapters import LoraSetup
 from penstock.shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
-from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest
+from penstock.shared.messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    UtilityCall,
+    UtilityOutput,
+)
 from penstock.shared.params import LoRARequest
 from penstock.worker.config import EngineConfig
 from penstock.worker.engine.adapters.library import AdapterLibrary
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.core import EngineCore
 
-from .harness import LONG_PROMPT, ask, generate, refusal, request
+from .harness import LONG_PROMPT, CoreProcess, ask, generate, refusal, request
 from .peft_folders import R4, R8, R16, greedy, load_base, lora_request, merge, write_adapter
 
 PROMPT = [5, 9, 33]
@@ -238,6 +245,26 @@ def test_an_adapter_is_found_by_its_digest_below_the_operator_s_folder(
         moved = msgspec.structs.replace(said[1], lora_path=path)
         assert len(generate(engine.core, [asking("r", moved)])["r"]) == 6
         assert ask(engine, RemoveLora(2)) == LoraChanged(True)
+
+
+def test_a_core_process_tells_which_adapters_are_loaded(
+    core_process: CoreProcess, folder: Path, said: list[LoRARequest]
+) -> None:
+    config = EngineConfig(model=str(folder), num_threads=1, kv_cache_memory=1 << 22, enable_lora=True, max_loras=3)
+    ready = core_process.start(config.encode())
+    assert ready.lora == LoraSetup(max_loras=3, max_lora_rank=64, max_cpu_loras=32)
+
+    def next_digests() -> list[str]:
+        while True:
+            message = core_process.receive()
+            if isinstance(message, EngineCoreOutputs) and message.lora_digests is not None:
+                return message.lora_digests
+
+    core_process.send(UtilityCall(1, AddLora(said[0])))
+    assert core_process.answer() == UtilityOutput(1, answer=LoraChanged(True))
+    assert next_digests() == [said[0].digest]
+    core_process.send(asking("r", said[1]))
+    assert next_digests() == sorted([said[0].digest, said[1].digest])
 
 
 def test_operators_add_list_pin_and_remove(make: Callable[..., Engine], said: list[LoRARequest]) -> None:
