@@ -189,10 +189,8 @@ class EngineCore:
 
     def _admit(self, request: Request) -> None:
         """Let a request that has its grammar go on: to the scheduler, or to wait for its adapter."""
-        if request.lora_request is None:
+        if request.lora_request is None or self._adapters.add(request):
             self.scheduler.add_request(request)
-        else:
-            self._adapters.add(request)
 
     def _take_ready(self) -> list[EngineCoreOutput]:
         """Hand requests with their grammars and adapters to the scheduler; returns the ends of those that get none."""

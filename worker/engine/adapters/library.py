@@ -71,10 +71,15 @@ class AdapterLibrary:
     def check(self, adapter: LoRARequest | None) -> None:
         """Any may be named: whether there is one shows when it is loaded."""
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request) -> bool:
         assert request.lora_request is not None
+        held = self._shelf.get(request.lora_request.digest)
+        if held is not None:
+            self._bind(request, request.lora_request, held)
+            return True
         request.move_to(RequestStatus.WAITING_FOR_ADAPTER)
         self._waiting[request.request_id] = _Waiting(request, request.lora_request)
+        return False
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """What is being read for them is read to its end, and kept."""
@@ -100,7 +105,10 @@ class AdapterLibrary:
                 ready.append(self._fail(request_id, error))
             else:
                 if held is not None:
-                    ready.append((self._bind(request_id, held), None))
+                    del self._waiting[request_id]
+                    waiting.request.move_to(RequestStatus.WAITING)
+                    self._bind(waiting.request, waiting.adapter, held)
+                    ready.append((waiting.request, None))
                 elif waiting.task is None:
                     may_load = False
         self._keep_what_nobody_waits_for()
@@ -209,16 +217,13 @@ class AdapterLibrary:
             except Exception as error:
                 log.warning("adapter_load_failed", error=f"{type(error).__name__}: {error}")
 
-    def _bind(self, request_id: str, held: HeldAdapter) -> Request:
-        waiting = self._waiting.pop(request_id)
-        request = waiting.request
+    def _bind(self, request: Request, adapter: LoRARequest, held: HeldAdapter) -> None:
+        """From now on until it is finished ``request`` has that adapter."""
         held.num_users += 1
         held.is_leaving = False
-        self._shelf.name(held, waiting.adapter.lora_int_id)
-        self._of_request[request_id] = held
+        self._shelf.name(held, adapter.lora_int_id)
+        self._of_request[request.request_id] = held
         request.extra_keys = (*request.extra_keys, f"lora {held.digest}")
-        request.move_to(RequestStatus.WAITING)
-        return request
 
     def _fail(self, request_id: str, error: RequestError) -> tuple[Request, RequestError]:
         request = self._waiting.pop(request_id).request

@@ -33,8 +33,8 @@ class Adapters(Residency, Protocol):
         """
         ...
 
-    def add(self, request: Request) -> None:
-        """Let a request with a ``lora_request`` wait for its adapter; ``take_ready`` gives it back."""
+    def add(self, request: Request) -> bool:
+        """Give a request with a ``lora_request`` its adapter. False if it has to wait: ``take_ready`` gives it back."""
         ...
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -67,8 +67,9 @@ class NoAdapters(NoResidency):
         if adapter is not None:
             raise UnsupportedParameterError(f"lora_request {adapter.lora_name!r}: {_NOT_SERVED}")
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request) -> bool:
         self.check(request.lora_request)
+        return True
 
     def abort(self, request_ids: Iterable[str]) -> None:
         pass
