@@ -98,19 +98,22 @@ def end_of(core: EngineCore, asked: EngineCoreRequest) -> EngineCoreOutput:
 def test_a_load_holds_up_nobody_else(make: Callable[..., Engine], said: list[LoRARequest]) -> None:
     core = (engine := make()).core
     library, gate = library_of(engine), threading.Event()
-    load, found = library._load, counting(library)
+    found = counting(library)
 
     def held_up(*parts: Any) -> Any:
         assert gate.wait(100)
         return counted(*parts)
 
     counted, library._load = library._load, held_up
+    call = UtilityCall(7, AddLora(said[2]))
+    assert engine.control.answer(call) is None, "an operator waits, and nobody for the operator"
     for name, adapter in (("first", said[0]), ("second", said[0]), ("aborted", said[1])):
         assert core.add_request(asking(name, adapter)) is None
     assert core.num_unfinished_requests == 3
     assert len(generate_beside(core, asking("base", None))) == 6
     assert core.stats().num_waiting_reqs == 3
     core.abort_requests(["aborted"])
+    assert engine.control.answer(call) is None
     gate.set()
     ended: dict[str, int] = {}
     while core.has_work:
@@ -119,7 +122,9 @@ def test_a_load_holds_up_nobody_else(make: Callable[..., Engine], said: list[LoR
             ended[output.request_id] = ended.get(output.request_id, 0) + len(output.new_token_ids)
     assert ended == {"first": 6, "second": 6}
     assert found.count("a1") == 1, "both waited for one load"
-    assert load is not library._load
+    while (answer := engine.control.answer(call)) is None:
+        core.step_fn()
+    assert answer == UtilityOutput(7, answer=LoraChanged(True))
 
 
 def generate_beside(core: EngineCore, asked: EngineCoreRequest) -> list[int]:

@@ -41,6 +41,11 @@ class Adapters(Residency, Protocol):
         """Forget these requests; unknown ones are ignored."""
         ...
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether something is read, for a request or for an operator."""
+        ...
+
     def wait(self, timeout_s: float) -> None:
         """Wait until something has been done, at most ``timeout_s``."""
         ...
@@ -73,6 +78,10 @@ class NoAdapters(NoResidency):
 
     def abort(self, request_ids: Iterable[str]) -> None:
         pass
+
+    @property
+    def is_loading(self) -> bool:
+        return False
 
     def wait(self, timeout_s: float) -> None:
         pass
