@@ -251,7 +251,7 @@ def test_resetting_the_prefix_cache_forgets_the_folder(make_engine: MakeEngine, 
     (before,) = {path.parent.parent.name for path in block_files(tmp_path)}
     network = engine.control._parts.rpc_engine.model.network
     with torch.inference_mode():
-        network.norm.weight[3] += 0.5
+        next(network.parameters()).flatten()[3] += 0.5
     assert ask(engine, ResetPrefixCache()) == PrefixCacheReset(True)
     answer(engine)
     engine.close()
@@ -262,7 +262,9 @@ def test_models_with_more_than_blocks_are_refused_by_name(tmp_path: Path) -> Non
     make_model(tmp_path / "bert", "bert")
     with pytest.raises(ConfigurationError, match="kv_offload_memory is not for BertModel: it is an encoder"):
         engine_of(tmp_path / "bert", runner="pooling", kv_offload_memory=1 << 20)
-    config = transformers.Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"] * 2, block_multiple_of=8)
+    config = transformers.AutoConfig.for_model(
+        "lfm2", **SHAPE, layer_types=["conv", "full_attention"] * 2, block_multiple_of=8
+    )
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "lfm2")
     (tmp_path / "lfm2" / "tokenizer.json").write_text((tmp_path / "bert" / "tokenizer.json").read_text())
     with pytest.raises(ConfigurationError, match="kv_offload_dir is not for Lfm2ForCausalLM: it keeps states"):
