@@ -78,6 +78,20 @@ ENGINES = (
     MetricSpec(
         "spec_decode_num_accepted_tokens", COUNTER, "Of these, those that were guessed right", OF_ENGINE, is_vllms=True
     ),
+    MetricSpec(
+        "external_prefix_cache_queries", COUNTER, "Tokens looked for beside the KV cache", OF_ENGINE, is_vllms=True
+    ),
+    MetricSpec(
+        "external_prefix_cache_hits", COUNTER, "Of these, those whose blocks were read", OF_ENGINE, is_vllms=True
+    ),
+    MetricSpec("kv_offload_read_bytes", COUNTER, "Bytes of KV blocks read back", OF_ENGINE),
+    MetricSpec("kv_offload_written_bytes", COUNTER, "Bytes of KV blocks kept beside the KV cache", OF_ENGINE),
+    MetricSpec("kv_offload_dropped_blocks", COUNTER, "KV blocks that could not be kept", OF_ENGINE),
+    MetricSpec("kv_offload_corrupt_blocks", COUNTER, "KV blocks that were damaged and computed again", OF_ENGINE),
+    MetricSpec("kv_offload_memory_bytes", GAUGE, "Host memory that KV blocks take", OF_ENGINE),
+    MetricSpec(
+        "kv_offload_dir_bytes", GAUGE, "What KV blocks take of the shared folder, those of all its engines", OF_ENGINE
+    ),
     MetricSpec("engine_steps", COUNTER, "Steps of the engine", OF_ENGINE),
     MetricSpec("engine_prefill_tokens", COUNTER, "Tokens computed in prefills; recomputed ones count again", OF_ENGINE),
     MetricSpec("engine_decode_tokens", COUNTER, "Tokens computed in decodes", OF_ENGINE),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from ..kv_offload import KVOffloadStats
 from ..messages import EngineState
 from ..records import EngineHeartbeat
 from ..stats import EngineStats
@@ -90,5 +91,23 @@ def _counted(stats: EngineStats, labels: tuple[str, str]) -> Iterator[Sample]:
             "engine_step_time_seconds": stats.step_time_s,
         },
     )
+    if stats.kv_offload is not None:
+        yield from _offloaded(stats.kv_offload, labels)
     for reason, number in sorted(stats.num_finished.items()):
         yield from values_of((*labels, reason), {"request_success": number})
+
+
+def _offloaded(stats: KVOffloadStats, labels: tuple[str, str]) -> Iterator[Sample]:
+    yield from values_of(
+        labels,
+        {
+            "external_prefix_cache_queries": stats.num_queried_tokens,
+            "external_prefix_cache_hits": stats.num_hit_tokens,
+            "kv_offload_read_bytes": stats.num_read_bytes,
+            "kv_offload_written_bytes": stats.num_written_bytes,
+            "kv_offload_dropped_blocks": stats.num_dropped_blocks,
+            "kv_offload_corrupt_blocks": stats.num_corrupt_blocks,
+            "kv_offload_memory_bytes": stats.memory_bytes,
+            "kv_offload_dir_bytes": stats.dir_bytes,
+        },
+    )

@@ -50,6 +50,7 @@ from penstock.shared.control import (
     UtilityAnswer,
     WakeUp,
 )
+from penstock.shared.kv_offload import KVOffloadStats
 from penstock.shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
 from penstock.shared.messages import (
     AbortRequests,
@@ -479,6 +480,14 @@ SAMPLES += [
             enable_prefix_caching=True,
             async_scheduling=True,
             structured_outputs_backend="auto",
+        ),
+    ),
+    (
+        "step outputs of an engine that keeps KV blocks",
+        "CoreOutput",
+        EngineCoreOutputs(
+            scheduler_stats=SchedulerStats(kv_offload=KVOffloadStats(64, 32, 4096, 8192, 1, 2, 1 << 20, 1 << 30)),
+            timestamp=2.5,
         ),
     ),
 ]

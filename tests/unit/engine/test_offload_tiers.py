@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
+import resource
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
-from penstock.worker.engine.offload import folder_tier, tiers
+from penstock.worker.engine.offload import folder_tier
 from penstock.worker.engine.offload.folder_tier import FolderTier
 from penstock.worker.engine.offload.memory_tier import MemoryTier
 from penstock.worker.engine.offload.records import HEADER_BYTES, CorruptBlockError, Row
@@ -190,26 +193,28 @@ def test_what_a_killed_writer_left_is_removed_and_counted_anew(tmp_path: Path) -
     assert tier.write(hash_of(2), row_of(2))
 
 
-def test_a_full_disk_is_told_once_and_tried_again_after_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@contextmanager
+def no_file_may_be_larger(num_bytes: int) -> Iterator[None]:
+    """As on a full disk: the kernel refuses to write more."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_takes_no_more_is_tried_again_after_a_while(tmp_path: Path) -> None:
     kept = Tiers(None, FolderTier(tmp_path, 100 * FILE_BYTES, BLOCK_BYTES))
     kept.use(OURS)
-    is_full = True
-    write_file = FolderTier._write_file
-
-    def write(self: FolderTier, name: str, header: bytes, row: Row) -> bool:
-        if is_full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write_file(self, name, header, row)
-
-    monkeypatch.setattr(FolderTier, "_write_file", write)
-    kept.put(hash_of(1), row_of(1))
+    with no_file_may_be_larger(BLOCK_BYTES // 2), capture_logs() as told:
+        kept.put(hash_of(1), row_of(1))
+    assert [line["event"] for line in told] == ["kv_offload_dir_unusable"]
+    assert "File too large" in told[0]["reason"]
     assert not kept.wants(hash_of(2)), "it is not even copied"
     assert kept.counters.num_dropped_blocks == 2
     assert kept.num_dir_bytes == 0
-    monkeypatch.setattr(tiers, "PAUSE_S", 0.0)
-    is_full = False
+    assert not files(tmp_path)
     kept._paused_until_s = 0.0
     assert kept.wants(hash_of(3))
     kept.put(hash_of(3), row_of(3))
