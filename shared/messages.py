@@ -173,6 +173,8 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     ``resume`` is what an engine that takes over a request goes on with: "exact", the tokens that the former one would
     have made; or "greedy", those of greedy requests only, while others go on with tokens drawn anew.
     ``supported_tasks`` are what requests may ask for, and ``pooling`` what is known of a model that pools.
+    ``speculative`` says what guesses, as the option does, and ``num_free_rows`` how many tokens of a step cost little
+    more than one (measured where something guesses, else 0): those beyond the requests' own are for guesses.
     """
 
     version: int = WIRE_VERSION
@@ -205,6 +207,8 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     structured_outputs_backend: str = ""
     supported_tasks: tuple[str, ...] = (GENERATE,)
     pooling: PoolingSetup | None = None
+    speculative: str = "off"
+    num_free_rows: int = 0
 
 
 class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):

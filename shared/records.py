@@ -20,8 +20,8 @@ class EngineSetup(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True)
 
     Args:
         kv_cache_size_tokens: what its KV cache holds.
-        attention_backend, kv_cache_dtype, processor, instructions, kernel_instructions, engine, resume: as in
-            ``messages.Ready``.
+        attention_backend, kv_cache_dtype, processor, instructions, kernel_instructions, engine, resume, speculative,
+            num_free_rows: as in ``messages.Ready``.
         num_threads: of an engine on the CPU; 0 has chosen by itself.
         versions: of what it runs, by name.
     """
@@ -48,6 +48,8 @@ class EngineSetup(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True)
     kernel_instructions: str = ""
     engine: str = "penstock"
     resume: str = "exact"
+    speculative: str = "off"
+    num_free_rows: int = 0
 
 
 class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):

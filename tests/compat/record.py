@@ -458,6 +458,7 @@ SAMPLES += [
             structured_outputs_backend="auto",
         ),
     ),
+    ("ready with guesses", "CoreOutput", Ready(**OF_A_GPU, speculative="ngram:8", num_free_rows=64)),
 ]
 
 

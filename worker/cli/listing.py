@@ -18,7 +18,7 @@ from .heartbeats import read_heartbeats
 
 _HEADER = (
     *("WORKER", "ENGINE", "MODEL", "DEVICE", "STATE", "PIDS", "RUN/WAIT", "KV", "STEP", "TOK/S", "RSS", "GPU MEM"),
-    *("RUNS", "RESUME"),
+    *("RUNS", "RESUME", "GUESSES"),
 )
 
 
@@ -61,13 +61,18 @@ def _row(beat: EngineHeartbeat) -> list[str]:
         f"{beat.tokens_per_s:.0f}",
         format_bytes(beat.worker_rss_bytes + beat.core_rss_bytes),
         format_bytes(beat.device_memory_bytes) if beat.device_memory_bytes else "-",
-        *((_software(beat.setup), beat.setup.resume) if beat.setup is not None else ("-", "-")),
+        *((_software(beat.setup), beat.setup.resume, _guesses(beat.setup)) if beat.setup is not None else ("-",) * 3),
     ]
 
 
 def _software(setup: EngineSetup) -> str:
     """What computes, with its version: "penstock 0.2.0"."""
     return f"{setup.engine} {setup.versions.get(setup.engine, '')}".rstrip()
+
+
+def _guesses(setup: EngineSetup) -> str:
+    """What guesses, and in how many rows of a step, those of the requests among them: "ngram/16"."""
+    return f"{setup.speculative}/{setup.num_free_rows}" if setup.num_free_rows else "-"
 
 
 def _describe_death(beat: EngineHeartbeat) -> str:

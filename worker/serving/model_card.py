@@ -69,6 +69,8 @@ def _setup(config: EngineConfig, ready: Ready) -> EngineSetup:
         versions={"python": platform.python_version(), "penstock": metadata.version("penstock"), **ready.versions},
         engine=ready.engine,
         resume=ready.resume,
+        speculative=ready.speculative,
+        num_free_rows=ready.num_free_rows,
     )
 
 
