@@ -191,6 +191,8 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     have made; or "greedy", those of greedy requests only, while others go on with tokens drawn anew.
     ``supported_tasks`` are what requests may ask for, and ``pooling`` what is known of a model that pools.
     ``lora`` is what there is room for of adapters; None of an engine that serves none.
+    ``speculative`` says what guesses, as the option does, and ``num_free_rows`` how many tokens of a step cost little
+    more than one (measured where something guesses, else 0): those beyond the requests' own are for guesses.
     """
 
     version: int = WIRE_VERSION
@@ -224,6 +226,8 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     supported_tasks: tuple[str, ...] = (GENERATE,)
     pooling: PoolingSetup | None = None
     lora: LoraSetup | None = None
+    speculative: str = "off"
+    num_free_rows: int = 0
 
 
 class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):

@@ -21,8 +21,8 @@ class EngineSetup(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True)
 
     Args:
         kv_cache_size_tokens: what its KV cache holds.
-        attention_backend, kv_cache_dtype, processor, instructions, kernel_instructions, engine, resume, lora: as in
-            ``messages.Ready``.
+        attention_backend, kv_cache_dtype, processor, instructions, kernel_instructions, engine, resume, lora,
+            speculative, num_free_rows: as in ``messages.Ready``.
         num_threads: of an engine on the CPU; 0 has chosen by itself.
         versions: of what it runs, by name.
     """
@@ -50,6 +50,8 @@ class EngineSetup(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True)
     engine: str = "penstock"
     resume: str = "exact"
     lora: LoraSetup | None = None
+    speculative: str = "off"
+    num_free_rows: int = 0
 
 
 class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):

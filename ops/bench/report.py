@@ -56,6 +56,8 @@ from .recovery import Recovery
 from .roofline import Bandwidth
 from .sessions import SessionsRow
 from .sides import SERVED, VLLM_SERVED
+from .speculation.report import speculation_goals, speculation_table
+from .speculation.row import SpeculationRow
 from .tables import add_caption
 
 T = TypeVar("T")
@@ -83,6 +85,7 @@ class BenchReport(msgspec.Struct, kw_only=True):
     gateway: GatewayRow | None = None
     growth: GrowthRow | None = None
     pooling: PoolingRow | None = None
+    speculation: SpeculationRow | None = None
     sessions: SessionsRow | None = None
     follow: FollowRow | None = None
     durability: DurabilityCost | None = None
@@ -183,6 +186,8 @@ def _sections(report: BenchReport) -> Iterator[tuple[str, Callable[[], Iterable[
         yield "growth", partial(_one, growth_table, report.growth)
     if report.pooling is not None:
         yield "pooling", partial(_one, pooling_table, report.pooling)
+    if report.speculation is not None:
+        yield "speculation", partial(_one, speculation_table, report.speculation)
     if report.sessions is not None:
         yield "sessions", partial(_one, sessions_table, report.sessions)
     if report.follow is not None:
@@ -206,6 +211,8 @@ def _goals_by_row(report: BenchReport) -> Iterator[tuple[str, Callable[[], Itera
         yield "growth", partial(growth_goals, report.growth)
     if report.pooling is not None:
         yield "pooling", partial(pooling_goals, report.pooling)
+    if report.speculation is not None:
+        yield "speculation", partial(speculation_goals, report.speculation)
     if report.sessions is not None:
         yield "sessions", partial(sessions_goals, report.sessions)
     if report.follow is not None:

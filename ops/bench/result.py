@@ -14,7 +14,8 @@ from .workload import ALL_AT_ONCE, IDLE, ONE_AT_A_TIME
 class PhaseResult(msgspec.Struct, kw_only=True):
     """The tokens of each request of a phase and when they came, in seconds after its start.
 
-    ``sent_s`` is when a request came to the engine: at its arrival, or once fewer ran than may at once.
+    ``sent_s`` is when a request came to the engine: at its arrival, or once fewer ran than may at once. Of those tokens
+    that a side guessed, ``num_accepted_tokens`` came true; zeros where it does not tell.
     """
 
     name: str
@@ -22,6 +23,8 @@ class PhaseResult(msgspec.Struct, kw_only=True):
     output_token_ids: list[list[int]]
     token_times_s: list[list[float]]
     sent_s: list[float]
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @property
     def tokens_per_s(self) -> float:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from ...shared.command_line import UsageError
 
 QUEUE_ROWS = ("enqueue", "scale", "fairness", "idle", "fleet", "costs", "figures", "follow")
-ROWS = ("engine", "adapter", "gateway", "growth", "sessions", "pooling", "durability", "recovery", *QUEUE_ROWS)
+_ENGINE_ROWS = ("engine", "adapter", "gateway", "growth", "sessions", "pooling", "speculation")
+ROWS = (*_ENGINE_ROWS, "durability", "recovery", *QUEUE_ROWS)
 PEERS = ("vllm", "transformers", "llama")
 NO_PEERS = "none"
 DEFAULT_PEERS_FOLDER = ".bench-peers"

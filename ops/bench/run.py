@@ -44,9 +44,12 @@ from .report import BANDWIDTH, BenchReport, all_goals, engine_label, machine, pr
 from .roofline import measure_bandwidth
 from .sessions import measure_sessions
 from .sides import adapter_sides, choose_sides
+from .speculation.row import learn_answers, measure_speculation
+from .speculation.sides import ours, rivals
 
 GROWTH_MODEL = "tiny"
 POOLING_MODEL = "minilm"
+SPECULATION_MODEL = "smol135"
 # A round of it takes seconds.
 GATEWAY_ROUNDS = 3
 WIDTH = 160
@@ -184,6 +187,11 @@ def _other_rows(
         ("growth", "running ever larger batches …", growth),
         ("sessions", "holding conversations …", sessions),
         ("pooling", "embedding texts …", partial(_measure_pooling, options, report, scratch)),
+        (
+            "speculation",
+            "learning answers by heart, for a minute or two …",
+            partial(_measure_speculation, options, report, scratch, console),
+        ),
         ("durability", "appending …", durability),
         ("recovery", "killing engine cores …", recovery),
         *_queue_rows(options, report),
@@ -202,6 +210,14 @@ def _measure_pooling(options: BenchOptions, report: BenchReport, scratch: Path) 
         seed=options.seed,
         threads=options.threads,
     )
+
+
+def _measure_speculation(options: BenchOptions, report: BenchReport, scratch: Path, console: Console) -> None:
+    # In a folder of its own: the other rows have the model as it was.
+    model = model_folder(SPECULATION_MODEL, scratch / "speculation")
+    learn_answers(model)
+    pairs = [ours("ngram", options.options_of_engines()), *rivals(options.peers, options.peers_folder)]
+    report.speculation = measure_speculation(SPECULATION_MODEL, model, pairs, options.rounds, scratch, console.print)
 
 
 def _queue_rows(options: BenchOptions, report: BenchReport) -> Iterator[tuple[str, str, Callable[[], None]]]:

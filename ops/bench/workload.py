@@ -22,15 +22,21 @@ WARM_UP, ALL_AT_ONCE, ONE_AT_A_TIME, IDLE, CHECK = "warm-up", "all at once", "on
 
 
 class Item(msgspec.Struct):
-    """One request: token ids and the exact number of tokens to generate (greedy, end of sequence ignored)."""
+    """One request: token ids and the exact number of tokens to generate (greedy, end of sequence ignored).
+
+    ``grammar`` holds its output, if it is to be held to one, as the arguments of ``StructuredOutputsParams``. Rivals
+    are not told of it.
+    """
 
     prompt_token_ids: list[int]
     max_tokens: int
     arrival_s: float = 0.0
+    grammar: dict[str, Any] | None = None
 
     def sampling(self) -> dict[str, Any]:
         """Arguments of ``SamplingParams``."""
-        return {"temperature": 0.0, "max_tokens": self.max_tokens, "ignore_eos": True, "detokenize": True}
+        given = {"temperature": 0.0, "max_tokens": self.max_tokens, "ignore_eos": True, "detokenize": True}
+        return given if self.grammar is None else given | {"structured_outputs": self.grammar}
 
 
 class Phase(msgspec.Struct):

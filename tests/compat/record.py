@@ -513,6 +513,7 @@ SAMPLES += [
         EngineCoreOutputs(timestamp=2.5, lora_digests=["0123456789abcdef" * 4]),
     ),
     ("outputs that tell that no adapter is loaded", "CoreOutput", EngineCoreOutputs(timestamp=2.5, lora_digests=[])),
+    ("ready with guesses", "CoreOutput", Ready(**OF_A_GPU, speculative="ngram:8", num_free_rows=64)),
 ]
 
 

@@ -18,7 +18,7 @@ from .heartbeats import read_heartbeats
 
 _HEADER = (
     *("WORKER", "ENGINE", "MODEL", "DEVICE", "STATE", "PIDS", "RUN/WAIT", "KV", "STEP", "TOK/S", "RSS", "GPU MEM"),
-    *("RUNS", "RESUME", "ADAPTERS"),
+    *("RUNS", "RESUME", "ADAPTERS", "GUESSES"),
 )
 
 
@@ -63,12 +63,18 @@ def _row(beat: EngineHeartbeat) -> list[str]:
         format_bytes(beat.device_memory_bytes) if beat.device_memory_bytes else "-",
         *((_software(beat.setup), beat.setup.resume) if beat.setup is not None else ("-", "-")),
         str(len(beat.lora_digests)) if beat.setup is not None and beat.setup.lora is not None else "-",
+        _guesses(beat.setup) if beat.setup is not None else "-",
     ]
 
 
 def _software(setup: EngineSetup) -> str:
     """What computes, with its version: "penstock 0.2.0"."""
     return f"{setup.engine} {setup.versions.get(setup.engine, '')}".rstrip()
+
+
+def _guesses(setup: EngineSetup) -> str:
+    """What guesses, and in how many rows of a step, those of the requests among them: "ngram/16"."""
+    return f"{setup.speculative}/{setup.num_free_rows}" if setup.num_free_rows else "-"
 
 
 def _describe_death(beat: EngineHeartbeat) -> str:

@@ -25,15 +25,14 @@ from .adapters.library import AdapterLibrary
 from .control.calls import EngineControl
 from .control.composition import compose_control, load_rpc_methods
 from .core import EngineCore
-from .drafting.speculation import Speculation
 from .dump import StepDump
 from .execution.deterministic import make_deterministic_runner
-from .execution.free_rows import measure_free_rows
 from .execution.input_embeds import embeds_hidden_size
 from .execution.kv_cache import size_kv_cache
 from .execution.memory import measure_memory
 from .execution.model_runner import ModelRunner
 from .execution.overlap import OverlappingRunner
+from .guessing_setup import check_speculation, make_guessing
 from .look_ahead import LookAheadCore
 from .offload.composition import check_model, make_offload
 from .offload.offload import KVOffload
@@ -44,7 +43,6 @@ from .pooling.runner import PoolingRunner
 from .processor import processor
 from .scheduling.batch_queue import BatchQueue
 from .scheduling.block_pool import BlockPool
-from .scheduling.guessing import Guessing, NoGuessing
 from .scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
 from .scheduling.prefix_cache import BlockHashCache, NoPrefixCache, PrefixCache
 from .scheduling.request import Request
@@ -106,7 +104,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     log.info("kv_cache", **size.describe(config.block_size), **memory.describe())
     model.max_model_len = size.max_model_len
     _check_pooling(config, model)
-    _check_speculation(config, model)
+    check_speculation(config, model)
     check_model(config, model)
     hidden_size = embeds_hidden_size(model) if config.enable_prompt_embeds else None
     runner = _make_runner(config, model)
@@ -118,7 +116,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     with progress.compiling():
         allocate_cache()
         runner.warm_up(Request("warm-up", [0], SamplingParams(seed=0), max_model_len=size.max_model_len))
-        guessing = _make_guessing(config, runner, size.max_model_len)
+        guessing = make_guessing(config, runner, size.max_model_len)
     block_pool = BlockPool(size.num_blocks, config.block_size)
     offload = make_offload(config, folder, model, block_pool)
     scheduler = _choose_scheduler(config, model, offload)(
@@ -145,7 +143,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     control = compose_control(
         config, folder, model, core, runner, allocate_cache, rpc_methods, progress, adapters, offload
     )
-    return Engine(core, control, _ready(config, model, size.num_blocks), offload)
+    return Engine(core, control, _ready(config, model, size.num_blocks, guessing.num_free_rows), offload)
 
 
 def choose_num_threads(config: EngineConfig, num_parameters: int, *, is_native: bool) -> int:
@@ -227,27 +225,6 @@ def _make_adapters(config: EngineConfig, model: LoadedModel) -> AdapterLibrary |
     return AdapterLibrary(model.adapters, max_held=config.max_cpu_loras, folder=folder)
 
 
-def _check_speculation(config: EngineConfig, model: LoadedModel) -> None:
-    """Refuse to guess for a model whose states could not be taken back, and for one that says nothing."""
-    if not config.max_draft_tokens:
-        return
-    if model.pooling is not None:
-        raise ConfigurationError(
-            f"speculative {config.speculative!r} is for models that generate, and this one pools; leave it out"
-        )
-    if model.forward.mode not in ("lean", "packed"):
-        raise ConfigurationError(
-            f"speculative {config.speculative!r} needs a model whose tokens are packed, and {model.architecture} is "
-            f"computed in the mode {model.forward.mode!r}, in which a wrong guess could not be taken back; leave it out"
-        )
-
-
-def _make_guessing(config: EngineConfig, runner: ModelRunner, max_model_len: int) -> Guessing:
-    if not config.max_draft_tokens:
-        return NoGuessing()
-    return Speculation(config.max_draft_tokens, measure_free_rows(runner, min(config.token_budget, max_model_len)))
-
-
 def _token_budget(config: EngineConfig, model: LoadedModel) -> int:
     """Of a step; one of an encoder holds at least one whole text."""
     return max(config.token_budget, model.max_model_len) if _is_encoder(model) else config.token_budget
@@ -296,7 +273,7 @@ def _grammar_admission(config: EngineConfig, model: LoadedModel) -> GrammarAdmis
     )
 
 
-def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
+def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int, num_free_rows: int) -> Ready:
     dtype = str(model.dtype).removeprefix("torch.")
     name, instructions = processor(config.device)
     library = native.loaded()
@@ -328,4 +305,6 @@ def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
         supported_tasks=(GENERATE,) if model.pooling is None else model.pooling.tasks,
         pooling=None if model.pooling is None else model.pooling.setup,
         lora=config.lora_setup,
+        speculative=config.speculative,
+        num_free_rows=num_free_rows,
     )

@@ -70,6 +70,8 @@ def _setup(config: EngineConfig, ready: Ready) -> EngineSetup:
         engine=ready.engine,
         resume=ready.resume,
         lora=ready.lora,
+        speculative=ready.speculative,
+        num_free_rows=ready.num_free_rows,
     )
 
 

@@ -27,6 +27,7 @@ class Arguments(argparse.Namespace):
     device: str
     load_format: str
     file_type: str
+    num_guesses: int
     spawned_at: float
 
 
@@ -190,5 +191,6 @@ def _parse() -> Arguments:
         help=f"{for_transformers}: dummy draws random weights on the device",
     )
     parser.add_argument("--file-type", choices=("", "Q8_0", "Q4_K_M"), default="", help="for llama.cpp: of its weights")
+    parser.add_argument("--num-guesses", type=int, default=0, help="guess so many tokens from the text; 0: none")
     parser.add_argument("--spawned-at", type=float, default=time.monotonic())
     return parser.parse_args(namespace=Arguments())

@@ -16,6 +16,12 @@ MAX_MODEL_LEN = 512
 def engine_options(arguments: Arguments, workload: dict[str, Any]) -> dict[str, Any]:
     """Arguments of ``LLM`` and ``AsyncEngineArgs``. The check in float32 goes without compilation: it is not timed."""
     max_num_seqs, max_tokens = largest(workload)
+    guessing = {
+        "method": "ngram",
+        "num_speculative_tokens": arguments.num_guesses,
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 4,
+    }
     return {
         "model": str(arguments.model),
         "dtype": arguments.dtype,
@@ -24,6 +30,7 @@ def engine_options(arguments: Arguments, workload: dict[str, Any]) -> dict[str, 
         "enable_prefix_caching": False,
         "enforce_eager": arguments.dtype == "float32",
         "seed": 0,
+        **({"speculative_config": guessing} if arguments.num_guesses else {}),
     }
 
 

@@ -16,6 +16,7 @@ from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.drafting.drafter import MakeDrafters, make_drafters
 from penstock.worker.engine.drafting.speculation import Speculation
+from penstock.worker.engine.offline.run import OfflineRequest, run_workload
 
 from ...conftest import DEMO_MODEL
 from ...oracle import Oracle
@@ -110,7 +111,19 @@ def test_models_of_other_kinds(model: str, options: dict[str, Any], model_folder
 
 
 def test_an_engine_that_is_told_to_guess_measures_its_free_rows() -> None:
-    core = build_engine(config(speculative="ngram:4", deterministic=True), DEMO_MODEL).core
-    guessing = core.scheduler._guessing
-    assert isinstance(guessing, Speculation)
-    assert 1 <= guessing._num_free_rows <= 48
+    engine = build_engine(config(speculative="ngram:4", deterministic=True), DEMO_MODEL)
+    assert isinstance(engine.core.scheduler._guessing, Speculation)
+    assert engine.ready.speculative == "ngram:4"
+    assert 1 <= engine.ready.num_free_rows <= 48
+    assert engine.core.scheduler._guessing.num_free_rows == engine.ready.num_free_rows
+
+
+def test_a_workload_file_holds_outputs_to_grammars_and_tells_guesses() -> None:
+    core = core_of(config(speculative="ngram:4"), DEMO_MODEL)
+    core.scheduler._guessing = Speculation(4, NUM_FREE_ROWS)
+    given = {"temperature": 0.0, "max_tokens": 12, "structured_outputs": {"regex": "( seven eight){6}"}}
+    found = run_workload(core, [OfflineRequest([1, 40, 41], given)], 0.0)
+    assert found.num_draft_tokens >= found.num_accepted_tokens > 0
+    assert len(found.output_token_ids[0]) > found.num_steps
+    again = run_workload(core, [OfflineRequest([1, 40, 41], given | {"max_tokens": 1})], 0.0)
+    assert (again.num_draft_tokens, again.num_accepted_tokens) == (0, 0)

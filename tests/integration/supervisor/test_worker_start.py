@@ -49,7 +49,8 @@ def test_serves_is_listed_and_drains(
     """On the embedded Redis, which comes and goes with it."""
     monkeypatch.delenv("PENSTOCK_REDIS_URL")
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "data"))
-    worker = start_worker("--device", "cpu", "--engines", "2", "--metrics-port", "0", "--log-stats-interval", "1")
+    options = ("--metrics-port", "0", "--log-stats-interval", "1", "--speculative", "ngram:5")
+    worker = start_worker("--device", "cpu", "--engines", "2", *options)
     worker.await_ready()
     assert worker.out == "ready: model demo on 2 engines, cpu\n"
     url = str(worker.await_event("metrics_served")["url"])
@@ -62,6 +63,9 @@ def test_serves_is_listed_and_drains(
     assert [beat["engine_id"] for beat in beats] == [f"{worker_id}-0", f"{worker_id}-1"]
     assert [beat["engine_name"] for beat in beats] == [f"{socket.gethostname()}-0", f"{socket.gethostname()}-1"]
     assert {beat["state"] for beat in beats} == {"ready"}
+    assert {beat["setup"]["speculative"] for beat in beats} == {"ngram:5"}
+    num_free_rows = beats[0]["setup"]["num_free_rows"]
+    assert re.search(rf"GUESSES *\n.* ngram:5/{num_free_rows}\n", run_worker("list", *where).stdout)
     assert [beat["worker_pid"] for beat in beats] == [process.pid for process in worker.worker_processes()]
 
     command = [sys.executable, "-m", "penstock.ops.cli", "generate", "four plus two is", "--temperature", "0"]

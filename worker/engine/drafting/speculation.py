@@ -72,7 +72,7 @@ class Speculation:
 
     def __init__(self, max_draft_tokens: int, num_free_rows: int, make: MakeDrafters = make_drafters) -> None:
         self._max_draft_tokens = max_draft_tokens
-        self._num_free_rows = num_free_rows
+        self.num_free_rows = num_free_rows
         self._make = make
         self._draftings: dict[str, _Drafting] = {}
         self.num_draft_tokens = self.num_accepted_tokens = 0
@@ -81,7 +81,7 @@ class Speculation:
         """See ``Guessing``. Of requests that decode, as many as there are, each gets its share of what is left."""
         for request_id in output.released_ids:
             self._draftings.pop(request_id, None)
-        num_free = self._num_free_rows - sum(output.num_new_tokens)
+        num_free = self.num_free_rows - sum(output.num_new_tokens)
         if num_free <= 0:
             return
         decoding = [place for place, request in enumerate(output.requests) if request.num_uncomputed_tokens == 1]

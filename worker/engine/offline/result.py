@@ -23,6 +23,7 @@ class OfflineResult(msgspec.Struct, kw_only=True):
         rss_before_bytes, rss_queued_bytes: resident memory at the start, and once the first requests had entered.
         steps: what each step did, if that was asked for.
         device_busy_share: of the time, in which a GPU computed, if that was asked for.
+        num_draft_tokens, num_accepted_tokens: guesses in this run, and those of them that came true.
     """
 
     name: str = ""
@@ -47,6 +48,8 @@ class OfflineResult(msgspec.Struct, kw_only=True):
     rss_queued_bytes: int
     steps: list[StepStats] = []
     device_busy_share: float | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class PhasesResult(msgspec.Struct, kw_only=True):
@@ -83,8 +86,8 @@ class Record:
             self.outputs[int(output.request_id)] += output.new_token_ids
             self.token_times_s[int(output.request_id)] += [now_s] * len(output.new_token_ids)
 
-    def result(self, stats: SchedulerStats, wall_s: float, load_s: float) -> OfflineResult:
-        """Reduce it to figures."""
+    def result(self, stats: SchedulerStats, before: SchedulerStats, wall_s: float, load_s: float) -> OfflineResult:
+        """Reduce it to figures; ``before`` are the counters when the run began."""
         ttft_ms = [
             1e3 * (times[0] - sent) for times, sent in zip(self.token_times_s, self.sent_s, strict=True) if times
         ]
@@ -110,6 +113,8 @@ class Record:
             rss_before_bytes=self.rss_before_bytes,
             rss_queued_bytes=self.rss_queued_bytes,
             steps=self.steps,
+            num_draft_tokens=stats.num_draft_tokens - before.num_draft_tokens,
+            num_accepted_tokens=stats.num_accepted_tokens - before.num_accepted_tokens,
         )
 
 

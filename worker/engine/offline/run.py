@@ -23,7 +23,7 @@ import psutil
 from ....shared.command_line import Parser, UsageError, run_told
 from ....shared.errors import PenstockError
 from ....shared.messages import EngineCoreRequest
-from ....shared.params import SamplingParams
+from ....shared.params import SamplingParams, StructuredOutputsParams
 from ....shared.pooling import PoolingParams
 from ...config import EngineConfig
 from ...core.garbage import freeze_loaded_objects
@@ -37,7 +37,7 @@ from .result import OfflineResult, PhasesResult, Record, rss_bytes
 
 class OfflineRequest(msgspec.Struct):
     """One request of a workload; ``sampling_params`` are the arguments of ``SamplingParams``, or ``pooling_params``
-    those of ``PoolingParams``."""
+    those of ``PoolingParams``. ``structured_outputs`` among them are the arguments of ``StructuredOutputsParams``."""
 
     prompt_token_ids: list[int]
     sampling_params: dict[str, Any] = {}
@@ -84,6 +84,7 @@ def run_workload(
     room = concurrency or len(requests)
     # Taken from the end; those that arrive together enter in the file's order.
     pending = sorted(range(len(requests)), key=lambda index: (-requests[index].arrival_s, -index))
+    before = core.scheduler.stats()
     start = time.perf_counter()
     while pending or core.has_work:
         now = time.perf_counter() - start
@@ -101,7 +102,7 @@ def run_workload(
         step_stats = core.take_step_stats()
         if keeps_steps and step_stats is not None:
             record.steps.append(step_stats)
-    return record.result(core.scheduler.stats(), time.perf_counter() - start, load_s)
+    return record.result(core.scheduler.stats(), before, time.perf_counter() - start, load_s)
 
 
 def run_phases(core: EngineCore, phases: list[Phase], *, keeps_steps: bool = False) -> Iterator[PhasesResult]:
@@ -132,13 +133,20 @@ def _add(core: EngineCore, index: int, request: OfflineRequest) -> None:
         EngineCoreRequest(
             request_id=str(index),
             prompt_token_ids=request.prompt_token_ids,
-            sampling_params=SamplingParams(**request.sampling_params) if pooling is None else None,
+            sampling_params=_sampling_params(request.sampling_params) if pooling is None else None,
             pooling_params=pooling,
             priority=request.priority,
         )
     )
     if refused is not None and refused.error is not None:
         raise PenstockError(f"request {index}: {refused.error.message}")
+
+
+def _sampling_params(given: dict[str, Any]) -> SamplingParams:
+    given = dict(given)
+    if grammar := given.pop("structured_outputs", None):
+        given["structured_outputs"] = StructuredOutputsParams(**grammar)
+    return SamplingParams(**given)
 
 
 def _read(path: Path) -> Workload:

@@ -14,8 +14,10 @@ class Guessing(Protocol):
     Attributes:
         num_draft_tokens: how many guesses were computed since the start.
         num_accepted_tokens: how many of them turned out to be tokens of their requests.
+        num_free_rows: tokens of a step that cost little more than one; 0 where nothing is guessed.
     """
 
+    num_free_rows: int
     num_draft_tokens: int
     num_accepted_tokens: int
 
@@ -31,6 +33,7 @@ class Guessing(Protocol):
 class NoGuessing:
     """The ``Guessing`` of an engine that computes what is known, and no more."""
 
+    num_free_rows = 0
     num_draft_tokens = 0
     num_accepted_tokens = 0
 

@@ -1,0 +1,1 @@
+"""What guesses save: three kinds of answers and many requests at once, with and without (decision 0083)."""

@@ -1,0 +1,94 @@
+"""What is asked in the row speculation, and what its table and goals make of the runs."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from penstock.ops.bench.goals import State
+from penstock.ops.bench.result import PhaseResult, SideRun
+from penstock.ops.bench.speculation.report import speculation_goals, speculation_table
+from penstock.ops.bench.speculation.row import PHASES, PairRow, SpeculationRow, wrong_answers
+from penstock.ops.bench.speculation.sides import ours, rivals
+from penstock.ops.bench.speculation.texts import COPY, JSON, KINDS, ORDER_SCHEMA, all_asked
+
+
+def test_each_answer_is_what_was_asked_for() -> None:
+    asked = all_asked()
+    assert asked == all_asked()
+    assert [sum(one.kind == kind for one in asked) for kind in KINDS] == [4, 4, 4]
+    assert len({one.prompt for one in asked}) == len(asked)
+    for one in asked:
+        if one.kind == COPY:
+            before, after = one.prompt.strip().split("\n")[1:], one.answer.split("\n")
+            changed = [pair for pair in zip(before, after, strict=True) if pair[0] != pair[1]]
+            assert len(changed) == 1
+            name = one.prompt.removeprefix("The last ").split(" was sold")[0]
+            assert changed[0][0].startswith(f"- {name}, ")
+            assert changed[0][1] == f"- {name}, none left, order more"
+        elif one.kind == JSON:
+            order = json.loads(one.answer)
+            assert list(order) == ORDER_SCHEMA["required"]
+            for item in order["items"]:
+                assert list(item) == ORDER_SCHEMA["properties"]["items"]["items"]["required"]
+                assert (
+                    f"{item['quantity']} {item['colour']} {item['article']} at {item['price_in_cents']}" in one.prompt
+                )
+
+
+def run_of(token_ids: list[list[int]]) -> SideRun:
+    phase = PhaseResult(name=COPY, wall_s=1.0, output_token_ids=token_ids, token_times_s=[], sent_s=[])
+    return SideRun(ready_s=1.0, rss_bytes=1, peak_rss_bytes=1, phases=[phase])
+
+
+def test_an_answer_that_is_another_is_told() -> None:
+    assert wrong_answers("side", run_of([[1, 2], [3]]), COPY, [[1, 2], [3]]) == ""
+    assert wrong_answers("side", run_of([[1, 2], [4]]), COPY, [[1, 2], [3]]) == (
+        "side: answer 2 of copying is wrong from token 1 on"
+    )
+    assert "answer 1 of copying is wrong from token 2" in wrong_answers("side", run_of([[1]]), COPY, [[1, 2]])
+
+
+def pair(name: str, on: float, missing: str = "", wrong: str = "") -> PairRow:
+    off, with_guesses = (dict.fromkeys(PHASES, rates) for rates in ([10.0, 20.0, 10.0], [on, 2 * on, 90.0]))
+    counts = dict.fromkeys(PHASES, 8), dict.fromkeys(PHASES, 6)
+    if missing:
+        return PairRow(name=name, missing=missing)
+    return PairRow(name=name, wrong=wrong, off=off, on=with_guesses, num_guessed=counts[0], num_right=counts[1])
+
+
+def test_ratios_are_taken_round_by_round_and_held_against_the_goals() -> None:
+    pairs = [pair("Penstock, ngram", 15.0), pair("vLLM offline, ngram", 20.0), pair("llama.cpp", 1.0, "not installed")]
+    row = SpeculationRow(model="smol135", rounds=3, num_tokens=dict.fromkeys(PHASES, 100), pairs=pairs)
+    goals = list(speculation_goals(row))
+    assert [goal.value for goal in goals] == [1.5, 1.5, 1.5, 1.5]
+    assert [goal.state for goal in goals] == [State.NOT_MET, State.MET, State.MET, State.MET]
+    console = Console(file=io.StringIO(), width=300)
+    console.print(speculation_table(row))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "10.0 → 30.0, 1.50 (75% of 8)" in printed
+    assert "not installed" in printed
+
+
+def test_who_says_anything_else_has_no_speed() -> None:
+    row = SpeculationRow(
+        model="m", rounds=3, num_tokens=dict.fromkeys(PHASES, 1), pairs=[pair("Penstock, ngram", 50.0, wrong="it lied")]
+    )
+    assert {goal.state for goal in speculation_goals(row)} == {State.NOT_MEASURED}
+    console = Console(file=io.StringIO(), width=300)
+    console.print(speculation_table(row))
+    assert "it lied" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_each_engine_runs_without_and_with_guesses() -> None:
+    found = [ours("ngram", ["--threads", "1"]), *rivals(frozenset({"vllm", "llama"}), Path("nowhere"))]
+    assert [(one.off.name, one.on.name) for one in found] == [
+        ("Penstock, off", "Penstock, ngram"),
+        ("vLLM offline, off", "vLLM offline, ngram"),
+        ("llama.cpp, off", "llama.cpp, prompt lookup"),
+    ]
+    assert [one.is_batching for one in found] == [True, True, False]
+    assert {one.off.why_missing for one in found[1:]} == {"not installed"}
