@@ -159,7 +159,8 @@ def test_a_token_has_the_same_bits_in_any_company(
 
 def test_models_that_are_computed_in_other_ways_are_refused(tmp_path: Path) -> None:
     sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 2, "n_head": 4}
-    transformers.AutoModelForCausalLM.from_config(transformers.BloomConfig(**sizes)).save_pretrained(tmp_path)
+    config = transformers.AutoConfig.for_model("bloom", **sizes)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigurationError, match="enable_lora needs a model whose tokens are packed, and Bloom"):
         engine_over(tmp_path, max_model_len=64)
