@@ -9,19 +9,21 @@ bench.decoder_step`` runs several of these in turn and compares them.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from .. import native
-from ..decoder import Decoder, DecoderBatch, DecoderWeights, LayerWeights
+from ..decoder import Decoder, DecoderBatch, DecoderWeights, LayerAdapters, LayerWeights
 from ..huge_pages import Arena
 from ..linear import PackedWeight, pack_weight, quantize_weight, quantize_weight_to_nibbles
+from ..lora.packed import LoraPart, PackedLora, ProductStruct, pack_lora
 
 BLOCK_SIZE = 16
 _PACK = {"none": pack_weight, "int8": quantize_weight, "int4": quantize_weight_to_nibbles}
@@ -111,6 +113,32 @@ def make_batch(sizes: Sizes, dtype: torch.dtype, num_requests: int, query_len: i
     )
 
 
+def make_adapters(sizes: Sizes, dtype: torch.dtype, num_adapters: int, rank: int) -> list[PackedLora]:
+    """Random adapters of all layers, in the order of ``LayerAdapters``."""
+    query, key_value = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    # Inputs of each product, and outputs of each of its parts.
+    shapes = ((sizes.hidden, (query, key_value, key_value)), (query, (sizes.hidden,)))
+    shapes += ((sizes.hidden, (sizes.mlp, sizes.mlp)), (sizes.mlp, (sizes.hidden,)))
+    held: list[PackedLora] = []
+    for _ in range(sizes.layers):
+        for num_inputs, outputs in shapes:
+            for _ in range(num_adapters):
+                starts = itertools.accumulate(outputs, initial=0)
+                held.append(
+                    pack_lora(
+                        [
+                            LoraPart(
+                                start,
+                                torch.randn(rank, num_inputs).to(dtype),
+                                (torch.randn(size, rank) * 1e-3).to(dtype),
+                            )
+                            for start, size in zip(starts, outputs, strict=False)
+                        ]
+                    )
+                )
+    return held
+
+
 def make_caches(decoder: Decoder, sizes: Sizes, dtype: torch.dtype, batch: DecoderBatch) -> tuple[list[Tensor], ...]:
     """Keys and values of each layer, small enough to leave softmax numbers."""
     shape = decoder.cache_shape(int(batch.block_table.max()) + 1, BLOCK_SIZE)
@@ -138,6 +166,8 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=1)
     parser.add_argument("--query-len", type=int, default=1, help="tokens of each request in the step")
     parser.add_argument("--seq-len", type=int, default=256, help="tokens of each request with those of the step")
+    parser.add_argument("--adapters", type=int, default=0, help="low-rank adapters that the requests share among them")
+    parser.add_argument("--rank", type=int, default=16, help="of each adapter")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tiles", choices=("on", "off"), default="on")
     parser.add_argument("--huge-pages", choices=("on", "off"), default="on", help="of the weights")
@@ -153,10 +183,19 @@ def main() -> int:
     batch = make_batch(sizes, dtype, arguments.requests, arguments.query_len, arguments.seq_len)
     keys, values = make_caches(decoder, sizes, dtype, batch)
     decoder.use_cache(keys, values, BLOCK_SIZE)
+    held: list[PackedLora] = []
+    if arguments.adapters:
+        held = make_adapters(sizes, dtype, arguments.adapters, arguments.rank)
+        products = (ProductStruct * len(held))(*(one.struct() for one in held))
+        decoder.use_adapters(LayerAdapters(products, arguments.adapters))
+        # As the engine packs a step: those of one adapter lie together.
+        of_token = torch.arange(len(batch.token_ids)) * arguments.adapters // len(batch.token_ids)
+        batch = replace(batch, token_lora=of_token)
     linears = [weights.lm_head, *(part for layer in weights.layers for part in _linears_of(layer))]
     read = {
         "instructions": library.instructions,
         "weight_bytes": sum(linear.packed.nbytes for linear in linears),
+        "adapter_bytes": sum(one.a.packed.nbytes + sum(b.packed.nbytes for b, _, _ in one.parts) for one in held),
         "kv_bytes": sum(cache.nbytes for cache in (*keys, *values)),
     }
     print(json.dumps(read), flush=True)

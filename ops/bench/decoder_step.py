@@ -1,8 +1,9 @@
 """``python -m penstock.ops.bench.decoder_step``: the decoder's step alone, of several kinds in turn.
 
-Each of ``--quantization``, ``--threads``, ``--tiles`` and ``--huge-pages`` may be several with commas; all combinations
-are measured, each in a process of its own, in turns of ``--turn-s`` seconds, so that a machine whose speed drifts
-drifts for all. A ratio is taken per round, to the first kind, of the least of its turn; the median over rounds is told.
+Each of ``--quantization``, ``--adapters``, ``--threads``, ``--tiles`` and ``--huge-pages`` may be several with commas;
+all combinations are measured, each in a process of its own, in turns of ``--turn-s`` seconds, so that a machine whose
+speed drifts drifts for all. A ratio is taken per round, to the first kind, of the least of its turn; the median over
+rounds is told.
 Where others use the machine, CPU time on one thread is what can be relied on.
 """
 
@@ -25,7 +26,7 @@ from ...shared.processor import this_processor
 
 _CHILD = "penstock.kernels.bench.decoder_step"
 _SHAPES = "penstock.worker.models.random_model"
-_VARIED = ("quantization", "threads", "tiles", "huge-pages")
+_VARIED = ("quantization", "adapters", "threads", "tiles", "huge-pages")
 _MS = 1e3
 
 
@@ -69,6 +70,8 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, help="config.json of a Llama-like model, in place of a shape")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--quantization", default="none", help="of none, int8, int4")
+    parser.add_argument("--adapters", default="0", help="low-rank adapters that the requests share among them")
+    parser.add_argument("--rank", type=int, default=16, help="of each adapter")
     parser.add_argument("--requests", type=int, default=1)
     parser.add_argument("--query-len", type=int, default=1, help="tokens of each request in the step")
     parser.add_argument("--seq-len", type=int, default=256, help="tokens of each request with those of the step")
@@ -98,11 +101,14 @@ def main(words: list[str] | None = None) -> int:
 
 def _kinds(arguments: argparse.Namespace, config: Path) -> list[Kind]:
     common = ["--config", str(config), "--dtype", arguments.dtype, "--requests", str(arguments.requests)]
+    common += ["--rank", str(arguments.rank)] if arguments.adapters != "0" else []
     common += ["--query-len", str(arguments.query_len), "--seq-len", str(arguments.seq_len)]
     values = [getattr(arguments, name.replace("-", "_")).split(",") for name in _VARIED]
     kinds: list[Kind] = []
     for chosen in itertools.product(*values):
-        options = [*common, *itertools.chain(*zip((f"--{name}" for name in _VARIED), chosen, strict=True))]
+        pairs = zip((f"--{name}" for name in _VARIED), chosen, strict=True)
+        # Another environment's may know nothing of adapters.
+        options = [*common, *itertools.chain(*(pair for pair in pairs if pair != ("--adapters", "0")))]
         named = [f"{name} {value}" for name, value, several in zip(_VARIED, chosen, values, strict=True) if several[1:]]
         name = ", ".join(named) or "this"
         if arguments.against:
@@ -121,7 +127,7 @@ def _print(kinds: list[Kind], arguments: argparse.Namespace) -> None:
     table = Table("kind", "MB read", "wall ms, least", "median", "ratio", "CPU ms, least", "median", "ratio", "GB/s")
     for kind in kinds:
         wall, cpu = kind.least("wall_s"), kind.least("cpu_s")
-        num_bytes = kind.read["weight_bytes"] + kind.read["kv_bytes"]
+        num_bytes = sum(size for name, size in kind.read.items() if name.endswith("_bytes"))
         ratios = [
             statistics.median(ours / first for ours, first in zip(of_kind, of_first, strict=True))
             for of_kind, of_first in ((wall, kinds[0].least("wall_s")), (cpu, kinds[0].least("cpu_s")))

@@ -19,13 +19,15 @@ log = structlog.get_logger(__name__)
 class CallAnswers:
     """Answers calls between two steps. Whatever a call raises is its answer; the engine goes on.
 
+    A function that returns None has begun something beside the steps, and is called again until it has its answer.
+
     Args:
         takes_long: whether a call may take longer than the stall watch waits.
     """
 
     def __init__(
         self,
-        functions: Mapping[type, Callable[[Any], UtilityAnswer]],
+        functions: Mapping[type, Callable[[Any], UtilityAnswer | None]],
         progress: ProgressWriter,
         takes_long: Callable[[Utility], bool],
     ) -> None:
@@ -33,15 +35,16 @@ class CallAnswers:
         self._progress = progress
         self._takes_long = takes_long
 
-    def answer(self, message: UtilityCall) -> UtilityOutput:
-        """Do what is asked; an error of any kind becomes the answer."""
+    def answer(self, message: UtilityCall) -> UtilityOutput | None:
+        """Do what is asked; an error of any kind becomes the answer. None: ask again after the next step."""
         call = message.call
         try:
             function = self._functions.get(type(call))
             if function is None:
                 raise UnsupportedCallError(f"{call.__struct_config__.tag}: this engine has no such call")
             with self._progress.compiling() if self._takes_long(call) else nullcontext():
-                return UtilityOutput(message.call_id, answer=function(call))
+                answer = function(call)
+                return None if answer is None else UtilityOutput(message.call_id, answer=answer)
         except PenstockError as error:
             return UtilityOutput(message.call_id, CallError(error.code, str(error)))
         except Exception as error:  # of torch, of a file system, of a user's method

@@ -74,8 +74,8 @@ class Core(Protocol):
 class Control(Protocol):
     """What a core can be asked between two steps."""
 
-    def answer(self, message: UtilityCall, /) -> UtilityOutput:
-        """Do what is asked; an error of any kind becomes the answer."""
+    def answer(self, message: UtilityCall, /) -> UtilityOutput | None:
+        """Do what is asked; an error of any kind becomes the answer. None: ask again after the next step."""
         ...
 
 

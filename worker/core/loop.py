@@ -56,6 +56,7 @@ class CoreLoop:
         self._device_memory_bytes = 0
         self._device_memory_due_s = 0.0
         self._is_stopping = False
+        self._unanswered: list[UtilityCall] = []
 
     def run(self, backlog: list[Any]) -> None:
         """Work until told to stop, or until the worker process is gone. ``backlog`` came during start-up.
@@ -71,8 +72,9 @@ class CoreLoop:
                 self._progress.take_message(self._core.num_unfinished_requests)
             if self._is_stopping:
                 return
-            if self._core.has_work:
+            if self._core.has_work or self._unanswered:
                 self._step()
+                self._unanswered = [call for call in self._unanswered if not self._is_answered(call)]
                 messages = self._channel.receive(0)
             else:
                 self._core.check_invariants()
@@ -106,13 +108,21 @@ class CoreLoop:
         elif isinstance(message, UtilityCall):
             if outputs := self._core.settle():
                 self._send(outputs)
-            self._channel.send(self._control.answer(message))
+            if not self._is_answered(message):
+                self._unanswered.append(message)
         elif isinstance(message, Shutdown):
             self._is_stopping = True
         elif isinstance(message, Undecodable):
             self._refuse(message)
         else:
             log.warning("message_out_of_place", kind=type(message).__name__)
+
+    def _is_answered(self, call: UtilityCall) -> bool:
+        """Whether there is an answer, which is sent then."""
+        answer = self._control.answer(call)
+        if answer is not None:
+            self._channel.send(answer)
+        return answer is not None
 
     def _refuse(self, message: Undecodable) -> None:
         """Answer a request that does not decode, if it says at least which one it is."""

@@ -189,19 +189,19 @@ class EngineCore:
 
     def _admit(self, request: Request) -> None:
         """Let a request that has its grammar go on: to the scheduler, or to wait for its adapter."""
-        if request.lora_request is None:
+        if request.lora_request is None or self._adapters.add(request):
             self.scheduler.add_request(request)
-        else:
-            self._adapters.add(request)
 
     def _take_ready(self) -> list[EngineCoreOutput]:
         """Hand requests with their grammars and adapters to the scheduler; returns the ends of those that get none."""
         ended: list[EngineCoreOutput] = []
-        for waiting in (self._grammars, self._adapters):
-            if waiting and not self.scheduler.has_unfinished_requests:
-                waiting.wait(ADMISSION_WAIT_S)
+        if not self.scheduler.has_unfinished_requests:
+            if self._grammars:
+                self._grammars.wait(ADMISSION_WAIT_S)
+            if self._adapters.is_loading:
+                self._adapters.wait(ADMISSION_WAIT_S)
         self._take_grammars(ended)
-        if self._adapters:
+        if self._adapters or self._adapters.is_loading:
             for request, error in self._adapters.take_ready():
                 if error is None:
                     self.scheduler.add_request(request)

@@ -12,7 +12,8 @@ IntArray = NDArray[np.int64]
 
 @dataclass
 class StepInput:
-    """What the model needs for one step. Decodes come first, so ``order`` may differ from the scheduler's.
+    """What the model needs for one step. Decodes come first, and those of one adapter lie together, so ``order`` may
+    differ from the scheduler's.
 
     Args:
         order: ``[B]`` index into the scheduler's batch.

@@ -303,9 +303,15 @@ def write_gated_model(folder: Path, base: Path, gate: Gate) -> Path:
 MakeEngine = Callable[..., Engine]
 
 
+def _answer(engine: Engine, call: Utility) -> UtilityOutput:
+    while (output := engine.control.answer(UtilityCall(1, call))) is None:
+        assert not engine.core.step_fn()
+    return output
+
+
 def ask(engine: Engine, call: Utility) -> UtilityAnswer:
     """The answer to a call that succeeds."""
-    output = engine.control.answer(UtilityCall(1, call))
+    output = _answer(engine, call)
     assert output.error is None, output.error
     assert output.answer is not None
     return output.answer
@@ -313,7 +319,7 @@ def ask(engine: Engine, call: Utility) -> UtilityAnswer:
 
 def refusal(engine: Engine, call: Utility) -> CallError:
     """The error of a call that fails."""
-    output = engine.control.answer(UtilityCall(1, call))
+    output = _answer(engine, call)
     assert output.answer is None
     assert output.error is not None
     return output.error

@@ -118,7 +118,7 @@ def merge(base: nn.Module, kind: Kind, seed: int = 0, size: float = 0.6) -> nn.M
     modules = dict(base.named_modules())
     with torch.no_grad():
         for layer, (a, b) in made.items():
-            weight = modules[layer].weight
+            weight = modules[layer].get_parameter("weight")
             weight += (kind.rank_and_scale(layer)[1] * (b.double() @ a.double())).to(weight.dtype)
     return base
 

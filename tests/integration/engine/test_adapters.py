@@ -8,14 +8,21 @@ from typing import Any
 
 import msgspec
 import pytest
+import transformers
 
+from penstock.shared.errors import ConfigurationError
 from penstock.shared.messages import EngineCoreRequest
 from penstock.shared.params import LoRARequest
 from penstock.worker.config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
+from penstock.worker.engine.execution.model_runner import ModelRunner
+from penstock.worker.models.adapters import attach
+from penstock.worker.models.adapters.layouts import StackedLayout
+from penstock.worker.models.lean.native import NativeForward
 
-from .harness import generate, request
-from .peft_folders import MIXED, greedy, load_base, lora_request, merge, write_adapter
+from ...conftest import DEMO_MODEL
+from .harness import VOCAB_SIZE, generate, request, run
+from .peft_folders import MIXED, R8, greedy, load_base, lora_request, merge, write_adapter
 
 NUM_TOKENS = 12
 Truth = dict[tuple[str, int], list[int]]
@@ -65,7 +72,7 @@ def tokens_of(truth: Truth) -> dict[str, list[int]]:
     return {f"{key} {index}": tokens for (key, index), tokens in truth.items()}
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gpt_oss"])
 def test_a_mixed_batch_has_the_tokens_of_merged_models(
     name: str, model_folder: Callable[[str], Path], prompts: list[list[int]], adapters: Any
 ) -> None:
@@ -98,3 +105,74 @@ def test_however_requests_are_cut_and_wherever_they_are_computed(
         assert generate(engine.core, mixed(prompts, said)) == tokens_of(truth)
     if "kv_cache_memory" in options:
         assert engine.core.scheduler.stats().num_preemptions > 0
+
+
+def test_as_triton_has_them(
+    model_folder: Callable[[str], Path], prompts: list[list[int]], adapters: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In stacks of one rank, here by the kernels' references."""
+    said, truth = adapters("llama", prompts)
+    monkeypatch.setattr(attach, "_layout_for", StackedLayout)
+    engine = engine_over(model_folder("llama"), block_size=5, max_loras=2, max_lora_rank=16)
+    assert generate(engine.core, mixed(prompts, said)) == tokens_of(truth)
+
+
+def test_layers_that_are_fused_in_the_model_itself(
+    model_folder: Callable[[str], Path], prompts: list[list[int]], tmp_path: Path
+) -> None:
+    folder = model_folder("phi3")
+    module = load_base(folder)
+    said = lora_request(write_adapter(tmp_path / "a", module, R8))
+    expected = greedy(merge(module, R8), prompts[2], NUM_TOKENS)
+    asked = mixed([prompts[2]], {"r8": said})
+    assert generate(engine_over(folder).core, asked)["r8 0"] == expected
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_beside_quantised_weights(quantization: str, prompts: list[list[int]], tmp_path: Path) -> None:
+    """What an adapter adds is not quantised, and the compiled decoder adds it as the layers in Python do."""
+    said = {"r8": lora_request(write_adapter(tmp_path / "a", load_base(DEMO_MODEL), R8))}
+    found = [
+        generate(engine_over(DEMO_MODEL, quantization=quantization, **options).core, mixed(prompts, said))
+        for options in ({}, {"block_size": 5})
+    ]
+    assert found[0] == found[1]
+    assert found[0]["r8 2"] != found[0]["base 2"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_token_has_the_same_bits_in_any_company(
+    dtype: str, model_folder: Callable[[str], Path], prompts: list[list[int]], adapters: Any
+) -> None:
+    said, _ = adapters("llama", prompts)
+    engine = engine_over(model_folder("llama"), dtype=dtype, enable_prefix_caching=False, max_num_batched_tokens=48)
+    runner = engine.core._executor
+    assert isinstance(runner, ModelRunner)
+    assert isinstance(runner._model.forward, NativeForward)
+    asked = mixed(prompts, said, logprobs=3)
+    together = run(engine.core, asked)
+    for one in asked[::3]:
+        alone = run(engine.core, [one])[one.request_id]
+        assert alone.new_token_ids == together[one.request_id].new_token_ids
+        assert alone.new_logprobs == together[one.request_id].new_logprobs
+
+
+def test_models_that_are_computed_in_other_ways_are_refused(tmp_path: Path) -> None:
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 2, "n_head": 4}
+    config = transformers.AutoConfig.for_model("bloom", **sizes)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match="enable_lora needs a model whose tokens are packed, and Bloom"):
+        engine_over(tmp_path, max_model_len=64)
+
+
+def test_equal_bits_need_the_compiled_kernels(model_folder: Callable[[str], Path]) -> None:
+    with pytest.raises(ConfigurationError, match="enable_lora and deterministic need the compiled kernels"):
+        engine_over(model_folder("llama"), deterministic=True, native_kernels=False)
+
+
+def test_options_that_contradict_each_other() -> None:
+    with pytest.raises(ConfigurationError, match=r"max_cpu_loras \(2\) must be at least max_loras \(8\)"):
+        EngineConfig(model="m", enable_lora=True, max_cpu_loras=2)
+    with pytest.raises(ConfigurationError, match="enable_lora is for Penstock's own engine"):
+        EngineConfig(model="m", enable_lora=True, engine="vllm")

@@ -17,6 +17,9 @@ from torch import Tensor
 
 from penstock.kernels import paged_attention, rotary
 from penstock.worker.config import EngineConfig
+from penstock.worker.models.adapters.attach import attach_adapters
+from penstock.worker.models.adapters.peft_folder import LayerMatrices
+from penstock.worker.models.adapters.sites import layers_of, sites_of
 from penstock.worker.models.eight_bit_cache import hold_in_eight_bits
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
 from penstock.worker.models.lean import captured
@@ -157,6 +160,39 @@ def test_logits_and_caches_are_those_of_single_operations(
     assert_equal(forward.caches, lean.caches)
     assert not any(cache.isfinite().all() for cache in forward.caches), "a row that is not in use was stored"
     assert (recording.num_captured, recording.num_replayed) == (len(capture_sizes(MAX_NUM_SEQS)), NUM_DECODES)
+
+
+@torch.inference_mode()
+def test_adapters_have_graphs_of_their_own(device: torch.device, recording: Recording) -> None:
+    lean, other = smallest_forward(device), smallest_forward(device)
+    forward = CapturedForward(other, recording)
+    generator = torch.Generator().manual_seed(3)
+    matrices = [
+        {
+            layer: LayerMatrices(
+                torch.randn(rank, num_inputs, generator=generator), torch.randn(num_outputs, rank, generator=generator)
+            )
+            for layer, (num_inputs, num_outputs) in layers_of(sites_of(lean.network)).items()
+        }
+        for rank in (2, 4)
+    ]
+    for one in (lean, forward):
+        slots = attach_adapters(one, "llama", num_slots=2, max_rank=4, is_deterministic=False)
+        for slot, adapter in enumerate(matrices):
+            slots.assign(slot, slots.prepare(adapter))
+        slots.flush()
+        allocate(one, device, MAX_NUM_SEQS)
+    plain = steps(device, WORK)
+    adapted = [
+        replace(step, token_lora=torch.arange(len(step.token_ids), device=device) % 3 - 1 if index % 3 else None)
+        for index, step in enumerate(plain)
+    ]
+    found = [forward.run(step) for step in adapted]
+    assert_equal(found, [lean.run(step) for step in adapted])
+    assert recording.num_captured == 2 * len(capture_sizes(MAX_NUM_SEQS))
+    assert recording.num_replayed == NUM_DECODES
+    base = [lean.run(step) for step in plain]
+    assert not any(torch.allclose(ours, theirs) for ours, theirs in zip(found[1:3], base[1:3], strict=True))
 
 
 @torch.inference_mode()

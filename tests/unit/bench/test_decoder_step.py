@@ -38,6 +38,20 @@ def test_it_tells_what_a_step_reads_and_how_long_it_takes(tmp_path: Path, capsys
     assert cells[4] == cells[7] == "1.000"
 
 
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
+def test_adapters_are_measured_beside_the_model_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(SIZES))
+    words = "--adapters 0,2 --rank 4 --requests 3 --seq-len 20 --tiles off --rounds 2 --turn-s 0.001"
+    assert main([*words.split(), "--config", str(config)]) == 0
+    lines = [line.split("│") for line in capsys.readouterr().out.splitlines() if "adapters" in line]
+    read = {cells[1].split("(")[0].strip(): float(cells[2]) for cells in lines if len(cells) > 2}
+    assert list(read) == ["adapters 0", "adapters 2"]
+    # Outputs are filled up to 64: of each layer 4 of the first matrices and 7 of 64 outputs of the second, rank 4.
+    num_bytes = 2 * 2 * (4 * 64 * 64 + 7 * 64 * 4) * 2
+    assert read["adapters 2"] - read["adapters 0"] == pytest.approx(num_bytes / 1e6, abs=1e-5)
+
+
 def test_a_config_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--config", "/none/config.json"])

@@ -102,22 +102,24 @@ def test_a_step_of_single_tokens_samples_only_where_they_are_the_last() -> None:
     assert step.sampled_rows.tolist() == [step.rows[1]]
 
 
-def test_each_token_has_its_request_s_adapter() -> None:
+def test_each_token_has_its_request_s_adapter_and_those_of_one_lie_together() -> None:
     batch = InputBatch(max_num_seqs=4, max_model_len=12, block_size=4)
     adapted = make_request("adapted", [1, 2, 3], [5], lora_index=7)
     plain = make_request("plain", [4, 5], [0])
     decode = make_request("decode", [8, 9, 10, 11, 12], [3, 7], num_computed=4, lora_index=0)
     step = batch.prepare(SchedulerOutput([adapted, plain, decode], [3, 2, 1]))
-    assert step.token_ids.tolist() == [12, 1, 2, 3, 4, 5]
+    assert step.token_ids.tolist() == [12, 4, 5, 1, 2, 3]
     assert step.token_lora is not None
-    assert (step.token_lora.tolist(), step.token_lora.dtype) == ([0, 7, 7, 7, NO_LORA, NO_LORA], np.int64)
+    assert (step.token_lora.tolist(), step.token_lora.dtype) == ([0, NO_LORA, NO_LORA, 7, 7, 7], np.int64)
+    assert step.order.tolist() == [2, 1, 0]
     batch.append_tokens(step.sampled_rows, np.array([6, 6, 6]))
     for request, num_computed in ((adapted, 3), (plain, 2), (decode, 5)):
         request.token_ids.append(6)
         request.num_computed_tokens = num_computed
     step = batch.prepare(SchedulerOutput([adapted, plain, decode], [1, 1, 1]))
     assert step.token_lora is not None
-    assert step.token_lora.tolist() == [7, NO_LORA, 0]
+    assert (step.token_lora.tolist(), step.order.tolist()) == ([NO_LORA, 0, 7], [1, 2, 0])
+    assert step.sampled.tolist() == step.logit_rows.tolist() == [0, 1, 2]
 
 
 def test_a_step_without_adapters_has_no_column_whoever_else_has_a_row() -> None:
@@ -131,4 +133,4 @@ def test_a_step_without_adapters_has_no_column_whoever_else_has_a_row() -> None:
     adapted.lora_index = 1
     step = batch.prepare(SchedulerOutput([adapted, plain], [1, 1], released_ids=["other"]))
     assert step.token_lora is not None
-    assert step.token_lora.tolist() == [1, NO_LORA]
+    assert step.token_lora.tolist() == [NO_LORA, 1]

@@ -59,6 +59,7 @@ class AdapterLibrary:
         self._load = load
         self._threads = CompileThreads(NUM_THREADS, NUM_THREADS, "adapter")
         self._loading: dict[tuple[str, str], Task] = {}
+        self._called: dict[tuple[str, str], Task] = {}
         self._waiting: dict[str, _Waiting] = {}
         self._of_request: dict[str, HeldAdapter] = {}
 
@@ -71,10 +72,15 @@ class AdapterLibrary:
     def check(self, adapter: LoRARequest | None) -> None:
         """Any may be named: whether there is one shows when it is loaded."""
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request) -> bool:
         assert request.lora_request is not None
+        held = self._shelf.get(request.lora_request.digest)
+        if held is not None:
+            self._bind(request, request.lora_request, held)
+            return True
         request.move_to(RequestStatus.WAITING_FOR_ADAPTER)
         self._waiting[request.request_id] = _Waiting(request, request.lora_request)
+        return False
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """What is being read for them is read to its end, and kept."""
@@ -83,9 +89,12 @@ class AdapterLibrary:
             if waiting is not None:
                 waiting.request.move_to(RequestStatus.FINISHED_ABORTED)
 
+    @property
+    def is_loading(self) -> bool:
+        return bool(self._loading)
+
     def wait(self, timeout_s: float) -> None:
-        if self._loading:
-            self._threads.wait(timeout_s)
+        self._threads.wait(timeout_s)
 
     def take_ready(self) -> list[tuple[Request, RequestError | None]]:
         ready: list[tuple[Request, RequestError | None]] = []
@@ -100,7 +109,10 @@ class AdapterLibrary:
                 ready.append(self._fail(request_id, error))
             else:
                 if held is not None:
-                    ready.append((self._bind(request_id, held), None))
+                    del self._waiting[request_id]
+                    waiting.request.move_to(RequestStatus.WAITING)
+                    self._bind(waiting.request, waiting.adapter, held)
+                    ready.append((waiting.request, None))
                 elif waiting.task is None:
                     may_load = False
         self._keep_what_nobody_waits_for()
@@ -133,25 +145,29 @@ class AdapterLibrary:
     def take_digests(self) -> list[str] | None:
         return self._shelf.take_digests()
 
-    def load(self, adapter: LoRARequest) -> bool:
-        """Load it now, for requests to come; False if it is here already.
+    def load(self, adapter: LoRARequest) -> bool | None:
+        """Load it for requests to come; False if it is here already, None while it is being read: ask again.
 
         Raises:
             EngineStateError: all that are here are used or pinned.
             AdapterFileError, UnsupportedAdapterError: see ``load_adapter``.
         """
-        held = self._shelf.get(adapter.digest)
-        is_new = held is None
-        if held is None:
-            loaded = self._read(adapter)
-            held = self._shelf.get(loaded.digest)
-            is_new = held is None
-            if held is None and not self._shelf.make_room(1 + len(self._loading)):
+        key, held = _key_of(adapter), self._shelf.get(adapter.digest)
+        task = self._called.get(key)
+        if task is None and held is None:
+            task = self._called[key] = self._loading.get(key) or self._begin(adapter)
+            if task is None:
+                del self._called[key]
                 raise EngineStateError("add_lora: all adapters in memory (--max-cpu-loras) are used or pinned")
-            held = held or self._shelf.put(loaded)
+        if task is not None:
+            if not task.is_done:
+                return None
+            del self._called[key]
+            held = self._take(task)
+        assert held is not None
         held.is_leaving = False
         self._shelf.name(held, adapter.lora_int_id)
-        return is_new
+        return task is not None and task.result is held.loaded
 
     def remove(self, lora_id: int) -> bool:
         """Unload it, once the requests that have it have ended; False if it is not loaded."""
@@ -189,14 +205,20 @@ class AdapterLibrary:
         held = self._shelf.get(adapter.digest)
         if held is not None:
             return held
-        key = (adapter.digest, "" if adapter.digest else adapter.lora_path)
         if waiting.task is None:
-            waiting.task = self._loading.get(key)
-        if waiting.task is None and may_load and self._shelf.make_room(1 + len(self._loading)):
-            waiting.task = self._loading[key] = self._threads.submit(lambda _: self._read(adapter))
+            waiting.task = self._loading.get(_key_of(adapter))
+        if waiting.task is None and may_load:
+            waiting.task = self._begin(adapter)
         if waiting.task is None or not waiting.task.is_done:
             return None
         return self._take(waiting.task)
+
+    def _begin(self, adapter: LoRARequest) -> Task | None:
+        """Have it read by the thread; None if there would be no room for it."""
+        if not self._shelf.make_room(1 + len(self._loading)):
+            return None
+        task = self._loading[_key_of(adapter)] = self._threads.submit(lambda _: self._read(adapter))
+        return task
 
     def _take(self, task: Task) -> HeldAdapter:
         """What a task that is done has read; raises why it could not."""
@@ -210,23 +232,20 @@ class AdapterLibrary:
 
     def _keep_what_nobody_waits_for(self) -> None:
         """Its requests were aborted while it was read."""
-        wanted = {id(waiting.task) for waiting in self._waiting.values()}
+        wanted = {*(id(waiting.task) for waiting in self._waiting.values()), *map(id, self._called.values())}
         for task in [task for task in self._loading.values() if task.is_done and id(task) not in wanted]:
             try:
                 self._take(task)
             except Exception as error:
                 log.warning("adapter_load_failed", error=f"{type(error).__name__}: {error}")
 
-    def _bind(self, request_id: str, held: HeldAdapter) -> Request:
-        waiting = self._waiting.pop(request_id)
-        request = waiting.request
+    def _bind(self, request: Request, adapter: LoRARequest, held: HeldAdapter) -> None:
+        """From now on until it is finished ``request`` has that adapter."""
         held.num_users += 1
         held.is_leaving = False
-        self._shelf.name(held, waiting.adapter.lora_int_id)
-        self._of_request[request_id] = held
+        self._shelf.name(held, adapter.lora_int_id)
+        self._of_request[request.request_id] = held
         request.extra_keys = (*request.extra_keys, f"lora {held.digest}")
-        request.move_to(RequestStatus.WAITING)
-        return request
 
     def _fail(self, request_id: str, error: RequestError) -> tuple[Request, RequestError]:
         request = self._waiting.pop(request_id).request
@@ -258,3 +277,8 @@ class AdapterLibrary:
                 f"its digest could be looked for; give a path that all hosts have, or start workers with --lora-folder"
             )
         return named
+
+
+def _key_of(adapter: LoRARequest) -> tuple[str, str]:
+    """What is read once for all that ask for it."""
+    return adapter.digest, "" if adapter.digest else adapter.lora_path

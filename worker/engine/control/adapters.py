@@ -10,7 +10,7 @@ from ....shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, P
 from ..adapters.library import AdapterLibrary
 
 
-def adapter_calls(library: AdapterLibrary | None) -> dict[type, Callable[[Any], LoraChanged | LoraList]]:
+def adapter_calls(library: AdapterLibrary | None) -> dict[type, Callable[[Any], LoraChanged | LoraList | None]]:
     """A function for each call; None is for an engine that serves none."""
     if library is None:
         return {
@@ -20,11 +20,16 @@ def adapter_calls(library: AdapterLibrary | None) -> dict[type, Callable[[Any], 
             ListLoras: lambda _: LoraList([]),
         }
     return {
-        AddLora: lambda call: LoraChanged(library.load(call.lora_request)),
+        AddLora: lambda call: _add(library, call),
         PinLora: lambda call: LoraChanged(library.pin(call.lora_id) if call.pinned else library.unpin(call.lora_id)),
         RemoveLora: lambda call: LoraChanged(library.remove(call.lora_id)),
         ListLoras: lambda _: LoraList(library.ids()),
     }
+
+
+def _add(library: AdapterLibrary, call: AddLora) -> LoraChanged | None:
+    is_new = library.load(call.lora_request)
+    return None if is_new is None else LoraChanged(is_new)
 
 
 def _refuse(call: AddLora | PinLora) -> LoraChanged:

@@ -36,7 +36,6 @@ from ....shared.control import (
     WakeUp,
 )
 from ....shared.errors import EngineStateError
-from ....shared.lora_control import AddLora
 from ....shared.messages import UtilityCall, UtilityOutput
 from ...core.answers import CallAnswers
 from ...progress import ProgressWriter
@@ -47,7 +46,7 @@ from .adapters import adapter_calls
 from .profiling import StepProfiler
 from .sleep import EngineSleep
 
-_MAY_TAKE_LONG = frozenset({Sleep, WakeUp, StartProfile, StopProfile, SaveShardedState, ExecuteDummyBatch, AddLora})
+_MAY_TAKE_LONG = frozenset({Sleep, WakeUp, StartProfile, StopProfile, SaveShardedState, ExecuteDummyBatch})
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +70,7 @@ class EngineControl:
 
     def __init__(self, parts: ControlledParts, progress: ProgressWriter) -> None:
         self._parts = parts
-        functions: dict[type, Callable[[Any], UtilityAnswer]] = {
+        functions: dict[type, Callable[[Any], UtilityAnswer | None]] = {
             CheckInvariants: self._check_invariants,
             ResetPrefixCache: self._reset_prefix_cache,
             Sleep: self._sleep,
@@ -87,8 +86,8 @@ class EngineControl:
         }
         self._answers = CallAnswers(functions, progress, self._takes_long)
 
-    def answer(self, message: UtilityCall) -> UtilityOutput:
-        """Do what is asked; an error of any kind becomes the answer."""
+    def answer(self, message: UtilityCall) -> UtilityOutput | None:
+        """As ``Control``."""
         return self._answers.answer(message)
 
     def _takes_long(self, call: Utility) -> bool:

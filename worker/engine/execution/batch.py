@@ -44,7 +44,7 @@ class InputBatch:
             return self._pack_decodes(rows, computed)
         query_lens = np.array(output.num_new_tokens, np.int64)
         num_guesses = self._write_guesses(output, rows)
-        order = np.argsort(query_lens > 1, kind="stable")
+        order = np.lexsort((self._lora_indices[rows], query_lens > 1))
         rows, computed, query_lens, num_guesses = rows[order], computed[order], query_lens[order], num_guesses[order]
         seq_lens = computed + query_lens
         ends = np.cumsum(query_lens)
@@ -80,11 +80,14 @@ class InputBatch:
         return num_guesses
 
     def _pack_decodes(self, rows: IntArray, computed: IntArray) -> StepInput:
-        """One token of each row: nothing to reorder or to repeat."""
-        order = self._counting[: len(rows)]
+        """One token of each row: nothing to repeat, and to reorder only what shares adapters."""
+        places = order = self._counting[: len(rows)]
+        if self._has_lora:
+            order = np.argsort(self._lora_indices[rows], kind="stable")
+            rows, computed = rows[order], computed[order]
         seq_lens = computed + 1
         has_caught_up = seq_lens == self.num_tokens[rows]
-        sampled = order if has_caught_up.all() else np.nonzero(has_caught_up)[0]
+        sampled = places if has_caught_up.all() else np.nonzero(has_caught_up)[0]
         return StepInput(
             order=order,
             rows=rows,

@@ -33,12 +33,17 @@ class Adapters(Residency, Protocol):
         """
         ...
 
-    def add(self, request: Request) -> None:
-        """Let a request with a ``lora_request`` wait for its adapter; ``take_ready`` gives it back."""
+    def add(self, request: Request) -> bool:
+        """Give a request with a ``lora_request`` its adapter. False if it has to wait: ``take_ready`` gives it back."""
         ...
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget these requests; unknown ones are ignored."""
+        ...
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether something is read, for a request or for an operator."""
         ...
 
     def wait(self, timeout_s: float) -> None:
@@ -67,11 +72,16 @@ class NoAdapters(NoResidency):
         if adapter is not None:
             raise UnsupportedParameterError(f"lora_request {adapter.lora_name!r}: {_NOT_SERVED}")
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request) -> bool:
         self.check(request.lora_request)
+        return True
 
     def abort(self, request_ids: Iterable[str]) -> None:
         pass
+
+    @property
+    def is_loading(self) -> bool:
+        return False
 
     def wait(self, timeout_s: float) -> None:
         pass

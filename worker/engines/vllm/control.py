@@ -72,8 +72,8 @@ class VllmControl:
         }
         self._answers = CallAnswers(functions, progress, _takes_long)
 
-    def answer(self, message: UtilityCall) -> UtilityOutput:
-        """Do what is asked; an error of any kind becomes the answer."""
+    def answer(self, message: UtilityCall) -> UtilityOutput | None:
+        """As ``Control``."""
         return self._answers.answer(message)
 
     def _check_invariants(self, _: CheckInvariants) -> Invariants:

@@ -58,8 +58,8 @@ def read_peft_folder(
             pairs = _pair(list(file.keys()))
             _check_layers(pairs, config, layers)
             return {
-                layer: _scaled(layer, *(file.get_tensor(name) for name in names), layers[layer], config, dtype)
-                for layer, names in pairs.items()
+                layer: _scaled(layer, file.get_tensor(down), file.get_tensor(up), layers[layer], config, dtype)
+                for layer, (down, up) in pairs.items()
             }
     except (OSError, SafetensorError) as error:
         raise AdapterFileError(f"{path} cannot be read: {error}") from error

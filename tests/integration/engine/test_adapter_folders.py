@@ -1,0 +1,134 @@
+"""PEFT folders are read whole, or refused by the name of what is not computed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from penstock.shared.adapter_errors import AdapterFileError, UnsupportedAdapterError
+from penstock.worker.models.adapters.peft_folder import LayerMatrices, read_peft_folder
+
+from .peft_folders import ALL, MIXED, R4, R8, Kind, load_base, matrices_of, write_adapter
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture(scope="module")
+def base(model_folder: Callable[[str], Path]) -> transformers.PreTrainedModel:
+    return load_base(model_folder("llama"))
+
+
+def layers_of(base: nn.Module) -> dict[str, tuple[int, int]]:
+    linears = ((name, module) for name, module in base.named_modules() if isinstance(module, nn.Linear))
+    return {name: (module.in_features, module.out_features) for name, module in linears if name != "lm_head"}
+
+
+def read(folder: Path, base: nn.Module, max_rank: int = 64) -> dict[str, LayerMatrices]:
+    return read_peft_folder(folder, layers_of(base), torch.float32, max_rank)
+
+
+@pytest.mark.parametrize("kind", MIXED.values(), ids=MIXED)
+def test_matrices_come_with_their_factors(kind: Kind, base: transformers.PreTrainedModel, tmp_path: Path) -> None:
+    found = read(write_adapter(tmp_path / "a", base, kind, 5), base)
+    expected = matrices_of(base, kind, 5)
+    assert found.keys() == expected.keys()
+    for layer, (a, b) in expected.items():
+        assert torch.equal(found[layer].a, a)
+        torch.testing.assert_close(found[layer].b, b * kind.rank_and_scale(layer)[1])
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "another kind": ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
+    "DoRA": ({"use_dora": True}, "use_dora is True: the adapter has DoRA"),
+    "biases": ({"bias": "lora_only"}, "bias is 'lora_only': the adapter has biases"),
+    "whole layers": ({"modules_to_save": ["lm_head"]}, "modules_to_save is .*lm_head"),
+    "experts": ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters is .*experts"),
+    "tokens": ({"trainable_token_indices": [1, 2]}, "trainable_token_indices is"),
+    "replicated layers": ({"layer_replication": [[0, 2], [1, 3]]}, "layer_replication is"),
+    "aLoRA": ({"alora_invocation_tokens": [3]}, "alora_invocation_tokens is"),
+    "a base that changes": ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'.*path_initial_model"),
+    "a rank above the largest": ({"r": 65}, "rank 65, and this engine takes up to 64; start it with --max-lora-rank"),
+    "a large rank of a pattern": ({"rank_pattern": {"q_proj": 128}}, "rank 128"),
+    "no rank": ({"r": 0}, "r must be a rank"),
+    "no factor": ({"lora_alpha": None}, "lora_alpha must be a finite number"),
+    "no targets": ({"target_modules": None}, "target_modules must be names of layers"),
+    "a broken expression": ({"target_modules": "("}, "no regular expression"),
+    "other targets": ({"target_modules": ["k_proj"]}, "matrices of .*, and target_modules leave it out"),
+    "targets without tensors": ({"target_modules": [*ALL, "extra_proj"]}, "name 'extra_proj'.* has nothing for it"),
+    "another rank than it says": ({"r": 4}, r"with rank 4 the model needs \[4, \d+\]"),
+}
+
+
+@pytest.mark.parametrize(("fields", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_is_not_computed_is_refused_by_name(
+    fields: dict[str, Any], words: str, base: transformers.PreTrainedModel, tmp_path: Path
+) -> None:
+    folder = write_adapter(tmp_path / "a", base, Kind(config=fields))
+    with pytest.raises(UnsupportedAdapterError, match=words):
+        read(folder, base)
+
+
+TENSORS: dict[str, tuple[str, str, str]] = {
+    "a magnitude": (f"{Q0}.lora_A.weight", f"{Q0}.lora_magnitude_vector", "the adapter has DoRA"),
+    "an embedding": (f"{Q0}.lora_A.weight", "base_model.model.model.embed_tokens.lora_embedding_A", "embeddings"),
+    "something": (f"{Q0}.lora_A.weight", f"{Q0}.other", "tensors of an unknown kind"),
+    "half of a layer": (f"{Q0}.lora_A.weight", f"{Q0[:-6]}k_proj.lora_A.weight", "one of two matrices"),
+    "another layer": (f"{Q0}.lora_A.weight", "", "one of two matrices"),
+}
+
+
+@pytest.mark.parametrize(("name", "becomes", "words"), TENSORS.values(), ids=TENSORS)
+def test_tensors_of_other_kinds_are_refused_by_name(
+    name: str, becomes: str, words: str, base: transformers.PreTrainedModel, tmp_path: Path
+) -> None:
+    folder = write_adapter(tmp_path / "a", base, R4)
+    tensors = load_file(folder / WEIGHTS)
+    tensor = tensors.pop(name)
+    save_file({**tensors, **({becomes: tensor} if becomes else {})}, folder / WEIGHTS)
+    with pytest.raises(UnsupportedAdapterError, match=words):
+        read(folder, base)
+
+
+def test_the_head_and_layers_of_other_models_are_refused(base: transformers.PreTrainedModel, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedAdapterError, match=r"changes 'lm_head'.* those are .*q_proj"):
+        read(write_adapter(tmp_path / "head", base, Kind(targets=("lm_head", "q_proj"))), base)
+    smaller = {name: (num_inputs // 2, num_outputs) for name, (num_inputs, num_outputs) in layers_of(base).items()}
+    with pytest.raises(UnsupportedAdapterError, match="the adapter is of another model"):
+        read_peft_folder(write_adapter(tmp_path / "larger", base, R8), smaller, torch.float32, 64)
+
+
+def test_infinities_are_found(base: transformers.PreTrainedModel, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", base, R4)
+    tensors = load_file(folder / WEIGHTS)
+    tensors[f"{Q0}.lora_B.weight"][3, 1] = float("nan")
+    save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(UnsupportedAdapterError, match="hold an infinity or NaN"):
+        read(folder, base)
+
+
+def test_broken_files_may_be_whole_elsewhere(base: transformers.PreTrainedModel, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", base, R4)
+    weights = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(weights[:-100])
+    with pytest.raises(AdapterFileError, match=WEIGHTS) as caught:
+        read(folder, base)
+    assert caught.value.retryable
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(AdapterFileError, match=WEIGHTS):
+        read(folder, base)
+    for text in ("{", "[]"):
+        (folder / CONFIG).write_text(text)
+        with pytest.raises(AdapterFileError, match=CONFIG):
+            read(folder, base)
+    (folder / CONFIG).write_text(json.dumps({"peft_type": "LORA"}))
+    with pytest.raises(UnsupportedAdapterError, match="r must be a rank"):
+        read(folder, base)
