@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from ....shared.adapter_errors import AdapterFileError, UnsupportedAdapterError
 from ....shared.errors import EngineCallError
 from ....shared.lora.registry import EVERYBODY
 from ....shared.shown import shown
@@ -52,6 +53,8 @@ async def load(request: Request) -> Response:
     client, options = gateway.client, {"tenant": tenant or None, "model": body.base_model_name}
     try:
         await while_connected(request, client.add_lora(body.lora_name, body.lora_path, **options))
+    except (AdapterFileError, UnsupportedAdapterError) as error:
+        raise bad_field("lora_path", f"lora_path: {error}", code=error.code) from error
     except EngineCallError as error:
         if not known:
             await client.remove_lora(body.lora_name, tenant=tenant or None)

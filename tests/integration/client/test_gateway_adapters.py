@@ -52,7 +52,8 @@ def open_gateway(redis_url: str, namespace: str, broker: Broker, tmp_path: Path)
     @asynccontextmanager
     async def opened(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
         folder = str(tmp_path / "files")
-        app = build_app(GatewaySettings(redis_url=redis_url, namespace=namespace, files_dir=folder, **settings))
+        wanted = GatewaySettings(redis_url=redis_url, namespace=namespace, files_dir=folder, **settings)
+        app = await asyncio.to_thread(build_app, wanted)
         async with app.router.lifespan_context(app):
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=60) as http:
@@ -154,7 +155,7 @@ async def test_adapters_are_changed_over_http_only_where_that_is_allowed(
         unknown = await http.post(unload, json={"lora_name": "pets"})
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "adapter_not_found")
         missing = await http.post(load, json={"lora_name": "pets", "lora_path": "/nowhere"})
-        assert (missing.status_code, missing.json()["error"]["param"]) == (400, None)
+        assert (missing.status_code, missing.json()["error"]["param"]) == (400, "lora_path")
         two[1].answer = lambda command: CallError("adapter_file", "it does not fit")
         failed = await http.post(load, json=body)
         assert (failed.status_code, failed.json()["error"]["code"]) == (400, "adapter_not_loaded")
