@@ -23,6 +23,7 @@ from ..shared.pooling import PoolingParams
 from ..shared.records import ModelCard
 from ..shared.request_state import RequestState
 from ..shared.stats import EngineStats, RequestStats
+from .beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from .client import Client
 from .control.metrics import Counter, Gauge, Histogram, Metric
 from .control.queue_control import PauseMode
@@ -43,6 +44,9 @@ from .streaming_input import StreamingInput
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "ClassificationRequestOutput",
     "Client",
     "CompletionOutput",

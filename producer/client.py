@@ -11,6 +11,7 @@ from ..shared.errors import ValidationError
 from ..shared.keys import DEFAULT_NAMESPACE, Keys
 from ..shared.shards import ShardsArgument, check_servers, make_connections
 from ..shared.shown import shown
+from .beam_search import BeamSearches
 from .client_tracing import enqueue_spans
 from .control.adapter_control import AdapterControl
 from .control.engine_control import EngineControl
@@ -20,7 +21,6 @@ from .control.request_view import RequestView
 from .control.text_calls import TextControl
 from .control.worker_control import WorkerControl
 from .detached import DetachedRequests
-from .generations import Generations
 from .lora.resolver import AdapterResolver
 from .options import check_flag
 from .poolings import Poolings
@@ -38,7 +38,7 @@ RESULT_TTL_S = 3600.0
 
 
 class Client(
-    Generations,
+    BeamSearches,
     Poolings,
     DetachedRequests,
     QueueControl,

@@ -18,7 +18,7 @@ from ..shared.params import SamplingParams
 from ..shared.pooling import PoolingParams
 from ..shared.shown import shown
 from .client import Client
-from .llm_control import LLMControl
+from .llm_by_hand import LLMByHand
 from .loop_thread import LoopThread
 from .options import RequestOptions
 from .outputs import RequestOutput
@@ -41,7 +41,7 @@ class Closable(Protocol[T_co]):
     def aclose(self) -> Awaitable[None]: ...
 
 
-class LLM(LLMControl):
+class LLM(LLMByHand):
     """Generate from a list of prompts and wait for all answers; and control engines, queues and models, blocking.
 
     Args:
@@ -178,6 +178,8 @@ class LLM(LLMControl):
             self._is_closed = True
             if self._connected is not None:
                 thread, client = self._connected
+                if (by_hand := self._by_hand) is not None and by_hand.client is client:
+                    thread.run(by_hand.leave())
                 thread.run(client.close())
                 thread.stop()
             self._stack.close()

@@ -37,6 +37,7 @@ class LLMControl(ABC):
         """Run ``work`` on the client's loop and wait for it."""
 
     abort = _blocking(Client.abort)
+    beam_search = _blocking(Client.beam_search)
 
     classify = _blocking(Client.classify)
     embed = _blocking(Client.embed)
@@ -94,7 +95,6 @@ class LLMControl(ABC):
     configure_queue = _blocking(Client.configure_queue)
     configure_tenant = _blocking(Client.configure_tenant)
     get_num_unfinished_requests = _blocking(Client.get_num_unfinished_requests)
-    has_unfinished_requests = _blocking(Client.has_unfinished_requests)
     is_paused = _blocking(Client.is_paused)
     pause_generation = _blocking(Client.pause_generation)
     purge = _blocking(Client.purge)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 import msgspec
 
@@ -31,8 +31,8 @@ from .pooling import (
 )
 from .prompt import Prompt, as_prompts
 from .requests.queue_entry import Outgoing
+from .together import together
 
-T = TypeVar("T")
 # Followed at once: more would wait in the queue all the same.
 MAX_IN_FLIGHT = 4096
 
@@ -88,7 +88,7 @@ class Poolings(ClientCore):
             on_output()
             return output_of(single.request.request_id, card.model, prompt, last)
 
-        return await _together([one(*pair) for pair in zip(prompts, outgoing, strict=True)])
+        return await together([one(*pair) for pair in zip(prompts, outgoing, strict=True)])
 
     async def embed(
         self,
@@ -161,17 +161,6 @@ class Poolings(ClientCore):
         outputs = dict(zip(texts, await self.encode_all(texts, params, **options), strict=True))
         vectors = {text: output.outputs.vector for text, output in outputs.items()}
         return [(outputs[other], _cosine(vectors[text], vectors[other])) for text, other in pairs]
-
-
-async def _together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all, and return their results in order; if one fails the others are cancelled, and its error is raised."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _own_options(options: RequestOptions, index: int, num_prompts: int) -> RequestOptions:

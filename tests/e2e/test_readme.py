@@ -108,5 +108,5 @@ def test_the_script(
     deployment: LocalStack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PENSTOCK_REDIS_URL", deployment.url)
-    exec(block("with LLM(", deployment.url), {})
+    exec(block("llm.generate([", deployment.url), {})
     assert capsys.readouterr().out == " six.\n four hundred seven.\n"

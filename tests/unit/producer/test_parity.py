@@ -11,7 +11,7 @@ from penstock.producer import LLM, Client, RequestHandle
 PAGE = Path(__file__).parents[3] / "ops" / "guide" / "client.md"
 # Their results are asynchronous themselves, or they are about the connection.
 # The blocking `encode` takes many prompts itself.
-ASYNCHRONOUS_ALONE = {"open", "submit", "submit_many", "add_request", "handle", "cancel", "encode_all"}
+ASYNCHRONOUS_ALONE = {"open", "submit", "submit_many", "handle", "cancel", "encode_all"}
 
 
 def public(kind: type) -> set[str]:
