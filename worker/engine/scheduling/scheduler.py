@@ -217,7 +217,9 @@ class Scheduler:
         return [EngineCoreOutput(request_id, finish_reason=FinishReason.ERROR, error=error) for request_id in failed]
 
     def reset_prefix_cache(self) -> bool:
-        """Forget what free blocks hold; False, and nothing is done, while any is in use."""
+        """Forget what free blocks hold; False, and they stay, while any is in use. What guesses by former requests
+        forgets them in any case."""
+        self._guessing.forget()
         return self.block_pool.forget_hashes()
 
     def stats(self) -> SchedulerStats:
