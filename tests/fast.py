@@ -49,6 +49,7 @@ NEED_TORCH = (
     "unit/engine/test_structured_grammar.py",
     "unit/engine/test_structured_schema.py",
     "unit/engine/test_structured_table.py",
+    "unit/engine/test_suffix_drafts.py",
     "unit/engine/test_thinking.py",
     "unit/engine/test_token_rules.py",
     "unit/engine/test_tool_grammars.py",

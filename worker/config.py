@@ -232,8 +232,8 @@ class EngineConfig(KVOffloadOptions, frozen=True, kw_only=True, omit_defaults=Tr
         Option(
             "guess several tokens of a request and verify them in one step, where a step has room: the same tokens, "
             f"sooner; ngram: at most N (default {DEFAULT_DRAFT_TOKENS}) that followed its last tokens before, were "
-            "predicted, or are forced by a grammar",
-            ChoiceWithCount("off", "ngram", counted="ngram", most=MAX_DRAFT_TOKENS),
+            "predicted, or are forced by a grammar; suffix: also what other requests of its tenant and salt have said",
+            ChoiceWithCount("off", "ngram", "suffix", counted=("ngram", "suffix"), most=MAX_DRAFT_TOKENS),
             group=COMPUTING,
         ),
     ] = "off"

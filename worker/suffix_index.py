@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Occurrences of the last two tokens that are compared, the latest first. More cost time, and seldom match longer.
 MAX_CANDIDATES = 8
-# A longer match is not looked for: what follows it is hardly more likely.
+# Within one text a longer match is not looked for: what follows it is hardly more likely.
 ENOUGH = 4
 _NOWHERE = -1
 
@@ -16,11 +16,13 @@ class SuffixIndex:
     dictionary and one in a list.
 
     Args:
-        token_ids: read when ``find`` is called; it may have grown since, and nothing else.
+        token_ids: read when it is asked; it may have grown since, and nothing else.
+        enough: a match of so many tokens ends the search.
     """
 
-    def __init__(self, token_ids: list[int]) -> None:
+    def __init__(self, token_ids: list[int], enough: int = ENOUGH) -> None:
         self._token_ids = token_ids
+        self._enough = enough
         # Of a pair the place of its second token, and by such a place that of the same pair before it.
         self._latest: dict[tuple[int, int], int] = {}
         self._earlier = [_NOWHERE]
@@ -30,6 +32,11 @@ class SuffixIndex:
 
         None if the last two tokens of ``tail`` stand nowhere that a token follows. ``tail`` may be the list itself.
         """
+        match = self.match(tail)
+        return None if match is None else match[0]
+
+    def match(self, tail: list[int]) -> tuple[int, int] | None:
+        """As ``find``, with the length of the match: 2 to ``enough`` tokens."""
         self._catch_up()
         if len(tail) < 2:
             return None
@@ -43,10 +50,10 @@ class SuffixIndex:
             length = self._match_len(place, tail)
             if length > best_len:
                 best, best_len = place + 1, length
-            if best_len == ENOUGH:
+            if best_len == self._enough:
                 break
             place = self._earlier[place]
-        return best
+        return None if best is None else (best, best_len)
 
     def _catch_up(self) -> None:
         token_ids, latest, earlier = self._token_ids, self._latest, self._earlier
@@ -59,7 +66,7 @@ class SuffixIndex:
         """Of the tokens up to ``place`` and the end of ``tail``, whose last two are equal."""
         token_ids, length = self._token_ids, 2
         while (
-            length < ENOUGH
+            length < self._enough
             and length <= place
             and length < len(tail)
             and token_ids[place - length] == tail[-1 - length]

@@ -41,7 +41,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--engine-python", default="", metavar="FILE", help="the Python that has vLLM and penstock")
     parser.add_argument(
-        "--speculative", default="off", metavar="{off,ngram[:N]}", help="as of `worker start` (default off)"
+        "--speculative", default="off", metavar="{off,ngram[:N],suffix[:N]}", help="as of `worker start` (default off)"
     )
     parser.add_argument("--json", default="", help="where the report goes as JSON")
     parser.add_argument("--log", default="", help="where the workers' logs go")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ...shared.errors import ConfigurationError
 from ..config import EngineConfig
 from ..models.loader import LoadedModel
-from .drafting.speculation import Speculation
+from .drafting.speculation import NoMemory, Speculation
+from .drafting.suffix import SuffixMemory
 from .execution.free_rows import measure_free_rows
 from .execution.model_runner import ModelRunner
 from .scheduling.guessing import Guessing, NoGuessing
@@ -34,4 +35,6 @@ def make_guessing(config: EngineConfig, runner: ModelRunner, max_model_len: int)
     """Return what guesses, once it is measured how many rows of a step are free; caches have to be allocated."""
     if not config.max_draft_tokens:
         return NoGuessing()
-    return Speculation(config.max_draft_tokens, measure_free_rows(runner, min(config.token_budget, max_model_len)))
+    memory = SuffixMemory() if config.speculative.startswith("suffix") else NoMemory()
+    num_free_rows = measure_free_rows(runner, min(config.token_budget, max_model_len))
+    return Speculation(config.max_draft_tokens, num_free_rows, memory)

@@ -123,24 +123,20 @@ class Choice(Reader):
 
 
 class ChoiceWithCount(Choice):
-    """One of some words, and behind one of them maybe a colon and a whole number from 1 on.
+    """One of some words, and behind those ``counted`` maybe a colon and a whole number from 1 to ``most``."""
 
-    Args:
-        counted: that word.
-    """
-
-    def __init__(self, *values: str, counted: str, most: int) -> None:
+    def __init__(self, *values: str, counted: tuple[str, ...], most: int) -> None:
         super().__init__(*values)
         self.counted, self.most = counted, most
-        self.metavar = "{" + ",".join(f"{value}[:N]" if value == counted else value for value in values) + "}"
-        self.kind = ", ".join(f"`{value}[:N]`" if value == counted else f"`{value}`" for value in values)
+        self.metavar = "{" + ",".join(f"{value}[:N]" if value in counted else value for value in values) + "}"
+        self.kind = ", ".join(f"`{value}[:N]`" if value in counted else f"`{value}`" for value in values)
 
     def check(self, value: str) -> None:
         word, colon, count = value.partition(":")
         super().check(word)
         if not colon:
             return
-        if word != self.counted:
+        if word not in self.counted:
             raise RefusedValueError(f"must be {word!r} without a number")
         if not (count.isascii() and count.isdigit() and 1 <= int(count) <= self.most):
             raise RefusedValueError(f"must have a whole number in [1, {self.most}] behind the colon")

@@ -72,6 +72,41 @@ def test_a_chat_stream_with_usage_and_several_answers(sdk: openai.OpenAI) -> Non
     assert chunks[-1].usage.completion_tokens > 3
 
 
+def test_usage_tells_what_of_a_prediction_came_true(sdk: openai.OpenAI) -> None:
+    """Where the answer leaves it, it is found again by two tokens, which were not foretold."""
+    plain = sdk.chat.completions.create(model="demo", messages=MESSAGES, temperature=0)
+    assert plain.usage is not None
+    assert plain.usage.completion_tokens_details is None
+    assert plain.usage.completion_tokens == 7
+    for text, accepted, rejected in (
+        (COUNTED, 7, 0),
+        (COUNTED.replace("five", "ten"), 4, 3),
+        (" seven eight nine.", 2, 2),
+        ("zero", 0, 1),
+    ):
+        prediction: Any = {"type": "content", "content": [{"type": "text", "text": text}]}
+        asked: Any = {
+            "model": "demo",
+            "messages": MESSAGES,
+            "temperature": 0,
+            "prediction": prediction,
+            "logprobs": True,
+        }
+        answer = sdk.chat.completions.create(**asked)
+        assert answer.choices[0].message.content == COUNTED
+        assert answer.usage is not None
+        details = answer.usage.completion_tokens_details
+        assert details is not None
+        assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (accepted, rejected)
+        assert answer.usage.completion_tokens == plain.usage.completion_tokens
+        chunks = list(sdk.chat.completions.create(**asked, n=2, stream=True, stream_options={"include_usage": True}))
+        told = chunks[-1].usage
+        assert told is not None
+        assert told.completion_tokens_details is not None
+        assert told.completion_tokens_details.accepted_prediction_tokens == 2 * accepted
+        assert told.completion_tokens_details.rejected_prediction_tokens == 2 * rejected
+
+
 def test_log_probabilities_have_texts_and_bytes(sdk: openai.OpenAI) -> None:
     answer = sdk.chat.completions.create(
         model="demo", messages=MESSAGES, temperature=0, logprobs=True, top_logprobs=2, max_completion_tokens=4

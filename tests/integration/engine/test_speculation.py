@@ -15,7 +15,7 @@ from penstock.worker.config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.drafting.drafter import MakeDrafters, make_drafters
-from penstock.worker.engine.drafting.speculation import Speculation
+from penstock.worker.engine.drafting.speculation import NoMemory, Speculation
 from penstock.worker.engine.offline.run import OfflineRequest, run_workload
 
 from ...conftest import DEMO_MODEL
@@ -31,7 +31,7 @@ def core_of(options: EngineConfig, folder: Path, make: MakeDrafters | None = Non
     """An engine that guesses as ``make`` says, whatever this machine's free rows are; one that does not without."""
     core = build_engine(options, folder).core
     if make is not None:
-        core.scheduler._guessing = Speculation(6, NUM_FREE_ROWS, make)
+        core.scheduler._guessing = Speculation(6, NUM_FREE_ROWS, NoMemory(make))
     return core
 
 

@@ -12,7 +12,7 @@ from penstock.worker.config import EngineConfig
 from penstock.worker.engine.drafting.drafter import Drafter
 from penstock.worker.engine.drafting.ngram import NgramDrafter
 from penstock.worker.engine.drafting.predicted import PredictionDrafter
-from penstock.worker.engine.drafting.speculation import Speculation
+from penstock.worker.engine.drafting.speculation import NoMemory, Speculation
 from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
 from penstock.worker.engine.scheduling.request import Request
@@ -60,7 +60,7 @@ def test_the_tokens_of_every_request_are_those_that_it_gets_alone_without_guesse
 ) -> None:
     """The model says a hash of what its cache holds, so a guess that stays in it shows."""
     outputs = {str(index): [7] * one.num_delivered + alone(one)[0] for index, one in enumerate(load)}
-    speculation = Speculation(5, num_free_rows, Oracle(outputs, share, VOCAB_SIZE))
+    speculation = Speculation(5, num_free_rows, NoMemory(Oracle(outputs, share, VOCAB_SIZE)))
     core, executor = make_core(
         num_blocks, max_num_seqs, 12, policy, is_caching=is_caching, is_ahead=False, guessing=speculation
     )
@@ -70,20 +70,57 @@ def test_the_tokens_of_every_request_are_those_that_it_gets_alone_without_guesse
     assert stats.num_accepted_tokens <= stats.num_draft_tokens
 
 
+def oracle(token_ids: list[int]) -> Speculation:
+    """Guesses these of the request "0", four at a time."""
+    return Speculation(4, 5, NoMemory(Oracle({"0": token_ids}, 1.0, VOCAB_SIZE)))
+
+
 def test_right_guesses_save_steps_and_are_counted() -> None:
     asked = arrival(prompt=[5], max_tokens=20)
     whole, _ = alone(asked)
-    core, _ = make_core(is_ahead=False, guessing=Speculation(4, 5, Oracle({"0": whole}, 1.0, VOCAB_SIZE)))
+    core, _ = make_core(is_ahead=False, guessing=oracle(whole))
     run(core, [asked])
     stats = core.scheduler.stats()
     assert stats.step_counter == 4
     assert (stats.num_draft_tokens, stats.num_accepted_tokens) == (16, 16)
 
 
+@pytest.mark.parametrize("max_tokens", range(1, 12))
+def test_an_end_within_the_tokens_of_a_step_cuts_what_follows(max_tokens: int) -> None:
+    """The limit, a stop token, and one that ``min_tokens`` forbids as long as it holds."""
+    whole, _ = alone(arrival(prompt=[5], max_tokens=12))
+    stop = whole[4]
+    first = whole.index(stop)
+    for asked in (
+        arrival(prompt=[5], max_tokens=max_tokens),
+        arrival(prompt=[5], max_tokens=12, stop_token_ids=[stop]),
+        arrival(prompt=[5], max_tokens=12, stop_token_ids=[stop], min_tokens=max_tokens),
+    ):
+        core, _ = make_core(is_ahead=False, guessing=oracle(whole))
+        outcome = run(core, [asked])
+        verify([asked], outcome)
+        if asked.stop_token_ids and asked.min_tokens <= first:
+            assert outcome.tokens["0"] == whole[: first + 1]
+
+
+def test_a_request_that_is_aborted_while_its_guesses_are_computed_says_nothing() -> None:
+    whole, _ = alone(arrival(prompt=[5], max_tokens=20))
+    core, executor = make_core(is_ahead=False, guessing=oracle(whole))
+    core.add_request(message("0", arrival(prompt=[5], max_tokens=20)))
+    core.step_fn()
+    batch = core.scheduler.schedule()
+    assert batch.guesses
+    sampled = executor.execute(batch)
+    core.abort_requests(["0"])
+    assert core.scheduler.update_from_output(batch, sampled) == []
+    core.check_invariants()
+    assert core.scheduler.block_pool.num_free == core.scheduler.block_pool.num_blocks
+
+
 def test_wrong_guesses_are_made_ever_more_rarely() -> None:
     asked = arrival(prompt=[5], max_tokens=20)
     wrong = [(token_id + 1) % VOCAB_SIZE for token_id in alone(asked)[0]]
-    core, _ = make_core(is_ahead=False, guessing=Speculation(4, 5, Oracle({"0": wrong}, 1.0, VOCAB_SIZE)))
+    core, _ = make_core(is_ahead=False, guessing=oracle(wrong))
     run(core, [asked])
     stats = core.scheduler.stats()
     assert stats.step_counter == 20
@@ -122,7 +159,7 @@ def test_requests_share_the_rows_that_a_step_leaves(num_requests: int, num_prefi
         output.add(Request("prompt", [5] * 30, SamplingParams(), max_model_len=100), num_prefilled)
     for number in range(num_requests):
         output.add(decoding(str(number), 5, pool), 1)
-    Speculation(4, 6, drafter).extend(output, pool)
+    Speculation(4, 6, NoMemory(drafter)).extend(output, pool)
     assert drafter.rooms == expected
     assert [len(guesses) for guesses in output.guesses.values()] == expected
     assert sum(output.num_new_tokens) == num_prefilled + num_requests + sum(expected)
@@ -133,12 +170,12 @@ def test_guesses_take_no_block_that_a_request_may_need_and_go_no_further_than_th
         pool, output = BlockPool(num_blocks, 8), SchedulerOutput()
         output.add(decoding("r", 7, pool), 1)
         output.add(decoding("other", 8, pool), 1)
-        Speculation(4, 6, Always()).extend(output, pool)
+        Speculation(4, 6, NoMemory(Always())).extend(output, pool)
         assert len(output.guesses[0]) == expected
         assert pool.num_free == num_blocks - 2 - (expected - 1)
     pool, output = BlockPool(4, 8), SchedulerOutput()
     output.add(decoding("r", 3, pool, max_tokens=3), 1)
-    Speculation(4, 6, Always()).extend(output, pool)
+    Speculation(4, 6, NoMemory(Always())).extend(output, pool)
     assert output.guesses == {0: [9, 9]}
 
 
@@ -215,9 +252,10 @@ def test_forced_text_is_spelt_with_long_tokens() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"speculative": "ngrams"}, "must be one of off, ngram"),
+        ({"speculative": "ngrams"}, "must be one of off, ngram, suffix"),
         ({"speculative": "off:3"}, "must be 'off' without a number"),
         ({"speculative": "ngram:0"}, "a whole number in [1, 64]"),
+        ({"speculative": "suffix:65"}, "a whole number in [1, 64]"),
         ({"speculative": "ngram:"}, "a whole number in [1, 64]"),
         ({"speculative": "ngram", "async_scheduling": True}, "async_scheduling exclude each other"),
         ({"speculative": "ngram", "engine": "vllm"}, "give engine vllm its own options"),
@@ -231,7 +269,7 @@ def test_what_cannot_be_is_refused_by_name(given: dict[str, object], words: str)
 
 
 def test_how_many_are_guessed_at_most() -> None:
-    assert [EngineConfig(model="m", speculative=s).max_draft_tokens for s in ("off", "ngram", "ngram:3")] == [0, 15, 3]
+    assert [EngineConfig(model="m", speculative=s).max_draft_tokens for s in ("off", "ngram", "suffix:3")] == [0, 15, 3]
 
 
 def test_a_request_that_left_is_forgotten() -> None:

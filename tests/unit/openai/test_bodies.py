@@ -113,7 +113,12 @@ def test_echo_asks_for_what_its_answer_needs() -> None:
         (CHAT, chat(messages=[{"content": "x"}]), "messages[0].role"),
         (CHAT, chat(messages=[{"role": "user"}]), "messages[0].content"),
         (CHAT, chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content[0].type"),
+        (CHAT, chat(prediction="ab"), "prediction"),
+        (CHAT, chat(prediction={"type": "text", "content": "ab"}), "prediction.type"),
+        (CHAT, chat(prediction={"type": "content"}), "prediction.content"),
+        (CHAT, chat(prediction={"type": "content", "content": [{"type": "refusal"}]}), "prediction.content[0].type"),
         (CHAT, {}, "messages"),
+        (COMPLETIONS, {"prompt": "x", "prediction": {"type": "content", "content": "ab"}}, "prediction"),
         (COMPLETIONS, {"prompt": []}, "prompt"),
         (COMPLETIONS, {"prompt": [1, "a"]}, "prompt"),
         (COMPLETIONS, {"prompt": "x", "suffix": "y"}, "suffix"),
@@ -158,3 +163,9 @@ def test_our_errors_have_a_status_and_a_code(error: Exception, status: int, code
     told = error_of(error)
     assert (told.status, told.error_code, told.headers.get("Retry-After")) == (status, code, retry_after)
     assert "secret" not in told.message
+
+
+@pytest.mark.parametrize("content", ["ab", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]])
+def test_a_prediction_is_text_or_parts_of_it(content: Any) -> None:
+    prepared = prepare(CHAT, chat(prediction={"type": "content", "content": content}))
+    assert prepared.options["prediction"] == "ab"

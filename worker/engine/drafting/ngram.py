@@ -17,8 +17,12 @@ class NgramDrafter:
         start = self._index.find(token_ids)
         if start is None:
             return []
-        found = token_ids[start : start + room]
-        # What repeats itself goes on to do so: the guess is its own continuation.
-        while len(found) < room:
-            found += found[: room - len(found)]
-        return found
+        return continued(token_ids, start, room)
+
+
+def continued(token_ids: list[int], start: int, room: int) -> list[int]:
+    """Return the ``room`` tokens from ``start`` on. What repeats itself up to the end is taken to go on doing so."""
+    found = token_ids[start : start + room]
+    while len(found) < room:
+        found += found[: room - len(found)]
+    return found

@@ -7,6 +7,9 @@ guesses share the rest, so where many requests run there are none, and they cost
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 from ..scheduling.block_pool import BlockPool
 from ..scheduling.request import Request
 from ..scheduling.scheduler_output import SchedulerOutput
@@ -61,24 +64,54 @@ class _Drafting:
         self._num_guessed = 0
 
 
+class Memory(Protocol):
+    """What is known of requests beyond each of them alone."""
+
+    def drafters_for(self, request: Request) -> Sequence[Drafter]:
+        """Return what drafts for ``request``."""
+        ...
+
+    def observe(self, output: SchedulerOutput) -> None:
+        """See a step before it is executed."""
+        ...
+
+    def forget(self) -> None:
+        """Forget what requests have said."""
+        ...
+
+
+class NoMemory:
+    """The ``Memory`` of what looks at each request alone."""
+
+    def __init__(self, make: MakeDrafters = make_drafters) -> None:
+        self.drafters_for = make
+
+    def observe(self, output: SchedulerOutput) -> None:
+        """It is not looked at."""
+
+    def forget(self) -> None:
+        """There is nothing."""
+
+
 class Speculation:
     """See ``scheduling.guessing.Guessing``.
 
     Args:
         max_draft_tokens: of a request in a step.
         num_free_rows: tokens of a step that cost little more than one.
-        make: what drafts for a request.
+        memory: what drafts for a request.
     """
 
-    def __init__(self, max_draft_tokens: int, num_free_rows: int, make: MakeDrafters = make_drafters) -> None:
+    def __init__(self, max_draft_tokens: int, num_free_rows: int, memory: Memory | None = None) -> None:
         self._max_draft_tokens = max_draft_tokens
         self.num_free_rows = num_free_rows
-        self._make = make
+        self._memory = memory or NoMemory()
         self._draftings: dict[str, _Drafting] = {}
         self.num_draft_tokens = self.num_accepted_tokens = 0
 
     def extend(self, output: SchedulerOutput, block_pool: BlockPool) -> None:
         """See ``Guessing``. Of requests that decode, as many as there are, each gets its share of what is left."""
+        self._memory.observe(output)
         for request_id in output.released_ids:
             self._draftings.pop(request_id, None)
         num_free = self.num_free_rows - sum(output.num_new_tokens)
@@ -101,10 +134,14 @@ class Speculation:
         """See ``Guessing``."""
         self.num_accepted_tokens += num_accepted
 
+    def forget(self) -> None:
+        """See ``Guessing``."""
+        self._memory.forget()
+
     def _drafting_of(self, request: Request) -> _Drafting:
         drafting = self._draftings.get(request.request_id)
         if drafting is None:
-            drafting = _Drafting(request, list(self._make(request)), self._max_draft_tokens)
+            drafting = _Drafting(request, list(self._memory.drafters_for(request)), self._max_draft_tokens)
             self._draftings[request.request_id] = drafting
         return drafting
 

@@ -29,6 +29,10 @@ class Guessing(Protocol):
         """Note that so many guesses of a request came true."""
         ...
 
+    def forget(self) -> None:
+        """Forget what requests that have ended said."""
+        ...
+
 
 class NoGuessing:
     """The ``Guessing`` of an engine that computes what is known, and no more."""
@@ -42,3 +46,6 @@ class NoGuessing:
 
     def judged(self, num_accepted: int) -> None:
         """There were none."""
+
+    def forget(self) -> None:
+        """Nothing is known."""

@@ -229,7 +229,11 @@ class Scheduler:
         return self.block_pool.forget_hashes()
 
     def reset_prefix_cache(self) -> bool:
-        """As ``forget_blocks``, and forget what is kept of blocks elsewhere."""
+        """As ``forget_blocks``, and forget what is kept of blocks elsewhere.
+
+        What guesses by former requests forgets them in any case.
+        """
+        self._guessing.forget()
         return self.forget_blocks()
 
     def stats(self) -> SchedulerStats:
