@@ -12,6 +12,7 @@ from ..shared.keys import DEFAULT_NAMESPACE, Keys
 from ..shared.shards import ShardsArgument, check_servers, make_connections
 from ..shared.shown import shown
 from .client_tracing import enqueue_spans
+from .control.adapter_control import AdapterControl
 from .control.engine_control import EngineControl
 from .control.model_view import ModelView
 from .control.queue_control import QueueControl
@@ -20,6 +21,7 @@ from .control.text_calls import TextControl
 from .control.worker_control import WorkerControl
 from .detached import DetachedRequests
 from .generations import Generations
+from .lora.resolver import AdapterResolver
 from .options import check_flag
 from .poolings import Poolings
 from .prompt import MAX_PAYLOAD_BYTES
@@ -42,6 +44,7 @@ class Client(
     QueueControl,
     RequestView,
     EngineControl,
+    AdapterControl,
     WorkerControl,
     ModelView,
     TextControl,
@@ -108,8 +111,9 @@ class Client(
             spans=self._spans,
         )
         cards = ModelCards(commands, keys, default=model, wait_for_model=wait_for_model)
-        builder = RequestBuilder(requests, cards, tenant)
-        super().__init__(commands, subscriber, keys, requests, builder, health)
+        adapters = AdapterResolver(commands, keys)
+        builder = RequestBuilder(requests, cards, adapters, tenant)
+        super().__init__(commands, subscriber, keys, requests, builder, adapters, health)
 
     @classmethod
     def connect(cls, url: str, **options: Any) -> Client:

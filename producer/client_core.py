@@ -10,6 +10,7 @@ from ..shared.partitions import open_queue
 from ..shared.records import ModelCard
 from .control.operations import Operations
 from .engine_calls import A, CallOptions, CallRound
+from .lora.resolver import AdapterResolver
 from .requests.health import Health
 from .requests.health_watch import HealthWatch
 from .requests.request_builder import RequestBuilder
@@ -24,6 +25,7 @@ class ClientCore:
         keys: of its namespace.
         requests: puts requests in line, and follows them.
         builder: makes them of a caller's words.
+        adapters: finds the adapters that a caller means.
         health: what is known of engines.
     """
 
@@ -34,6 +36,7 @@ class ClientCore:
         keys: Keys,
         requests: SingleRequests,
         builder: RequestBuilder,
+        adapters: AdapterResolver,
         health: Health,
     ) -> None:
         self._commands = commands
@@ -41,6 +44,7 @@ class ClientCore:
         self._keys = keys
         self._requests = requests
         self._builder = builder
+        self._adapters = adapters
         self._health = health
         self._health_watch = HealthWatch(health)
         self._operations = Operations(commands, keys)

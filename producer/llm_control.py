@@ -42,6 +42,7 @@ class LLMControl(ABC):
     embed = _blocking(Client.embed)
     score = _blocking(Client.score)
 
+    adapters = _blocking(Client.adapters)
     add_lora = _blocking(Client.add_lora)
     check_invariants = _blocking(Client.check_invariants)
     collective_rpc = _blocking(Client.collective_rpc)
@@ -49,6 +50,7 @@ class LLMControl(ABC):
     is_sleeping = _blocking(Client.is_sleeping)
     list_loras = _blocking(Client.list_loras)
     pin_lora = _blocking(Client.pin_lora)
+    register_lora = _blocking(Client.register_lora)
     remove_lora = _blocking(Client.remove_lora)
     reset_encoder_cache = _blocking(Client.reset_encoder_cache)
     reset_mm_cache = _blocking(Client.reset_mm_cache)
@@ -58,6 +60,8 @@ class LLMControl(ABC):
     sleep_state = _blocking(Client.sleep_state)
     start_profile = _blocking(Client.start_profile)
     stop_profile = _blocking(Client.stop_profile)
+    unpin_lora = _blocking(Client.unpin_lora)
+    visible_adapters = _blocking(Client.visible_adapters)
     wake_up = _blocking(Client.wake_up)
 
     drain_worker = _blocking(Client.drain_worker)
@@ -70,6 +74,7 @@ class LLMControl(ABC):
     check_health = _blocking(Client.check_health)
     do_log_stats = _blocking(Client.do_log_stats)
     engines = _blocking(Client.engines)
+    find_model = _blocking(Client.find_model)
     forget_model = _blocking(Client.forget_model)
     get_metrics = _blocking(Client.get_metrics)
     get_model_config = _blocking(Client.get_model_config)

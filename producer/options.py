@@ -39,7 +39,8 @@ class SharedOptions(TypedDict, total=False):
     ``read_ttl_s``: how long the answer of a request that is streamed or awaited can be read again once it was read to
     its end. By default a minute where ``request_id`` was left out, so that nobody else knows it, and as long as any
     result (``result_ttl_s`` of the client) where it was given.
-    ``lora_request``: the adapter to apply. Engines without adapters refuse it, and those of this version have none.
+    ``lora_request``: the adapter to apply: its name, or a ``LoRARequest``. What it is now, the request ends with. The
+    name of an adapter as ``model`` says the same. Engines need ``--enable-lora``.
     ``webhook_url``: who is told of the end, by a signed POST; of detached requests (``submit``) alone.
     ``webhook_events``: how the event is called: "request" (``request.completed``) when None, or "response"
     (``response.completed``, as OpenAI's).
@@ -67,7 +68,7 @@ class SharedOptions(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
     linger_s: float | None
     read_ttl_s: float | None
-    lora_request: LoRARequest | None
+    lora_request: LoRARequest | str | None
     webhook_url: str | None
     webhook_events: str | None
     trace_headers: Mapping[str, str] | None
@@ -121,10 +122,10 @@ def prediction_of(options: RequestOptions) -> str | None:
 
 
 def lora_request_of(options: RequestOptions) -> LoRARequest | None:
-    """Return the ``lora_request``. Raises ``ValidationError`` if it is anything else."""
+    """Return the ``lora_request``, which has been resolved. Raises ``ValidationError`` if it is anything else."""
     lora_request: Any = options.get("lora_request")
     if not isinstance(lora_request, LoRARequest | None):
-        raise ValidationError(f"lora_request must be a LoRARequest, got {shown(lora_request)}")
+        raise ValidationError(f"lora_request must be a LoRARequest or a name, got {shown(lora_request)}")
     return lora_request
 
 

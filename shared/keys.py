@@ -32,6 +32,8 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:webhooks:pending, :delivered, :dead zset      events in that state by the ms of their end; as those
     NS:webhooks:secrets                    hash      tenant and URL -> WebhookSecret; for ever
     NS:webhooks:networks                   string    private networks that the last jobs process may call; for ever
+    NS:adapters:{NS}:names                 hash      tenant and name -> number, model, AdapterRecord; until removed
+    NS:adapters:{NS}:numbers               hash      digest -> number and back, while a name points to it; the last one
     NS:response:TENANT:ID                  string    StoredResponse: what a response was asked; as its request's log
     NS:batches:{NS}:file:ID                string    FileRecord; until it is deleted or expires
     NS:batches:{NS}:files:TENANT           zset      files of a tenant by time; as the file
@@ -68,6 +70,8 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:{MODEL}:parked:ID                   hash      a parked request: payload, cause, counts; as "dead"
     NS:{MODEL}:vacant                      zset      engines to wake for what comes, by how full they are; as rooms
     NS:{MODEL}:warm:DIGEST                 string    engine that was last given what began so; warm_ttl_s of the policy
+    NS:{MODEL}:adapter:DIGEST              zset      engines that have it loaded -> ms until that counts; as these say
+    NS:{MODEL}:adapters_of:ENGINE          set       digests of adapters that it has loaded; expires if not said again
     NS:{MODEL}:warm_for:ENGINE             zset      what waits in lanes and is to come to that engine, by arrival
     NS:{MODEL}:wake                        channel   "look again", to all engines: the queue goes on, policies changed
     NS:{MODEL}:engine:ENGINE:wake          channel   "something came for you", to one engine with room
@@ -206,6 +210,13 @@ class Keys:
 
     def webhook_networks(self) -> str:
         return f"{self.namespace}:webhooks:networks"
+
+    def adapters(self) -> str:
+        return f"{self.namespace}:adapters:{{{self.namespace}}}:names"
+
+    def adapter_numbers(self) -> str:
+        """In one slot with ``adapters``."""
+        return f"{self.namespace}:adapters:{{{self.namespace}}}:numbers"
 
     def responses(self) -> str:
         """What ACLs match the responses of all tenants with."""

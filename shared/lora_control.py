@@ -38,9 +38,13 @@ class ListLoras(msgspec.Struct, array_like=True, tag="list_loras"):
 
 
 class PinLora(msgspec.Struct, array_like=True, tag="pin_lora"):
-    """Keep an adapter loaded whatever others are added. Answer: ``LoraChanged``, or ``UnsupportedCallError``."""
+    """Keep an adapter loaded whatever others are added, or no longer than these if ``pinned`` is False.
+
+    Answer: ``LoraChanged``, or ``UnsupportedCallError``.
+    """
 
     lora_id: int
+    pinned: bool = True
 
     def __post_init__(self) -> None:
         _check_lora_id(self.lora_id)

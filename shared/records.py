@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from .adapters import LoraSetup
 from .messages import WIRE_VERSION, EngineState
 from .params import GENERATE
 from .pooling import PoolingSetup
@@ -20,7 +21,7 @@ class EngineSetup(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True)
 
     Args:
         kv_cache_size_tokens: what its KV cache holds.
-        attention_backend, kv_cache_dtype, processor, instructions, kernel_instructions, engine, resume: as in
+        attention_backend, kv_cache_dtype, processor, instructions, kernel_instructions, engine, resume, lora: as in
             ``messages.Ready``.
         num_threads: of an engine on the CPU; 0 has chosen by itself.
         versions: of what it runs, by name.
@@ -48,6 +49,7 @@ class EngineSetup(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True)
     kernel_instructions: str = ""
     engine: str = "penstock"
     resume: str = "exact"
+    lora: LoraSetup | None = None
 
 
 class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -123,6 +125,8 @@ class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     engine_name: str = ""
     # Once its model is loaded.
     setup: EngineSetup | None = None
+    # Of the adapters that it has loaded.
+    lora_digests: list[str] = []
 
 
 class DeathCause(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True):

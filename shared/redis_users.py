@@ -60,6 +60,7 @@ def _of_models(keys: Keys) -> list[str]:
     return [
         keys.of_all_models(),
         *map(as_literal, (keys.absent(), keys.models(), keys.layouts(), keys.placements(), keys.engines())),
+        *map(as_literal, (keys.adapters(), keys.adapter_numbers())),
         _begin(keys.engine("")),
     ]
 

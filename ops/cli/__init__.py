@@ -21,6 +21,7 @@ COMMANDS = (
     "jobs",
     "webhook",
     "models",
+    "lora",
     "queue",
     "requests",
     "shard",

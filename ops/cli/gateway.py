@@ -56,6 +56,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="deepseek_r1, qwen3, mistral, seed_oss, kimi; none leaves it in the answer (by the chat template)",
     )
+    parser.add_argument(
+        "--lora-updating", action="store_true", help="answer /v1/load_lora_adapter and /v1/unload_lora_adapter"
+    )
     parser.add_argument("--fail-fast", action="store_true", help="503 while no engine serves the model, without a wait")
     parser.add_argument(
         "--metrics",
@@ -145,6 +148,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             status_wait_s=arguments.status_wait,
             cors_origins=tuple(arguments.cors_origin),
             parsers=ParserChoice(tool_call=arguments.tool_call_parser, reasoning=arguments.reasoning_parser),
+            lora_updating=arguments.lora_updating,
             fail_fast=arguments.fail_fast,
             files_dir=arguments.files_dir,
             deployment_metrics=arguments.metrics == "deployment",

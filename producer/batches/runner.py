@@ -138,7 +138,7 @@ class _Run:
         except UnknownModelError as error:
             await self._fail([RowProblem(code="model_not_found", message=str(error), param="body.model")])
             return
-        card = (await self._client.models()).get(inputs.model)
+        card = await self._client.get_model_config(inputs.model)  # by the name of an adapter, that of its base
         rows = Rows(self._client, self._spec, band, self._parsers.of(card))
         status = batch.status
         if status is BatchStatus.VALIDATING:

@@ -35,8 +35,6 @@ from ...shared.control import (
 )
 from ...shared.encodable import UNENCODABLE, unencodable
 from ...shared.errors import ValidationError
-from ...shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
-from ...shared.params import LoRARequest
 from ...shared.shown import shown
 from ..client_core import ClientCore
 from ..engine_calls import CALL_TIMEOUT_S, CallOptions
@@ -128,26 +126,6 @@ class EngineControl(ClientCore):
         answers = await self._call_engines(ResetInputCache(cache), InputCacheReset, options)
         return {engine_id: answer.num_entries for engine_id, answer in answers.items()}
 
-    async def add_lora(self, lora_request: LoRARequest, **options: Unpack[CallOptions]) -> dict[str, bool]:
-        """Load an adapter for requests to come; False where it is loaded already.
-
-        Engines of this version have no adapters: each answers with an ``UnsupportedCallError``.
-        """
-        return _successes(await self._call_engines(AddLora(lora_request), LoraChanged, options))
-
-    async def remove_lora(self, lora_id: int, **options: Unpack[CallOptions]) -> dict[str, bool]:
-        """Unload an adapter; False where it is not loaded."""
-        return _successes(await self._call_engines(RemoveLora(lora_id), LoraChanged, options))
-
-    async def list_loras(self, **options: Unpack[CallOptions]) -> dict[str, set[int]]:
-        """Return the ids of the adapters that each engine has loaded."""
-        answers = await self._call_engines(ListLoras(), LoraList, options)
-        return {engine_id: set(answer.lora_ids) for engine_id, answer in answers.items()}
-
-    async def pin_lora(self, lora_id: int, **options: Unpack[CallOptions]) -> dict[str, bool]:
-        """Keep an adapter loaded, whatever others are added. Refused as ``add_lora``."""
-        return _successes(await self._call_engines(PinLora(lora_id), LoraChanged, options))
-
     async def check_invariants(self, **options: Unpack[CallOptions]) -> dict[str, Invariants]:
         """Verify the engines' bookkeeping and return their numbers of blocks and requests."""
         return await self._call_engines(CheckInvariants(), Invariants, options)
@@ -209,7 +187,3 @@ class EngineControl(ClientCore):
         """Run one token that belongs to no request through each model; returns the seconds that it took."""
         answers = await self._call_engines(ExecuteDummyBatch(), DummyBatchDone, options)
         return {engine_id: answer.time_s for engine_id, answer in answers.items()}
-
-
-def _successes(answers: Mapping[str, LoraChanged]) -> dict[str, bool]:
-    return {engine_id: answer.success for engine_id, answer in answers.items()}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ...shared.params import LoRARequest
 from ...shared.records import ModelCard
 from ..client_core import ClientCore
+from ..options import RequestOptions
 
 
 class ModelView(ClientCore):
@@ -15,6 +17,15 @@ class ModelView(ClientCore):
     async def models(self) -> dict[str, ModelCard]:
         """Return the models that workers have served on this Redis, by name."""
         return await self._builder.fresh_cards()
+
+    async def find_model(
+        self, model: str | None = None, *, tenant: str | None = None
+    ) -> tuple[str, LoRARequest | None]:
+        """Return the model that a name means to a tenant, and the adapter if it is that of one, as it is now."""
+        options = RequestOptions(model=model, tenant=tenant)
+        card = await self._builder.checked_card(options)
+        adapter = options.get("lora_request")
+        return card.model, adapter if isinstance(adapter, LoRARequest) else None
 
     async def forget_model(self, model: str) -> None:
         """Take a model off the list that nobody serves any more. A worker that serves it again brings it back.

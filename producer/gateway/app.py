@@ -33,7 +33,7 @@ from .metrics import Metrics
 from .middleware import GatewayMiddleware
 from .openapi import build_openapi
 from .operations import Operation
-from .routes import batches, files, generate, models, pooling, state, tokens
+from .routes import adapters, batches, files, generate, models, pooling, state, tokens
 from .routes import responses as responses_routes
 from .settings import GatewaySettings
 from .tracing import http_spans
@@ -43,6 +43,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *pooling.OPERATIONS,
     *responses_routes.OPERATIONS,
     *models.OPERATIONS,
+    *adapters.OPERATIONS,
     *tokens.OPERATIONS,
     *files.OPERATIONS,
     *batches.OPERATIONS,

@@ -16,6 +16,7 @@ _ANY_ERRORS = (401, 404, 500, 503)
 _ERROR_NAMES = {
     400: "A field is wrong; `error.param` names it.",
     401: "There is no API key, or not a valid one.",
+    403: "The server was started without the option for that.",
     404: "There is no such thing.",
     405: "The path has no such method.",
     408: "The body did not come in time, or the request expired before it was started.",

@@ -42,6 +42,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
             told by an event.
         cors_origins: which pages may call from a browser, by origins and patterns (see ``cors``); none turns CORS off.
         parsers: what reads tool calls and reasoning in answers to chats.
+        lora_updating: whether adapters are named and removed over HTTP: those of the key's tenant, or without keys
+            everybody's.
         fail_fast: answer 503 at once while no engine serves the model, instead of waiting for one.
         deployment_metrics: whether /metrics tells of queues and engines, too. Only one process of a deployment should:
             sums over several would count all of it several times.
@@ -70,6 +72,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     status_wait_s: float = 2.0
     cors_origins: tuple[str, ...] = ()
     parsers: ParserChoice = ParserChoice()
+    lora_updating: bool = False
     fail_fast: bool = False
     files_dir: str | None = None
     shards: str | None = None

@@ -101,7 +101,7 @@ class PreparedChat(Prepared, kw_only=True, frozen=True):
         (output,) = outputs
         response_id = response_id or output.request_id
         return ChatCompletion(
-            **response_head(response_id, output.model),
+            **response_head(response_id, self.model or output.model),
             object="chat.completion",
             choices=[self._choice(one, response_id) for one in output.outputs],
             usage=Usage.of([] if output.usage is None else [output.usage]),

@@ -82,7 +82,7 @@ class PreparedCompletion(Prepared, kw_only=True, frozen=True):
         ]
         counts = [self.counts_told(output.usage) for output in outputs if output.usage is not None]
         return Completion(
-            **response_head(response_id, outputs[0].model),
+            **response_head(response_id, self.model or outputs[0].model),
             object="text_completion",
             choices=choices,
             usage=Usage.of(counts),

@@ -47,7 +47,7 @@ class PreparedEmbeddings(PreparedPooling, kw_only=True, frozen=True):
         return Embeddings(
             id=response_id,
             created=created_at(response_id),
-            model=outputs[0].model,
+            model=self.model or outputs[0].model,
             data=[Embedding(index, vector) for index, vector in enumerate(vectors)],
             usage=PoolingUsage.of(outputs),
         )

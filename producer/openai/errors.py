@@ -15,6 +15,7 @@ import re
 import msgspec
 
 from ...shared import errors
+from ...shared.adapter_errors import UnknownAdapterError
 from ...shared.shown import MAX_SHOWN_CHARS, cut
 
 # What the openai package asks again by itself, unless told otherwise: 408, 409, 429 and 5xx.
@@ -155,6 +156,7 @@ _STATUS_OF: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
     (errors.UnsupportedTaskError, 400, "invalid_request_error", "unsupported_task"),
     (errors.ValidationError, 400, "invalid_request_error", None),
     (errors.UnknownModelError, 404, "invalid_request_error", "model_not_found"),
+    (UnknownAdapterError, 404, "invalid_request_error", "adapter_not_found"),
     (errors.RequestLostError, 503, "server_error", "request_lost"),
     (errors.OutputChangedError, 503, "server_error", "output_changed"),
     (errors.RequestNotFoundError, 404, "invalid_request_error", "request_not_found"),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from contextlib import suppress
 
 import msgspec
 
-from ...shared.errors import ConfigurationError, ValidationError
+from ...shared.errors import ConfigurationError, PenstockError, ValidationError
 from ...shared.reasoning import AUTO, NONE
 from ...shared.records import ModelCard
 from ..client import Client
@@ -89,6 +90,10 @@ class ModelParsers:
                 cards = await self._client.models()
                 self._found = {card.model: self._choice.of(card) for card in cards.values()}
                 self._read_at = time.monotonic()
+            if name is not None and name not in self._found:
+                with suppress(PenstockError):  # requests of it will say what is wrong
+                    base = (await self._client.handle("-", model=name)).model
+                    return self._found.get(base) or self._choice.of(None)
         if name is None and len(self._found) == 1:
             return next(iter(self._found.values()))
         return self._found.get(name or "") or self._choice.of(None)

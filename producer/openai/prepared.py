@@ -52,7 +52,7 @@ class PreparedBody(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def model(self) -> str | None:
-        """The model that the body names."""
+        """The model that the body names, or the adapter; answers call it by that name."""
         return self.options.get("model")
 
     @property

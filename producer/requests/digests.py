@@ -67,7 +67,7 @@ def _ends(request: EngineCoreRequest, messages: list[dict[str, object]]) -> list
 
 
 def _root(request: EngineCoreRequest, kind: str, of: object) -> hashlib._Hash:
-    lora = None if request.lora_request is None else request.lora_request.lora_name
+    lora = None if request.lora_request is None else request.lora_request.digest or request.lora_request.lora_name
     begun = _encoder.encode((kind, request.tenant, request.cache_salt, lora, of))
     return hashlib.sha1(begun, usedforsecurity=False)
 

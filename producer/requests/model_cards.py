@@ -45,6 +45,11 @@ class ModelCards:
         self._cards = {name.decode(): msgspec.json.decode(card, type=ModelCard) for name, card in pairs}
         return self._cards
 
+    def unknown_name(self, model: str | None) -> str | None:
+        """Return the name that is meant if no model is known of that name: it may be an adapter's. Else None."""
+        name = model or self._default
+        return name if isinstance(name, str) and name not in self._cards else None
+
     async def find(self, model: str | None) -> ModelCard:
         """Return the card of ``model``, of the default, or of the only one: that is known, or else that is served.
 

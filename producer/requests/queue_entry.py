@@ -82,6 +82,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
             digests=digests.wanted,
             own_digests=digests.own,
             session_id=request.session_id or "",
+            adapter="" if request.lora_request is None else request.lora_request.digest,
             is_fresh=self.options.get("request_id") is None,
             **lease,
         )

@@ -6,6 +6,8 @@ from ...shared.errors import UnsupportedParameterError, ValidationError
 from ...shared.params import SamplingParams
 from ...shared.pooling import PoolingParams
 from ...shared.records import ModelCard
+from ...shared.shown import shown
+from ..lora.resolver import AdapterResolver
 from ..options import RequestOptions
 from ..pooling import TextPair
 from ..prompt import Prompt, build_pooling_request, build_request
@@ -32,20 +34,23 @@ class RequestBuilder:
         tenant: of requests that name none.
     """
 
-    def __init__(self, requests: SingleRequests, cards: ModelCards, tenant: str) -> None:
+    def __init__(self, requests: SingleRequests, cards: ModelCards, adapters: AdapterResolver, tenant: str) -> None:
         self._requests = requests
         self._cards = cards
-        self._tenant = tenant
+        self._adapters = adapters
+        self.tenant = tenant
 
     async def card(self, model: str | None) -> ModelCard:
-        """Return the card of the model that is meant.
+        """Return the card of the model that is meant; by the name of an adapter, its base is.
 
         Raises:
             ClientClosedError: the client is not connected.
             UnknownModelError, ValidationError: as ``ModelCards.find``.
         """
         self.check_open()
-        return await self._cards.find(model)
+        name = self._cards.unknown_name(model)
+        record = None if name is None else await self._adapters.named_by_anybody(name, self.tenant)
+        return await self._cards.find(model if record is None else record.model)
 
     async def fresh_cards(self) -> dict[str, ModelCard]:
         """Return all cards as they are in Redis now, by model name."""
@@ -60,7 +65,10 @@ class RequestBuilder:
     async def checked_card(self, options: RequestOptions) -> ModelCard:
         """Return the card of the model that ``options`` name, once all of them are known to exist.
 
+        An adapter that they name, as ``lora_request`` or as ``model``, is found now, and stands in them from now on.
+
         Raises:
+            UnknownAdapterError, AdapterFileError: as ``AdapterResolver.resolve``.
             UnsupportedParameterError: one is vLLM's and means nothing here; says what to do instead.
             ValidationError: there is no such option.
         """
@@ -69,7 +77,29 @@ class RequestBuilder:
             raise UnsupportedParameterError(f"{name} is not supported: {_NOT_OURS[name]}")
         if unknown:
             raise ValidationError(f"unknown request option {', '.join(sorted(unknown))}")
-        return await self.card(options.get("model"))
+        self.check_open()
+        model, given = options.get("model"), options.get("lora_request")
+        name = self._cards.unknown_name(model)
+        if name is None and given is None:
+            return await self._cards.find(model)
+        return await self._resolve(options, name, given)
+
+    async def _resolve(self, options: RequestOptions, name: str | None, given: object) -> ModelCard:
+        tenant = options.get("tenant") or self.tenant
+        record = None if name is None else await self._adapters.named(name, tenant)
+        if record is None:
+            card = await self._cards.find(options.get("model"))
+            if given is not None:
+                options["lora_request"] = await self._adapters.resolve(given, card.model, tenant)
+            return card
+        if given is not None:
+            raise ValidationError(
+                f"lora_request must be left out where the model is an adapter, which {shown(name)} is; or name its "
+                f"base as the model, {record.model}"
+            )
+        card = await self._cards.find(record.model)
+        options["model"], options["lora_request"] = card.model, record.request()
+        return card
 
     async def build(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions) -> list[Outgoing]:
         """Return the single requests to send, one per answer. Raises: as ``checked_card`` and ``build_request``."""
@@ -79,7 +109,7 @@ class RequestBuilder:
         self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions, card: ModelCard
     ) -> list[Outgoing]:
         """The same, for a model whose card is at hand."""
-        request = build_request(prompt, params, card=card, tenant=self._tenant, options=options)
+        request = build_request(prompt, params, card=card, tenant=self.tenant, options=options)
         each, target = children(request), webhook_target(request, options)
         return [Outgoing(one, options, card.max_model_len, target, request.request_id, len(each)) for one in each]
 
@@ -91,7 +121,7 @@ class RequestBuilder:
         card: ModelCard,
     ) -> Outgoing:
         """Return the request that pools ``prompt``. Raises: as ``build_pooling_request``."""
-        request = build_pooling_request(prompt, params, card=card, tenant=self._tenant, options=options)
+        request = build_pooling_request(prompt, params, card=card, tenant=self.tenant, options=options)
         target = webhook_target(request, options)
         return Outgoing(request, options, card.max_model_len, target, request.request_id)
 

@@ -44,6 +44,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         own_digests: those by which later requests find the engine that it came to.
         layout: version of the layout of the model's partitions that the caller goes by; 0 while it has one.
         may_have_left: the tenant has another partition in this layout, and stays here while it has to.
+        adapter: digest of the adapter that it is computed with; empty without one.
         is_fresh: its id was made for it, so no other request has it. Not on the wire.
         session_id: of its conversation, which a tenant that is spread has in one partition. Not on the wire.
     """
@@ -69,6 +70,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     own_digests: tuple[str, ...] = ()
     layout: int = 0
     may_have_left: bool = False
+    adapter: str = ""
     is_fresh: bool = False
     session_id: str = ""
 
@@ -106,6 +108,8 @@ def enqueue_args(entries: Sequence[Entry]) -> list[bytes]:
 def _optional_fields(entry: Entry) -> tuple[Any, ...]:
     """What most entries have nothing of, and do not carry."""
     digests = (entry.digests, " ".join(entry.own_digests)) if entry.digests else ()
+    if entry.adapter:
+        return (*(digests or (None, None)), entry.layout, entry.may_have_left, entry.adapter)
     return (*(digests or (None, None)), entry.layout, entry.may_have_left) if entry.layout else digests
 
 

@@ -24,11 +24,12 @@ _PLAIN = (
     "read_series",
     "lay_out",
     "count_waiting",
+    "set_adapters",
 )
 # Each script's own parts, in order.
 _PARTS = {
     "enqueue": ("enqueue",),
-    "claim": ("turns", "claim", "warmth", "advance"),
+    "claim": ("turns", "claim", "others", "warmth", "adapters", "advance"),
     "append": ("append",),
     "finish": ("finish",),
     "end_segment": ("input", "end_segment"),
@@ -59,6 +60,7 @@ _PARTS = {
     "read_series": ("read_series",),
     "lay_out": ("lay_out",),
     "count_waiting": ("tenants", "count_waiting"),
+    "set_adapters": ("set_adapters",),
     "repair": ("repair",),
 }
 

@@ -64,6 +64,7 @@ ENGINES = (
     MetricSpec("engine_sleep_state", GAUGE, "1 while the engine sleeps", OF_ENGINE),
     MetricSpec("engine_resident_memory_bytes", GAUGE, "Memory of its processes", (*OF_ENGINE, "process")),
     MetricSpec("engine_device_memory_bytes", GAUGE, "Memory of the device that it uses", OF_ENGINE),
+    MetricSpec("engine_adapters_loaded", GAUGE, "LoRA adapters that it has loaded", OF_ENGINE),
     MetricSpec("engine_restarts", COUNTER, "How often its core was started again", OF_ENGINE),
     MetricSpec(
         "prompt_tokens", COUNTER, "Prompt tokens, counted with the first output token", OF_ENGINE, is_vllms=True

@@ -44,6 +44,7 @@ def engine_samples(beat: EngineHeartbeat, label: str) -> Iterator[Sample]:
             "generation_tokens_per_s": beat.tokens_per_s,
             "engine_sleep_state": float(beat.state == EngineState.SLEEPING),
             "engine_device_memory_bytes": beat.device_memory_bytes,
+            "engine_adapters_loaded": len(beat.lora_digests),
             "engine_restarts": beat.num_restarts,
         },
     )

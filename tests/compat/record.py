@@ -327,6 +327,7 @@ _CALLS: list[Utility] = [
     RemoveLora(3),
     ListLoras(),
     PinLora(3),
+    PinLora(3, pinned=False),
 ]
 _ANSWERS: list[UtilityAnswer] = [
     Invariants(7, 8, 1, 2),

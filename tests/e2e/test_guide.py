@@ -51,6 +51,7 @@ PROSE = (
     "figures",
     "http_engines",
     "logs",
+    "lora",
     "models",
     "operating/alerts",
     "operating/backup",

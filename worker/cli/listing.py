@@ -18,7 +18,7 @@ from .heartbeats import read_heartbeats
 
 _HEADER = (
     *("WORKER", "ENGINE", "MODEL", "DEVICE", "STATE", "PIDS", "RUN/WAIT", "KV", "STEP", "TOK/S", "RSS", "GPU MEM"),
-    *("RUNS", "RESUME"),
+    *("RUNS", "RESUME", "ADAPTERS"),
 )
 
 
@@ -62,6 +62,7 @@ def _row(beat: EngineHeartbeat) -> list[str]:
         format_bytes(beat.worker_rss_bytes + beat.core_rss_bytes),
         format_bytes(beat.device_memory_bytes) if beat.device_memory_bytes else "-",
         *((_software(beat.setup), beat.setup.resume) if beat.setup is not None else ("-", "-")),
+        str(len(beat.lora_digests)) if beat.setup is not None and beat.setup.lora is not None else "-",
     ]
 
 

@@ -43,6 +43,7 @@ class Heartbeat:
         self.stats = SchedulerStats()
         self.engine_stats: EngineStats | None = None
         self.num_tokens = 0
+        self.lora_digests: list[str] = []
         self._started_at = time.time()
         self._num_beats = 0
         self._card: ModelCard | None = None
@@ -139,6 +140,7 @@ class Heartbeat:
             device_memory_bytes=stats.device_memory_bytes,
             stats=self.engine_stats,
             setup=self._card.setup if self._card is not None else None,
+            lora_digests=self.lora_digests,
         )
 
     def _state(self, progress: Progress) -> EngineState:

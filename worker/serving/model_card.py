@@ -69,6 +69,7 @@ def _setup(config: EngineConfig, ready: Ready) -> EngineSetup:
         versions={"python": platform.python_version(), "penstock": metadata.version("penstock"), **ready.versions},
         engine=ready.engine,
         resume=ready.resume,
+        lora=ready.lora,
     )
 
 

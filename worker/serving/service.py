@@ -33,6 +33,7 @@ from .engine_meter import EngineMeter
 from .generation import Generation
 from .heartbeat import Heartbeat
 from .intake import Intake
+from .loaded_adapters import LoadedAdapters
 from .partition_upkeep import PartitionUpkeep
 from .publisher import Publisher
 from .redis_pressure import RedisPressure
@@ -82,6 +83,8 @@ class WorkerService:
         self._claiming = ClaimLoop(config, self._parts, core, self._live, self._observer)
         self._telling: set[asyncio.Task[None]] = set()
         sleep = SleepControl(config.engine_id, core, self._live, self._parts, self._claiming, heartbeat, self._observer)
+        self._adapters = LoadedAdapters(config, commands, self._parts, core, heartbeat)
+        self._beside: list[asyncio.Task[None]] = []
         calls = EngineCalls(commands, self._keys.model(self._model))
         self._control = ControlCalls(config.engine_id, calls, core, sleep)
         self._upkeep = PartitionUpkeep(
@@ -122,7 +125,9 @@ class WorkerService:
         await self._observer.open()
         await self._upkeep.begin()
         self._keeping = asyncio.create_task(self._upkeep.run())
-        self._counting = asyncio.create_task(self._series.run())
+        self._beside.append(asyncio.create_task(self._series.run()))
+        if ready.lora is not None:
+            self._beside.append(asyncio.create_task(self._adapters.run()))
         intake = Intake(codec, ready)
         claiming = asyncio.create_task(self._claiming.run(intake, ready))
         ends = [asyncio.create_task(event.wait()) for event in (stop, self._core.dead)]
@@ -178,6 +183,7 @@ class WorkerService:
 
     def on_outputs(self, outputs: EngineCoreOutputs) -> None:
         """Take one step's outputs from the core."""
+        self._adapters.note(outputs)
         if outputs.scheduler_stats is not None:
             self._heartbeat.stats = outputs.scheduler_stats
             self._meter.note_scheduler(outputs.scheduler_stats)
@@ -231,8 +237,10 @@ class WorkerService:
 
     async def _end_tasks(self) -> None:
         await self._upkeep.end()
-        self._counting.cancel()
-        await asyncio.gather(self._counting, *self._telling, return_exceptions=True)
+        for task in self._beside:
+            task.cancel()
+        await asyncio.gather(*self._beside, *self._telling, return_exceptions=True)
+        await self._adapters.leave()
         await self._series.add_last()
         await self._observer.close()
 

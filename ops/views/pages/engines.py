@@ -6,6 +6,7 @@ from typing import Any
 
 from ....producer.engine_calls import CallOptions
 from ....producer.operator_keys import Role
+from ....shared.adapters import LoraSetup
 from ....shared.messages import EXACT, EngineState
 from ....shared.records import EngineHeartbeat, EngineSetup
 from ..access import Access
@@ -61,7 +62,7 @@ def _row(engine: EngineHeartbeat) -> dict[str, Any]:
         "started_at": engine.started_at,
         "error": engine.error,
         "name": engine.engine_name,
-        "setup": setup_facts(engine.setup),
+        "setup": setup_facts(engine.setup) | _adapters(engine.lora_digests),
     }
 
 
@@ -85,12 +86,21 @@ def setup_facts(setup: EngineSetup | None) -> dict[str, str]:
         "weights": f"{setup.dtype}, {setup.quantization}" if setup.quantization else setup.dtype,
         "attention": setup.attention_backend,
         "structured outputs": setup.structured_outputs_backend,
+        "adapters": _room_for_adapters(setup.lora) if setup.lora is not None else "",
         "on": ", ".join(name for name, is_on in switches.items() if is_on),
         "processor": setup.processor,
         "instructions": " ".join(setup.instructions),
         "versions": ", ".join(f"{name} {version}" for name, version in setup.versions.items()),
     }
     return {name: value for name, value in facts.items() if value}
+
+
+def _adapters(digests: list[str]) -> dict[str, str]:
+    return {"adapters loaded": str(len(digests))} if digests else {}
+
+
+def _room_for_adapters(lora: LoraSetup) -> str:
+    return f"{lora.max_loras} in a batch, {lora.max_cpu_loras} in memory, of rank {lora.max_lora_rank} at most"
 
 
 async def _sleep(act: Act) -> str:

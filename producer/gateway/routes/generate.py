@@ -102,7 +102,8 @@ async def _event_stream(
     deltas: AsyncGenerator[generations.PromptDelta],
     position: Position,
 ) -> EventStream:
-    chunks = prepared.events(position.response_id, await _model_name(gateway, prepared))
+    model = await _model_name(gateway, prepared)
+    chunks = prepared.events(position.response_id, prepared.model or model)
     state = request.state
     return await event_stream(
         events(deltas, prepared, chunks, position),

@@ -1,4 +1,4 @@
-"""/v1/models: what is served here."""
+"""/v1/models: what is served here, and the adapters that whoever asks may name."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ....shared.lora.registry import AdapterRecord
 from ....shared.records import ModelCard
 from ....shared.shown import shown
 from ...openai.errors import OpenAIError
@@ -16,17 +17,21 @@ from ..operations import Operation
 
 
 class Model(msgspec.Struct, kw_only=True):
-    """One model. ``max_model_len`` is vLLM's; ``created`` is when a worker last began to serve it, in Unix time."""
+    """One model, or an adapter of one. ``created`` is when a worker last began to serve it, or when the adapter was
+    named, in Unix time. ``max_model_len``, ``root`` and ``parent`` are vLLM's: of an adapter its folder and its model.
+    """
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
+    root: str
+    parent: str | None
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """All models that workers have served on this Redis."""
+    """All models that workers have served on this Redis, and the adapters of the caller's tenant and of everybody."""
 
     object: Literal["list"]
     data: list[Model]
@@ -34,17 +39,27 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 async def list_models(request: Request) -> Response:
     """Answer GET /v1/models."""
-    cards = await gateway_of(request).client.models()
-    return json_response(ModelList(object="list", data=[_model(cards[name]) for name in sorted(cards)]))
+    return json_response(ModelList(object="list", data=list((await _models(request)).values())))
 
 
 async def retrieve_model(request: Request) -> Response:
     """Answer GET /v1/models/{model}."""
     name = request.path_params["model"]
-    card = (await gateway_of(request).client.models()).get(name)
-    if card is None:
+    model = (await _models(request)).get(name)
+    if model is None:
         raise OpenAIError(404, f"no worker has ever served model {shown(name)}", param="model", code="model_not_found")
-    return json_response(_model(card))
+    return json_response(model)
+
+
+async def _models(request: Request) -> dict[str, Model]:
+    """By name: the models, then the adapters, of models that are known, that have no model's name."""
+    client = gateway_of(request).client
+    cards = await client.models()
+    models = {name: _model(cards[name]) for name in sorted(cards)}
+    for record in await client.visible_adapters(request.state.identity.tenant):
+        if record.model in cards:
+            models.setdefault(record.name, _adapter(record, cards[record.model]))
+    return models
 
 
 def _model(card: ModelCard) -> Model:
@@ -54,6 +69,20 @@ def _model(card: ModelCard) -> Model:
         created=int(card.registered_at),
         owned_by="penstock",
         max_model_len=card.max_model_len,
+        root=card.model,
+        parent=None,
+    )
+
+
+def _adapter(record: AdapterRecord, card: ModelCard) -> Model:
+    return Model(
+        id=record.name,
+        object="model",
+        created=int(record.added_at),
+        owned_by="penstock",
+        max_model_len=card.max_model_len,
+        root=record.path,
+        parent=record.model,
     )
 
 

@@ -70,7 +70,7 @@ async def classify(request: Request) -> Response:
         probs = output.outputs.vector
         best = max(range(len(probs)), key=probs.__getitem__)
         data.append(Classification(index, labels.get(best, str(best)), probs, len(probs)))
-    return json_response(Classifications(data=data, **_head(response_id, outputs)))
+    return json_response(Classifications(data=data, **_head(response_id, body.model, outputs)))
 
 
 async def pool(request: Request) -> Response:
@@ -82,7 +82,7 @@ async def pool(request: Request) -> Response:
     outputs = await _pooled(request, prepared, response_id)
     is_base64 = body.encoding_format == "base64"
     data = [PoolingData(i, _told(one.outputs, is_base64=is_base64)) for i, one in enumerate(outputs)]
-    return json_response(PoolingResponse(data=data, **_head(response_id, outputs)))
+    return json_response(PoolingResponse(data=data, **_head(response_id, body.model, outputs)))
 
 
 def _told(output: PoolingOutput, *, is_base64: bool) -> list[float | list[float]] | str:
@@ -95,7 +95,7 @@ async def score(request: Request) -> Response:
     response_id = new_id("score")
     outputs = await _scored(request, body, *body.pairs(), response_id)
     data = [Score(index, output.outputs.score) for index, output in enumerate(outputs)]
-    return json_response(Scores(data=data, **_head(response_id, outputs)))
+    return json_response(Scores(data=data, **_head(response_id, body.model, outputs)))
 
 
 async def rerank(request: Request) -> Response:
@@ -109,7 +109,7 @@ async def rerank(request: Request) -> Response:
         for index in order[: body.top_n or len(order)]
     ]
     usage = RerankUsage(PoolingUsage.of(outputs).total_tokens)
-    return json_response(Reranked(response_id, outputs[0].model, usage, results))
+    return json_response(Reranked(response_id, body.model or outputs[0].model, usage, results))
 
 
 async def _body(request: Request, kind: type[B]) -> B:
@@ -154,10 +154,12 @@ def _options(request: Request, prepared: PreparedPooling, response_id: str) -> R
     return options
 
 
-def _head(response_id: str, outputs: list[PoolingRequestOutput] | list[ScoringRequestOutput]) -> dict[str, Any]:
+def _head(
+    response_id: str, model: str | None, outputs: list[PoolingRequestOutput] | list[ScoringRequestOutput]
+) -> dict[str, Any]:
     """What most responses say beside their data."""
     usage = PoolingUsage.of(outputs)
-    return {"id": response_id, "created": created_at(response_id), "model": outputs[0].model, "usage": usage}
+    return {"id": response_id, "created": created_at(response_id), "model": model or outputs[0].model, "usage": usage}
 
 
 _operation = partial(Operation, method="POST", statuses=(400, 408, 413, 429, 499))

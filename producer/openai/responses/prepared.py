@@ -76,7 +76,7 @@ def new_response(record: StoredResponse) -> Response:
         id=record.id,
         created_at=record.created_at,
         status="queued",
-        model=record.model,
+        model=body.model or record.model,
         text={"format": {"type": "text"}} | text,
         reasoning=None if body.reasoning is None else msgspec.to_builtins(body.reasoning),
         tools=[msgspec.to_builtins(tool) for tool in body.tools or ()],

@@ -75,7 +75,7 @@ class Responses(KeptResponses):
         response_id = f"resp_{os.urandom(16).hex()}"
         items = read_items(body.input, response_id)
         history = await self._history(tenant, body)
-        model = (await self._client.handle(response_id, model=body.model)).model
+        model, adapter = await self._client.find_model(body.model, tenant=tenant)
         record = StoredResponse(
             id=response_id,
             created_at=int(time.time()),
@@ -90,6 +90,7 @@ class Responses(KeptResponses):
         timeout_s = given.get("timeout_s")
         ours = RequestOptions(
             model=model,
+            lora_request=adapter,
             request_id=response_id,
             tenant=tenant,
             band=given.get("band") or band,

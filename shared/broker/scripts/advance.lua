@@ -89,6 +89,10 @@ local function advance()
   end
   local wanted = reckoned_kv_tokens(request.prompt, request.most, 0)
   local left_ms = warmth and warmth.left_for_ms(request, wanted, all)
+  if adapters and not left_ms then
+    left_ms = adapters.left_for_ms(request, wanted, all)
+    is_own = is_own or adapters.is_own(request, all)
+  end
   if left_ms then
     retry_in(left_ms)
     if pass_by(band, tenant) then return true end

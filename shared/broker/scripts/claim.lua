@@ -23,7 +23,7 @@ local CROWDED_MS = 10
 local OUTPUT_TOKENS = 256
 redis.call('ZADD', prefix .. 'leases', now + tonumber(ARGV[3]), engine)
 
-local totals = fields(queue, 'paused', 'mean_output', 'shared_at', 'warm')
+local totals = fields(queue, 'paused', 'mean_output', 'shared_at', 'warm', 'adapters')
 if totals.paused then return {wave, retry_ms, is_saving} end
 local mean_output = math.ceil(amount(totals.mean_output or OUTPUT_TOKENS))
 
@@ -89,7 +89,7 @@ end
 
 local function read_request(id)
   local request = fields_of(prefix .. 'request:' .. id, 'state', 'count', 'prompt', 'max', 'deadline', 'acquittals',
-    'entry', 'arrived_at', 'epoch', 'attempts', 'tenant', 'band', 'line', 'digests', 'warm')
+    'entry', 'arrived_at', 'epoch', 'attempts', 'tenant', 'band', 'line', 'digests', 'warm', 'adapter')
   local prompt, most = whole(request.prompt), whole(request.max)
   request.is_sound = prompt and most and whole(request.count) and whole(request.epoch)
     and (not request.attempts or whole(request.attempts)) and (not request.deadline or whole(request.deadline))

@@ -1,12 +1,13 @@
 -- Accept requests, each once. KEYS: leases. ARGV: prefix, a msgpack array of requests, then the payload of each.
 -- A request is an array: id, ttl_ms, client, client_ttl_ms, fail_fast, call, tenant, band, prompt, max, deadline_ms,
--- timeout_ms, is_resumable, webhook, webhook_of, webhook_n, digests, own_digests, layout, may_have_left. An empty client means detached, an empty band the policy's
+-- timeout_ms, is_resumable, webhook, webhook_of, webhook_n, digests, own_digests, layout, may_have_left, adapter. An empty client means detached, an empty band the policy's
 -- default. A deadline is by this server's clock; a timeout counts from now, and the earlier of the two holds; either may
 -- be nil. prompt and max are numbers of tokens. What is resumable has one chunk of input so far. Those of the webhook are
 -- nil without one, its last two where a request has one answer. digests are as in warmth.lua, a list or nil; own_digests
 -- are words, those by which others find the engine that it came to. layout is the version of the layout of the model's
 -- partitions that the caller goes by, nil or 0 while it has one; may_have_left says that the tenant has another partition
--- by now than this one, which it keeps for as long as something of it counts here (shared/partitions/).
+-- by now than this one, which it keeps for as long as something of it counts here (shared/partitions/). adapter is the
+-- digest of the adapter that it is computed with, or nil.
 -- Returns one answer each: 'new', 'unserved' if it was not to wait and no engine lives, or the state of the request that
 -- already has this id: the caller attaches to it. A call that is sent again is 'new' again. 'relaid' says that this
 -- partition has another layout, 'left' that the tenant has another partition. What else is refused gets a list:
@@ -121,9 +122,27 @@ if mark_warm then -- else nobody pays for the function
   end
 end
 
+local mark_adapter
+for _, request in ipairs(requests) do mark_adapter = mark_adapter or request[21] and true end
+if mark_adapter then
+  -- Note which adapter a request needs, and have the emptiest engine woken of those that have it and room.
+  mark_adapter = function(adapter, record)
+    append_all(record, 'adapter', adapter)
+    redis.call('HSET', queue, 'adapters', 1)
+    local best, least
+    local engines = redis.call('ZRANGEBYSCORE', prefix .. 'adapter:' .. adapter, now_ms(), '+inf', 'LIMIT', 0, 16)
+    for _, engine in ipairs(engines) do
+      local fullness = redis.call('ZSCORE', prefix .. 'vacant', engine)
+      fullness = fullness and tonumber(fullness)
+      if fullness and (not least or fullness < least) then best, least = engine, fullness end
+    end
+    if best then preferred[best] = (preferred[best] or 0) + 1 end
+  end
+end
+
 local function accept(request, payload)
   local id, ttl_ms, client, client_ttl_ms, fail_fast, call, tenant, band, prompt, most, deadline_ms, timeout_ms,
-    is_resumable, webhook, webhook_of, webhook_n, digests, own_digests, laid_out, may_have_left = unpack(request, 1, 20)
+    is_resumable, webhook, webhook_of, webhook_n, digests, own_digests, laid_out, may_have_left, adapter = unpack(request, 1, 21)
   local key = prefix .. 'request:' .. id
   local known_state, known_call = values_of(key, 'state', 'call')
   if known_state then return call ~= '' and known_call == call and 'new' or known_state end
@@ -161,6 +180,7 @@ local function accept(request, payload)
   -- The first answer comes first: what is there is of an earlier request of this id, not all of which was accepted.
   if webhook_of == id then redis.call('DEL', prefix .. 'ends:' .. id) end
   if digests and queue_policy(prefix).warm_ttl_s ~= cjson.null then mark_warm(id, digests, own_digests, record) end
+  if adapter then mark_adapter(adapter, record) end
   enter_lane(prefix, id, payload, tenant, band, prompt, most, due, record, 'queued')
   note_backlog(queue, tokens)
   note_backlog(prefix .. 'tenant:' .. tenant, tokens)

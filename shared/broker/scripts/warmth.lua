@@ -1,4 +1,4 @@
--- Conversations return to the engine whose cache holds them. Between claim.lua, whose names it uses, and advance.lua.
+-- Conversations return to the engine whose cache holds them. Behind claim.lua and others.lua, whose names it uses.
 --
 -- warm:DIGEST names the engine that last claimed a request with this beginning. A request brings the digests of what its
 -- conversation was when it was answered before, the longest first, and its own. At its enqueue it is marked "warm"
@@ -11,8 +11,6 @@
 local warmth
 if totals.warm then
   local LOOK_AHEAD, MAX_OWN = 16, 16
-  -- An engine is too full for what is warm for it once it holds half more than its part, and so much of its sequences.
-  local TOO_FULL, TOO_FULL_SEQS = 1.5, 1 / 8
   local own = {} -- lane -> {entry, number} of what is warm for this engine, the first of it
   warmth = {num_own = 0}
 
@@ -28,25 +26,11 @@ if totals.warm then
     end
   end
 
-  -- Whether an engine with this room holds so much more than its part that others had better take what is warm for it.
-  local function is_too_full(all, of)
-    if not all then return false end
-    local part = (all.held_seqs + all.num_waiting) * of.seqs / math.max(1, all.seqs)
-    return of.held_seqs > TOO_FULL * part + TOO_FULL_SEQS * of.seqs
-  end
-
   -- ms for which a request is left to the engine that it is warm for, which takes kv_tokens there; nil if it is not.
   function warmth.left_for_ms(request, kv_tokens, all)
     local warm, ms = request.warm, queue_policy(prefix).affinity_ms - (now - request.arrived_at)
     if not warm or warm == engine or ms <= 0 then return nil end
-    local lease = redis.call('ZSCORE', prefix .. 'leases', warm)
-    local its = read_room(redis.call('HGET', prefix .. 'rooms', warm))
-    if not (lease and tonumber(lease) > now and its) or redis.call('GET', prefix .. 'ward') == warm then return nil end
-    local num_free = its.seqs - its.held_seqs
-    local is_for_few = num_free <= num_kept and is_shared(totals.shared_at)
-    if num_free <= 0 or is_for_few and has_equal_part(prefix, request.tenant, its.seqs) then return nil end
-    local has_cache = its.held_seqs == 0 or its.held_tokens + kv_tokens <= its.tokens
-    return has_cache and not is_too_full(all, its) and ms or nil
+    return others.may_take(warm, request, kv_tokens, all) and ms or nil
   end
 
   -- The first of a lane's that is this engine's and may go in front of its head, as {entry, number}; each is given once.
@@ -62,7 +46,7 @@ if totals.warm then
   -- by it than by an emptier one.
   function warmth.next_request(band, tenant, id, payload, request, all)
     local is_own = request.warm == engine
-    if not is_own and warmth.num_own == 0 or is_too_full(all, room()) then return id, payload, request, false end
+    if not is_own and warmth.num_own == 0 or others.is_too_full(all, room()) then return id, payload, request, false end
     if is_own then return id, payload, request, true end
     local lane = lane_key(prefix, band, tenant)
     local one = next_own(lane, id)

@@ -18,6 +18,7 @@ from penstock.producer import (
     SamplingParams,
 )
 from penstock.shared import errors
+from penstock.shared.adapter_errors import UnknownAdapterError
 from penstock.shared.broker import Broker, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.messages import EngineCoreRequest, FinishReason
@@ -105,7 +106,7 @@ async def test_an_error_of_the_callers_generator_comes_out_as_it_is(client: Clie
 
 
 async def test_what_a_request_says_of_adapter_and_trace_travels_with_it(client: Client, broker: Broker) -> None:
-    lora = LoRARequest("cats", 3, "/adapters/cats")
+    lora = LoRARequest("cats", 3, "/adapters/cats", digest="c" * 64)
     await client.add_request("r", "hi", lora_request=lora, trace_headers=TRACE, priority=-2)
     request = msgspec.msgpack.decode((await claim_one(broker)).payload, type=EngineCoreRequest)
     assert (request.request_id, request.priority) == ("r", -2)
@@ -183,7 +184,7 @@ async def test_a_pause_that_aborts_ends_what_ran_and_keeps_what_waits(client: Cl
     [
         ({"data_parallel_rank": 1}, "data_parallel_rank is not supported: engines take requests by themselves"),
         ({"tokenization_kwargs": {}}, "tokenization_kwargs is not supported: .*; pass token ids"),
-        ({"lora_request": "cats"}, "lora_request must be a LoRARequest, got 'cats'"),
+        ({"lora_request": 3}, "lora_request must be a LoRARequest or a name, got 3"),
         ({"trace_headers": {"traceparent": 1}}, "trace_headers must map strings to strings"),
         ({"trace_headers": {"baggage": "x" * 9000}}, "trace_headers must have at most 8192 characters, got 9007"),
     ],
@@ -212,7 +213,7 @@ async def test_what_cannot_be_asked_says_why(client: Client) -> None:
         (client.reset_prefix_cache(reset_running_requests=1), errors.ValidationError, "must be True or False"),  # pyright: ignore[reportArgumentType]
         (client.wait_for_requests_to_drain(-1), errors.ValidationError, "drain_timeout_s must be"),
         (client.remove_lora(0), errors.ValidationError, "lora_id must be an integer of at least 1"),
-        (client.add_lora("cats"), errors.ValidationError, "lora_request must be a LoRARequest"),  # pyright: ignore[reportArgumentType]
+        (client.add_lora("cats"), UnknownAdapterError, "model 'm' has no adapter 'cats'"),
     ]
     for call, kind, message in wrong:
         with pytest.raises(kind, match=message):

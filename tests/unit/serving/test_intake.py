@@ -8,9 +8,11 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from penstock.shared.adapters import LoraSetup
 from penstock.shared.broker import Claim
+from penstock.shared.errors import ValidationError
 from penstock.shared.messages import EngineCoreRequest, Ready
-from penstock.shared.params import SamplingParams, StructuredOutputsParams
+from penstock.shared.params import LoRARequest, SamplingParams, StructuredOutputsParams
 from penstock.worker.serving.intake import Intake
 from penstock.worker.text.chat_template import ChatTemplate
 from penstock.worker.text.tokenizer import TextCodec
@@ -74,3 +76,16 @@ async def test_a_grammar_waits_where_there_is_thinking_before_it(
     assert held is not None
     assert held.enable_in_reasoning is (None if waits is None else not waits)
     assert request.sampling_params.think_token_ids == ((THINK, ANSWER) if waits else None)
+
+
+async def test_an_adapter_needs_an_engine_that_serves_them(tokenizer: Tokenizer) -> None:
+    intake = Intake(TextCodec(tokenizer, None), ready())
+    adapter = LoRARequest("cats", 1, "/cats", digest="c" * 64)
+    with pytest.raises(ValidationError, match="this engine serves no adapters; have it started with --enable-lora"):
+        await prepared(intake, SamplingParams(), prompt="a b", lora_request=adapter)
+
+
+async def test_the_adapter_of_a_request_comes_to_the_core_as_it_was_enqueued(tokenizer: Tokenizer) -> None:
+    intake = Intake(TextCodec(tokenizer, None), msgspec.structs.replace(ready(), lora=LoraSetup(max_loras=1)))
+    adapter = LoRARequest("cats", 1, "/cats", digest="c" * 64)
+    assert (await prepared(intake, SamplingParams(), prompt="a b", lora_request=adapter)).lora_request == adapter

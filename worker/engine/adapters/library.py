@@ -191,6 +191,14 @@ class AdapterLibrary:
         self._shelf.pin(held)
         return True
 
+    def unpin(self, lora_id: int) -> bool:
+        """Keep it no longer than others; False if it is not loaded, or was not pinned."""
+        held = self._shelf.by_id(lora_id)
+        was_pinned = held is not None and held.is_pinned
+        if held is not None:
+            held.is_pinned = False
+        return was_pinned
+
     def _advance(self, waiting: _Waiting, *, may_load: bool) -> HeldAdapter | None:
         """The adapter of a request that waits; None while there is none. Raises why there will be none."""
         adapter = waiting.adapter

@@ -21,7 +21,7 @@ def adapter_calls(library: AdapterLibrary | None) -> dict[type, Callable[[Any], 
         }
     return {
         AddLora: lambda call: _add(library, call),
-        PinLora: lambda call: LoraChanged(library.pin(call.lora_id)),
+        PinLora: lambda call: LoraChanged(library.pin(call.lora_id) if call.pinned else library.unpin(call.lora_id)),
         RemoveLora: lambda call: LoraChanged(library.remove(call.lora_id)),
         ListLoras: lambda _: LoraList(library.ids()),
     }

@@ -1,0 +1,204 @@
+"""What a client may do with adapters: names for them, and what engines have loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Unpack
+
+from ...shared.errors import EngineDeadError, ValidationError
+from ...shared.keys import check_name
+from ...shared.lora.registry import AdapterRecord, owner
+from ...shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
+from ...shared.params import LoRARequest
+from ...shared.shown import shown
+from ..client_core import ClientCore
+from ..engine_calls import CallOptions
+from ..lora.folder import copy_into, inspect_folder
+from ..lora.resolver import owner_of
+
+
+class AdapterControl(ClientCore):
+    """The part of the client that is about adapters.
+
+    A name points to an adapter, which is its content: requests say the name, and keep what it pointed to when they were
+    enqueued. Names are in Redis, so they outlive clients and engines; an engine loads an adapter when the first request
+    with it comes, or when it is told to here. ``tenant`` is whose a name is: everybody's when None.
+
+    All methods raise as those of ``EngineControl``, but for an engine that is not up: it has nothing to load.
+    """
+
+    async def add_lora(
+        self,
+        lora: LoRARequest | str,
+        path: str | Path | None = None,
+        *,
+        tenant: str | None = None,
+        copy_to: str | Path | None = None,
+        **options: Unpack[CallOptions],
+    ) -> dict[str, bool]:
+        """Register an adapter and load it at the engines; False where it is loaded already.
+
+        A name that pointed to another adapter points to this one from now on, at once for everybody. An engine that
+        refuses to load it raises, and the name is registered all the same.
+
+        Args:
+            lora: a ``LoRARequest``, whose number counts; or a name, with ``path``. A registered name alone, and a
+                ``LoRARequest`` with a digest, are loaded and nothing else.
+            path: the folder that PEFT wrote, seen from here; engines look for it at the same path.
+            copy_to: a folder that all hosts see, into which it is copied, under its digest.
+
+        Raises:
+            ValidationError: name or number are another adapter's.
+            AdapterFileError: the folder lacks a file, or one of them says what makes no sense.
+            UnsupportedAdapterError: no engine computes such an adapter.
+            UnknownAdapterError: only a name was given, and nobody registered it.
+        """
+        if isinstance(lora, LoRARequest) and lora.digest:
+            request = lora
+        elif path is None and isinstance(lora, str):
+            model = (await self._card(options.get("model"))).model
+            request = await self._adapters.resolve(lora, model, self._tenant_or(tenant))
+        else:
+            record, _ = await self.register_lora(lora, path, tenant=tenant, copy_to=copy_to, model=options.get("model"))
+            request = record.request()
+        return await self._change(AddLora(request), options)
+
+    async def register_lora(
+        self,
+        lora: LoRARequest | str,
+        path: str | Path | None = None,
+        *,
+        tenant: str | None = None,
+        copy_to: str | Path | None = None,
+        model: str | None = None,
+    ) -> tuple[AdapterRecord, AdapterRecord | None]:
+        """``add_lora`` without loading it anywhere; returns what the name points to, and what it pointed to before."""
+        given = (
+            lora if isinstance(lora, LoRARequest) else LoRARequest(check_name("lora_name", lora), 1, str(path or ""))
+        )
+        if path is not None and isinstance(lora, LoRARequest):
+            raise ValidationError("path is that of the LoRARequest; pass a name with it, or the LoRARequest alone")
+        name, whose = check_name("lora_name", given.lora_name), owner_of(tenant)
+        cards = await self._builder.fresh_cards()
+        if name in cards:
+            raise ValidationError(f"lora_name {shown(name)} is the name of a model; choose another")
+        base = (await self._card(model)).model
+        folder = await asyncio.to_thread(inspect_folder, given.lora_path)
+        if copy_to is not None:
+            folder = await asyncio.to_thread(copy_into, copy_to, folder)
+        record = AdapterRecord(
+            name=name,
+            model=base,
+            digest=folder.digest,
+            path=str(folder.path),
+            tenant=whose,
+            rank=folder.config.rank,
+            target_modules=folder.config.target_modules,
+            base_model_name=folder.config.base_model_name,
+            num_bytes=folder.num_bytes,
+            added_at=time.time(),
+        )
+        number = given.lora_int_id if isinstance(lora, LoRARequest) and not lora.load_inplace else 0
+        async with self._operations.audit.audited(
+            "adapter.add", name, model=base, owner=owner(whose), digest=record.digest, path=record.path
+        ):
+            return await self._adapters.registry.register(record, number)
+
+    async def adapters(self, model: str | None = None) -> list[AdapterRecord]:
+        """Return the adapters that have names: of all models, or of one; by model, name and tenant."""
+        return await self._adapters.registry.read(model)
+
+    async def visible_adapters(self, tenant: str | None = None) -> list[AdapterRecord]:
+        """Return those that a tenant may name, the client's own by default: its own, and everybody's."""
+        return await self._adapters.registry.visible(self._tenant_or(tenant))
+
+    async def remove_lora(
+        self, lora: int | str, *, tenant: str | None = None, **options: Unpack[CallOptions]
+    ) -> dict[str, bool]:
+        """Take an adapter's name away, or all names of a number, and unload it; False where it is not loaded.
+
+        Requests that were enqueued before end with it: engines unload it behind them. As long as it has another name
+        it stays loaded.
+
+        Raises:
+            UnknownAdapterError: the tenant has no adapter of that name.
+        """
+        if isinstance(lora, str):
+            record = await self._remove(lora, owner_of(tenant))
+            number = record.number
+            options.setdefault("model", record.model)
+        else:
+            number = RemoveLora(lora).lora_id
+            for record in await self._numbered(number):
+                await self._remove(record.name, record.tenant)
+        if await self._numbered(number):
+            return {}
+        return await self._change(RemoveLora(number), options)
+
+    async def list_loras(self, **options: Unpack[CallOptions]) -> dict[str, set[int]]:
+        """Return the numbers of the adapters that each engine has loaded; ``adapters`` has their names."""
+        answers = await self._call_engines(ListLoras(), LoraList, options)
+        return {engine_id: set(answer.lora_ids) for engine_id, answer in answers.items()}
+
+    async def pin_lora(
+        self, lora: int | str, *, tenant: str | None = None, **options: Unpack[CallOptions]
+    ) -> dict[str, bool]:
+        """Have engines load an adapter, now and whenever they start, and keep it whatever others are added.
+
+        Raises:
+            UnknownAdapterError: no adapter has that name or number.
+        """
+        record = await self._mark(lora, owner_of(tenant), pinned=True)
+        if record is None:
+            return await self._change(PinLora(RemoveLora(int(lora)).lora_id), options)
+        options.setdefault("model", record.model)
+        await self._change(AddLora(record.request()), options)
+        return await self._change(PinLora(record.number), options)
+
+    async def unpin_lora(
+        self, lora: int | str, *, tenant: str | None = None, **options: Unpack[CallOptions]
+    ) -> dict[str, bool]:
+        """Have engines keep an adapter no longer than any other. Raises: as ``pin_lora``."""
+        record = await self._mark(lora, owner_of(tenant), pinned=False)
+        if record is not None:
+            options.setdefault("model", record.model)
+        number = record.number if record is not None else RemoveLora(int(lora)).lora_id
+        return await self._change(PinLora(number, pinned=False), options)
+
+    async def _change(self, call: AddLora | RemoveLora | PinLora, options: CallOptions) -> dict[str, bool]:
+        try:
+            return _successes(await self._call_engines(call, LoraChanged, options))
+        except EngineDeadError:
+            if options.get("engine_id") is not None:
+                raise
+            return {}  # what starts later reads the registry
+
+    async def _numbered(self, number: int) -> list[AdapterRecord]:
+        return [record for record in await self._adapters.registry.read() if record.number == number]
+
+    async def _remove(self, name: str, whose: str) -> AdapterRecord:
+        async with self._operations.audit.audited("adapter.remove", name, owner=owner(whose)) as told:
+            record = await self._adapters.registry.remove(name, whose)
+            told["digest"] = record.digest
+            return record
+
+    async def _mark(self, lora: int | str, whose: str, *, pinned: bool) -> AdapterRecord | None:
+        """Write a pin down for a name, or for all names of a number; returns one of them, None if there is none."""
+        names = [(lora, whose)]
+        if not isinstance(lora, str):
+            names = [(one.name, one.tenant) for one in await self._numbered(RemoveLora(lora).lora_id)]
+        record: AdapterRecord | None = None
+        for name, tenant in names:
+            async with self._operations.audit.audited("adapter.pin", str(name), owner=owner(tenant), pinned=pinned):
+                record = await self._adapters.registry.pin(str(name), tenant, pinned=pinned)
+        return record
+
+    def _tenant_or(self, tenant: str | None) -> str:
+        return self._builder.tenant if tenant is None else check_name("tenant", tenant)
+
+
+def _successes(answers: Mapping[str, LoraChanged]) -> dict[str, bool]:
+    return {engine_id: answer.success for engine_id, answer in answers.items()}

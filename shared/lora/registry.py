@@ -1,0 +1,183 @@
+"""Which adapters have names in a deployment: a hash in Redis, which every change goes to in one script.
+
+A name is one adapter's, as a model's name is one model's; it may be pointed to another adapter of the same model. It
+belongs to a tenant, or to everybody: a tenant's own goes before one of everybody's. Requests hold a digest from their
+enqueuing on, so nothing here changes what is under way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+from ..adapter_errors import UnknownAdapterError
+from ..broker.script import Script
+from ..connection import CommandConnection
+from ..errors import ValidationError
+from ..keys import Keys, check_name
+from ..messages import WIRE_VERSION
+from ..params import LoRARequest
+from ..shown import shown
+
+EVERYBODY = ""
+_SCRIPT_NAMES = ("register", "remove", "swap")
+
+
+class AdapterRecord(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
+    """What is known of a name. JSON, but for ``number``, which stands before it.
+
+    Args:
+        digest: as ``adapter_digest`` makes it.
+        tenant: whose it is; "" for everybody.
+        path: the folder, on every host with an engine of the model.
+        rank, target_modules, base_model_name: as in ``PeftConfig``; ``num_bytes`` is the size of both files.
+        pinned: engines load it when they start, and keep it.
+        added_at: Unix time in seconds.
+        number: ``lora_int_id`` of vLLM's calls: one per digest.
+    """
+
+    version: int = WIRE_VERSION
+    name: str
+    model: str
+    digest: str
+    path: str
+    tenant: str = EVERYBODY
+    rank: int = 0
+    target_modules: tuple[str, ...] = ()
+    base_model_name: str = ""
+    num_bytes: int = 0
+    pinned: bool = False
+    added_at: float = 0.0
+    number: int = 0
+
+    def request(self) -> LoRARequest:
+        """What a generation with it carries."""
+        return LoRARequest(self.name, self.number, self.path, self.base_model_name or None, digest=self.digest)
+
+
+def _load(name: str) -> Script:
+    text = (resources.files(__name__.rpartition(".")[0]) / "scripts" / f"{name}.lua").read_text()
+    return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+SCRIPTS: dict[str, Script] = {name: _load(name) for name in _SCRIPT_NAMES}
+
+
+class AdapterRegistry:
+    """Reads and changes the names of one deployment.
+
+    All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries.
+    """
+
+    def __init__(self, connection: CommandConnection, keys: Keys) -> None:
+        self._connection = connection
+        self._names, self._numbers = keys.adapters(), keys.adapter_numbers()
+
+    async def register(
+        self, record: AdapterRecord, wanted_number: int = 0
+    ) -> tuple[AdapterRecord, AdapterRecord | None]:
+        """Point a name to an adapter, whatever of its model it pointed to before; returns what it is, and was.
+
+        Args:
+            wanted_number: what a caller wants it to be numbered; 0 to have one drawn.
+
+        Raises:
+            ValidationError: the name is another model's adapter's, or the number another adapter's.
+        """
+        field = _field(record.tenant, check_name("lora_name", record.name))
+        args = [field, check_name("model", record.model), record.digest, wanted_number, _rest(record)]
+        answer = await self._run("register", [self._names, self._numbers], args)
+        if answer[0] == b"ok":
+            return _record(answer[1]), None if answer[2] is None else _record(answer[2])
+        raise _refusal(answer[0], answer[1].decode(), record, wanted_number)
+
+    async def find(self, name: str, tenant: str) -> AdapterRecord | None:
+        """Return what a tenant means by a name: its own adapter, or everybody's."""
+        fields = [_field(tenant, name), _field(EVERYBODY, name)]
+        own, common = await self._connection.execute("HMGET", self._names, *fields)
+        value = own if own is not None else common
+        return None if value is None else _record(value)
+
+    async def read(self, model: str | None = None) -> list[AdapterRecord]:
+        """Return all, or those of a model, by model, name and tenant."""
+        records = [_record(value) for value in await self._connection.execute("HVALS", self._names)]
+        chosen = [record for record in records if model is None or record.model == model]
+        return sorted(chosen, key=lambda record: (record.model, record.name, record.tenant))
+
+    async def visible(self, tenant: str) -> list[AdapterRecord]:
+        """Return those that a tenant may name: its own, and everybody's where it has none of that name."""
+        records = await self.read()
+        own = {record.name for record in records if record.tenant == tenant}
+        return [one for one in records if one.tenant == tenant or (one.tenant == EVERYBODY and one.name not in own)]
+
+    async def pin(self, name: str, tenant: str, *, pinned: bool) -> AdapterRecord:
+        """Write down whether engines keep it; returns what it is then.
+
+        Raises:
+            UnknownAdapterError: ``tenant`` has no adapter of that name; everybody's is not looked at.
+        """
+        while True:
+            field, value = await self._value(name, tenant)
+            record = msgspec.structs.replace(_record(value), pinned=pinned)
+            if await self._run("swap", [self._names], [field, value, _value(record)]):
+                return record
+
+    async def remove(self, name: str, tenant: str) -> AdapterRecord:
+        """Take a name away; returns what it was. Raises: as ``pin``."""
+        while True:
+            field, value = await self._value(name, tenant)
+            record = _record(value)
+            if await self._run("remove", [self._names, self._numbers], [field, value, record.digest]):
+                return record
+
+    async def _value(self, name: str, tenant: str) -> tuple[str, bytes]:
+        field = _field(tenant, check_name("lora_name", name))
+        value = await self._connection.execute("HGET", self._names, field)
+        if value is None:
+            raise UnknownAdapterError(f"{owner(tenant)} has no adapter {shown(name)}; penstock lora list shows them")
+        return field, value
+
+    async def _run(self, name: str, keys: list[str], args: list[Any]) -> Any:
+        return await self._connection.run_script(SCRIPTS[name], keys, args)
+
+
+def owner(tenant: str) -> str:
+    """Whose a name is, in words."""
+    return f"tenant {shown(tenant)}" if tenant else "everybody's list"
+
+
+def _refusal(reason: bytes, of: str, record: AdapterRecord, wanted_number: int) -> ValidationError:
+    if reason == b"of_model":
+        return ValidationError(
+            f"lora_name {shown(record.name)} is that of an adapter of model {shown(of)} already, and one name is one "
+            "model's; choose another, or remove that one first"
+        )
+    if reason == b"numbered":
+        return ValidationError(
+            f"lora_int_id of this adapter is {of} already, got {wanted_number}: equal files are one adapter"
+        )
+    return ValidationError(
+        f"lora_int_id {wanted_number} is that of another adapter (digest {of[:12]}…); give each its own, or pass name "
+        "and path alone to have one drawn"
+    )
+
+
+def _field(tenant: str, name: str) -> str:
+    """Neither may hold a line feed."""
+    return f"{tenant}\n{name}"
+
+
+def _rest(record: AdapterRecord) -> bytes:
+    return msgspec.json.encode(msgspec.structs.replace(record, number=0))
+
+
+def _value(record: AdapterRecord) -> bytes:
+    return f"{record.number}\n{record.model}\n".encode() + _rest(record)
+
+
+def _record(value: bytes) -> AdapterRecord:
+    number, _, rest = value.split(b"\n", 2)
+    return msgspec.structs.replace(msgspec.json.decode(rest, type=AdapterRecord), number=int(number))

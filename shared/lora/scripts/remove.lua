@@ -1,0 +1,10 @@
+-- Take a name away. KEYS: names, numbers. ARGV: field, the value that it is to have, its digest.
+-- Returns 1 if it had that value. The number goes with the last name that pointed to the adapter.
+if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
+redis.call('HDEL', KEYS[1], ARGV[1])
+local number = string.match(ARGV[2], '^%d+')
+for _, value in ipairs(redis.call('HVALS', KEYS[1])) do
+  if string.match(value, '^%d+') == number then return 1 end
+end
+redis.call('HDEL', KEYS[2], number, ARGV[3])
+return 1

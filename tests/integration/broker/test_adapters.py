@@ -1,0 +1,150 @@
+"""Requests with an adapter go to an engine that has it loaded, for a bounded moment, and then to anybody."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.shared.broker import SCRIPTS, Broker, Room
+from penstock.shared.broker.loaded_adapters import say_loaded
+from penstock.shared.connection import CommandConnection
+
+from .conftest import die, enqueue, take
+from .snapshot import read_snapshot
+from .test_wakes import Woken, look, woken
+
+__all__ = ["woken"]
+
+CATS, DOGS = "c" * 64, "d" * 64
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines leave requests to others for longer than any test takes."""
+    script = SCRIPTS["claim"]
+    text = script.text.replace("PATIENCE_MS, RESERVED_TTL_MS = 100,", "PATIENCE_MS, RESERVED_TTL_MS = 60000,")
+    assert text != script.text
+    sha = hashlib.sha1(text.encode()).hexdigest()
+    monkeypatch.setitem(SCRIPTS, "claim", msgspec.structs.replace(script, text=text, sha=sha))
+
+
+async def load(broker: Broker, commands: CommandConnection, engine: str, *digests: str, ttl_ms: int = 30_000) -> None:
+    await say_loaded(commands, broker.keys, engine, digests, ttl_ms=ttl_ms)
+
+
+async def ids(broker: Broker, engine: str, limit: int = 10, **options: Any) -> list[str]:
+    return [claim.request_id for claim in await take(broker, engine, limit, **options)]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_request_is_left_to_an_engine_that_has_its_adapter(broker: Broker, commands: CommandConnection) -> None:
+    for engine in ("e0", "e1"):
+        await look(broker, engine)
+    await load(broker, commands, "e1", CATS)
+    await enqueue(broker, "cat", adapter=CATS)
+    wave = await broker.claim("e0", Room(max_num_seqs=10))
+    assert wave.claims == []
+    assert 0 < wave.retry_ms <= 60_000
+    assert await ids(broker, "e1") == ["cat"]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_what_others_are_left_does_not_hold_up_the_rest(broker: Broker, commands: CommandConnection) -> None:
+    for engine in ("e0", "e1"):
+        await look(broker, engine)
+    await load(broker, commands, "e1", CATS)
+    await enqueue(broker, "cat", adapter=CATS, tenant="a")
+    await enqueue(broker, "plain", tenant="b")
+    taken = await ids(broker, "e0", 1)
+    assert "cat" not in taken
+    assert sorted(taken + await ids(broker, "e1")) == ["cat", "plain"]
+
+
+async def test_then_anybody_takes_it(broker: Broker, commands: CommandConnection) -> None:
+    """Nobody wakes this engine: it was told when to look again."""
+    for engine in ("e0", "e1"):
+        await look(broker, engine)
+    await load(broker, commands, "e1", CATS)
+    await enqueue(broker, "cat", adapter=CATS)
+    async with asyncio.timeout(30):
+        while True:
+            wave = await broker.claim("e0", Room(max_num_seqs=10))
+            if wave.claims:
+                break
+            assert wave.retry_ms >= 0
+            await asyncio.sleep(wave.wait_s)
+    assert [claim.request_id for claim in wave.claims] == ["cat"]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_nothing_is_left_to_an_engine_that_is_full_dead_or_has_let_go_of_it(
+    broker: Broker, commands: CommandConnection
+) -> None:
+    await look(broker, "e0")
+    await look(broker, "e1", held=10)
+    await load(broker, commands, "e1", CATS)
+    await enqueue(broker, "full", adapter=CATS)
+    assert await ids(broker, "e0") == ["full"]
+    await look(broker, "e1")
+    await load(broker, commands, "e1", DOGS)
+    await enqueue(broker, "unloaded", adapter=CATS)
+    assert await ids(broker, "e0") == ["unloaded"]
+    await die(broker, "e1", external=True)
+    await enqueue(broker, "dead", adapter=DOGS)
+    assert await ids(broker, "e0") == ["dead"]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_what_an_engine_has_not_said_for_a_while_does_not_count(
+    broker: Broker, commands: CommandConnection
+) -> None:
+    for engine in ("e0", "e1"):
+        await look(broker, engine)
+    await load(broker, commands, "e1", CATS, ttl_ms=1)
+    async with asyncio.timeout(30):
+        while (await read_snapshot(commands, broker.keys)).of("adapter"):
+            await asyncio.sleep(0.01)
+    await enqueue(broker, "cat", adapter=CATS)
+    assert await ids(broker, "e0") == ["cat"]
+    assert (await read_snapshot(commands, broker.keys)).kinds & {"adapter", "adapters_of"} == set()
+
+
+@pytest.mark.usefixtures("patient")
+async def test_who_has_it_takes_it_even_with_more_than_its_part(broker: Broker, commands: CommandConnection) -> None:
+    """Else both would leave it to the other."""
+    await look(broker, "e0")
+    await load(broker, commands, "e1", CATS)
+    await enqueue(broker, "first", adapter=CATS)
+    assert await ids(broker, "e1") == ["first"]
+    await look(broker, "e0")
+    await enqueue(broker, "second", adapter=CATS)
+    assert await ids(broker, "e1", 9, num_held=1) == ["second"]
+
+
+async def test_an_engine_that_has_it_is_woken_before_an_emptier_one(
+    broker: Broker, commands: CommandConnection, woken: Woken
+) -> None:
+    await look(broker, "e0")
+    await look(broker, "e1", held=5)
+    await look(broker, "e2", held=4)
+    for engine in ("e1", "e2"):
+        await load(broker, commands, engine, CATS)
+    await enqueue(broker, "cat", adapter=CATS)
+    assert await woken() == ["e2"]
+    await enqueue(broker, "plain")
+    assert await woken() == ["e0"]
+
+
+async def test_an_engine_says_all_it_has_each_time(broker: Broker, commands: CommandConnection) -> None:
+    await load(broker, commands, "e0", CATS, DOGS)
+    await load(broker, commands, "e1", CATS)
+    await load(broker, commands, "e0", DOGS)
+    found = await read_snapshot(commands, broker.keys)
+    assert {name: set(engines) for name, engines in found.of("adapter").items()} == {CATS: {"e1"}, DOGS: {"e0"}}
+    await load(broker, commands, "e0")
+    found = await read_snapshot(commands, broker.keys)
+    assert (set(found.of("adapter")), set(found.of("adapters_of"))) == ({CATS}, {"e1"})

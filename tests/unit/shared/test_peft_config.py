@@ -1,0 +1,84 @@
+"""What is read of a PEFT configuration, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.shared.adapter_errors import AdapterFileError, UnsupportedAdapterError
+from penstock.shared.lora.peft_config import read_peft_config
+
+PLAIN: dict[str, Any] = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["v_proj", "q_proj"]}
+
+
+def write(folder: Path, **fields: Any) -> Path:
+    (folder / "adapter_config.json").write_text(json.dumps(PLAIN | fields))
+    return folder
+
+
+def test_what_peft_writes_is_read(tmp_path: Path) -> None:
+    config = read_peft_config(
+        write(
+            tmp_path,
+            base_model_name_or_path="some/base",
+            rank_pattern={"layers.0.self_attn.q_proj": 16},
+            use_rslora=True,
+            bias="none",
+            use_dora=False,
+            modules_to_save=None,
+            layer_replication=None,
+        )
+    )
+    assert (config.rank, config.target_modules) == (16, ("q_proj", "v_proj"))
+    assert config.base_model_name == "some/base"
+
+
+def test_a_pattern_is_kept_as_it_was_written(tmp_path: Path) -> None:
+    assert read_peft_config(write(tmp_path, target_modules=".*_proj")).target_modules == (".*_proj",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"peft_type": "IA3"}, "peft_type of .* must be 'LORA', got 'IA3'"),
+        ({"use_dora": True}, "use_dora=True of .* is not served: DoRA is not computed"),
+        ({"bias": "all"}, "bias='all' of .* is not served"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save=\['lm_head'\] of .* is not served"),
+        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters=.* is not served"),
+        ({"target_modules": ["q_proj", "model.embed_tokens"]}, "target_modules of .* has 'model.embed_tokens'"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out=True of .* is not served"),
+    ],
+)
+def test_what_no_engine_computes_is_refused_by_name(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedAdapterError, match=message):
+        read_peft_config(write(tmp_path, **fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"r": 0}, "r of .* must be an integer of at least 1, got 0"),
+        ({"r": True}, "r of .* must be an integer"),
+        ({"rank_pattern": {"q_proj": "4"}}, r"rank_pattern\['q_proj'\] of .* must be an integer"),
+        ({"rank_pattern": [4]}, "rank_pattern of .* must be an object"),
+        ({"target_modules": []}, "target_modules of .* must be names of layers"),
+        ({"target_modules": None}, "target_modules of .* must be names of layers"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(AdapterFileError, match=message):
+        read_peft_config(write(tmp_path, **fields))
+
+
+def test_a_file_that_does_not_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AdapterFileError, match=r"adapter_config\.json cannot be read"):
+        read_peft_config(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{")
+    with pytest.raises(AdapterFileError, match=r"adapter_config\.json is not JSON"):
+        read_peft_config(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("[]")
+    with pytest.raises(AdapterFileError, match="must hold a JSON object"):
+        read_peft_config(tmp_path)
