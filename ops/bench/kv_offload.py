@@ -149,12 +149,14 @@ async def until_written(url: str, before: EngineHeartbeat) -> None:
 
 
 async def heartbeat(url: str) -> EngineHeartbeat | None:
+    """Of the engine that began last."""
     commands = CommandConnection(url)
     try:
         beats = await read_heartbeats(commands.execute, Keys())
     finally:
         await commands.close()
-    return beats[0] if beats else None
+    # One that was killed is listed until its heartbeat ends.
+    return max(beats, key=lambda beat: beat.started_at, default=None)
 
 
 if __name__ == "__main__":
