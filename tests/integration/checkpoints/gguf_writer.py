@@ -53,14 +53,15 @@ def _text(text: str) -> bytes:
 
 def _value(value: Any) -> bytes:
     if isinstance(value, list):
-        kind = _kind(value[0])
+        # In lists llama.cpp wants its integers with a sign.
+        kind = 5 if isinstance(value[0], int) else _kind(value[0])
         items = (_text(each) if isinstance(each, str) else struct.pack(f"<{_CODES[kind]}", each) for each in value)
         return struct.pack("<IIQ", 9, kind, len(value)) + b"".join(items)
     kind = _kind(value)
     return struct.pack("<I", kind) + (_text(value) if kind == 8 else struct.pack(f"<{_CODES[kind]}", value))
 
 
-_CODES = {4: "I", 6: "f", 7: "?"}
+_CODES = {4: "I", 5: "i", 6: "f", 7: "?"}
 
 
 def _kind(value: Any) -> int:

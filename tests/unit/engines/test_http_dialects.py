@@ -20,7 +20,7 @@ from penstock.worker.engines.http.server import check_model
 ELSEWHERE = (
     *("n", "stop", "detokenize", "skip_special_tokens", "spaces_between_special_tokens"),
     *("include_stop_str_in_output", "output_kind", "repetition_detection"),
-    *("bad_words_token_ids", "think_token_ids"),
+    *("bad_words_token_ids", "think_token_ids", "truncate_prompt_tokens"),
 )
 DIALECTS: dict[str, Dialect] = {"llama": llama.LlamaDialect(512), "sglang": sglang.SglangDialect()}
 

@@ -56,6 +56,7 @@ SAMPLING_FIELDS_ELSEWHERE = (
     "include_stop_str_in_output",
     "output_kind",
     "think_token_ids",
+    "truncate_prompt_tokens",
 )
 SAMPLING_FIELDS_REFUSED = ("thinking_token_budget", "extra_args")
 GRAMMAR_FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
