@@ -155,10 +155,10 @@ class AdapterLibrary:
         key, held = _key_of(adapter), self._shelf.get(adapter.digest)
         task = self._called.get(key)
         if task is None and held is None:
-            task = self._called[key] = self._loading.get(key) or self._begin(adapter)
+            task = self._loading.get(key) or self._begin(adapter)
             if task is None:
-                del self._called[key]
                 raise EngineStateError("add_lora: all adapters in memory (--max-cpu-loras) are used or pinned")
+            self._called[key] = task
         if task is not None:
             if not task.is_done:
                 return None
