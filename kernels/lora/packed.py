@@ -18,6 +18,8 @@ MAX_PARTS = 3
 _INT = ctypes.c_int64
 # Of the library: it takes inputs in groups of four bytes.
 _GROUP_BYTES = 4
+# Outputs that lie together in what makes of inputs as many numbers as the rank says.
+_STRIP = 16
 
 
 class PartStruct(ctypes.Structure):
@@ -48,7 +50,9 @@ class LoraPart:
 
 @dataclass(frozen=True)
 class PackedLora:
-    """One adapter at one product, laid out. ``struct`` knows where it lies and does not keep it alive."""
+    """One adapter at one product, laid out: ``a`` in strips of 16 outputs. ``struct`` knows where it lies and does not
+    keep it alive.
+    """
 
     a: PackedWeight
     parts: tuple[tuple[PackedWeight, int, int], ...]
@@ -78,7 +82,15 @@ def pack_lora(parts: Sequence[LoraPart]) -> PackedLora:
         rows.append(F.pad(part.a, (0, 0, 0, missing)))
         packed.append((pack_weight(F.pad(part.b, (0, missing))), column, part.first_output))
         column += len(part.a) + missing
-    return PackedLora(pack_weight(torch.cat(rows)), tuple(packed))
+    return PackedLora(_in_strips(torch.cat(rows)), tuple(packed))
+
+
+def _in_strips(matrix: Tensor) -> PackedWeight:
+    """A matrix ``[R, K]`` as ``[strips, K / G, 16, G]``; the rows beyond ``R`` are zero."""
+    num_outputs, num_inputs = matrix.shape
+    strips = F.pad(matrix, (0, 0, 0, -num_outputs % _STRIP)).unflatten(0, (-1, _STRIP))
+    in_groups = strips.unflatten(2, (-1, _GROUP_BYTES // matrix.dtype.itemsize))
+    return PackedWeight(in_groups.transpose(1, 2).contiguous(), None, num_inputs, num_outputs)
 
 
 def add_packed_lora(inputs: Tensor, products: ctypes.Array[ProductStruct], token_lora: Tensor, out: Tensor) -> None:

@@ -21,6 +21,56 @@ struct Piece {
   int64_t first_output, num_outputs;
 };
 
+// Sums of a row with a strip go in so many chains, each for every so many groups: one chain of a thousand products would
+// wait for each of them. As many for any number of rows, so that a row's bits are its own.
+constexpr int CHAINS = PART_BYTES == VECTOR_BYTES ? 4 : 2;
+
+// The products of some rows with one strip of a.
+template <typename T>
+struct StripRows {
+  const T* inputs;
+  int64_t input_stride;
+  const char* strip;
+  int64_t num_groups;
+  T* out;
+  int64_t out_stride, num_outputs;
+
+  template <int M>
+  void run(int64_t row) const {
+    const T* rows = inputs + row * input_stride;
+    FloatPart sums[M][CHAINS][PARTS] = {};
+    int64_t group = 0;
+    for (; group + CHAINS <= num_groups; group += CHAINS) {
+      for (int c = 0; c < CHAINS; ++c) {
+        __builtin_prefetch(strip + (group + c + CHAINS * PREFETCHED_GROUPS) * VECTOR_BYTES);
+        add_group(sums, rows, group + c, c);
+      }
+    }
+    for (int c = 0; group < num_groups; ++group, ++c) add_group(sums, rows, group, c);
+    for (int m = 0; m < M; ++m) {
+      Floats whole;
+      for (int p = 0; p < PARTS; ++p) {
+        FloatPart sum = sums[m][0][p] + sums[m][1][p];
+        if constexpr (CHAINS == 4) sum += sums[m][2][p] + sums[m][3][p];
+        std::memcpy(reinterpret_cast<char*>(&whole) + p * PART_BYTES, &sum, PART_BYTES);
+      }
+      store(out + (row + m) * out_stride, whole, num_outputs);
+    }
+  }
+
+ private:
+  template <int M>
+  inline __attribute__((always_inline)) void add_group(FloatPart (&sums)[M][CHAINS][PARTS], const T* rows,
+                                                       int64_t group, int chain) const {
+    for (int p = 0; p < PARTS; ++p) {
+      const WordPart words = load_part(strip + group * VECTOR_BYTES, p);
+      for (int m = 0; m < M; ++m) {
+        sums[m][chain][p] = add_products(sums[m][chain][p], rows + m * input_stride + group * GROUP<T>, words);
+      }
+    }
+  }
+};
+
 // Sums of some rows with V vectors of b's outputs, on top of what is there, rounded once.
 template <typename T, int V>
 struct AddingRows {
@@ -95,9 +145,15 @@ void add_adapters(const T* inputs, int64_t input_stride, const AdaptedProduct* p
   for_each(first.size(), [&](int64_t item) {
     const Piece& piece = ones[item];
     const Linear& a = piece.rows->product->a;
-    const auto results = Results<T, T, T>::of(nullptr, a, made + piece.rows->first * width, width);
-    multiply_piece<T, 1>(inputs + piece.rows->first * input_stride, input_stride, a,
-                         results.from(0, piece.first_output), piece.rows->num, piece.first_output);
+    const int64_t num_groups = a.num_inputs / GROUP<T>;
+    const StripRows<T> work{inputs + piece.rows->first * input_stride,
+                            input_stride,
+                            static_cast<const char*>(a.packed) + piece.first_output / LANES * num_groups * VECTOR_BYTES,
+                            num_groups,
+                            made + piece.rows->first * width + piece.first_output,
+                            width,
+                            a.num_outputs - piece.first_output};
+    for_row_tiles<TILE_ROWS>(piece.rows->num, work);
   });
   for_each(second.size(), [&](int64_t item) {
     const Piece& piece = twos[item];

@@ -11,7 +11,8 @@ struct AdaptedPart {
   int64_t first_column, first_output;
 };
 
-// One adapter at one product. Without parts it changes nothing there.
+// One adapter at one product. Without parts it changes nothing there. Ranks are small, so a lies in strips of 16 outputs,
+// [strips, groups of inputs, 16], where b, as every weight, lies in panels of 64.
 struct AdaptedProduct {
   Linear a;
   AdaptedPart parts[MAX_ADAPTED_PARTS];

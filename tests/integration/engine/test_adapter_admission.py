@@ -293,6 +293,10 @@ def test_operators_add_list_pin_and_remove(make: Callable[..., Engine], said: li
     assert ask(engine, ListLoras()) == LoraList([1, 3, 8])
     error = refusal(engine, PinLora(3))
     assert (error.code, "--max-loras" in error.message) == ("engine_state", True)
+    assert ask(engine, PinLora(1, pinned=False)) == LoraChanged(True)
+    assert ask(engine, PinLora(1, pinned=False)) == LoraChanged(False)
+    assert ask(engine, PinLora(3)) == LoraChanged(True)
+    assert ask(engine, PinLora(3, pinned=False)) == LoraChanged(True)
     assert ask(engine, RemoveLora(2)) == LoraChanged(False)
     # One that is used goes with its last request.
     assert core.add_request(asking("r", said[2])) is None

@@ -47,8 +47,8 @@ def test_adapters_are_measured_beside_the_model_alone(tmp_path: Path, capsys: py
     lines = [line.split("│") for line in capsys.readouterr().out.splitlines() if "adapters" in line]
     read = {cells[1].split("(")[0].strip(): float(cells[2]) for cells in lines if len(cells) > 2}
     assert list(read) == ["adapters 0", "adapters 2"]
-    # Outputs are filled up to 64: of each layer 4 of the first matrices and 7 of 64 outputs of the second, rank 4.
-    num_bytes = 2 * 2 * (4 * 64 * 64 + 7 * 64 * 4) * 2
+    # Of each layer 4 of the first matrices, filled up to 16 outputs, and 7 of 64 outputs of the second, rank 4.
+    num_bytes = 2 * 2 * (4 * 16 * 64 + 7 * 64 * 4) * 2
     assert read["adapters 2"] - read["adapters 0"] == pytest.approx(num_bytes / 1e6, abs=1e-5)
 
 
