@@ -126,6 +126,7 @@ class EngineCore:
         watch = self.step_watch()
         batch = self._isolation.next_batch() or self.scheduler.schedule()
         if not batch.requests:
+            watch.failed()
             self._wait_for_work(batch)
             return ended
         watch.scheduled(batch)

@@ -24,7 +24,7 @@ class StepWatch:
         self._times.append(time.perf_counter())
 
     def failed(self) -> None:
-        """The step has raised: there is nothing more to be told of."""
+        """The step has raised, or had nothing to compute: there is nothing more to be told of."""
 
     def updated(self) -> StepStats:
         """Return what the step did."""

@@ -121,6 +121,18 @@ def test_memory_beside_a_cache_that_is_too_small(model_folder: Callable[[str], P
     assert stats(engine).memory_bytes == 3 * NUM_BLOCKS * 16 * 1024
 
 
+@pytest.mark.gpu
+def test_blocks_of_a_gpu(model_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    folder, on_gpu = model_folder("llama"), {"device": "cuda", "dtype": "bfloat16"}
+    expected, _ = answer(engine_of(folder, **on_gpu))
+    before = engine_of(folder, kv_offload_dir=str(tmp_path), kv_offload_memory=1 << 20, **on_gpu)
+    assert answer(before) == (expected, 0)
+    before.close()
+    assert before.core.forget_blocks()
+    assert answer(before) == (expected, NUM_CACHED), "from memory"
+    assert answer(engine_of(folder, kv_offload_dir=str(tmp_path), **on_gpu)) == (expected, NUM_CACHED)
+
+
 def config_json(folder: Path, kv_offload_dir: Path) -> bytes:
     config = EngineConfig(model=str(folder), num_threads=1, kv_cache_memory=1 << 22, kv_offload_dir=str(kv_offload_dir))
     return config.encode()

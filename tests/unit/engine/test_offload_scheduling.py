@@ -17,7 +17,7 @@ from penstock.shared.messages import EngineCoreRequest
 from penstock.shared.params import SamplingParams
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.look_ahead import LookAheadCore
-from penstock.worker.engine.offload.device_blocks import HostBlocks
+from penstock.worker.engine.offload.device_blocks import HostBlocks, make_device_blocks
 from penstock.worker.engine.offload.loading import Loader
 from penstock.worker.engine.offload.memory_tier import MemoryTier
 from penstock.worker.engine.offload.offload import KVOffload
@@ -302,22 +302,23 @@ def test_prompts_whose_every_token_is_judged_read_nothing(filled: MemoryTier) ->
     assert made.cached["r"] == 0
 
 
-def test_blocks_in_pieces_go_there_and_back() -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_blocks_in_pieces_go_there_and_back(device: str) -> None:
     """Caches of several dtypes and shapes."""
     rng = np.random.default_rng(0)
     caches = [
-        torch.from_numpy(rng.integers(0, 100, (5, 3, 2, 4))).to(torch.float32),
-        torch.from_numpy(rng.integers(0, 100, (5, 7))).to(torch.bfloat16),
-        torch.from_numpy(rng.integers(0, 100, (5, 3, 1))).to(torch.float8_e4m3fn),
+        torch.from_numpy(rng.integers(0, 100, (5, 3, 2, 4))).to(device, torch.float32),
+        torch.from_numpy(rng.integers(0, 100, (5, 7))).to(device, torch.bfloat16),
+        torch.from_numpy(rng.integers(0, 100, (5, 3, 1))).to(device, torch.float8_e4m3fn),
     ]
     before = [cache.clone() for cache in caches]
-    device = HostBlocks(lambda: caches)
-    assert device.block_bytes == 24 * 4 + 7 * 2 + 3
-    rows = np.zeros((2, device.block_bytes), np.uint8)
-    device.read([4, 1], rows)
+    blocks = make_device_blocks(lambda: caches, torch.device(device))
+    assert blocks.block_bytes == 24 * 4 + 7 * 2 + 3
+    rows = np.zeros((2, blocks.block_bytes), np.uint8)
+    blocks.read([4, 1], rows)
     for cache in caches:
         cache.zero_()
-    device.write(rows, [0, 1])
+    blocks.write(rows, [0, 1])
     for cache, old in zip(caches, before, strict=True):
         assert torch.equal(cache[0].view(torch.uint8), old[4].view(torch.uint8))
         assert torch.equal(cache[1].view(torch.uint8), old[1].view(torch.uint8))

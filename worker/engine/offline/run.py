@@ -170,7 +170,8 @@ def _run(arguments: argparse.Namespace, started: float) -> int:
     # Here, not above: --help and a mistyped folder need no torch.
     from ..composition import build_engine
 
-    core = build_engine(config, folder).core
+    engine = build_engine(config, folder)
+    core = engine.core
     freeze_loaded_objects()
     if workload.phases:
         # Written after each phase: what is there stays if a later one fails.
@@ -180,6 +181,7 @@ def _run(arguments: argparse.Namespace, started: float) -> int:
         load_s = time.perf_counter() - started
         result = run_workload(core, workload.requests, load_s, keeps_steps=options.steps)
         output.write_bytes(msgspec.json.encode(result))
+    engine.close()
     return 0
 
 

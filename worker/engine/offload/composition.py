@@ -49,18 +49,20 @@ def make_offload(config: EngineConfig, folder: Path, model: LoadedModel, pool: B
         return None
     ways = [make_device_blocks(lambda: model.forward.caches, model.device) for _ in range(2)]
     block_bytes = ways[0].block_bytes
-    tiers = Tiers(_memory_tier(config, block_bytes), _folder_tier(config, block_bytes))
+    # Its memory is taken as it is filled, and counts as free until then.
+    cache_bytes = pool.num_blocks * block_bytes if config.device == "cpu" else 0
+    tiers = Tiers(_memory_tier(config, block_bytes, cache_bytes), _folder_tier(config, block_bytes))
     write_behind = WriteBehind(tiers, ways[0], pool)
     offload = KVOffload(tiers, write_behind, Loader(tiers, ways[1]), partial(identity_of, config, folder, model))
     offload.renew_identity()
     return offload
 
 
-def _memory_tier(config: EngineConfig, block_bytes: int) -> MemoryTier | None:
+def _memory_tier(config: EngineConfig, block_bytes: int, cache_bytes: int) -> MemoryTier | None:
     num_bytes = config.kv_offload_memory
     if num_bytes is None:
         return None
-    free_bytes = free_host_bytes()
+    free_bytes = max(0, free_host_bytes() - cache_bytes)
     if num_bytes > free_bytes:
         raise ConfigurationError(
             f"kv_offload_memory lets KV blocks take {format_bytes(num_bytes)} of the host's memory, but "

@@ -1,0 +1,38 @@
+"""What an engine that was killed had computed is read by the one that goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from penstock.producer import Client
+
+from ..gate import Gate
+from .conftest import Start
+from .watching import busiest, engines, finish, start_streams, until
+
+
+@pytest.mark.parametrize("role", ["core", "worker"])
+async def test_generations_are_read_and_go_on(start: Start, gate: Gate, role: str, tmp_path: Path) -> None:
+    """kill -9 in the middle: callers see the same tokens, and most of what they had is not computed again."""
+    kept = tmp_path / "kept"
+    stack = await start(1, "--deterministic", "--kv-offload-dir", str(kept))
+    async with Client.connect(stack.url) as client:
+        whole, watched = await start_streams(client, gate)
+        # Each has begun, so its prompt at least is on its way to the folder.
+        await until(lambda: any(kept.glob("blocks/*/*/*.kv")), what="nothing is written")
+        beat = await busiest(stack.url)
+        os.kill(getattr(beat, f"{role}_pid"), signal.SIGKILL)
+        await finish(watched, whole, gate)
+        async with asyncio.timeout(60):
+            while True:
+                (beat,) = await engines(stack.url)
+                if beat.stats is not None and beat.stats.kv_offload and beat.stats.kv_offload.num_hit_tokens:
+                    break
+                await asyncio.sleep(0.05)
+    assert beat.num_restarts == 1
+    assert beat.stats.kv_offload.num_corrupt_blocks == 0
