@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import LlamaForCausalLM
 
 from penstock.ops.demo.run import MODEL
 from penstock.ops.local_stack import LocalStack
@@ -21,7 +21,7 @@ CODEC = TextCodec.load(MODEL)
 
 
 def found_by_transformers(prompt: str, width: int, num_tokens: int) -> list[tuple[list[int], float]]:
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    model = LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     token_ids = torch.tensor([CODEC.encode(prompt)])
     with torch.inference_mode():
         output = model.generate(

@@ -5,6 +5,7 @@ Whoever may call them has engines read folders, so they are off by default.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -50,14 +51,17 @@ async def load(request: Request) -> Response:
     if known and not body.load_inplace:
         message = f"lora_name {shown(body.lora_name)} is that of an adapter already; load_inplace points it to this one"
         raise bad_field("lora_name", message, code="adapter_exists")
-    client, options = gateway.client, {"tenant": tenant or None, "model": body.base_model_name}
+    client, model = gateway.client, body.base_model_name
     try:
-        await while_connected(request, client.add_lora(body.lora_name, body.lora_path, **options))
+        await while_connected(
+            request, client.add_lora(body.lora_name, body.lora_path, tenant=tenant or None, model=model)
+        )
     except (AdapterFileError, UnsupportedAdapterError) as error:
         raise bad_field("lora_path", f"lora_path: {error}", code=error.code) from error
     except EngineCallError as error:
         if not known:
-            await client.remove_lora(body.lora_name, tenant=tenant or None)
+            with suppress(EngineCallError):  # what cannot load it may not unload it either; the name is gone
+                await client.remove_lora(body.lora_name, tenant=tenant or None)
         raise OpenAIError(400, str(error), param="lora_path", code="adapter_not_loaded") from error
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 

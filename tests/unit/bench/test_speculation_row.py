@@ -53,8 +53,9 @@ def test_an_answer_that_is_another_is_told() -> None:
 
 
 def pair(name: str, on: float, missing: str = "", wrong: str = "") -> PairRow:
-    off, with_guesses = (dict.fromkeys(PHASES, rates) for rates in ([10.0, 20.0, 10.0], [on, 2 * on, 90.0]))
-    counts = dict.fromkeys(PHASES, 8), dict.fromkeys(PHASES, 6)
+    phases: list[str] = list(PHASES)
+    off, with_guesses = (dict.fromkeys(phases, rates) for rates in ([10.0, 20.0, 10.0], [on, 2 * on, 90.0]))
+    counts = dict.fromkeys(phases, 8), dict.fromkeys(phases, 6)
     if missing:
         return PairRow(name=name, missing=missing)
     return PairRow(name=name, wrong=wrong, off=off, on=with_guesses, num_guessed=counts[0], num_right=counts[1])

@@ -168,4 +168,4 @@ def test_our_errors_have_a_status_and_a_code(error: Exception, status: int, code
 @pytest.mark.parametrize("content", ["ab", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]])
 def test_a_prediction_is_text_or_parts_of_it(content: Any) -> None:
     prepared = prepare(CHAT, chat(prediction={"type": "content", "content": content}))
-    assert prepared.options["prediction"] == "ab"
+    assert prepared.options.get("prediction") == "ab"
