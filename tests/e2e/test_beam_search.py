@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ CODEC = TextCodec.load(MODEL)
 
 
 def found_by_transformers(prompt: str, width: int, num_tokens: int) -> list[tuple[list[int], float]]:
-    model = LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    model: Any = LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     token_ids = torch.tensor([CODEC.encode(prompt)])
     with torch.inference_mode():
         output = model.generate(

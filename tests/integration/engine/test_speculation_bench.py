@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -38,7 +40,8 @@ def test_the_large_model_says_what_the_small_one_says() -> None:
         torch.testing.assert_close(logits[..., :40], small(token_ids).logits, rtol=1e-4, atol=1e-4)
     assert not logits[..., 40:].any()
     # Its other layers are computed with numbers, not with zeros.
-    assert all(layer.self_attn.q_proj.weight.count_nonzero() > 1000 for layer in large.model.layers)
+    layers: Any = large.model.layers
+    assert all(layer.self_attn.q_proj.weight.count_nonzero() > 1000 for layer in layers)
 
 
 def test_every_answer_can_be_learnt_and_asked_for() -> None:
