@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from .control import CallError, ControlCommand, Utility, UtilityAnswer
+from .images import ImageInput
 from .params import GENERATE, LoRARequest, SamplingParams
 from .pooling import Pooled, PoolingParams, PoolingSetup
 from .prompt_embeds import PromptEmbeds
@@ -81,6 +82,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, kw_
     are those of the second text, which some models tell apart.
     ``prediction`` is text that its caller takes for a likely output, and ``draft_token_ids`` are the tokens of it; it
     changes how soon tokens come, and never which.
+    ``images`` are those of the prompt, in the order of their places in it. A message to an engine core has their bytes.
     """
 
     version: int = WIRE_VERSION
@@ -112,6 +114,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, kw_
     second_text_at: int | None = None
     prediction: str | None = None
     draft_token_ids: list[int] | None = None
+    images: list[ImageInput] | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -173,6 +176,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     ``resume`` is what an engine that takes over a request goes on with: "exact", the tokens that the former one would
     have made; or "greedy", those of greedy requests only, while others go on with tokens drawn anew.
     ``supported_tasks`` are what requests may ask for, and ``pooling`` what is known of a model that pools.
+    ``max_images`` are those that a request may have; with 0 ``image_refusal`` says why.
     """
 
     version: int = WIRE_VERSION
@@ -205,6 +209,8 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     structured_outputs_backend: str = ""
     supported_tasks: tuple[str, ...] = (GENERATE,)
     pooling: PoolingSetup | None = None
+    max_images: int = 0
+    image_refusal: str = ""
 
 
 class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):
@@ -251,6 +257,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     ``new_logprobs`` has one entry per token, or none at all if the request did not ask. With the first token comes
     ``new_prompt_logprobs``, one per token of the prompt but its first. ``events`` are those since its last output.
     ``pooled`` is the result of a prompt that was pooled, and comes with its end.
+    ``num_prompt_tokens`` comes with tokens of a prompt with images: how many it has with theirs.
     """
 
     request_id: str
@@ -263,6 +270,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     new_prompt_logprobs: list[TokenLogprobs] = []
     events: list[EngineCoreEvent] = []
     pooled: Pooled | None = None
+    num_prompt_tokens: int = 0
 
     @property
     def finished(self) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 from ..shared.errors import ConfigurationError
 from ..shared.keys import is_partition_name
 from .config_checks import check_attention, check_engine, check_quantization, check_speculation
+from .image_options import DEFAULT_CACHE_MEMORY, DEFAULT_MAX_IMAGES, ImageCacheMemory, MaxImages
 from .options.option import Option, check_fields
 from .options.readers import Choice, ChoiceWithCount, Folder, Integer, Model, Reader, Share, Size, Switch, Texts
 
@@ -179,6 +180,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     enable_prompt_embeds: Annotated[
         bool, Option("take prompts that are given as embeddings, too", Switch(), group=BATCH)
     ] = False
+    max_images: MaxImages = DEFAULT_MAX_IMAGES
+    image_cache_memory: ImageCacheMemory = DEFAULT_CACHE_MEMORY
     structured_outputs_backend: Annotated[
         str,
         Option(

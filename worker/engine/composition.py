@@ -32,7 +32,10 @@ from .execution.kv_cache import size_kv_cache
 from .execution.memory import measure_memory
 from .execution.model_runner import ModelRunner
 from .execution.overlap import OverlappingRunner
+from .images.admission import ImageAdmission
+from .images.interface import Images, NoImages
 from .look_ahead import LookAheadCore
+from .model_checks import check_images, check_pooling, check_speculation
 from .pooling.core import PoolingCore
 from .pooling.runner import PoolingRunner
 from .processor import processor
@@ -94,8 +97,9 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     )
     log.info("kv_cache", **size.describe(config.block_size), **memory.describe())
     model.max_model_len = size.max_model_len
-    _check_pooling(config, model)
-    _check_speculation(config, model)
+    check_pooling(config, model)
+    check_speculation(config, model)
+    check_images(model)
     hidden_size = embeds_hidden_size(model) if config.enable_prompt_embeds else None
     runner = _make_runner(config, model)
     device = model.device
@@ -124,6 +128,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         grammars=_grammar_admission(config, model),
+        images=_image_admission(config, model, progress),
         dump=StepDump(config.dump_dir, shows_prompts=config.dump_prompts),
         embeds_hidden_size=hidden_size,
     )
@@ -181,34 +186,6 @@ def _is_encoder(model: LoadedModel) -> bool:
     return model.pooling is not None and model.pooling.is_encoder
 
 
-def _check_pooling(config: EngineConfig, model: LoadedModel) -> None:
-    """Refuse what a model that pools does not do."""
-    if model.pooling is None:
-        return
-    for option, is_on in (
-        ("deterministic", config.deterministic),
-        ("async_scheduling", config.async_scheduling),
-        ("enable_prompt_embeds", config.enable_prompt_embeds),
-    ):
-        if is_on:
-            raise ConfigurationError(f"{option} is for models that generate, and this one pools; leave it out")
-
-
-def _check_speculation(config: EngineConfig, model: LoadedModel) -> None:
-    """Refuse to guess for a model whose states could not be taken back, and for one that says nothing."""
-    if not config.max_draft_tokens:
-        return
-    if model.pooling is not None:
-        raise ConfigurationError(
-            f"speculative {config.speculative!r} is for models that generate, and this one pools; leave it out"
-        )
-    if model.forward.mode not in ("lean", "packed"):
-        raise ConfigurationError(
-            f"speculative {config.speculative!r} needs a model whose tokens are packed, and {model.architecture} is "
-            f"computed in the mode {model.forward.mode!r}, in which a wrong guess could not be taken back; leave it out"
-        )
-
-
 def _make_guessing(config: EngineConfig, runner: ModelRunner, max_model_len: int) -> Guessing:
     if not config.max_draft_tokens:
         return NoGuessing()
@@ -253,6 +230,17 @@ def _grammar_admission(config: EngineConfig, model: LoadedModel) -> GrammarAdmis
     )
 
 
+def _image_admission(config: EngineConfig, model: LoadedModel, progress: ProgressWriter) -> Images:
+    if model.seeing is None:
+        return NoImages(model.image_refusal)
+    return ImageAdmission(
+        model.seeing,
+        max_images=config.max_images,
+        cache_bytes=config.image_cache_memory,
+        busy=progress.compiling,
+    )
+
+
 def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
     dtype = str(model.dtype).removeprefix("torch.")
     name, instructions = processor(config.device)
@@ -284,4 +272,6 @@ def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
         structured_outputs_backend=config.structured_outputs_backend,
         supported_tasks=(GENERATE,) if model.pooling is None else model.pooling.tasks,
         pooling=None if model.pooling is None else model.pooling.setup,
+        max_images=0 if model.seeing is None else config.max_images,
+        image_refusal=model.image_refusal,
     )

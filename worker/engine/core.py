@@ -13,8 +13,10 @@ from ...shared.stats import StepStats
 from ..request_checks import check_prompt_length, check_served, check_task, refusal
 from .dump import StepDump
 from .executor import AcceleratorError, Executor
+from .images.interface import Images, NoImages
 from .sampling.param_checks import check_in_vocabulary, check_params
 from .scheduling.grammars import Grammars, NoGrammars
+from .scheduling.image_spans import ImageSpan
 from .scheduling.isolation import Isolation
 from .scheduling.prompt_embeds import check_prompt_embeds, extra_keys_of, prompt_of
 from .scheduling.request import STATUS_OF_REASON, Request, RequestStatus
@@ -40,6 +42,7 @@ class EngineCore:
     Attributes:
         step_fn: the form of ``step`` that this core is made for.
         step_watch: makes what times a step; a profiler puts its own in place.
+        images: messages that wait for theirs, and what is kept of earlier ones.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class EngineCore:
         vocab_size: int,
         eos_token_ids: Iterable[int],
         grammars: Grammars | None = None,
+        images: Images | None = None,
         dump: StepDump | None = None,
         embeds_hidden_size: int | None = None,
     ) -> None:
@@ -58,6 +62,7 @@ class EngineCore:
         self._executor = executor
         self.step_fn = self.step
         self._grammars = NoGrammars() if grammars is None else grammars
+        self.images = NoImages() if images is None else images
         self._embeds_hidden_size = embeds_hidden_size
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -68,16 +73,20 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_unfinished_requests or self.num_waiting_for_grammar > 0
+        return self.scheduler.has_unfinished_requests or self._num_elsewhere > 0
 
     @property
     def num_unfinished_requests(self) -> int:
-        return self.scheduler.num_unfinished_requests + self.num_waiting_for_grammar
+        return self.scheduler.num_unfinished_requests + self._num_elsewhere
 
     @property
     def num_waiting_for_grammar(self) -> int:
-        """Requests that the scheduler does not know yet."""
+        """Requests that the scheduler does not know yet, as those that wait for images."""
         return len(self._grammars)
+
+    @property
+    def _num_elsewhere(self) -> int:
+        return len(self._grammars) + len(self.images)
 
     @property
     def device_memory_bytes(self) -> int:
@@ -85,11 +94,22 @@ class EngineCore:
 
     def add_request(self, message: EngineCoreRequest) -> EngineCoreOutput | None:
         """Queue a request, or return its end if it has one already: it is refused, or was complete when resumed."""
-        if message.request_id in self.scheduler or message.request_id in self._grammars:
+        if any(message.request_id in place for place in (self.scheduler, self._grammars, self.images)):
             log.warning("request_already_here", request_id=message.request_id)
             return None
+        if not message.images:
+            return self._enter(message)
         try:
-            request = self._make_request(message)
+            check_served(message)
+            self.images.add(message)
+        except ValidationError as error:
+            return refusal(message.request_id, error)
+        return None
+
+    def _enter(self, message: EngineCoreRequest, images: tuple[ImageSpan, ...] = ()) -> EngineCoreOutput | None:
+        """``add_request`` of a message whose prompt is whole."""
+        try:
+            request = self._make_request(message, images)
             stop = check_stop(request)
             if stop is not None:
                 return EngineCoreOutput(message.request_id, finish_reason=stop.reason, stop_reason=stop.stop_reason)
@@ -105,9 +125,10 @@ class EngineCore:
         """Stop computing these, without a word; unknown and finished ones are ignored."""
         self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
         self._grammars.abort(request_ids)
+        self.images.abort(request_ids)
 
     def step(self) -> list[EngineCoreOutput]:
-        """Schedule, execute, update. Requests whose grammars have been compiled come in before.
+        """Schedule, execute, update. Requests whose images and grammars are ready come in before.
 
         If a batch raises, the next steps execute its requests one by one, and those that raise alone are ended. A
         failure of the accelerator tells nothing about the requests: it ends all of the batch.
@@ -115,7 +136,7 @@ class EngineCore:
         Raises:
             EngineDeadError: the accelerator has failed several times in a row.
         """
-        ended = self._take_ready_grammars()
+        ended = self._take_ready()
         if not self.scheduler.has_unfinished_requests:
             return ended
         watch = self.step_watch()
@@ -135,7 +156,7 @@ class EngineCore:
     def stats(self) -> SchedulerStats:
         """Where requests and KV cache stand."""
         stats = self.scheduler.stats()
-        stats.num_waiting_reqs += self.num_waiting_for_grammar
+        stats.num_waiting_reqs += self._num_elsewhere
         return stats
 
     def take_step_stats(self) -> StepStats | None:
@@ -151,7 +172,7 @@ class EngineCore:
         """Verify the engine's bookkeeping; called whenever there is nothing else to do."""
         self.scheduler.check_invariants()
 
-    def _make_request(self, message: EngineCoreRequest) -> Request:
+    def _make_request(self, message: EngineCoreRequest, images: tuple[ImageSpan, ...] = ()) -> Request:
         check_task(message, (GENERATE,))
         params, prompt = check_served(message), prompt_of(message)
         check_params(params, len(prompt), self._vocab_size, self._eos_token_ids)
@@ -175,7 +196,21 @@ class EngineCore:
             extra_keys=extra_keys_of(message),
             prompt_embeds=message.prompt_embeds,
             prediction=message.draft_token_ids,
+            images=images,
         )
+
+    def _take_ready(self) -> list[EngineCoreOutput]:
+        """Let requests come in that have waited for images or grammars; returns the ends of those that cannot."""
+        ended: list[EngineCoreOutput] = []
+        if self.images:
+            if not self.scheduler.has_unfinished_requests and not self._grammars:
+                self.images.wait(GRAMMAR_WAIT_S)
+            for message, spans, error in self.images.take_ready():
+                if error is not None:
+                    ended.append(EngineCoreOutput(message.request_id, finish_reason=FinishReason.ERROR, error=error))
+                elif end := self._enter(message, spans):
+                    ended.append(end)
+        return ended + self._take_ready_grammars()
 
     def _take_ready_grammars(self) -> list[EngineCoreOutput]:
         """Hand requests with their grammars to the scheduler; returns the ends of those that have none."""

@@ -39,7 +39,7 @@ class LookAheadCore(EngineCore):
         queue = self._batch_queue
         if queue.batch is None and self._isolation.is_active:
             return self.step()
-        ended = self._take_ready_grammars()
+        ended = self._take_ready()
         if queue.batch is None:
             if self.scheduler.has_unfinished_requests:
                 queue.launch(self.scheduler.schedule())

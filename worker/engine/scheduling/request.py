@@ -12,6 +12,7 @@ from ....shared.pooling import PoolingParams
 from ....shared.prompt_embeds import PromptEmbeds
 from .block_pool import InvariantError
 from .constraint import Constraint
+from .image_spans import ImageSpan
 
 NO_LORA = -1
 
@@ -77,6 +78,7 @@ class Request:
         lora_index: which of the engine's adapters it is computed with, as ``kernels.lora`` counts them, or ``NO_LORA``.
         pooling: what is wanted of a prompt that is pooled; such a request ends when its prompt is computed.
         prediction: tokens that its caller takes for a likely output.
+        images: those of its prompt, whose tokens are in ``prompt_token_ids``.
 
     Attributes:
         block_hashes: of its first full blocks, as far as somebody has asked (``prefix_cache.py``).
@@ -95,6 +97,7 @@ class Request:
         "eos_token_ids",
         "events",
         "extra_keys",
+        "images",
         "is_finished",
         "lora_index",
         "max_output_tokens",
@@ -130,6 +133,7 @@ class Request:
         lora_index: int = NO_LORA,
         pooling: Pooling | None = None,
         prediction: list[int] | None = None,
+        images: tuple[ImageSpan, ...] = (),
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -145,6 +149,7 @@ class Request:
         self.lora_index = lora_index
         self.pooling = pooling
         self.prediction = prediction
+        self.images = images
         wants_prompt_logprobs = params.prompt_logprobs is not None and not output_token_ids
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if wants_prompt_logprobs else None
         self.events: list[EngineCoreEvent] = []

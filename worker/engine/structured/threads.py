@@ -1,4 +1,4 @@
-"""Threads that compile grammars beside the step loop.
+"""Threads that compile grammars, and process images, beside the step loop.
 
 A thread cannot be stopped from outside. One whose task takes too long is given up: nobody waits for it any more, and
 another takes its place until its task ends. There are never more than ``max_threads``; when all are given up, tasks
@@ -35,7 +35,8 @@ class Task:
 class CompileThreads:
     """Runs tasks in their order, ``num_threads`` at a time, plus those that were given up."""
 
-    def __init__(self, num_threads: int, max_threads: int) -> None:
+    def __init__(self, num_threads: int, max_threads: int, name: str = "grammar") -> None:
+        self._name = name
         self._num_threads = num_threads
         self._max_threads = max_threads
         self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
@@ -70,7 +71,7 @@ class CompileThreads:
     def _start_thread(self) -> None:
         if self._num_alive - self._num_given_up < self._num_threads and self._num_alive < self._max_threads:
             self._num_alive += 1
-            threading.Thread(target=self._run, name=f"grammar-{self._num_alive}", daemon=True).start()
+            threading.Thread(target=self._run, name=f"{self._name}-{self._num_alive}", daemon=True).start()
 
     def _run(self) -> None:
         while True:
