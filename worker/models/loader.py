@@ -26,7 +26,7 @@ from .eight_bit_cache import hold_in_eight_bits
 from .folder import tokenizer_folder
 from .forward import Forward, ForwardSettings
 from .images.seeing import SeeingModel, is_seeing_type, refusal_of, split_model
-from .images.tower import has_text_part, take_tower, text_module
+from .images.tower import take_tower, text_module
 from .lean.captured import make_captured
 from .lean.native import make_native
 from .packed_linear import pack_linear_layers
@@ -114,7 +114,7 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
     if pools(folder, model_config, config.runner):
         return _load_pooling(module, folder, config, longest, common)
     seeing, refusal = None, refusal_of(model_config)
-    if has_text_part(module):
+    if is_seeing_type(model_config):
         module, seeing, refusal = split_model(
             module,
             folder,
@@ -215,9 +215,9 @@ def load_weights(config: EngineConfig, folder: Path, model: LoadedModel) -> nn.M
     """
     module = load_module(config, folder)
     check_finite(module, type(module).__name__)
-    sees = has_text_part(module)
-    text = text_module(module) if sees else module
-    if pools(folder, module.config, config.runner) and not isinstance(model.forward, EncoderForward):
+    is_pooled = pools(folder, module.config, config.runner)
+    text = text_module(module) if is_seeing_type(module.config) and not is_pooled else module
+    if is_pooled and not isinstance(model.forward, EncoderForward):
         text = as_decoder(module, type(module).__name__)
     network = model.forward.network_of(text)
     _pack(network, config, device_of(config))

@@ -11,7 +11,7 @@ from ...shared.errors import PenstockError, UnsupportedParameterError, Validatio
 from ...shared.log import log_ids
 from ...shared.messages import Delta, EngineCoreRequest, InputChunk, Ready
 from ...shared.params import SamplingParams
-from ..request_checks import check_prompt_length, check_served, check_task
+from ..request_checks import check_images_served, check_prompt_length, check_served, check_task
 from ..text.tokenizer import TextCodec
 from .pooled_text import LONG_PROMPT_CHARS, PooledText
 from .segments import Segment, current_segment
@@ -44,6 +44,7 @@ class Intake:
         self._max_model_len = ready.max_model_len
         self._supported_tasks = ready.supported_tasks
         self._pooled_text = PooledText(codec, ready.pooling)
+        self._max_images, self._image_refusal = ready.max_images, ready.image_refusal
         self._can_wait_for_thinking = ready.engine == "penstock"
 
     async def prepare(self, claim: Claim) -> EngineCoreRequest:
@@ -68,6 +69,7 @@ class Intake:
             )
         if request.resumable and request.prediction is not None:
             raise UnsupportedParameterError("prediction: a resumable request has many outputs; leave it out")
+        check_images_served(request, self._max_images, self._image_refusal)
         is_pooled = request.pooling_params is not None
         if is_pooled:
             await self._pooled_text.complete(request)

@@ -41,7 +41,7 @@ _VISION: dict[str, Any] = {
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {% if message.content is string %}{{ message.content }}"
     "{% else %}{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}"
-    "{% elif part.type == 'image' %}<image>{% endif %}{% endfor %}{% endif %}\n{% endfor %}assistant: "
+    "{% elif part.type == 'image' %}<image>{% endif %}{% endfor %}{% endif %} {% endfor %}assistant: "
 )
 
 

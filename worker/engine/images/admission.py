@@ -25,6 +25,7 @@ from ....shared.images import ImageInput, digest_of
 from ....shared.messages import EngineCoreRequest, RequestError
 from ...models.images.processor import ImageTokens, ProcessedImage
 from ...models.images.seeing import SeeingModel
+from ...request_checks import check_images_served
 from ..structured.threads import CompileThreads, Task
 from .cache import ImageCache
 from .decode import decode_image
@@ -112,11 +113,7 @@ class ImageAdmission:
             ValidationError: it has too many of them, or asks for what cannot be had with images.
         """
         images = message.images or []
-        if len(images) > self._max_images:
-            raise ValidationError(
-                f"images: this engine takes at most {self._max_images} in a request, got {len(images)}; send fewer, or "
-                "have it started with more --max-images"
-            )
+        check_images_served(message, self._max_images, "")
         if message.prompt_embeds is not None:
             raise UnsupportedParameterError("images: a prompt of embeddings has no places for images; send text")
         if message.sampling_params is not None and message.sampling_params.prompt_logprobs is not None:

@@ -30,7 +30,6 @@ FAMILIES = frozenset(
     {
         "aya_vision",
         "cohere2_vision",
-        "got_ocr2",
         "idefics3",
         "internvl",
         "lfm2_vl",

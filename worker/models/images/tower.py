@@ -47,12 +47,6 @@ class ImageTower:
         return features.cpu()
 
 
-def has_text_part(module: nn.Module) -> bool:
-    """Whether ``module`` is a model that sees, with a part that speaks in it."""
-    inner = getattr(module, "model", None)
-    return hasattr(inner, "get_image_features") and any(hasattr(inner, name) for name in _TEXT_PARTS)
-
-
 def text_module(module: PreTrainedModel) -> PreTrainedModel:
     """Return the part of ``module`` that speaks, with its head, as the causal model that transformers has for it.
 
@@ -61,10 +55,10 @@ def text_module(module: PreTrainedModel) -> PreTrainedModel:
     Raises:
         ModelLoadError: ``module`` is built in another way.
     """
-    inner = cast(Any, module).model
+    inner = getattr(module, "model", None)
     name = next((name for name in _TEXT_PARTS if hasattr(inner, name)), None)
     head = module.get_output_embeddings()
-    if name is None or head is None:
+    if name is None or head is None or not hasattr(inner, "get_image_features"):
         raise ModelLoadError(f"{type(module).__name__} has no text model with a head of its own")
     with torch.device("meta"):
         causal = AutoModelForCausalLM.from_config(
