@@ -235,7 +235,7 @@ def _image_admission(config: EngineConfig, model: LoadedModel, progress: Progres
         return NoImages(model.image_refusal)
     return ImageAdmission(
         model.seeing,
-        max_images=config.max_images,
+        max_images=min(config.max_images, model.seeing.most_images),
         cache_bytes=config.image_cache_memory,
         busy=progress.compiling,
     )
@@ -272,6 +272,6 @@ def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
         structured_outputs_backend=config.structured_outputs_backend,
         supported_tasks=(GENERATE,) if model.pooling is None else model.pooling.tasks,
         pooling=None if model.pooling is None else model.pooling.setup,
-        max_images=0 if model.seeing is None else config.max_images,
+        max_images=0 if model.seeing is None else min(config.max_images, model.seeing.most_images),
         image_refusal=model.image_refusal,
     )

@@ -84,10 +84,17 @@ def idefics3() -> tuple[transformers.PretrainedConfig, Any]:
     return config, ALL.Idefics3Processor(images, tokenizer, image_seq_len=4)
 
 
-class PixtralLike:
-    """What transformers' ``PixtralProcessor`` does, which cannot be imported without torchvision."""
+class StandIn:
+    """In the place of a processor that needs torchvision, around the part of it that does not."""
 
     image_token, image_token_id = "[IMG]", PLACEHOLDER
+
+    def __call__(self, *, images: list[Image.Image], **_: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class PixtralLike(StandIn):
+    """``PixtralProcessor``."""
 
     def __init__(self, patch_size: int, tokens_per_side: int) -> None:
         self._images = ALL.PixtralImageProcessorPil(size={"longest_edge": 32}, patch_size=patch_size)
@@ -103,6 +110,31 @@ class PixtralLike:
             token_ids += ([PLACEHOLDER] * columns + [PLACEHOLDER + 1]) * rows
             token_ids[-1] = PLACEHOLDER + 2
         return {"input_ids": torch.tensor([token_ids]), **made}
+
+
+class InternVLLike(StandIn):
+    """``InternVLProcessor``: four tokens a tile, between two that are none."""
+
+    def __init__(self) -> None:
+        size = {"height": 16, "width": 16}
+        self._images = ALL.GotOcr2ImageProcessorPil(size=size, crop_to_patches=True, max_patches=4)
+
+    def __call__(self, *, images: list[Image.Image], **_: Any) -> dict[str, Any]:
+        made = dict(self._images(images, return_tensors="pt"))
+        token_ids: list[int] = []
+        for num_tiles in made.pop("num_patches"):
+            token_ids += [PLACEHOLDER + 1, *[PLACEHOLDER] * (4 * int(num_tiles)), PLACEHOLDER + 2]
+        return {"input_ids": torch.tensor([token_ids]), **made}
+
+
+def internvl() -> tuple[transformers.PretrainedConfig, Any]:
+    """Tiles of 4 tokens, more of them for longer images."""
+    vision = ALL.InternVLVisionConfig(**{**_VISION, "patch_size": [4, 4]}, image_size=[16, 16])
+    config = ALL.InternVLConfig(
+        text_config=transformers.Qwen2Config(**TEXT), vision_config=vision, image_token_id=PLACEHOLDER,
+        image_seq_length=4,
+    )  # fmt: skip
+    return config, InternVLLike()
 
 
 def _pixtral_vision() -> transformers.PretrainedConfig:
@@ -134,6 +166,7 @@ SEEING: dict[str, Callable[[], tuple[transformers.PretrainedConfig, Any]]] = {
     "idefics3": idefics3,
     "mistral3": mistral3,
     "pixtral": pixtral,
+    "internvl": internvl,
 }
 
 
@@ -142,7 +175,7 @@ def write_seeing_model(name: str, folder: Path, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     config, processor = SEEING[name]()
     transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
-    if isinstance(processor, PixtralLike):
+    if isinstance(processor, StandIn):
         _tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]").save_pretrained(folder)
     else:
         processor.save_pretrained(folder)
@@ -168,7 +201,7 @@ def by_transformers(
 ) -> list[int]:
     """What ``generate`` of transformers makes of a prompt with placeholders, greedily."""
     model: Any = transformers.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
-    if isinstance(processor, PixtralLike):
+    if isinstance(processor, StandIn):
         made = processor(images=images)
         expanded, lines = [], [processor(images=[image])["input_ids"][0].tolist() for image in images]
         for token_id in prompt:

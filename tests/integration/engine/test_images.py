@@ -17,9 +17,12 @@ from penstock.worker.config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.images.admission import ImageAdmission
 from penstock.worker.models.images.processor import ImageProcessor
+from penstock.worker.models.images.tower import ImageTower
+from penstock.worker.survey.small_config import small_config
+from penstock.worker.survey.trial import write_model
 
 from .harness import BYTES_PER_TOKEN
-from .seeing_models import PLACEHOLDER, SEEING, PixtralLike, by_transformers, picture, png, write_seeing_model
+from .seeing_models import PLACEHOLDER, SEEING, StandIn, by_transformers, picture, png, write_seeing_model
 
 NUM_TOKENS = 12
 # Tokens of ASCII, which decode to the text that they come from; longer than a block, so that what is in front of an
@@ -51,7 +54,7 @@ def make(folders: Callable[[str], tuple[Path, Any]], monkeypatch: pytest.MonkeyP
 
     def build(name: str = "llava", **options: Any) -> Engine:
         folder, processor = folders(name)
-        if isinstance(processor, PixtralLike):
+        if isinstance(processor, StandIn):
             monkeypatch.setattr(ImageProcessor, "load", lambda *_, **__: ImageProcessor(processor))
         given = {"max_num_seqs": 6, "block_size": 8, "kv_cache_memory": 8 << 20, "num_threads": 1, **options}
         return build_engine(EngineConfig(model=str(folder), **given), folder)
@@ -238,3 +241,46 @@ def test_aborted_requests_leave_nothing(make: Make) -> None:
     assert (engine.core.has_work, engine.core.num_unfinished_requests) == (True, 1)
     engine.core.abort_requests(["r"])
     assert (engine.core.has_work, engine.core.num_unfinished_requests) == (False, 0)
+
+
+def load_again(folder: Path) -> Engine:
+    config = EngineConfig(model=str(folder), max_num_seqs=2, kv_cache_memory=1 << 20, num_threads=1)
+    return build_engine(config, folder)
+
+
+def serves_text(engine: Engine) -> bool:
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    text = EngineCoreRequest(request_id="t", prompt_token_ids=WORDS, sampling_params=params)
+    return len(generate(engine, [text])["t"]) == 3
+
+
+def test_a_model_whose_images_differ_is_served_with_text_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_seeing_model("llava", tmp_path)
+    encode = ImageTower.encode
+    monkeypatch.setattr(ImageTower, "encode", lambda tower, image: encode(tower, image).flip(0))
+    engine = load_again(tmp_path)
+    assert (engine.ready.max_images, serves_text(engine)) == (0, True)
+    assert "features in place of placeholders give other results" in engine.ready.image_refusal
+    monkeypatch.undo()
+    (tmp_path / "processor_config.json").unlink()
+    engine = load_again(tmp_path)
+    assert serves_text(engine)
+    assert "its image processor cannot be loaded" in told(engine, seeing("r", ONE, [picture(1)]))
+
+
+def test_a_processor_that_treats_several_otherwise_has_one_image(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = ImageProcessor.tokens_together
+    monkeypatch.setattr(ImageProcessor, "tokens_together", lambda *args: together(*args)[:-1])
+    engine = make()
+    assert engine.ready.max_images == 1
+    assert "at most 1 in a request, got 2" in told(engine, seeing("r", TWO, [picture(1), picture(2)]))
+    assert len(generate(engine, [seeing("r", ONE, [picture(1)])])["r"]) == NUM_TOKENS
+
+
+def test_models_that_need_more_than_features_say_what(tmp_path: Path) -> None:
+    config = small_config("gemma3")
+    write_model(config, tmp_path)
+    engine = load_again(tmp_path)
+    assert engine.ready.max_images == 0
+    message = told(engine, seeing("r", [5, 6, 7], [picture(1)]))
+    assert "images of gemma3 are not served by this version: the tokens of an image see each other" in message

@@ -93,6 +93,13 @@ class ImageProcessor:
         tensors = {name: _tensor(value) for name, value in made.items() if name not in _OF_TEXT}
         return ProcessedImage(ImageTokens(token_ids, places), tensors)
 
+    def tokens_together(self, images: list[Image.Image]) -> list[int]:
+        """Return the tokens of several images side by side, processed in one call."""
+        made = self._processor(
+            text=self.image_token * len(images), images=images, return_tensors="pt", add_special_tokens=False
+        )
+        return made["input_ids"].flatten().tolist()
+
 
 def _tensor(value: Any) -> Tensor:
     return value if isinstance(value, Tensor) else torch.as_tensor(value)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ....shared.errors import ModelLoadError
+from ....shared.images import MAX_IMAGES
 from ..checkpoint.errors import first_line
 from ..conformance import tolerance_of
 from .processor import ImageProcessor, ProcessedImage
@@ -28,8 +29,6 @@ from .tower import ImageTower, take_tower, text_module
 
 FAMILIES = frozenset(
     {
-        "aya_vision",
-        "cohere2_vision",
         "idefics3",
         "internvl",
         "lfm2_vl",
@@ -65,10 +64,15 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class SeeingModel:
-    """What a model needs to see: its tower and its processor."""
+    """What a model needs to see: its tower and its processor.
+
+    Args:
+        most_images: of a request. A processor may make something else of several than of each alone; then it is one.
+    """
 
     tower: ImageTower
     processor: ImageProcessor
+    most_images: int = MAX_IMAGES
 
     def profile(self) -> None:
         """Compute a large image, to see what memory the tower takes."""
@@ -112,23 +116,43 @@ def split_model(
     """Part a model of ``FAMILIES`` into what speaks and what sees, and verify that together they are the model.
 
     Raises:
-        ModelLoadError: what speaks cannot be had.
+        ModelLoadError: what speaks cannot be had, or is not what it is in the whole.
     """
     text = text_module(module)
+    _verify_text(module, text, vocab_size)
     if not wants_images:
         take_tower(module)
         return SplitModel(text, None, "this engine was started without images (max_images 0)")
     try:
         processor = ImageProcessor.load(folder, trust_remote_code=trust_remote_code)
-        _verify(module, text, processor, vocab_size)
+        _verify_images(module, text, processor, vocab_size)
     except ModelLoadError as error:
         log.warning("images_refused", architecture=type(module).__name__, reason=str(error))
         take_tower(module)
         return SplitModel(text, None, f"this engine reads no images: {error}")
-    return SplitModel(text, SeeingModel(take_tower(module), processor), "")
+    most_images = MAX_IMAGES if _processes_each_alone(processor) else 1
+    return SplitModel(text, SeeingModel(take_tower(module), processor, most_images), "")
 
 
-def _verify(module: PreTrainedModel, text: PreTrainedModel, processor: ImageProcessor, vocab_size: int) -> None:
+def _verify_text(module: PreTrainedModel, text: PreTrainedModel, vocab_size: int) -> None:
+    """Compare the logits of a prompt without pictures. Some models scale them, and their text models do not."""
+    input_ids = torch.tensor([_words(vocab_size, None)[:_PROBED_TEXT]], device=module.device)
+    with _shallow(text.base_model):
+        theirs, ours = (each(input_ids=input_ids, use_cache=False).logits[0].float() for each in (module, text))
+    if (worst := _error(ours, theirs)) > tolerance_of(module.dtype):
+        raise ModelLoadError(
+            f"{type(module).__name__} cannot be served: as {type(text).__name__} it gives other logits, by {worst:.1%}"
+        )
+
+
+def _processes_each_alone(processor: ImageProcessor) -> bool:
+    """Whether two images together have the tokens that each has alone. LLaVA-OneVision cuts only a single one up."""
+    pictures = [_picture(*size) for size in _PROBED_SIZES]
+    alone = [token_id for picture in pictures for token_id in processor.process(picture).tokens.token_ids]
+    return processor.tokens_together(pictures) == alone
+
+
+def _verify_images(module: PreTrainedModel, text: PreTrainedModel, processor: ImageProcessor, vocab_size: int) -> None:
     """Compare the logits of a prompt with two pictures.
 
     Raises:
@@ -146,9 +170,7 @@ def _verify(module: PreTrainedModel, text: PreTrainedModel, processor: ImageProc
             ours = text(inputs_embeds=embeds, use_cache=False).logits[0].float()
     except Exception as error:  # whatever the architecture's own code raises
         raise ModelLoadError(f"a picture cannot be tried out: {type(error).__name__}: {first_line(error)}") from error
-    errors = (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1).clamp(min=1e-6)
-    worst = errors.nan_to_num(torch.inf).median().item()
-    if worst > tolerance_of(module.dtype):
+    if (worst := _error(ours, theirs)) > tolerance_of(module.dtype):
         raise ModelLoadError(
             f"features in place of placeholders give other results than the model alone: logits differ by {worst:.1%}"
         )
@@ -156,12 +178,22 @@ def _verify(module: PreTrainedModel, text: PreTrainedModel, processor: ImageProc
 
 def _prompt(images: list[ProcessedImage], vocab_size: int, image_token_id: int) -> tuple[Tensor, list[int]]:
     """Some text, a picture, more text, a picture, more text: token ids ``[1, T]`` and where the features go."""
-    words = [word for word in range(1, vocab_size) if word != image_token_id][: _PROBED_TEXT * (len(images) + 1)]
+    words = _words(vocab_size, image_token_id)
     token_ids, places = words[:_PROBED_TEXT], []
     for number, image in enumerate(images, start=1):
         places += [len(token_ids) + place for place in image.tokens.places]
         token_ids += image.tokens.token_ids + words[number * _PROBED_TEXT : (number + 1) * _PROBED_TEXT]
     return torch.tensor([token_ids]), places
+
+
+def _words(vocab_size: int, image_token_id: int | None) -> list[int]:
+    return [word for word in range(1, vocab_size) if word != image_token_id][: 3 * _PROBED_TEXT]
+
+
+def _error(ours: Tensor, theirs: Tensor) -> float:
+    """The median over tokens of the difference, as a share."""
+    errors = (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1).clamp(min=1e-6)
+    return errors.nan_to_num(torch.inf).median().item()
 
 
 def _together(module: PreTrainedModel, images: list[ProcessedImage]) -> dict[str, Tensor]:
