@@ -7,7 +7,6 @@ import io
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from penstock.producer.images import split_prompt
@@ -18,12 +17,13 @@ from penstock.shared.images import MAX_IMAGE_BYTES, ImageInput
 from penstock.shared.messages import EngineCoreRequest
 from penstock.shared.records import ModelCard
 
+np = pytest.importorskip("numpy")
 Image = pytest.importorskip("PIL.Image")
 CARD = ModelCard(model="m")
 PIXELS = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
 
 
-def file(pixels: np.ndarray = PIXELS) -> bytes:
+def file(pixels: Any = PIXELS) -> bytes:
     written = io.BytesIO()
     Image.fromarray(pixels).save(written, "PNG")
     return written.getvalue()
