@@ -27,6 +27,7 @@ from ..shared.prompt_embeds import PromptEmbeds
 from ..shared.records import ModelCard
 from ..shared.shown import shown
 from .embeds import EmbedsArray, encode_embeds
+from .images import is_prompt_with_data, split_prompt
 from .options import (
     RequestOptions,
     cache_salt_of,
@@ -45,9 +46,10 @@ from .options import (
 from .pooling import TextPair
 from .tokenization import check_tokenization, tokenization_of
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | EmbedsArray
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | EmbedsArray | Mapping[str, Any]
 """Text, token ids, chat messages (``{"role": ..., "content": ...}``; the worker applies the chat template), or
-embeddings (a numpy array or torch tensor; the worker must allow them)."""
+embeddings (a numpy array or torch tensor; the worker must allow them). Or a dictionary with one of these and images:
+``{"prompt": "<image> what is this", "multi_modal_data": {"image": ...}}``; chat messages may have them as parts."""
 
 
 P = TypeVar("P")
@@ -191,8 +193,10 @@ def build_chunk(chunk: object, card: ModelCard) -> InputChunk:
 
 def as_prompts(prompts: Any) -> list[Any]:
     """One prompt of any form, or several, as a list."""
-    if isinstance(prompts, str | TextPair | EmbedsArray):
+    if isinstance(prompts, str | TextPair | EmbedsArray | Mapping):
         return [prompts]
+    if isinstance(prompts, Sequence) and prompts and is_prompt_with_data(prompts[0]):
+        return list(prompts)
     if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int | dict):
         return [prompts]
     return list(prompts)
@@ -232,6 +236,9 @@ def encode_request(request: EngineCoreRequest, max_payload_bytes: int = MAX_PAYL
 def _set_prompt(
     request: EngineCoreRequest, prompt: Prompt, card: ModelCard, chat_template_kwargs: Mapping[str, Any] | None
 ) -> None:
+    prompt, images = split_prompt(prompt)
+    if images:
+        request.images = images
     if isinstance(prompt, str):
         if not prompt:
             raise ValidationError("prompt must not be empty, got ''")

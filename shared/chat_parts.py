@@ -1,4 +1,4 @@
-"""The content of chat messages: a text, or a list of parts of which only text is served."""
+"""The content of chat messages: a text, or a list of parts: texts, and places of images."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from .shown import shown
 
 TEXT_TYPES = ("text", "input_text", "output_text")
 REFUSAL = "refusal"
+# The place of an image, which goes beside the messages.
+IMAGE = "image"
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -24,14 +26,24 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def joined(parts: Sequence[Mapping[str, Any]]) -> str:
-    """Return checked parts as one text, a line each, as vLLM does for templates that take strings."""
+    """Return checked parts as one text, a line each, as vLLM does for templates that take strings.
+
+    Raises:
+        UnsupportedParameterError: one is an image, whose place such a template would not write.
+    """
+    if any(part["type"] == IMAGE for part in parts):
+        raise UnsupportedParameterError(
+            "messages: the model's chat template has no places for images; send a text prompt with the model's own "
+            "placeholders"
+        )
     return "\n".join(part["text"] for part in parts)
 
 
 def is_parts(content: object) -> TypeGuard[list[dict[str, str]]]:
     """Whether ``content`` is checked parts: the answer of a tool may be another list."""
     return isinstance(content, list) and all(
-        isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        isinstance(part, Mapping)
+        and (part == {"type": IMAGE} or (part.get("type") == "text" and isinstance(part.get("text"), str)))
         for part in content
     )
 
@@ -76,9 +88,9 @@ def _part(field: str, part: Any) -> dict[str, str]:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(kind, str):
         raise ValidationError(f"{field} must be a part such as {{'type': 'text', 'text': ...}}, got {shown(part)}")
+    if kind == IMAGE and len(part) == 1:
+        return {"type": IMAGE}
     name = REFUSAL if kind == REFUSAL else "text"
     if name != REFUSAL and kind not in TEXT_TYPES:
-        raise UnsupportedParameterError(
-            f"{field}.type {shown(kind)} is not supported: the models here read text; pass parts of type 'text'"
-        )
+        raise UnsupportedParameterError(f"{field}.type {shown(kind)} is not supported here; pass parts of type 'text'")
     return {"type": "text", "text": check_text(f"{field}.{name}", part.get(name))}

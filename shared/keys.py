@@ -55,6 +55,8 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:{MODEL}:tenants                     hash      tenant -> TenantPolicy, where it has its own; for ever
     NS:{MODEL}:deadlines                   zset      requests that have one, by it; removed at their end
     NS:{MODEL}:payload:ID                  string    encoded request from its first claim to its end
+    NS:{MODEL}:image:DIGEST                string    bytes of an image, by their SHA-256; while it has users
+    NS:{MODEL}:image_users:DIGEST          set       requests that need it, parked ones as {parked}ID; as those
     NS:{MODEL}:rooms                       hash      engine -> what it can hold and holds; removed with its claims
     NS:{MODEL}:reserved                    string    engine that keeps its cache for a large request; expires
     NS:{MODEL}:returned                    list      ids that were claimed and handed back; claimed before the lanes
@@ -335,6 +337,9 @@ class ModelKeys:
 
     def series(self, step_s: int, start: int) -> str:
         return f"{self.prefix}series:{step_s}:{start}"
+
+    def image(self, digest: str) -> str:
+        return f"{self.prefix}image:{digest}"
 
     def parked(self, request_id: str) -> str:
         return f"{self.prefix}parked:{check_text('request_id', request_id)}"

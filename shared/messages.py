@@ -20,6 +20,7 @@ import msgspec
 
 from .adapters import LoraSetup
 from .control import CallError, ControlCommand, Utility, UtilityAnswer
+from .images import ImageInput
 from .kv_offload import KVOffloadStats
 from .params import GENERATE, LoRARequest, SamplingParams
 from .pooling import Pooled, PoolingParams, PoolingSetup
@@ -85,6 +86,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, kw_
     ``tokenization`` is for the worker process, whose engine gets tokens.
     ``prediction`` is text that its caller takes for a likely output, and ``draft_token_ids`` are the tokens of it; it
     changes how soon tokens come, and never which.
+    ``images`` are those of the prompt, in the order of their places in it. A message to an engine core has their bytes.
     """
 
     version: int = WIRE_VERSION
@@ -117,6 +119,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, kw_
     prediction: str | None = None
     draft_token_ids: list[int] | None = None
     tokenization: Tokenization | None = None
+    images: list[ImageInput] | None = None
 
     @property
     def truncate_prompt_tokens(self) -> int | None:
@@ -193,6 +196,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     ``lora`` is what there is room for of adapters; None of an engine that serves none.
     ``speculative`` says what guesses, as the option does, and ``num_free_rows`` how many tokens of a step cost little
     more than one (measured where something guesses, else 0): those beyond the requests' own are for guesses.
+    ``max_images`` are those that a request may have; with 0 ``image_refusal`` says why.
     """
 
     version: int = WIRE_VERSION
@@ -228,6 +232,8 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     lora: LoraSetup | None = None
     speculative: str = "off"
     num_free_rows: int = 0
+    max_images: int = 0
+    image_refusal: str = ""
 
 
 class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):
@@ -274,6 +280,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     ``new_logprobs`` has one entry per token, or none at all if the request did not ask. With the first token comes
     ``new_prompt_logprobs``, one per token of the prompt but its first. ``events`` are those since its last output.
     ``pooled`` is the result of a prompt that was pooled, and comes with its end.
+    ``num_prompt_tokens`` comes with tokens of a prompt with images: how many it has with theirs.
     """
 
     request_id: str
@@ -286,6 +293,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     new_prompt_logprobs: list[TokenLogprobs] = []
     events: list[EngineCoreEvent] = []
     pooled: Pooled | None = None
+    num_prompt_tokens: int = 0
 
     @property
     def finished(self) -> bool:

@@ -36,6 +36,7 @@ NEED_TORCH = (
     "unit/engine/test_batch_queue.py",
     "unit/engine/test_partition.py",
     "unit/engine/test_filters.py",
+    "unit/engine/test_image_decode.py",
     "unit/engine/test_input_batch.py",
     "unit/engine/test_logprobs.py",
     "unit/engine/test_num_threads.py",

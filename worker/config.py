@@ -14,6 +14,7 @@ from ..shared.errors import ConfigurationError
 from ..shared.keys import is_partition_name
 from .adapter_options import check_adapters
 from .config_checks import check_attention, check_engine, check_quantization, check_speculation
+from .image_options import DEFAULT_CACHE_MEMORY, DEFAULT_MAX_IMAGES, ImageCacheMemory, MaxImages
 from .kv_offload_options import KVOffloadOptions, check_kv_offload
 from .options.option import Option, check_fields
 from .options.readers import Choice, ChoiceWithCount, Folder, Integer, Model, Reader, Share, Size, Switch, Texts
@@ -181,6 +182,8 @@ class EngineConfig(KVOffloadOptions, frozen=True, kw_only=True, omit_defaults=Tr
     enable_prompt_embeds: Annotated[
         bool, Option("take prompts that are given as embeddings, too", Switch(), group=BATCH)
     ] = False
+    max_images: MaxImages = DEFAULT_MAX_IMAGES
+    image_cache_memory: ImageCacheMemory = DEFAULT_CACHE_MEMORY
     structured_outputs_backend: Annotated[
         str,
         Option(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..shared.errors import PromptTooLongError, UnsupportedParameterError, UnsupportedTaskError, ValidationError
+from ..shared.images import check_images
 from ..shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestError
 from ..shared.params import GENERATE, SamplingParams
 
@@ -46,6 +47,32 @@ def check_adapter(request: EngineCoreRequest, *, has_adapters: bool, engine: str
         f"lora_request {request.lora_request.lora_name!r}: this engine serves no adapters; have it started with "
         f"--enable-lora"
     )
+
+
+def check_images_served(request: EngineCoreRequest, max_images: int, reason: str) -> None:
+    """Refuse images that the engine does not take.
+
+    Args:
+        max_images: of a request.
+        reason: why there may be none.
+
+    Raises:
+        UnsupportedParameterError: it takes none, or not in such a request.
+        ValidationError: it takes fewer.
+    """
+    if not request.images:
+        return
+    if not max_images:
+        why = reason or "this engine reads no images"
+        raise UnsupportedParameterError(f"images: {why}; send text alone, or ask for another model")
+    if request.resumable:
+        raise UnsupportedParameterError("images: a resumable request's input must be text or token ids")
+    check_images(request.images)
+    if len(request.images) > max_images:
+        raise ValidationError(
+            f"images: this engine takes at most {max_images} in a request, got {len(request.images)}; send fewer, or "
+            "have it started with more --max-images"
+        )
 
 
 def check_task(request: EngineCoreRequest, supported_tasks: Sequence[str]) -> None:

@@ -67,6 +67,19 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what /metrics tells: of this process, or of queues and engines, too, as `penstock metrics` does (own)",
     )
     parser.add_argument("--files-dir", metavar="DIR", help="of /v1/files, shared by all hosts (in the data folder)")
+    parser.add_argument(
+        "--fetch-images",
+        choices=("off", "on"),
+        default="off",
+        help="whether images that a body names by https are fetched, from public addresses; data URLs always are (off)",
+    )
+    parser.add_argument(
+        "--image-network",
+        action="append",
+        default=[],
+        metavar="CIDR",
+        help="private network that may be asked for images, too, or 'all'; may be given several times (none)",
+    )
     add_tracing_argument(parser)
     add_log_arguments(parser)
     add_redis_arguments(parser)
@@ -153,6 +166,8 @@ def _serve(arguments: argparse.Namespace) -> int:
             files_dir=arguments.files_dir,
             deployment_metrics=arguments.metrics == "deployment",
             otlp_traces_endpoint=arguments.otlp_traces_endpoint,
+            fetch_images=arguments.fetch_images == "on",
+            image_networks=tuple(arguments.image_network),
         )
         if arguments.workers == 1:
             return serve(settings, host=arguments.host, port=arguments.port)

@@ -115,11 +115,11 @@ class EngineControl(ClientCore):
         return {engine_id: answer.success for engine_id, answer in answers.items()}
 
     async def reset_mm_cache(self, **options: Unpack[CallOptions]) -> dict[str, int]:
-        """Forget processed images, sounds and videos; returns how many. Prompts have none yet, so that is 0."""
+        """Forget processed images; returns how many, by engine."""
         return await self._reset_input_cache(MULTIMODAL, options)
 
     async def reset_encoder_cache(self, **options: Unpack[CallOptions]) -> dict[str, int]:
-        """Forget what encoders have made of images, sounds and videos; returns how many. 0, as ``reset_mm_cache``."""
+        """Forget what the model's tower has made of images; returns of how many, by engine."""
         return await self._reset_input_cache(ENCODER, options)
 
     async def _reset_input_cache(self, cache: str, options: CallOptions) -> dict[str, int]:

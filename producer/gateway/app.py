@@ -29,6 +29,7 @@ from .cors import cors
 from .figures import Family
 from .gateway import Gateway
 from .http import any_exception, http_exception
+from .images import ImageFetcher
 from .metrics import Metrics
 from .middleware import GatewayMiddleware
 from .openapi import build_openapi
@@ -89,14 +90,16 @@ def build_app(
             parsers = ModelParsers(client, settings.parsers, default_model=settings.model)
             responses = _responses(settings, client, connection, parsers)
             read_figures = sum_figures or own_figures
+            images = ImageFetcher(is_allowed=settings.fetch_images, networks=settings.image_networks)
             app.state.gateway = Gateway(
-                settings, client, authenticator, metrics, read_figures, parsers, responses, store, connection
+                settings, client, authenticator, metrics, read_figures, parsers, responses, store, connection, images
             )
             presence.start()
             try:
                 yield
             finally:
                 await presence.leave()
+                await images.close()
         await connection.close()
         await tracing.close()
 

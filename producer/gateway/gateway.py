@@ -13,6 +13,7 @@ from ..openai.parsers import ModelParsers
 from ..openai.responses.service import Responses
 from .auth import Authenticator
 from .figures import Family
+from .images import ImageFetcher
 from .metrics import Metrics
 from .settings import GatewaySettings
 
@@ -34,3 +35,4 @@ class Gateway(msgspec.Struct, frozen=True):
     responses: Responses
     batches: BatchStore
     connection: CommandConnection
+    images: ImageFetcher

@@ -10,6 +10,7 @@ from ...shared.errors import ConfigurationError
 from ...shared.keys import DEFAULT_NAMESPACE, check_name
 from ..client import RESULT_TTL_S
 from ..openai.parsers import ParserChoice
+from ..webhooks.addresses import Networks
 from .cors import ANY, origin_pattern
 
 DEFAULT_PORT = 8000
@@ -49,6 +50,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
             sums over several would count all of it several times.
         files_dir: where uploaded files and the answers of batches are; PENSTOCK_FILES_DIR, or "files" in the user's
             data folder, when None. All hosts that serve or run them share it.
+        fetch_images: whether images that a body names by https are fetched; else only data URLs are taken.
+        image_networks: private networks (CIDR) that may be asked for images, too; "all" for every address.
         otlp_traces_endpoint: where spans of requests are sent, by OTLP over HTTP. Extra ``penstock[otel]``.
 
     Raises:
@@ -78,6 +81,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     shards: str | None = None
     deployment_metrics: bool = False
     otlp_traces_endpoint: str | None = None
+    fetch_images: bool = False
+    image_networks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, value in (("namespace", self.namespace), ("tenant", self.tenant)):
@@ -98,6 +103,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{name} must be a positive number of seconds, got {getattr(self, name)}")
+        Networks(self.image_networks)
         for origin in self.cors_origins:
             if origin != ANY:
                 origin_pattern(origin)

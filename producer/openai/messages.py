@@ -14,12 +14,20 @@ from .errors import bad_field
 from .tools.messages import check_tool_calls, check_tool_result
 
 
+class ImageURL(msgspec.Struct):
+    """Where an image is; ``detail`` is taken and not read, since each model has sizes of its own."""
+
+    url: str
+    detail: str | None = None
+
+
 class ContentPart(msgspec.Struct):
-    """A part of a message's content. The models here read text: parts of other types are refused by name."""
+    """A part of a message's content: a text, or an image as a data URL or an address. Others are refused by name."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: ImageURL | None = None
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
@@ -39,12 +47,12 @@ _PASSED_ON = ("name", "tool_calls", "tool_call_id", "reasoning", "reasoning_cont
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return the messages with text or text parts as content; "developer" is OpenAI's newer word for "system".
+    """Return the messages with text or parts as content; "developer" is OpenAI's newer word for "system".
 
     Several parts go on as they are: the worker knows whether the chat template goes through them or wants one text.
 
     Raises:
-        OpenAIError: 400, there is none, one has no content, or a part is no text.
+        OpenAIError: 400, there is none, one has no content, or a part is neither text nor image.
     """
     if not messages:
         raise bad_field("messages", "messages must hold at least one message")
@@ -54,8 +62,7 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 def _template_message(path: str, message: ChatMessage) -> dict[str, Any]:
     content = message.content
     if isinstance(content, list):
-        texts = [_text(f"{path}.content[{i}]", part) for i, part in enumerate(content)]
-        content = "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
+        content = _contents([_part(f"{path}.content[{i}]", part) for i, part in enumerate(content)])
     if content is None and message.refusal:
         content = message.refusal
     if content is None and not (message.role == "assistant" and message.tool_calls):
@@ -72,13 +79,28 @@ def _template_message(path: str, message: ChatMessage) -> dict[str, Any]:
     return taken
 
 
+def _contents(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """A single text as it is."""
+    if not parts:
+        return ""
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+
+
+def _part(path: str, part: ContentPart) -> dict[str, Any]:
+    if part.type != "image_url":
+        return {"type": "text", "text": _text(path, part)}
+    if part.image_url is None:
+        raise bad_field(f"{path}.image_url", f"{path}.image_url must be given, as {{'url': ...}}")
+    return {"type": "image_url", "image_url": {"url": part.image_url.url}}
+
+
 def _text(path: str, part: ContentPart) -> str:
     if part.type == "refusal" and part.refusal is not None:
         return part.refusal
     if part.type not in TEXT_TYPES:
         raise bad_field(
             f"{path}.type",
-            f"{path}.type {shown(part.type)} is not supported: the models here read text; pass parts of type 'text'",
+            f"{path}.type {shown(part.type)} is not supported; pass parts of type 'text' or 'image_url'",
             code="unsupported_content_type",
         )
     if part.text is None:

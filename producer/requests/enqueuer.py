@@ -89,10 +89,10 @@ def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
     batch: list[Entry] = []
     num_bytes = 0
     for entry in entries:
-        num_bytes += len(entry.payload)
+        num_bytes += entry.num_bytes
         if batch and (len(batch) == MAX_ENTRIES or num_bytes > MAX_BYTES):
             yield batch
-            batch, num_bytes = [], len(entry.payload)
+            batch, num_bytes = [], entry.num_bytes
         batch.append(entry)
     if batch:
         yield batch

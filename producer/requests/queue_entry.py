@@ -13,6 +13,7 @@ import msgspec
 
 from ...shared.broker import Entry
 from ...shared.errors import ValidationError
+from ...shared.images import ImageInput
 from ...shared.messages import EngineCoreRequest, InputChunk
 from ...shared.tokenization import MODEL_LENGTH
 from ..options import RequestOptions
@@ -23,6 +24,8 @@ from .digests import conversation_digests
 
 # Text of a prompt, in UTF-8, for each of its tokens: a guess, corrected by the engine's count when the request ends.
 BYTES_PER_TOKEN = 4
+# As of an image: models make 64 to some thousand of one.
+TOKENS_PER_IMAGE = 256
 # A call is known by process and number: random bytes for each would cost more than the rest of it.
 _PROCESS = secrets.token_hex(8)
 _num_calls = itertools.count()
@@ -55,7 +58,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
         if self.target is not None and lease:
             raise ValidationError("webhook_url needs a detached request: use submit, then stream from its handle")
         # First, since it finds what cannot be encoded, and names it.
-        payload = encode_request(self.request, max_payload_bytes)
+        payload = encode_request(_without_bytes(self.request), max_payload_bytes)
         is_one_of_several = self.target is not None and self.num_answers > 1
         request, own_fail_fast = self.request, self.options.get("fail_fast")
         num_prompt_tokens = _num_prompt_tokens(request)
@@ -85,11 +88,23 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
             session_id=request.session_id or "",
             adapter="" if request.lora_request is None else request.lora_request.digest,
             is_fresh=self.options.get("request_id") is None,
+            images=tuple(request.images or ()),
             **lease,
         )
 
 
+def _without_bytes(request: EngineCoreRequest) -> EngineCoreRequest:
+    """The request as it goes into its lane: bytes of images lie beside it."""
+    if not request.images:
+        return request
+    return msgspec.structs.replace(request, images=[ImageInput(image.digest) for image in request.images])
+
+
 def _num_prompt_tokens(request: EngineCoreRequest) -> int:
+    return _num_word_tokens(request) + TOKENS_PER_IMAGE * len(request.images or ())
+
+
+def _num_word_tokens(request: EngineCoreRequest) -> int:
     kept, guessed = request.truncate_prompt_tokens, _num_whole_prompt_tokens(request)
     return guessed if kept is None or kept == MODEL_LENGTH else min(guessed, kept)
 

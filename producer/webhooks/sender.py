@@ -1,28 +1,20 @@
-"""One POST to an address that was checked: no redirects, no proxies, nothing waited for without limit.
-
-The name is resolved here, once, every address of it is checked, and the connection goes to one of those: a name that
-resolves to something else a moment later changes nothing. Certificate and ``Host`` are still the name's.
-"""
+"""One POST of an event to an address that was checked (``guarded_http.py``)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
-import socket
 from collections.abc import Mapping
 
 import httpx
 import msgspec
 
-from .addresses import Address
+from .guarded_http import ForbiddenAddressError, GuardedHTTP
 from .settings import WebhookSettings
 
+__all__ = ["ForbiddenAddressError", "Reply", "Sender"]
+
 MAX_EXCERPT_CHARS = 200
-
-
-class ForbiddenAddressError(Exception):
-    """The URL leads where this deployment may not call."""
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -37,20 +29,14 @@ class Sender:
 
     def __init__(self, settings: WebhookSettings) -> None:
         self._settings = settings
-        self._networks = settings.networks
-        self._http = httpx.AsyncClient(
-            # This alone looks at the environment: SSL_CERT_FILE may name a private authority.
-            verify=httpx.create_ssl_context(),
-            trust_env=False,
-            follow_redirects=False,
-            # The whole has a limit of its own; this one leaves time for other addresses.
-            timeout=httpx.Timeout(None, connect=settings.timeout_s / 3),
-            # A connection is its address's in httpx's eyes, and that of one name must not serve another.
-            limits=httpx.Limits(max_keepalive_connections=0),
+        self._http = GuardedHTTP(
+            settings.networks,
+            connect_timeout_s=settings.timeout_s / 3,
+            remedy="start 'penstock jobs' with --allow-private-webhooks and its network, then replay the event",
         )
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._http.close()
 
     async def post(self, url: str, headers: Mapping[str, str], body: str) -> Reply:
         """Send ``body`` and return what came back, a redirect or an error status included.
@@ -60,41 +46,11 @@ class Sender:
             httpx.TransportError, OSError, TimeoutError: there was no answer.
         """
         async with asyncio.timeout(self._settings.timeout_s):
-            target = httpx.URL(url)
-            addresses = await self._resolve(target)
-            for number, address in enumerate(addresses, 1):
-                try:
-                    return await self._post_to(address, target, headers, body)
-                except (httpx.ConnectError, httpx.ConnectTimeout):
-                    if number == len(addresses):
-                        raise
-        raise AssertionError("a host has an address, or resolving it raises")
-
-    async def _resolve(self, target: httpx.URL) -> list[Address]:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(target.host, target.port or 0, type=socket.SOCK_STREAM)
-        addresses = [ipaddress.ip_address(str(info[4][0]).partition("%")[0]) for info in found]
-        for address in addresses:
-            if not self._networks.permits(address):
-                raise ForbiddenAddressError(
-                    f"{target.host} leads to {address}, which is no public address; if it is meant, start "
-                    "'penstock jobs' with --allow-private-webhooks and its network, then replay the event"
-                )
-        return addresses
-
-    async def _post_to(self, address: Address, target: httpx.URL, headers: Mapping[str, str], body: str) -> Reply:
-        request = self._http.build_request(
-            "POST",
-            target.copy_with(host=str(address)),
-            headers={"Host": target.netloc.decode(), **headers},
-            content=body.encode(),
-            extensions={"sni_hostname": target.host},
-        )
-        response = await self._http.send(request, stream=True)
-        try:
-            return Reply(response.status_code, await self._excerpt(response))
-        finally:
-            await response.aclose()
+            response = await self._http.open("POST", url, headers, body.encode())
+            try:
+                return Reply(response.status_code, await self._excerpt(response))
+            finally:
+                await response.aclose()
 
     async def _excerpt(self, response: httpx.Response) -> str:
         read = b""

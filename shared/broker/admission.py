@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ..errors import PenstockError, QueueFullError, QuotaExceededError, ValidationError
+from ..images import ImageInput
 from ..shown import shown
 
 NEW = "new"
@@ -47,6 +48,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         adapter: digest of the adapter that it is computed with; empty without one.
         is_fresh: its id was made for it, so no other request has it. Not on the wire.
         session_id: of its conversation, which a tenant that is spread has in one partition. Not on the wire.
+        images: those of its prompt, with their bytes, which are kept beside it until it has ended.
     """
 
     request_id: str
@@ -73,13 +75,22 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     adapter: str = ""
     is_fresh: bool = False
     session_id: str = ""
+    images: tuple[ImageInput, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """What of it is long."""
+        return len(self.payload) + sum(len(image.data) for image in self.images)
 
 
 def enqueue_args(entries: Sequence[Entry]) -> list[bytes]:
-    """Return the script's arguments: everything but the payloads as one msgpack array, then the payloads.
+    """Return the script's arguments: all that is small as one msgpack array, then the payloads, then the bytes of
+    images, each once.
 
     One argument for all that is small takes a third of the client's time that thirteen for each request take.
     """
+    blobs = list(dict.fromkeys(image for entry in entries for image in entry.images))
+    places = {image: place for place, image in enumerate(blobs, start=1)}
     fields = [
         (
             entry.request_id,
@@ -98,18 +109,19 @@ def enqueue_args(entries: Sequence[Entry]) -> list[bytes]:
             entry.webhook,
             entry.webhook_of,
             entry.webhook_n,
-            *_optional_fields(entry),
+            *_optional_fields(entry, places),
         )
         for entry in entries
     ]
-    return [_encoder.encode(fields), *[entry.payload for entry in entries]]
+    return [_encoder.encode(fields), *[entry.payload for entry in entries], *[image.data for image in blobs]]
 
 
-def _optional_fields(entry: Entry) -> tuple[Any, ...]:
+def _optional_fields(entry: Entry, places: dict[ImageInput, int]) -> tuple[Any, ...]:
     """What most entries have nothing of, and do not carry."""
     digests = (entry.digests, " ".join(entry.own_digests)) if entry.digests else ()
-    if entry.adapter:
-        return (*(digests or (None, None)), entry.layout, entry.may_have_left, entry.adapter)
+    if entry.images or entry.adapter:
+        images = ([(image.digest, places[image]) for image in entry.images],) if entry.images else ()
+        return (*(digests or (None, None)), entry.layout, entry.may_have_left, entry.adapter or None, *images)
     return (*(digests or (None, None)), entry.layout, entry.may_have_left) if entry.layout else digests
 
 

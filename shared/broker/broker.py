@@ -10,7 +10,7 @@ import msgspec
 
 from ..command_parts import in_parts
 from ..connection import CommandConnection
-from ..errors import PenstockError
+from ..errors import DamagedRecordError, PenstockError
 from ..keys import ModelKeys
 from ..messages import Delta
 from ..records import DeathCause
@@ -292,6 +292,20 @@ class Broker:
         with refusing_damage(request_id, "log"):
             records = await self._connection.execute("LRANGE", self.keys.log(request_id), start, -1)
             return [_delta_decoder.decode(record) for record in records]
+
+    async def images(self, digests: Sequence[str]) -> list[bytes]:
+        """Return the bytes of images that a request needs, in order.
+
+        Raises:
+            DamagedRecordError: others than the scripts have taken one away.
+        """
+        found: dict[str, bytes] = {}
+        for digest in dict.fromkeys(digests):
+            data = await self._connection.execute("GET", self.keys.image(digest))
+            if data is None:
+                raise DamagedRecordError(f"the bytes of image {digest} are gone from Redis; send the request again")
+            found[digest] = data
+        return [found[digest] for digest in digests]
 
     async def state(self, request_id: str) -> RequestState | None:
         """Return the state of a request, or None: it is unknown, or its result has expired.

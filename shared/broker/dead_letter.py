@@ -69,9 +69,8 @@ class DeadLetter:
 
     async def purge(self, request_id: str) -> bool:
         """Throw a parked request away; False if there is none of this id."""
-        key = self._keys.parked(request_id)
-        await self._connection.execute("ZREM", self._keys.dead, request_id)
-        return bool(await self._connection.execute("DEL", key))
+        arguments = [check_text("request_id", request_id)]
+        return bool(await run_script(self._connection, self._keys, "discard", [self._keys.leases], arguments))
 
 
 def input_hash(payload: bytes) -> str:
@@ -86,6 +85,8 @@ def input_hash(payload: bytes) -> str:
     asked = [request.prompt_token_ids, request.prompt, request.messages, request.chat_template_kwargs, params]
     if request.prompt_embeds is not None:
         asked.append(request.prompt_embeds)
+    if request.images:
+        asked.append([image.digest for image in request.images])
     if request.pooling_params is not None:
         asked += [request.pooling_params, request.text_pair]
     return hashlib.sha256(_encoder.encode(asked)).hexdigest()

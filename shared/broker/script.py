@@ -47,6 +47,7 @@ _PARTS = {
     "expire": ("expire",),
     "park": ("park",),
     "replay": ("replay",),
+    "discard": ("discard",),
     "pause": ("pause",),
     "resume": ("resume",),
     "purge": ("purge",),

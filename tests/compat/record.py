@@ -50,6 +50,7 @@ from penstock.shared.control import (
     UtilityAnswer,
     WakeUp,
 )
+from penstock.shared.images import ImageInput
 from penstock.shared.kv_offload import KVOffloadStats
 from penstock.shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
 from penstock.shared.messages import (
@@ -514,6 +515,25 @@ SAMPLES += [
     ),
     ("outputs that tell that no adapter is loaded", "CoreOutput", EngineCoreOutputs(timestamp=2.5, lora_digests=[])),
     ("ready with guesses", "CoreOutput", Ready(**OF_A_GPU, speculative="ngram:8", num_free_rows=64)),
+]
+SAMPLES += [
+    (
+        "request with images",
+        "EngineCoreRequest",
+        EngineCoreRequest(
+            request_id="r",
+            prompt="<image><image> what is this",
+            sampling_params=SamplingParams(max_tokens=3, seed=1),
+            images=[ImageInput("ab" * 32), ImageInput.of(b"an image")],
+        ),
+    ),
+    (
+        "step outputs of a prompt with images",
+        "CoreOutput",
+        EngineCoreOutputs(outputs=[EngineCoreOutput("r1#1", [5], num_prompt_tokens=580)]),
+    ),
+    ("ready of a model that reads images", "CoreOutput", Ready(**OF_A_GPU, max_images=8)),
+    ("ready of one that reads none", "CoreOutput", Ready(**OF_A_GPU, image_refusal="this model reads no images")),
 ]
 
 

@@ -50,6 +50,7 @@ PROSE = (
     "failures",
     "figures",
     "http_engines",
+    "images",
     "logs",
     "lora",
     "models",

@@ -33,7 +33,10 @@ from .execution.memory import measure_memory
 from .execution.model_runner import ModelRunner
 from .execution.overlap import OverlappingRunner
 from .guessing_setup import check_speculation, make_guessing
+from .images.admission import ImageAdmission
+from .images.interface import Images, NoImages
 from .look_ahead import LookAheadCore
+from .model_checks import check_images, check_pooling
 from .offload.composition import check_model, make_offload
 from .offload.offload import KVOffload
 from .offload.prefix_cache import OffloadingPrefixCache
@@ -103,9 +106,10 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     )
     log.info("kv_cache", **size.describe(config.block_size), **memory.describe())
     model.max_model_len = size.max_model_len
-    _check_pooling(config, model)
+    check_pooling(config, model)
     check_speculation(config, model)
     check_model(config, model)
+    check_images(model)
     hidden_size = embeds_hidden_size(model) if config.enable_prompt_embeds else None
     runner = _make_runner(config, model)
     device = model.device
@@ -137,6 +141,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         eos_token_ids=model.eos_token_ids,
         grammars=_grammar_admission(config, model),
         adapters=adapters,
+        images=_image_admission(config, model, progress),
         dump=StepDump(config.dump_dir, shows_prompts=config.dump_prompts),
         embeds_hidden_size=hidden_size,
     )
@@ -194,20 +199,6 @@ def _load_native_kernels(config: EngineConfig) -> None:
 
 def _is_encoder(model: LoadedModel) -> bool:
     return model.pooling is not None and model.pooling.is_encoder
-
-
-def _check_pooling(config: EngineConfig, model: LoadedModel) -> None:
-    """Refuse what a model that pools does not do."""
-    if model.pooling is None:
-        return
-    for option, is_on in (
-        ("deterministic", config.deterministic),
-        ("async_scheduling", config.async_scheduling),
-        ("enable_prompt_embeds", config.enable_prompt_embeds),
-        ("enable_lora", config.enable_lora),
-    ):
-        if is_on:
-            raise ConfigurationError(f"{option} is for models that generate, and this one pools; leave it out")
 
 
 def _make_adapters(config: EngineConfig, model: LoadedModel) -> AdapterLibrary | None:
@@ -273,6 +264,17 @@ def _grammar_admission(config: EngineConfig, model: LoadedModel) -> GrammarAdmis
     )
 
 
+def _image_admission(config: EngineConfig, model: LoadedModel, progress: ProgressWriter) -> Images:
+    if model.seeing is None:
+        return NoImages(model.image_refusal)
+    return ImageAdmission(
+        model.seeing,
+        max_images=min(config.max_images, model.seeing.most_images),
+        cache_bytes=config.image_cache_memory,
+        busy=progress.compiling,
+    )
+
+
 def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int, num_free_rows: int) -> Ready:
     dtype = str(model.dtype).removeprefix("torch.")
     name, instructions = processor(config.device)
@@ -307,4 +309,6 @@ def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int, num_free_r
         lora=config.lora_setup,
         speculative=config.speculative,
         num_free_rows=num_free_rows,
+        max_images=0 if model.seeing is None else min(config.max_images, model.seeing.most_images),
+        image_refusal=model.image_refusal,
     )

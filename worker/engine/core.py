@@ -13,9 +13,11 @@ from ...shared.stats import StepStats
 from ..request_checks import check_prompt_length, check_served, check_task, refusal
 from .dump import StepDump
 from .executor import AcceleratorError, Executor
+from .images.interface import Images, NoImages
 from .sampling.param_checks import check_in_vocabulary, check_params
 from .scheduling.adapters import Adapters, NoAdapters
 from .scheduling.grammars import Grammars, NoGrammars
+from .scheduling.image_spans import ImageSpan
 from .scheduling.isolation import Isolation
 from .scheduling.prompt_embeds import check_prompt_embeds, extra_keys_of, prompt_of
 from .scheduling.request import STATUS_OF_REASON, Request, RequestStatus
@@ -42,6 +44,7 @@ class EngineCore:
     Attributes:
         step_fn: the form of ``step`` that this core is made for.
         step_watch: makes what times a step; a profiler puts its own in place.
+        images: messages that wait for theirs, and what is kept of earlier ones.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class EngineCore:
         eos_token_ids: Iterable[int],
         grammars: Grammars | None = None,
         adapters: Adapters | None = None,
+        images: Images | None = None,
         dump: StepDump | None = None,
         embeds_hidden_size: int | None = None,
     ) -> None:
@@ -62,6 +66,7 @@ class EngineCore:
         self.step_fn = self.step
         self._grammars = NoGrammars() if grammars is None else grammars
         self._adapters = NoAdapters() if adapters is None else adapters
+        self.images = NoImages() if images is None else images
         self._embeds_hidden_size = embeds_hidden_size
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -80,8 +85,8 @@ class EngineCore:
 
     @property
     def _num_before_scheduler(self) -> int:
-        """Requests that the scheduler does not know yet: they wait for grammars or adapters."""
-        return len(self._grammars) + len(self._adapters)
+        """Requests that the scheduler does not know yet: they wait for images, grammars or adapters."""
+        return len(self.images) + len(self._grammars) + len(self._adapters)
 
     @property
     def device_memory_bytes(self) -> int:
@@ -89,11 +94,23 @@ class EngineCore:
 
     def add_request(self, message: EngineCoreRequest) -> EngineCoreOutput | None:
         """Queue a request, or return its end if it has one already: it is refused, or was complete when resumed."""
-        if any(message.request_id in place for place in (self.scheduler, self._grammars, self._adapters)):
+        places = (self.scheduler, self.images, self._grammars, self._adapters)
+        if any(message.request_id in place for place in places):
             log.warning("request_already_here", request_id=message.request_id)
             return None
+        if not message.images:
+            return self._enter(message)
         try:
-            request = self._make_request(message)
+            check_served(message)
+            self.images.add(message)
+        except ValidationError as error:
+            return refusal(message.request_id, error)
+        return None
+
+    def _enter(self, message: EngineCoreRequest, images: tuple[ImageSpan, ...] = ()) -> EngineCoreOutput | None:
+        """``add_request`` of a message whose prompt is whole."""
+        try:
+            request = self._make_request(message, images)
             stop = check_stop(request)
             if stop is not None:
                 return EngineCoreOutput(message.request_id, finish_reason=stop.reason, stop_reason=stop.stop_reason)
@@ -110,9 +127,10 @@ class EngineCore:
         self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
         self._grammars.abort(request_ids)
         self._adapters.abort(request_ids)
+        self.images.abort(request_ids)
 
     def step(self) -> list[EngineCoreOutput]:
-        """Schedule, execute, update. Requests whose grammars and adapters are there come in before.
+        """Schedule, execute, update. Requests whose images, grammars and adapters are there come in before.
 
         If a batch raises, the next steps execute its requests one by one, and those that raise alone are ended. A
         failure of the accelerator tells nothing about the requests: it ends all of the batch.
@@ -171,7 +189,7 @@ class EngineCore:
         """Verify the engine's bookkeeping; called whenever there is nothing else to do."""
         self.scheduler.check_invariants()
 
-    def _make_request(self, message: EngineCoreRequest) -> Request:
+    def _make_request(self, message: EngineCoreRequest, images: tuple[ImageSpan, ...] = ()) -> Request:
         check_task(message, (GENERATE,))
         self._adapters.check(message.lora_request)
         params, prompt = check_served(message), prompt_of(message)
@@ -197,6 +215,7 @@ class EngineCore:
             prompt_embeds=message.prompt_embeds,
             lora_request=message.lora_request,
             prediction=message.draft_token_ids,
+            images=images,
         )
 
     def _admit(self, request: Request) -> None:
@@ -205,26 +224,40 @@ class EngineCore:
             self.scheduler.add_request(request)
 
     def _take_ready(self) -> list[EngineCoreOutput]:
-        """Hand requests with their grammars and adapters to the scheduler; returns the ends of those that get none."""
+        """Let requests go on whose images, grammars and adapters are there; returns the ends of those that get none."""
         ended: list[EngineCoreOutput] = []
         if not self.scheduler.has_unfinished_requests:
-            if self._grammars:
-                self._grammars.wait(WORK_WAIT_S)
-            if self._adapters.is_loading:
-                self._adapters.wait(WORK_WAIT_S)
+            self._wait_for_one()
+        self._take_images(ended)
         self._take_grammars(ended)
         if self._adapters or self._adapters.is_loading:
             for request, error in self._adapters.take_ready():
                 if error is None:
                     self.scheduler.add_request(request)
                 else:
-                    ended.append(EngineCoreOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error))
+                    ended.append(_failed(request.request_id, error))
         return ended
+
+    def _wait_for_one(self) -> None:
+        """Nothing is to be computed: wait for what is done beside the loop, at most ``WORK_WAIT_S``."""
+        if self._grammars:
+            self._grammars.wait(WORK_WAIT_S)
+        elif self._adapters.is_loading:
+            self._adapters.wait(WORK_WAIT_S)
+        elif self.images:
+            self.images.wait(WORK_WAIT_S)
+
+    def _take_images(self, ended: list[EngineCoreOutput]) -> None:
+        for message, spans, error in self.images.take_ready() if self.images else ():
+            if error is not None:
+                ended.append(_failed(message.request_id, error))
+            elif end := self._enter(message, spans):
+                ended.append(end)
 
     def _take_grammars(self, ended: list[EngineCoreOutput]) -> None:
         for request, error in self._grammars.take_ready() if self._grammars else ():
             if error is not None:
-                ended.append(EngineCoreOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error))
+                ended.append(_failed(request.request_id, error))
             elif stop := check_stop(request):  # it had all been delivered
                 ended.append(
                     EngineCoreOutput(request.request_id, finish_reason=stop.reason, stop_reason=stop.stop_reason)
@@ -257,3 +290,7 @@ class EngineCore:
             return []
         message = f"the engine failed in a step with this request: {type(error).__name__}"
         return self.scheduler.fail_batch(batch, RequestError(STEP_FAILED, message, retryable=True))
+
+
+def _failed(request_id: str, error: RequestError) -> EngineCoreOutput:
+    return EngineCoreOutput(request_id, finish_reason=FinishReason.ERROR, error=error)

@@ -10,10 +10,10 @@ from typing import Any
 import structlog
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from ...shared.errors import ConfigurationError, ModelLoadError
+from ...shared.errors import ModelLoadError
 from ..config import EngineConfig
 from .adapters.slots import AdapterSlots
 from .attention_backend import check_attention_backend
@@ -22,9 +22,12 @@ from .checkpoint.errors import first_line
 from .checkpoint.load import check_finite, load_checkpoint
 from .checkpoint.model_config import eos_token_ids, max_model_len, read_config
 from .conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE
+from .device import device_of
 from .eight_bit_cache import hold_in_eight_bits
 from .folder import tokenizer_folder
 from .forward import Forward, ForwardSettings
+from .images.seeing import SeeingModel, is_seeing_type, refusal_of, split_model
+from .images.tower import take_tower, text_module
 from .lean.captured import make_captured
 from .lean.native import make_native
 from .packed_linear import pack_linear_layers
@@ -34,9 +37,6 @@ from .pooling.loading import as_decoder, load_pooling_module, make_pooling
 from .pooling.pooler import PoolingModel
 from .quantized_linear import quantize_linear_layers
 from .weights import return_free_memory
-
-# Of a GPU, from which on Triton converts to float8_e4m3fn.
-_FLOAT8_CAPABILITY = (8, 9)
 
 log = structlog.get_logger(__name__)
 
@@ -55,6 +55,8 @@ class LoadedModel:
         pooling: what is made of hidden states, which ``forward`` then returns in place of logits; None of a model that
             generates.
         adapters: where adapters are computed with; None where none are served.
+        seeing: what makes features of images, which stand in the place of tokens; None of a model that takes none.
+        image_refusal: why it takes none.
     """
 
     forward: Forward
@@ -68,11 +70,18 @@ class LoadedModel:
     attention_backend: str
     pooling: PoolingModel | None = None
     adapters: AdapterSlots | None = None
+    seeing: SeeingModel | None = None
+    image_refusal: str = ""
 
     @property
     def network(self) -> nn.Module:
         """What computes, and holds the weights."""
         return self.forward.network
+
+    @property
+    def weights(self) -> nn.Module:
+        """All modules that hold weights: ``network``, and the tower of a model that sees."""
+        return self.network if self.seeing is None else nn.ModuleList([self.network, self.seeing.tower.module])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -92,7 +101,7 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
         ModelLoadError: a file, the architecture or its attention is not what we can run; says which.
         ConfigurationError: the device or ``max_model_len`` does not fit.
     """
-    device = _device(config)
+    device = device_of(config)
     transformers_logging.disable_progress_bar()
     model_config = read_config(folder, config)
     architecture = (model_config.architectures or [model_config.model_type])[0]
@@ -107,6 +116,15 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
     }
     if pools(folder, model_config, config.runner):
         return _load_pooling(module, folder, config, longest, common)
+    seeing, refusal = None, refusal_of(model_config)
+    if is_seeing_type(model_config):
+        module, seeing, refusal = split_model(
+            module,
+            folder,
+            vocab_size,
+            wants_images=config.max_images > 0,
+            trust_remote_code=config.trust_remote_code,
+        )
     ending = eos_token_ids(module, vocab_size)
     forward = _choose_forward(module, architecture, vocab_size, longest, config)
     backend = _attention_backend(forward, config, architecture)
@@ -116,6 +134,8 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
         max_model_len=longest,
         eos_token_ids=ending,
         attention_backend=backend,
+        seeing=seeing,
+        image_refusal=refusal,
         **common,
     )
 
@@ -154,7 +174,7 @@ def _encoder_forward(
 ) -> EncoderForward:
     truth = EncoderTruth(module, vocab_size)
     forward = encoder_forward(module, architecture, truth)
-    _pack(module, config, _device(config))
+    _pack(module, config, device_of(config))
     truth.check(forward, _tolerance(config), f"{architecture} with {_described(config)}")
     return forward
 
@@ -167,7 +187,7 @@ def _choose_forward(
         architecture,
         vocab_size,
         ForwardSettings(longest, config.deterministic, config.attention_backend),
-        partial(_prepare, config=config, device=_device(config), vocab_size=vocab_size, max_model_len=longest),
+        partial(_prepare, config=config, device=device_of(config), vocab_size=vocab_size, max_model_len=longest),
         _tolerance(config),
         _described(config),
     )
@@ -186,11 +206,11 @@ def load_module(config: EngineConfig, folder: Path) -> PreTrainedModel:
     """
     model_config = read_config(folder, config)
     architecture = (model_config.architectures or [model_config.model_type])[0]
-    return _load_module(folder, model_config, architecture, config, _device(config))
+    return _load_module(folder, model_config, architecture, config, device_of(config))
 
 
-def load_network(config: EngineConfig, folder: Path, forward: Forward) -> nn.Module:
-    """Load what computes in ``forward``, a model of ``load_model``, once more.
+def load_weights(config: EngineConfig, folder: Path, model: LoadedModel) -> nn.Module:
+    """Load ``model.weights``, of a model of ``load_model``, once more.
 
     The files may have been written anew since, and nothing is computed to try them, so every weight is looked at.
 
@@ -198,11 +218,13 @@ def load_network(config: EngineConfig, folder: Path, forward: Forward) -> nn.Mod
     """
     module = load_module(config, folder)
     check_finite(module, type(module).__name__)
-    if pools(folder, module.config, config.runner) and not isinstance(forward, EncoderForward):
-        module = as_decoder(module, type(module).__name__)
-    network = forward.network_of(module)
-    _pack(network, config, _device(config))
-    return network
+    is_pooled = pools(folder, module.config, config.runner)
+    text = text_module(module) if is_seeing_type(module.config) and not is_pooled else module
+    if is_pooled and not isinstance(model.forward, EncoderForward):
+        text = as_decoder(module, type(module).__name__)
+    network = model.forward.network_of(text)
+    _pack(network, config, device_of(config))
+    return network if model.seeing is None else nn.ModuleList([network, take_tower(module).module])
 
 
 def _prepare(
@@ -240,43 +262,28 @@ def _pack(network: nn.Module, config: EngineConfig, device: torch.device) -> Non
         log.debug("linear_layers_quantized", count=quantize_linear_layers(network, config.quantization))
 
 
-def _device(config: EngineConfig) -> torch.device:
-    if config.device == "cuda":
-        if not torch.cuda.is_available():
-            raise ConfigurationError(
-                "device is 'cuda', but torch sees no GPU; use --device cpu or install a CUDA torch"
-            )
-        check_float8(config, torch.cuda.get_device_capability())
-    return torch.device(config.device)
-
-
-def check_float8(config: EngineConfig, capability: tuple[int, int]) -> None:
-    """Verify that a GPU of ``capability`` has the floats of eight bits that ``config`` wants.
-
-    Raises:
-        ConfigurationError: it has not; says what it has.
-    """
-    if capability >= _FLOAT8_CAPABILITY:
-        return
-    has = f"compute capability 8.9 or newer (Ada, Hopper), and this GPU has {capability[0]}.{capability[1]}"
-    if config.quantization == "fp8":
-        raise ConfigurationError(f"quantization 'fp8' needs {has}; use 'int8'")
-    if config.eight_bit_cache == "fp8_e4m3":
-        raise ConfigurationError(f"kv_cache_dtype {config.kv_cache_dtype!r} needs {has}; use 'fp8_e5m2'")
-
-
 def _load_module(
     folder: Path, model_config: PretrainedConfig, architecture: str, config: EngineConfig, device: torch.device
 ) -> PreTrainedModel:
     if not config.needs_weights:
         return _draw_module(model_config, architecture, config, device)
     dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
-    load = load_pooling_module if pools(folder, model_config, config.runner) else load_checkpoint
+    load = load_pooling_module if pools(folder, model_config, config.runner) else _load_generating
     module = load(folder, model_config, architecture, dtype=dtype, trust_remote_code=config.trust_remote_code)
     # What quantised weights were unpacked in would stay with the allocator.
     return_free_memory()
     torch.nn.Module.to(module, device)
     return module.eval()
+
+
+def _load_generating(
+    folder: Path, model_config: PretrainedConfig, architecture: str, **options: Any
+) -> PreTrainedModel:
+    return load_checkpoint(folder, model_config, architecture, auto_class=_auto_class(model_config), **options)
+
+
+def _auto_class(model_config: PretrainedConfig) -> Any:
+    return AutoModelForImageTextToText if is_seeing_type(model_config) else AutoModelForCausalLM
 
 
 def _draw_module(
@@ -286,7 +293,7 @@ def _draw_module(
     dtype = getattr(torch, config.dtype) if config.dtype != "auto" else model_config.dtype or torch.float32
     try:
         with device:
-            module = AutoModelForCausalLM.from_config(
+            module = _auto_class(model_config).from_config(
                 model_config, dtype=dtype, trust_remote_code=config.trust_remote_code, attn_implementation="eager"
             )
     except Exception as error:  # whatever the architecture's own code raises

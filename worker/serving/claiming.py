@@ -14,6 +14,7 @@ import structlog
 
 from ...shared.broker import SEQS_PER_KEPT_ONE, Claim, Room, Wave
 from ...shared.errors import PenstockError, RedisUnavailableError
+from ...shared.images import ImageInput
 from ...shared.messages import Delta, FinishReason, Ready, RequestError
 from ...shared.records import DeathCause
 from ..worker_config import WorkerConfig
@@ -200,6 +201,7 @@ class ClaimLoop:
         """Hand a claimed request to the core, or its error to its caller; returns whether the core has it."""
         try:
             segment = await self._segment(claim, intake)
+            images = await self._images(claim, segment.request.images)
             kind = SegmentGeneration if segment.request.resumable else Generation
             generation = kind(segment, intake.codec, claim)
         except UndecodableEntryError as error:
@@ -226,6 +228,7 @@ class ClaimLoop:
                 request_id=core_id,
                 prompt=None,
                 messages=None,
+                images=images,
                 output_token_ids=segment.output_token_ids or None,
             )
         )
@@ -238,6 +241,14 @@ class ClaimLoop:
             logged = await broker.read_log(claim.request_id)
             return await intake.segment(request, await broker.input.read(claim.request_id), logged)
         return Segment(request, await broker.read_log(claim.request_id) if claim.num_logged_tokens else [])
+
+    async def _images(self, claim: Claim, images: list[ImageInput] | None) -> list[ImageInput] | None:
+        """The images of a request with their bytes."""
+        if not images:
+            return None
+        digests = [image.digest for image in images]
+        found = await self.parts[claim.partition].broker.images(digests)
+        return [ImageInput(digest, data) for digest, data in zip(digests, found, strict=True)]
 
     def _expire(self, generation: Generation) -> None:
         """Its deadline has come while it was here, which its removal would have prevented."""

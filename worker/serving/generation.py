@@ -165,6 +165,9 @@ class Generation:
         delta.pooled = output.pooled
         if output.new_prompt_logprobs:
             delta.prompt_logprobs += self._with_texts(output.new_prompt_logprobs)
+        if output.num_prompt_tokens:  # with those of its images, which the core alone knows
+            self._num_prompt_tokens = output.num_prompt_tokens
+            self._num_new_prompt_tokens = self._num_new_prompt_tokens and output.num_prompt_tokens
         if output.num_cached_tokens > self._num_cached_tokens:  # an output without tokens (an error) does not say it
             self._num_cached_tokens = output.num_cached_tokens
         return delta

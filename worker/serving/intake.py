@@ -12,7 +12,7 @@ from ...shared.errors import PenstockError, UnsupportedParameterError, Validatio
 from ...shared.log import log_ids
 from ...shared.messages import Delta, EngineCoreRequest, InputChunk, Ready
 from ...shared.params import SamplingParams
-from ..request_checks import check_adapter, check_prompt_length, check_served, check_task
+from ..request_checks import check_adapter, check_images_served, check_prompt_length, check_served, check_task
 from ..text.tokenizer import TextCodec
 from .prompt_tokens import PromptTokens
 from .segments import Segment, current_segment
@@ -45,6 +45,7 @@ class Intake:
         self._max_model_len = ready.max_model_len
         self._supported_tasks = ready.supported_tasks
         self._tokens = PromptTokens(codec, ready.max_model_len, ready.pooling)
+        self._max_images, self._image_refusal = ready.max_images, ready.image_refusal
         self._can_wait_for_thinking = ready.engine == "penstock"
         self._engine, self._has_adapters = ready.engine, ready.lora is not None
 
@@ -65,6 +66,7 @@ class Intake:
         params = self._checked(check_served(request), is_resumable=request.resumable)
         if request.resumable and request.prediction is not None:
             raise UnsupportedParameterError("prediction: a resumable request has many outputs; leave it out")
+        check_images_served(request, self._max_images, self._image_refusal)
         if request.prompt_embeds is not None and request.resumable:
             raise UnsupportedParameterError("prompt_embeds: a resumable request's input must be text or token ids")
         await self._tokens.complete(request)

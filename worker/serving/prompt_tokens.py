@@ -86,6 +86,8 @@ class PromptTokens:
             return None
         if request.prompt_embeds is not None:
             raise UnsupportedParameterError("truncate_prompt_tokens needs a prompt of tokens, not of embeddings")
+        if request.images:
+            raise UnsupportedParameterError("truncate_prompt_tokens: a prompt with images cannot be cut; leave it out")
         if request.resumable:
             raise UnsupportedParameterError(
                 "truncate_prompt_tokens: a resumable request's prompt comes in parts; leave it at None"

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator
 from functools import partial
 
+import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
@@ -59,6 +60,7 @@ async def generate(path: str, request: Request) -> ASGIApp:
     last_event_id = request.headers.get("last-event-id")
     if last_event_id is not None:
         return await _resumed(gateway, request, prepared, fingerprint, last_event_id)
+    prepared = msgspec.structs.replace(prepared, prompts=await gateway.images.fetched(prepared.prompts))
     response_id = new_id(prepared.id_prefix, fingerprint)
     options = generations.options_of(prepared, identity, gateway.settings)
     add_ids(options, request, response_id)

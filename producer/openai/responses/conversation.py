@@ -7,7 +7,7 @@ from typing import Any
 
 from ....shared.shown import shown
 from ..errors import bad_field
-from .items import FunctionCall, FunctionCallOutput, Item, Message, Reasoning, Refusal
+from .items import FunctionCall, FunctionCallOutput, InputImage, Item, Message, Reasoning, Refusal
 
 # Templates know no "developer"; OpenAI's models take it for what others call "system".
 _ROLES = {"developer": "system"}
@@ -20,7 +20,7 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[
     are one message, since most templates take no second.
 
     Raises:
-        OpenAIError: an output belongs to no call before it.
+        OpenAIError: an output belongs to no call before it, or an image is not where one can be.
     """
     messages: list[dict[str, Any]] = []
     if instructions:
@@ -50,7 +50,11 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[
 
 
 def _add_message(messages: list[dict[str, Any]], message: Message) -> None:
-    role, text = _ROLES.get(message.role, message.role), _text(message.content)
+    role = _ROLES.get(message.role, message.role)
+    if not isinstance(message.content, str) and any(isinstance(part, InputImage) for part in message.content):
+        messages.append({"role": _seeing(role), "content": [_part(part) for part in message.content]})
+        return
+    text = _text(message.content)
     if role == "assistant":
         turn = _turn(messages, for_text=True)
         turn["content"] = text
@@ -58,6 +62,22 @@ def _add_message(messages: list[dict[str, Any]], message: Message) -> None:
         messages[-1]["content"] += "\n\n" + text
     else:
         messages.append({"role": role, "content": text})
+
+
+def _seeing(role: str) -> str:
+    if role != "user":
+        raise bad_field(
+            "input", f"input: only messages of the role 'user' may have parts of type input_image, got {role}"
+        )
+    return role
+
+
+def _part(part: Any) -> dict[str, Any]:
+    if not isinstance(part, InputImage):
+        return {"type": "text", "text": _text([part])}
+    if part.image_url is None:
+        raise bad_field("input", "input: a part of type input_image must have image_url; files are not read as images")
+    return {"type": "image_url", "image_url": {"url": part.image_url}}
 
 
 def _turn(messages: list[dict[str, Any]], *, for_text: bool = False) -> dict[str, Any]:

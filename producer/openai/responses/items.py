@@ -15,6 +15,14 @@ class InputText(msgspec.Struct, tag_field="type", tag="input_text"):
     text: str
 
 
+class InputImage(msgspec.Struct, kw_only=True, tag_field="type", tag="input_image"):
+    """An image of the caller, as a data URL or an address; ``detail`` is taken and not read."""
+
+    image_url: str | None = None
+    detail: str | None = None
+    file_id: str | None = None
+
+
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
     """Text that a model wrote."""
 
@@ -47,7 +55,7 @@ class Message(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
     id: str | None = None
     role: Literal["user", "assistant", "system", "developer"]
     status: ItemStatus | None = None
-    content: str | list[InputText | OutputText | Refusal]
+    content: str | list[InputText | OutputText | Refusal | InputImage]
 
 
 class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):

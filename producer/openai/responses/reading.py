@@ -56,7 +56,7 @@ def _inside(path: str, error: OpenAIError) -> OpenAIError:
     param = f"{path}.{error.param}" if error.param else path
     reason = error.message.removeprefix(error.param or "")
     if param.endswith(".type"):
-        reason += "; the models here read text: parts of type input_text, output_text and refusal"
+        reason += "; there are parts of type input_text, input_image, output_text and refusal"
     return bad_field(param, param + (reason if error.param else f": {reason}"), code=error.error_code)
 
 

@@ -1,13 +1,16 @@
--- Accept requests, each once. KEYS: leases. ARGV: prefix, a msgpack array of requests, then the payload of each.
+-- Accept requests, each once. KEYS: leases. ARGV: prefix, a msgpack array of requests, then the payload of each, then
+-- the bytes of images.
 -- A request is an array: id, ttl_ms, client, client_ttl_ms, fail_fast, call, tenant, band, prompt, max, deadline_ms,
--- timeout_ms, is_resumable, webhook, webhook_of, webhook_n, digests, own_digests, layout, may_have_left, adapter. An empty client means detached, an empty band the policy's
+-- timeout_ms, is_resumable, webhook, webhook_of, webhook_n, digests, own_digests, layout, may_have_left, adapter,
+-- images. An empty client means detached, an empty band the policy's
 -- default. A deadline is by this server's clock; a timeout counts from now, and the earlier of the two holds; either may
 -- be nil. prompt and max are numbers of tokens. What is resumable has one chunk of input so far. Those of the webhook are
 -- nil without one, its last two where a request has one answer. digests are as in warmth.lua, a list or nil; own_digests
 -- are words, those by which others find the engine that it came to. layout is the version of the layout of the model's
 -- partitions that the caller goes by, nil or 0 while it has one; may_have_left says that the tenant has another partition
 -- by now than this one, which it keeps for as long as something of it counts here (shared/partitions/). adapter is the
--- digest of the adapter that it is computed with, or nil.
+-- digest of the adapter that it is computed with, or nil. images are nil, or pairs of a digest and the number of its
+-- bytes among those of this call.
 -- Returns one answer each: 'new', 'unserved' if it was not to wait and no engine lives, or the state of the request that
 -- already has this id: the caller attaches to it. A call that is sent again is 'new' again. 'relaid' says that this
 -- partition has another layout, 'left' that the tenant has another partition. What else is refused gets a list:
@@ -140,9 +143,23 @@ if mark_adapter then
   end
 end
 
+-- Keep the bytes of images for a request; returns their digests as words.
+local function keep_images(id, images)
+  local digests = {}
+  for i, image in ipairs(images) do
+    local key = prefix .. 'image:' .. image[1]
+    if redis.call('EXISTS', key) == 0 then redis.call('SET', key, ARGV[2 + #requests + image[2]]) end
+    digests[i] = image[1]
+  end
+  digests = table.concat(digests, ' ')
+  hold_images(prefix, id, digests)
+  return digests
+end
+
 local function accept(request, payload)
   local id, ttl_ms, client, client_ttl_ms, fail_fast, call, tenant, band, prompt, most, deadline_ms, timeout_ms,
-    is_resumable, webhook, webhook_of, webhook_n, digests, own_digests, laid_out, may_have_left, adapter = unpack(request, 1, 21)
+    is_resumable, webhook, webhook_of, webhook_n, digests, own_digests, laid_out, may_have_left, adapter, images =
+    unpack(request, 1, 22)
   local key = prefix .. 'request:' .. id
   local known_state, known_call = values_of(key, 'state', 'call')
   if known_state then return call ~= '' and known_call == call and 'new' or known_state end
@@ -175,6 +192,7 @@ local function accept(request, payload)
     append_all(record, 'chunks', 1)
     redis.call('DEL', prefix .. 'input:' .. id)
   end
+  if images then append_all(record, 'images', keep_images(id, images)) end
   if webhook then append_all(record, 'webhook', webhook) end
   if webhook_of then append_all(record, 'webhook_of', webhook_of, 'webhook_n', webhook_n) end
   -- The first answer comes first: what is there is of an earlier request of this id, not all of which was accepted.

@@ -115,13 +115,29 @@ local function note_end_move(prefix, id, state, now, cause)
     .. math.max(0, now_ms() - started))
 end
 
+-- Images of requests lie beside them, once each, as long as somebody needs them. images are digests, as words; user is a
+-- request's id, or of one in the dead letter that of parked_user.
+local function parked_user(id) return '{parked}' .. id end
+
+local function hold_images(prefix, user, images)
+  for digest in string.gmatch(images, '%S+') do redis.call('SADD', prefix .. 'image_users:' .. digest, user) end
+end
+
+local function let_images_go(prefix, user, images)
+  for digest in string.gmatch(images, '%S+') do
+    local users = prefix .. 'image_users:' .. digest
+    attempt('SREM', users, user)
+    if attempt('SCARD', users) == 0 then redis.call('DEL', prefix .. 'image:' .. digest) end
+  end
+end
+
 -- Give a request its last state: it leaves its line, its tenant is charged, hash and log begin to expire. cause says why,
 -- for people.
 local function close_request(prefix, key, id, state, cause)
   local function read()
     local now = fields(key, 'state', 'ttl', 'engine', 'client', 'fail_fast', 'entry', 'line', 'deadline', 'charged',
       'tenant', 'band', 'prompt', 'max', 'count', 'charged_at', 'chunks', 'ending', 'webhook', 'webhook_of', 'webhook_n', 'warm', 'attempts',
-      'arrived_at')
+      'arrived_at', 'images')
     local is_placed = now.entry and is_entry(now.entry) or not now.entry and whole(now.charged) and whole(now.charged_at)
     local is_sound = is_placed and is_live(now.state) and (not now.line or LINES[now.line]) and whole(now.ttl)
       and whole(now.prompt) and whole(now.max) and whole(now.count) and now.tenant and now.band
@@ -143,6 +159,7 @@ local function close_request(prefix, key, id, state, cause)
   redis.call('PEXPIRE', key, now.ttl)
   redis.call('PEXPIRE', prefix .. 'log:' .. id, now.ttl)
   if now.chunks then redis.call('PEXPIRE', prefix .. 'input:' .. id, now.ttl) end
+  if now.images then let_images_go(prefix, id, now.images) end
   if now.ending then leave_awaiting(prefix, key) end
   if now.engine then leave_claims(prefix, now.engine, id) end
   if now.client then redis.call('SREM', prefix .. 'client:' .. now.client, id) end
@@ -223,12 +240,16 @@ end
 local function park(prefix, id, cause, reason, code, message, payload)
   local key, parked, parked_at = prefix .. 'request:' .. id, prefix .. 'parked:' .. id, now_ms()
   local request = fields(key, 'attempts', 'deaths', 'count', 'ttl', 'epoch', 'engine', 'tenant', 'band', 'prompt', 'max',
-    'chunks', 'webhook')
+    'chunks', 'webhook', 'images')
   if request.chunks then
     local input = redis.call('LRANGE', prefix .. 'input:' .. id, 0, -1)
     redis.call('HSET', parked, 'input', cmsgpack.pack(input))
   end
   if request.webhook then redis.call('HSET', parked, 'webhook', request.webhook) end
+  if request.images then
+    redis.call('HSET', parked, 'images', request.images)
+    hold_images(prefix, parked_user(id), request.images)
+  end
   payload = payload or redis.call('GET', prefix .. 'payload:' .. id) or ''
   redis.call('HSET', parked, 'payload', payload, 'cause', cause,
     'deliveries', request.attempts or 0, 'deaths', request.deaths or 0, 'num_output_tokens', request.count,

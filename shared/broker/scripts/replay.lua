@@ -5,7 +5,7 @@
 local prefix, id = ARGV[1], ARGV[2]
 local key, parked = prefix .. 'request:' .. id, prefix .. 'parked:' .. id
 local kept = fields_of(parked, 'payload', 'result_ttl_ms', 'epoch', 'tenant', 'band', 'prompt', 'max', 'input',
-  'webhook')
+  'webhook', 'images')
 local now = fields_of(key, 'state', 'epoch')
 -- After its result had expired, the id may have been used anew.
 if not kept.payload or kept.payload == '' or is_live(now.state) then return 0 end
@@ -29,6 +29,11 @@ local band = kept.band and has_band(prefix, kept.band) and kept.band or queue_po
 if input then
   for _, chunk in ipairs(input) do redis.call('RPUSH', prefix .. 'input:' .. id, chunk) end
   for _, field in ipairs({'chunks', #input + 1, 'closed', 1}) do record[#record + 1] = field end
+end
+if kept.images then
+  for _, field in ipairs({'images', kept.images}) do record[#record + 1] = field end
+  hold_images(prefix, id, kept.images)
+  let_images_go(prefix, parked_user(id), kept.images)
 end
 if kept.webhook then
   -- One answer of several is told of alone: the others have been, with its parking.

@@ -125,9 +125,9 @@ def test_parts_of_text_are_what_they_are_as_one_text(http: httpx.Client) -> None
     answers = [http.post(CHAT, json=body).raise_for_status().json() for body in bodies]
     assert answers[0]["choices"] == answers[1]["choices"]
     assert answers[0]["usage"]["prompt_tokens"] == answers[1]["usage"]["prompt_tokens"]
-    image = {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}
+    sound = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
     for path in (CHAT, "/tokenize"):
-        body = {"model": "demo", "messages": [{"role": "user", "content": [*parts, image]}]}
+        body = {"model": "demo", "messages": [{"role": "user", "content": [*parts, sound]}]}
         refused = http.post(path, json=body)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages[0].content[5].type")
 

@@ -17,11 +17,12 @@ from penstock.shared.errors import ConfigurationError, ModelLoadError
 from penstock.worker.cli.start import _chosen
 from penstock.worker.config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
+from penstock.worker.models.device import check_float8
 from penstock.worker.models.eight_bit_cache import hold_in_eight_bits
 from penstock.worker.models.forward import ForwardSettings
 from penstock.worker.models.gather import gather_forward
 from penstock.worker.models.lean.native import NativeForward
-from penstock.worker.models.loader import check_float8, load_model
+from penstock.worker.models.loader import load_model
 from penstock.worker.models.partition import CutRule
 
 from ...conftest import DEMO_MODEL

@@ -24,10 +24,12 @@ from transformers.models.auto.configuration_auto import AutoConfig as AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.models.auto.modeling_auto import AutoModel as AutoModel
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM as AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import AutoModelForImageTextToText as AutoModelForImageTextToText
 from transformers.models.auto.modeling_auto import (
     AutoModelForSequenceClassification as AutoModelForSequenceClassification,
 )
 from transformers.models.auto.modeling_auto import AutoModelForTokenClassification as AutoModelForTokenClassification
+from transformers.models.auto.processing_auto import AutoProcessor as AutoProcessor
 from transformers.models.auto.tokenization_auto import AutoTokenizer as AutoTokenizer
 from transformers.models.bert.configuration_bert import BertConfig as BertConfig
 from transformers.models.bert.modeling_bert import BertModel as BertModel

@@ -48,6 +48,9 @@ def test_a_chat_becomes_messages_params_and_options() -> None:
     assert (prepared.model, prepared.stream) == ("m", True)
 
 
+USER_WITH_NO_IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
+
+
 @pytest.mark.parametrize(
     ("fields", "session_id"),
     [
@@ -112,7 +115,12 @@ def test_echo_asks_for_what_its_answer_needs() -> None:
         (CHAT, chat(messages=[]), "messages"),
         (CHAT, chat(messages=[{"content": "x"}]), "messages[0].role"),
         (CHAT, chat(messages=[{"role": "user"}]), "messages[0].content"),
-        (CHAT, chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content[0].type"),
+        (CHAT, chat(messages=[{"role": "user", "content": [{"type": "input_audio"}]}]), "messages[0].content[0].type"),
+        (
+            CHAT,
+            chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]),
+            "messages[0].content[0].image_url",
+        ),
         (CHAT, chat(prediction="ab"), "prediction"),
         (CHAT, chat(prediction={"type": "text", "content": "ab"}), "prediction.type"),
         (CHAT, chat(prediction={"type": "content"}), "prediction.content"),

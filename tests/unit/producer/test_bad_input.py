@@ -15,7 +15,7 @@ from penstock.producer.requests.fan_out import children
 from penstock.producer.requests.queue_entry import Outgoing, num_chunk_tokens
 from penstock.producer.webhooks.targets import webhook_target
 from penstock.shared.control import CollectiveRpc, SaveShardedState, WakeUp
-from penstock.shared.errors import PenstockError, ValidationError
+from penstock.shared.errors import PenstockError, UnsupportedParameterError, ValidationError
 from penstock.shared.params import LoRARequest, SamplingParams, StructuredOutputsParams
 from penstock.shared.records import ModelCard
 from penstock.shared.text_control import Tokenize
@@ -132,9 +132,9 @@ def test_what_json_cannot_say_is_named(value: Any) -> None:
         assert str(caught.value).startswith((field, f"a key of {field}"))
 
 
-def test_images_are_refused_as_long_as_they_are_not_served() -> None:
+def test_addresses_of_images_are_refused() -> None:
     parts = [{"type": "text", "text": "what is"}, {"type": "image_url", "image_url": {"url": "https://a.example"}}]
-    with pytest.raises(ValidationError, match=r"^messages\[0\]\.content\[1\]\.type 'image_url' is not supported"):
+    with pytest.raises(UnsupportedParameterError, match=r"^messages\[0\]\.content\[1\] has the address of an image"):
         send([{"role": "user", "content": parts}])
 
 

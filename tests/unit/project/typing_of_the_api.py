@@ -52,7 +52,7 @@ async def requests(client: Client, params: SamplingParams, lora: LoRARequest) ->
     await client.generate("a", params, priority="high")  # pyright: ignore[reportArgumentType]
     await client.generate("a", PoolingParams())  # pyright: ignore[reportArgumentType]
     await client.add_request("r", "a", request_id="s")  # pyright: ignore[reportCallIssue]
-    client.stream({"prompt": "a"})  # pyright: ignore[reportArgumentType]
+    client.stream(5)  # pyright: ignore[reportArgumentType]
 
 
 async def control(client: Client, lora: LoRARequest) -> None:

@@ -137,9 +137,19 @@ def test_the_record_says_the_same_after_it_was_kept() -> None:
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role", "robot"),
         ({"input": [{"role": "user"}]}, "input[0].content", "must be given"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_audio", "input_audio": "x"}]}]},
             "input[0].content[0].type",
-            "the models here read text",
+            "there are parts of type input_text, input_image",
+        ),
+        (
+            {"input": [{"role": "assistant", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input",
+            "only messages of the role 'user'",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]},
+            "input",
+            "must have image_url",
         ),
         ({"input": [RESULT]}, "input", "no function_call with call_id 'c1'"),
         ({"temperature": 900}, "temperature", "[0, 100]"),

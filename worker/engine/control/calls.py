@@ -11,6 +11,7 @@ import structlog
 
 from ....shared.control import (
     KV_CACHE,
+    MULTIMODAL,
     WEIGHTS,
     CheckInvariants,
     CollectiveRpc,
@@ -106,14 +107,16 @@ class EngineControl:
     def _reset_prefix_cache(self, _: ResetPrefixCache) -> PrefixCacheReset:
         return PrefixCacheReset(self._parts.core.reset_prefix_cache())
 
-    def _reset_input_cache(self, _: ResetInputCache) -> InputCacheReset:
-        """Prompts are text, tokens or embeddings: nothing is kept of any other kind of input."""
-        return InputCacheReset(0)
+    def _reset_input_cache(self, call: ResetInputCache) -> InputCacheReset:
+        images = self._parts.core.images
+        return InputCacheReset(images.forget_processed() if call.cache == MULTIMODAL else images.forget_encoded())
 
     def _sleep(self, call: Sleep) -> SleepState:
         core = self._parts.core
         if core.has_work or not core.forget_blocks():
             raise EngineStateError(f"the engine cannot sleep while it holds requests ({core.num_unfinished_requests})")
+        # Other weights may lie in the files when it wakes up.
+        core.images.forget_encoded()
         self._parts.sleep.sleep(call.level)
         log.info("asleep", level=call.level)
         return self._parts.sleep.state

@@ -14,7 +14,7 @@ from ....shared.embedded import data_folder
 from ....shared.errors import ConfigurationError
 from ...config import EngineConfig
 from ...models.lean.captured import CapturedForward
-from ...models.loader import LoadedModel, load_module, load_network
+from ...models.loader import LoadedModel, load_module, load_weights
 from ...models.sharded_state import save_sharded_state
 from ...models.weights import ModelWeights, return_free_memory
 from ...progress import ProgressWriter
@@ -81,7 +81,7 @@ def _make_sleep(
     def load_again() -> torch.nn.Module:
         # What is in no file gets the numbers that it had.
         torch.manual_seed(config.seed)
-        return load_network(config, folder, model.forward)
+        return load_weights(config, folder, model)
 
     device = model.device
 
@@ -97,7 +97,7 @@ def _make_sleep(
         if offload is not None:
             offload.renew_identity()
 
-    weights, cache = ModelWeights(model.network, load_again), SleepableCache(free_cache, allocate_cache)
+    weights, cache = ModelWeights(model.weights, load_again), SleepableCache(free_cache, allocate_cache)
     return EngineSleep({WEIGHTS: weights, KV_CACHE: cache}, on_awake=on_awake)
 
 

@@ -23,7 +23,8 @@ class DeviceMemory:
 
     Args:
         free_bytes: what is left beside the weights and the two below.
-        activation_bytes: of the largest forward; on the CPU nothing is set aside for it.
+        activation_bytes: of the largest forward, and of the tower of a model that sees; on the CPU nothing is set
+            aside for it.
         graph_bytes: of the pool in which CUDA graphs compute, beside those of other forwards.
     """
 
@@ -53,6 +54,9 @@ def _measure_gpu(model: LoadedModel, config: EngineConfig) -> DeviceMemory:
         forward.allocate(0, config.block_size, 0, model.device)
     num_logit_rows = config.max_num_seqs + MAX_PROMPT_ROWS
     activation_bytes = _peak_bytes(partial(forward.profile, config.token_budget, num_logit_rows))
+    if model.seeing is not None:
+        # It computes between two steps, or with --async-scheduling during one.
+        activation_bytes += _peak_bytes(model.seeing.profile)
     graph_bytes = 0
     if isinstance(forward, CapturedForward):
         # The largest graph's; smaller ones compute in the same memory.

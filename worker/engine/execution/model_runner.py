@@ -186,7 +186,7 @@ class ModelRunner:
 
     def _inputs_embeds(self, step: StepInput) -> torch.Tensor | None:
         """What the model is to compute with instead of the embeddings of ``step.token_ids``; None if with those."""
-        given = self._batch.sampling.prompt_embeds.take(step)
+        given = self._batch.sampling.given_embeds.take(step)
         return None if given is None else embed_inputs(self._model, step.token_ids, given)
 
     def _forward_with_prompt(

@@ -11,6 +11,7 @@ from ...models.pooling.pooler import PoolingModel
 from ...request_checks import check_adapter, check_prompt_length, check_served, check_task
 from ..core import EngineCore
 from ..sampling.param_checks import check_in_vocabulary
+from ..scheduling.image_spans import ImageSpan
 from ..scheduling.prompt_embeds import extra_keys_of
 from ..scheduling.request import Pooling, Request
 from .runner import pooler_of
@@ -23,7 +24,7 @@ class PoolingCore(EngineCore):
         super().__init__(*args, **options)
         self._pooling = pooling
 
-    def _make_request(self, message: EngineCoreRequest) -> Request:
+    def _make_request(self, message: EngineCoreRequest, images: tuple[ImageSpan, ...] = ()) -> Request:
         check_task(message, self._pooling.tasks)
         check_adapter(message, has_adapters=False)
         params, prompt = message.pooling_params, message.prompt_token_ids or []

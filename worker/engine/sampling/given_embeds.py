@@ -1,4 +1,4 @@
-"""The rows of a step that are not looked up by their token: prompts that are given as embeddings."""
+"""The rows of a step that are not looked up by their token: prompts that are given as embeddings, and images."""
 
 from __future__ import annotations
 
@@ -27,16 +27,30 @@ class GivenEmbeds:
     rows: Tensor
 
 
-class PromptEmbedsTable:
-    """Those rows of the batch whose requests have prompt embeddings; empty, and free of cost, while none has."""
+@dataclass
+class _RowEmbeds:
+    """What is given of one request: ``places [E]`` in its prompt, ascending, and ``rows [E, hidden size]``."""
+
+    places: NDArray[np.int64]
+    rows: Tensor
+
+
+class GivenEmbedsTable:
+    """Those rows of the batch whose requests have prompt embeddings or images; empty, and free of cost, while none
+    has.
+    """
 
     def __init__(self) -> None:
-        self._rows: dict[int, Tensor] = {}
+        self._rows: dict[int, _RowEmbeds] = {}
 
     def set_row(self, row: int, request: Request) -> None:
-        """Take up ``request`` in ``row``, if its prompt is embeddings."""
+        """Take up ``request`` in ``row``, if its prompt is embeddings or has images."""
         if request.prompt_embeds is not None:
-            self._rows[row] = _tensor(request.prompt_embeds)
+            embeds = _tensor(request.prompt_embeds)
+            self._rows[row] = _RowEmbeds(np.arange(len(embeds)), embeds)
+        elif request.images:
+            places = np.concatenate([np.array(image.places, np.int64) for image in request.images])
+            self._rows[row] = _RowEmbeds(places, torch.cat([image.features for image in request.images]))
 
     def forget_row(self, row: int) -> None:
         """Drop ``row``, if it is here."""
@@ -53,12 +67,12 @@ class PromptEmbedsTable:
             step.rows.tolist(), ends, step.seq_lens.tolist(), step.query_lens.tolist(), strict=True
         ):
             embeds = self._rows.get(row)
-            start = num_tokens - num_new_tokens
-            if embeds is None or start >= len(embeds):
+            if embeds is None:
                 continue
-            stop = min(num_tokens, len(embeds))
-            places.append(np.arange(start, stop) + end - num_tokens)
-            rows.append(embeds[start:stop].float())
+            start, stop = np.searchsorted(embeds.places, (num_tokens - num_new_tokens, num_tokens)).tolist()
+            if start < stop:
+                places.append(embeds.places[start:stop] + end - num_tokens)
+                rows.append(embeds.rows[start:stop].float())
         return GivenEmbeds(np.concatenate(places), torch.cat(rows)) if places else None
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..scheduling.request import Request
 from ..structured.table import GrammarTable
-from .given_embeds import PromptEmbedsTable
+from .given_embeds import GivenEmbedsTable
 from .penalties import PenaltyTable
 from .prompt_rows import PromptRowTable
 from .thinking import ThinkingTable
@@ -97,7 +97,7 @@ class SamplingTable:
         # In the order in which they are applied.
         self._changes: tuple[ChangeTable, ...] = (TokenRuleTable(), PenaltyTable(), ThinkingTable(), GrammarTable())
         self.prompt_rows = PromptRowTable()
-        self.prompt_embeds = PromptEmbedsTable()
+        self.given_embeds = GivenEmbedsTable()
 
     def set_row(self, row: int, request: Request) -> None:
         """Write the parameters of ``request`` into ``row``."""
@@ -115,14 +115,14 @@ class SamplingTable:
         for table in self._changes:
             table.set_row(row, request)
         self.prompt_rows.set_row(row, request)
-        self.prompt_embeds.set_row(row, request)
+        self.given_embeds.set_row(row, request)
 
     def forget_row(self, row: int) -> None:
         """Drop what ``row`` has beyond its numbers; its request has left."""
         for table in self._changes:
             table.forget_row(row)
         self.prompt_rows.forget_row(row)
-        self.prompt_embeds.forget_row(row)
+        self.given_embeds.forget_row(row)
 
     def append_tokens(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         """Note the new tokens of ``rows``, both ``[R]``."""

@@ -2,7 +2,8 @@
 
 Blocks are known by a chained hash: that of a full block covers its own tokens and, by the hash of the block before it,
 all tokens in front of them, since keys and values depend on those too. The chain begins with the request's
-``extra_keys``, so requests that differ there (another tenant, another cache salt) never find each other's blocks.
+``extra_keys``, so requests that differ there (another tenant, another cache salt) never find each other's blocks. The
+hash of a block that holds some of an image covers the image, too (``image_spans.py``).
 
 A block can be found once its tokens have been computed: after the step, not when it is scheduled. Of requests that
 begin alike and come together, those that catch up in one step compute it each; the next one waits a step and finds it.
@@ -18,6 +19,7 @@ from typing import Protocol
 import msgspec
 
 from .block_pool import BlockPool, InvariantError
+from .image_spans import block_keys
 from .request import Request, RequestStatus
 
 
@@ -147,8 +149,12 @@ class BlockHashCache:
         tokens = array("i", request.token_ids[len(hashes) * block_size : num_blocks * block_size])
         data, num_bytes = tokens.tobytes(), block_size * tokens.itemsize
         parent = hashes[-1] if hashes else _root(request.extra_keys)
+        keys = block_keys(request.images, block_size, len(hashes), num_blocks) if request.images else {}
         for start in range(0, len(data), num_bytes):
-            parent = hashlib.sha256(parent + data[start : start + num_bytes]).digest()
+            content = data[start : start + num_bytes]
+            if keys:
+                content += keys.get(len(hashes), b"")
+            parent = hashlib.sha256(parent + content).digest()
             hashes.append(parent)
 
 

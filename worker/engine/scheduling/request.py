@@ -12,6 +12,7 @@ from ....shared.pooling import PoolingParams
 from ....shared.prompt_embeds import PromptEmbeds
 from .block_pool import InvariantError
 from .constraint import Constraint
+from .image_spans import ImageSpan
 
 NO_LORA = -1
 
@@ -85,6 +86,7 @@ class Request:
         lora_request: the adapter that it wants; None for the model alone.
         pooling: what is wanted of a prompt that is pooled; such a request ends when its prompt is computed.
         prediction: tokens that its caller takes for a likely output.
+        images: those of its prompt, whose tokens are in ``prompt_token_ids``.
 
     Attributes:
         block_hashes: of its first full blocks, as far as somebody has asked (``prefix_cache.py``).
@@ -103,6 +105,7 @@ class Request:
         "eos_token_ids",
         "events",
         "extra_keys",
+        "images",
         "is_finished",
         "lora_index",
         "lora_request",
@@ -140,6 +143,7 @@ class Request:
         lora_request: LoRARequest | None = None,
         pooling: Pooling | None = None,
         prediction: list[int] | None = None,
+        images: tuple[ImageSpan, ...] = (),
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -156,6 +160,7 @@ class Request:
         self.lora_request = lora_request
         self.pooling = pooling
         self.prediction = prediction
+        self.images = images
         wants_prompt_logprobs = params.prompt_logprobs is not None and not output_token_ids
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if wants_prompt_logprobs else None
         self.events: list[EngineCoreEvent] = []

@@ -186,6 +186,8 @@ class Scheduler:
             if token_ids:
                 num_generation_tokens += len(token_ids)
                 new_output.num_cached_tokens = request.num_cached_tokens
+                if request.images:
+                    new_output.num_prompt_tokens = request.num_prompt_tokens
                 if request.events:
                     new_output.events = request.take_events()
                 if request.prompt_logprobs is not None:

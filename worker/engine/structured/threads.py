@@ -1,4 +1,4 @@
-"""Threads that compile grammars, or read adapters, beside the step loop.
+"""Threads that compile grammars, read adapters, or process images, beside the step loop.
 
 A thread cannot be stopped from outside. One whose task takes too long is given up: nobody waits for it any more, and
 another takes its place until its task ends. There are never more than ``max_threads``; when all are given up, tasks

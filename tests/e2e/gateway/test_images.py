@@ -1,0 +1,95 @@
+"""Images over HTTP: chat completions and responses, with the `openai` package and a small model that reads them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from penstock.ops.local_server import LocalGateway
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import Client, SamplingParams
+
+from ...integration.engine.seeing_models import picture, png, write_seeing_model
+
+LIMIT = 6
+WORDS = "What is this?"
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    folder = tmp_path_factory.mktemp("llava")
+    write_seeing_model("llava", folder)
+    with LocalStack(folder, ["--device", "cpu", "--served-model-name", "llava", "--threads", "1"]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def url(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    log_path = tmp_path_factory.mktemp("gateway") / "gateway.log"
+    with LocalGateway(stack.url, ["--status-wait", "60"], log_path) as gateway:
+        yield gateway.base_url
+
+
+@pytest.fixture
+async def ai(url: str) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as ai:
+        yield ai
+
+
+def data_url(seed: int) -> str:
+    return "data:image/png;base64," + base64.b64encode(png(picture(seed))).decode()
+
+
+def chat(*urls: str) -> list[Any]:
+    images = [{"type": "image_url", "image_url": {"url": one, "detail": "high"}} for one in urls]
+    return [{"role": "user", "content": [*images, {"type": "text", "text": WORDS}]}]
+
+
+async def test_a_chat_sees_what_the_client_shows(ai: AsyncOpenAI, stack: LocalStack) -> None:
+    wanted: dict[tuple[int, ...], str] = {}
+    async with Client.connect(stack.url) as client:
+        for seeds in ((1,), (2,), (1, 2)):
+            images = [{"type": "image", "image": picture(seed)} for seed in seeds]
+            messages = [{"role": "user", "content": [*images, {"type": "text", "text": WORDS}]}]
+            output = await client.generate(messages, SamplingParams(temperature=0.0, max_tokens=LIMIT))
+            wanted[seeds] = output.outputs[0].text
+    assert len(set(wanted.values())) == 3
+    for seeds, text in wanted.items():
+        messages = chat(*map(data_url, seeds))
+        answer = await ai.chat.completions.create(model="llava", messages=messages, temperature=0, max_tokens=LIMIT)
+        assert answer.choices[0].message.content == text
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == 16 * len(seeds) + len(f"user: {WORDS} assistant: ")
+    parts: Any = [{"type": "input_text", "text": WORDS}]
+    parts = [{"type": "input_image", "image_url": data_url(1), "detail": "auto"}, *parts]
+    response = await ai.responses.create(
+        model="llava", input=[{"role": "user", "content": parts}], temperature=0, max_output_tokens=LIMIT
+    )
+    assert response.output_text == wanted[1,]
+    said = await ai.responses.create(
+        model="llava", input="And?", previous_response_id=response.id, temperature=0, max_output_tokens=LIMIT
+    )
+    assert said.usage is not None
+    assert said.usage.input_tokens > 16 + len(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        ("https://example.org/cat.png", "this gateway fetches none"),
+        ("data:image/png;base64,*", "is no base64"),
+        ("data:image/png;base64,AAAA", "no image of a kind that is read"),
+        ("data:image/png;base64," + base64.b64encode(png(picture(1))[:200]).decode(), "truncated or damaged"),
+    ],
+)
+async def test_bad_images_are_told_as_openai_does(ai: AsyncOpenAI, bad: str, told: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=told):
+        await ai.chat.completions.create(model="llava", messages=chat(data_url(1), bad), max_tokens=LIMIT)
+    parts: Any = [{"type": "input_image", "image_url": bad, "detail": "auto"}]
+    with pytest.raises(openai.BadRequestError, match=told):
+        await ai.responses.create(model="llava", input=[{"role": "user", "content": parts}])

@@ -1,0 +1,58 @@
+"""An engine that dies over an image: the next one sees what it saw."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from penstock.producer import Client, SamplingParams
+from penstock.shared.connection import CommandConnection
+from penstock.shared.keys import Keys
+
+from ..gate import Gate
+from ..integration.engine.seeing_models import picture, write_seeing_model
+from .conftest import Start
+from .watching import Watched, busiest, finish, until
+
+NUM_TOKENS = 12
+# Without text: a random model writes bytes that are no characters.
+PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False)
+
+
+def shown(*seeds: int) -> list[dict[str, Any]]:
+    parts = [{"type": "image", "image": picture(seed)} for seed in seeds]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is this?"}]}]
+
+
+async def images_left(url: str) -> list[bytes]:
+    commands = CommandConnection(url)
+    try:
+        return await commands.execute("KEYS", Keys().model("demo").image("*").replace("{", r"\{"))
+    finally:
+        await commands.close()
+
+
+async def test_a_generation_over_images_goes_on_elsewhere(start: Start, gate: Gate, tmp_path: Path) -> None:
+    write_seeing_model("llava", tmp_path)
+    stack = await start(2, "--deterministic", model=tmp_path)
+    async with Client.connect(stack.url) as client:
+        whole = (await client.generate(shown(1, 2), PARAMS)).outputs[0]
+        others = [(await client.generate(shown(*seeds), PARAMS)).outputs[0] for seeds in ((1, 3), (2, 1))]
+        assert len({tuple(answer.token_ids) for answer in (whole, *others)}) == 3
+        assert await images_left(stack.url) == []
+        gate.hold_at(5)
+        watched = Watched(client.stream(shown(1, 2), PARAMS))
+        await until(lambda: watched.num_tokens == 5, what="the stream does not start")
+        assert len(await images_left(stack.url)) == 2
+        os.kill((await busiest(stack.url)).core_pid, signal.SIGKILL)
+        await finish([watched], [whole], gate)
+        usage = watched.deltas[-1].usage
+        assert usage is not None
+        # The template's words are one token a character.
+        assert usage.num_prompt_tokens == 2 * 16 + len("user: What is this? assistant: ")
+        async with asyncio.timeout(60):
+            while await images_left(stack.url):
+                await asyncio.sleep(0.05)

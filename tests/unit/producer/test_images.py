@@ -1,0 +1,120 @@
+"""Images as callers have them become files beside the request, which holds their digests."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.producer.images import split_prompt
+from penstock.producer.prompt import as_prompts, build_request
+from penstock.producer.requests.queue_entry import Outgoing
+from penstock.shared.errors import PenstockError, UnsupportedParameterError
+from penstock.shared.images import MAX_IMAGE_BYTES, ImageInput
+from penstock.shared.messages import EngineCoreRequest
+from penstock.shared.records import ModelCard
+
+np = pytest.importorskip("numpy")
+Image = pytest.importorskip("PIL.Image")
+CARD = ModelCard(model="m")
+PIXELS = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+
+
+def file(pixels: Any = PIXELS) -> bytes:
+    written = io.BytesIO()
+    Image.fromarray(pixels).save(written, "PNG")
+    return written.getvalue()
+
+
+URL = "data:image/png;base64," + base64.b64encode(file()).decode()
+
+
+def pixels_of(image: ImageInput) -> Any:
+    return np.asarray(Image.open(io.BytesIO(image.data))).tolist()
+
+
+PICTURES = [file(), bytearray(file()), memoryview(file()), Image.fromarray(PIXELS), PIXELS]
+
+
+@pytest.mark.parametrize("image", PICTURES, ids=lambda image: type(image).__name__)
+def test_whatever_holds_pixels_is_taken(image: Any) -> None:
+    prompt, (found,) = split_prompt({"prompt": "<image> hi", "multi_modal_data": {"image": image}})
+    assert (prompt, pixels_of(found)) == ("<image> hi", PIXELS.tolist())
+
+
+def test_parts_of_messages_leave_their_places() -> None:
+    parts: list[Any] = [
+        {"type": "text", "text": "two:"},
+        {"type": "image_url", "image_url": {"url": URL}},
+        {"type": "image", "image": PIXELS},
+        {"type": "input_image", "image_url": URL},
+    ]
+    messages = [{"role": "user", "content": parts}, {"role": "user", "content": "and?"}]
+    request = build_request(messages, None, card=CARD)
+    assert request.messages is not None
+    assert request.messages[0]["content"] == [{"type": "text", "text": "two:"}, *[{"type": "image"}] * 3]
+    assert [pixels_of(image) for image in request.images or []] == [PIXELS.tolist()] * 3
+    assert parts[2]["image"] is PIXELS
+
+
+def test_the_payload_has_digests_and_the_bytes_lie_beside_it() -> None:
+    request = build_request({"prompt": "hi", "multi_modal_data": {"image": [file(), file()]}}, None, card=CARD)
+    entry = Outgoing(request, {}, 0).entry(result_ttl_ms=1, fail_fast=False, max_payload_bytes=1 << 20)
+    assert entry.images == (ImageInput.of(file()),) * 2
+    assert file() not in entry.payload
+    sent = decoded(entry.payload)
+    assert sent.images == [ImageInput(ImageInput.of(file()).digest)] * 2
+    assert entry.num_bytes == len(entry.payload) + 2 * len(file())
+
+
+def decoded(payload: bytes) -> EngineCoreRequest:
+    return msgspec.msgpack.decode(payload, type=EngineCoreRequest)
+
+
+def test_prompts_with_images_are_told_from_messages() -> None:
+    beside = {"prompt": "hi", "multi_modal_data": {"image": file()}}
+    assert as_prompts(beside) == [beside]
+    assert as_prompts([beside, beside]) == [beside, beside]
+    message = {"role": "user", "content": "hi"}
+    assert as_prompts([message]) == [[message]]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        ({"prompt": "a", "prompt_token_ids": [1]}, "must have one of prompt, prompt_token_ids"),
+        ({"prompt": "a", "mm_processor_kwargs": {}}, "mm_processor_kwargs.* is not supported"),
+        ({"prompt": "a", "multi_modal_data": {"audio": 1}}, "audio.* is not supported"),
+        ({"prompt": "a", "multi_modal_data": [file()]}, "multi_modal_data must be a dictionary"),
+        ({"prompt": "a", "multi_modal_data": {"image": "cat.png"}}, r"multi_modal_data\['image'\]\[0\] must be bytes"),
+        ({"prompt": "a", "multi_modal_data": {"image": b"cat"}}, "no image of a kind that is read"),
+        ({"prompt": "a", "multi_modal_data": {"image": PIXELS / 255}}, "must be an array of uint8"),
+        ({"prompt": "a", "multi_modal_data": {"image": PIXELS[None, None]}}, "no array of a picture"),
+        ({"prompt": "a", "multi_modal_data": {"image": [file()] * 65}}, "at most 64 images, got 65"),
+        ([{"role": "user", "content": [{"type": "image"}]}], r"messages\[0\].content\[0\].image must be an image"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"content\[0\].image_url must be the URL"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": "data:x"}]}], "must be a data URL"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": URL + "*"}]}], "is no base64"),
+        ([{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}], "file_id is not supported"),
+    ],
+)
+def test_what_is_no_image_is_refused_in_words(prompt: Any, told: str) -> None:
+    with pytest.raises(PenstockError, match=told):
+        split_prompt(prompt)
+
+
+def test_together_they_have_a_bound() -> None:
+    large = [file() + bytes([number]) * (MAX_IMAGE_BYTES - len(file())) for number in range(4)]
+    with pytest.raises(PenstockError, match="bytes together, and at most 67108864"):
+        split_prompt({"prompt": "a", "multi_modal_data": {"image": large}})
+    # The same one is sent once.
+    _, images = split_prompt({"prompt": "a", "multi_modal_data": {"image": large[:1] * 4}})
+    assert len(images) == 4
+
+
+def test_only_the_gateway_fetches() -> None:
+    with pytest.raises(UnsupportedParameterError, match="only the gateway fetches"):
+        split_prompt([{"role": "user", "content": [{"type": "image_url", "image_url": "http://a.example"}]}])

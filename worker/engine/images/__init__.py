@@ -1,0 +1,1 @@
+"""From the bytes of images to features in the place of a prompt's tokens."""

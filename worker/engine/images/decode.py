@@ -1,0 +1,68 @@
+"""Decodes image files that anybody may have sent.
+
+The size is read from the header and judged before a pixel is decoded: a file of some kilobytes can say that it has
+billions of them.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+from PIL import Image, ImageOps
+
+from ....shared.errors import ValidationError
+from ....shared.images import FORMATS, check_image_bytes, image_format
+
+# 192 MB as RGB; a camera of 2026 makes 12 to 50 million.
+MAX_PIXELS = 64_000_000
+# Longer strips are no pictures; processors would make them a pixel high, or fail.
+MAX_ASPECT_RATIO = 200
+
+
+def decode_image(data: bytes) -> Image.Image:
+    """Return the picture that ``data`` is, upright and in RGB.
+
+    Raises:
+        ValidationError: it is none, is damaged, moves, or has a size or a shape that is not read.
+    """
+    kind = image_format(check_image_bytes("it", data))
+    try:
+        with warnings.catch_warnings():
+            # What Pillow warns of is judged below, by bounds of our own.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(data), formats=[kind] if kind else None)
+    except Image.DecompressionBombError:
+        raise _too_large("by far too many") from None
+    except Exception as error:  # a damaged header raises anything
+        raise ValidationError(f"it is no {FORMATS} image that can be read; send it as one") from error
+    with image:
+        _check_size(*image.size)
+        if _num_frames(image) > 1:
+            raise ValidationError("it is animated, and only still images are read; send one of its frames")
+        try:
+            image.load()
+            upright = ImageOps.exif_transpose(image)
+            return upright.convert("RGB")
+        except Exception as error:  # OSError, SyntaxError, struct.error, MemoryError …: each decoder has its own
+            raise ValidationError(f"it is truncated or damaged: its {kind} data cannot be decoded") from error
+
+
+def _check_size(width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise _too_large(f"{width} by {height}")
+    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+        raise ValidationError(
+            f"it is {width} by {height} pixels, and one side may be at most {MAX_ASPECT_RATIO} times the other; crop it"
+        )
+
+
+def _too_large(size: str) -> ValidationError:
+    return ValidationError(f"it has {size} pixels, and at most {MAX_PIXELS} are decoded; make it smaller")
+
+
+def _num_frames(image: Image.Image) -> int:
+    try:
+        return getattr(image, "n_frames", 1)
+    except Exception:  # its frames cannot be counted: then it is damaged, which the decoder will say
+        return 1

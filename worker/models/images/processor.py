@@ -1,0 +1,120 @@
+"""A model's own processor: from pictures to the tensors that its tower takes, and the tokens that stand for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ....shared.errors import ModelLoadError, ValidationError
+from ..checkpoint.errors import first_line
+
+# What processors say of texts, and towers do not take.
+_OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+
+
+@dataclass(frozen=True)
+class ImageTokens:
+    """What stands in a prompt in the place of one image.
+
+    Args:
+        token_ids: all of them: placeholders, and the model's marks of beginnings, ends and lines.
+        places: which of ``token_ids`` are placeholders, ascending: a row of features each.
+    """
+
+    token_ids: list[int]
+    places: list[int]
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessedImage:
+    """One image as its model's tower takes it.
+
+    Args:
+        tokens: what stands for it in a prompt.
+        tensors: on the CPU, by the names of the tower's arguments.
+    """
+
+    tokens: ImageTokens
+    tensors: dict[str, Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.itemsize for tensor in self.tensors.values())
+
+
+class ImageProcessor:
+    """Processes images one by one, so that what comes of one does not depend on its company.
+
+    Args:
+        processor: of transformers, for text and images.
+    """
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+        self.image_token: str = processor.image_token
+        self.image_token_id: int = processor.image_token_id
+
+    @classmethod
+    def load(cls, folder: Path, *, trust_remote_code: bool) -> ImageProcessor:
+        """Load what is in the model's folder.
+
+        Raises:
+            ModelLoadError: there is none, or it needs a package that is not here; says so.
+        """
+        from transformers import AutoProcessor
+
+        try:
+            processor = AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code)
+            return cls(processor)
+        except Exception as error:  # OSError, ImportError, whatever its own code raises
+            needed = _missing_package(error)
+            reason = f"it needs {needed}" if needed else f"{type(error).__name__}: {first_line(error)}"
+            raise ModelLoadError(f"its image processor cannot be loaded: {reason}") from error
+
+    def process(self, image: Image.Image) -> ProcessedImage:
+        """Return what the model makes of ``image``, which is RGB.
+
+        Raises:
+            ValidationError: its processor cannot do with it.
+        """
+        try:
+            made = self._processor(text=self.image_token, images=[image], return_tensors="pt", add_special_tokens=False)
+        except Exception as error:  # of a size that it cannot divide, or whatever
+            raise ValidationError(
+                f"the model's processor fails on it ({image.width} by {image.height}): {first_line(error)}"
+            ) from error
+        token_ids = made["input_ids"].flatten().tolist()
+        places = [place for place, token_id in enumerate(token_ids) if token_id == self.image_token_id]
+        tensors = {name: _tensor(value) for name, value in made.items() if name not in _OF_TEXT}
+        return ProcessedImage(ImageTokens(token_ids, places), tensors)
+
+    def tokens_together(self, images: list[Image.Image]) -> list[int]:
+        """Return the tokens of several images side by side, processed in one call."""
+        made = self._processor(
+            text=self.image_token * len(images), images=images, return_tensors="pt", add_special_tokens=False
+        )
+        return made["input_ids"].flatten().tolist()
+
+
+def _tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.as_tensor(value)
+
+
+def _missing_package(error: BaseException) -> str:
+    """The package that somebody missed on the way to ``error``; empty if that is not what went wrong."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ModuleNotFoundError) and cause.name:
+            return f"the package {cause.name.partition('.')[0]}"
+        if isinstance(cause, ImportError):
+            for package in ("torchvision", "num2words"):
+                if package in str(cause).lower():
+                    return f"the package {package}"
+        cause = cause.__cause__ or cause.__context__
+    # Some look for video processors by a table that is empty without it.
+    return "the package torchvision" if "VIDEO_PROCESSOR_MAPPING" in str(error) else ""
