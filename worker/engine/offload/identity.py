@@ -34,7 +34,7 @@ _LIBRARIES = ("penstock", "torch", "transformers")
 
 def identity_of(config: EngineConfig, folder: Path, model: LoadedModel) -> bytes | None:
     """32 bytes; None while the weights are not there. Reads all of them: a second for 1 to 2 GB, by all cores."""
-    weights = _digest_of(model.network)
+    weights = _digest_of(model.weights)
     if weights is None:
         return None
     forward, library = model.forward, native.loaded()
