@@ -5,6 +5,7 @@ Whoever may call them has engines read folders, so they are off by default.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -57,7 +58,8 @@ async def load(request: Request) -> Response:
         raise bad_field("lora_path", f"lora_path: {error}", code=error.code) from error
     except EngineCallError as error:
         if not known:
-            await client.remove_lora(body.lora_name, tenant=tenant or None)
+            with suppress(EngineCallError):  # the name is gone before engines are asked
+                await client.remove_lora(body.lora_name, tenant=tenant or None)
         raise OpenAIError(400, str(error), param="lora_path", code="adapter_not_loaded") from error
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
