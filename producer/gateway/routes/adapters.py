@@ -51,9 +51,10 @@ async def load(request: Request) -> Response:
     if known and not body.load_inplace:
         message = f"lora_name {shown(body.lora_name)} is that of an adapter already; load_inplace points it to this one"
         raise bad_field("lora_name", message, code="adapter_exists")
-    client, options = gateway.client, {"tenant": tenant or None, "model": body.base_model_name}
+    client, model = gateway.client, body.base_model_name
     try:
-        await while_connected(request, client.add_lora(body.lora_name, body.lora_path, **options))
+        adding = client.add_lora(body.lora_name, body.lora_path, tenant=tenant or None, model=model)
+        await while_connected(request, adding)
     except (AdapterFileError, UnsupportedAdapterError) as error:
         raise bad_field("lora_path", f"lora_path: {error}", code=error.code) from error
     except EngineCallError as error:
