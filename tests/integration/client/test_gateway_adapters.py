@@ -160,6 +160,7 @@ async def test_adapters_are_changed_over_http_only_where_that_is_allowed(
         failed = await http.post(load, json=body)
         assert (failed.status_code, failed.json()["error"]["code"]) == (400, "adapter_not_loaded")
         assert "it does not fit" in failed.json()["error"]["message"]
+        assert await client.adapters() == []
 
 
 async def test_over_http_a_tenant_changes_its_own_names(
