@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from .texts import Asked, all_asked
@@ -138,7 +138,7 @@ def main() -> int:
     torch.manual_seed(0)
     asked = all_asked()
     tokenizer = train_tokenizer(asked)
-    large = AutoModelForCausalLM.from_pretrained(arguments.model)
+    large = LlamaForCausalLM.from_pretrained(arguments.model)
     become_part(large, learn(large.config, tokenizer, asked))
     # Nobody says it; a grammar needs a token that could follow its end.
     large.config.eos_token_id = VOCAB_SIZE

@@ -84,7 +84,11 @@ class NoMemory:
     """The ``Memory`` of what looks at each request alone."""
 
     def __init__(self, make: MakeDrafters = make_drafters) -> None:
-        self.drafters_for = make
+        self._make = make
+
+    def drafters_for(self, request: Request) -> Sequence[Drafter]:
+        """Its own."""
+        return self._make(request)
 
     def observe(self, output: SchedulerOutput) -> None:
         """It is not looked at."""
