@@ -15,7 +15,8 @@ class PhaseResult(msgspec.Struct, kw_only=True):
     """The tokens of each request of a phase and when they came, in seconds after its start.
 
     ``sent_s`` is when a request came to the engine: at its arrival, or once fewer ran than may at once. Of those tokens
-    that a side guessed, ``num_accepted_tokens`` came true; zeros where it does not tell.
+    that a side guessed, ``num_accepted_tokens`` came true, and ``cpu_s`` is processor time; zeros where it does not
+    tell.
     """
 
     name: str
@@ -25,6 +26,7 @@ class PhaseResult(msgspec.Struct, kw_only=True):
     sent_s: list[float]
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    cpu_s: float = 0.0
 
     @property
     def tokens_per_s(self) -> float:

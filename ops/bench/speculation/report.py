@@ -40,7 +40,9 @@ def _cell(pair: PairRow, phase: str) -> str:
     off, on = (statistics.median(side[phase]) for side in (pair.off, pair.on))
     num_guessed = pair.num_guessed[phase]
     right = f" ({pair.num_right[phase] / num_guessed:.0%} of {num_guessed:,})" if num_guessed else ""
-    return f"{off:,.1f} → {on:,.1f}, {ratio:.2f}{right}"
+    cpu_ratio = pair.cpu_ratio(phase)
+    of_cpu = "" if cpu_ratio is None else f", by CPU time {cpu_ratio:.2f}"
+    return f"{off:,.1f} → {on:,.1f}, {ratio:.2f}{of_cpu}{right}"
 
 
 def speculation_goals(row: SpeculationRow) -> Iterator[Goal]:

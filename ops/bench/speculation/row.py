@@ -32,7 +32,10 @@ LEARN_TIMEOUT_S = 1200.0
 
 
 class PairRow(msgspec.Struct, kw_only=True):
-    """One engine. By phase, in each round: tokens/s without and with guesses, and how many were guessed and right."""
+    """One engine. By phase, in each round: tokens/s without and with guesses, and how many were guessed and right.
+
+    ``off_cpu_s`` and ``on_cpu_s`` are the processor time that the rounds took together, of an engine that tells it.
+    """
 
     name: str
     missing: str = ""
@@ -42,12 +45,21 @@ class PairRow(msgspec.Struct, kw_only=True):
     on: dict[str, list[float]] = {}
     num_guessed: dict[str, int] = {}
     num_right: dict[str, int] = {}
+    off_cpu_s: dict[str, float] = {}
+    on_cpu_s: dict[str, float] = {}
 
     def ratio(self, phase: str) -> float | None:
         """Tokens/s with guesses over those without, round by round; the median. None where it was not measured."""
         if self.wrong or not self.on.get(phase):
             return None
         return statistics.median(a / b for a, b in zip(self.on[phase], self.off[phase], strict=True))
+
+    def cpu_ratio(self, phase: str) -> float | None:
+        """Tokens per second of processor time with guesses over those without: what others take of the machine counts
+        less. None where it is not told."""
+        if self.wrong or not self.on_cpu_s.get(phase) or not self.off_cpu_s.get(phase):
+            return None
+        return self.off_cpu_s[phase] / self.on_cpu_s[phase]
 
 
 class SpeculationRow(msgspec.Struct, kw_only=True):
@@ -132,6 +144,8 @@ def _run_side(
         row.wrong = row.wrong or wrong_answers(side.name, run, name, answers[name])
         found = run.phase(name)
         getattr(row, which).setdefault(name, []).append(found.tokens_per_s)
+        cpu_s: dict[str, float] = getattr(row, f"{which}_cpu_s")
+        cpu_s[name] = cpu_s.get(name, 0.0) + found.cpu_s
         if which == "on":
             row.num_guessed[name] = row.num_guessed.get(name, 0) + found.num_draft_tokens
             row.num_right[name] = row.num_right.get(name, 0) + found.num_accepted_tokens

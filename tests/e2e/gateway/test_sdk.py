@@ -77,7 +77,7 @@ def test_usage_tells_what_of_a_prediction_came_true(sdk: openai.OpenAI) -> None:
     plain = sdk.chat.completions.create(model="demo", messages=MESSAGES, temperature=0)
     assert plain.usage is not None
     assert plain.usage.completion_tokens_details is None
-    assert plain.usage.completion_tokens == 7
+    assert plain.usage.completion_tokens == 8  # and the end
     for text, accepted, rejected in (
         (COUNTED, 7, 0),
         (COUNTED.replace("five", "ten"), 4, 3),

@@ -72,6 +72,8 @@ def test_ratios_are_taken_round_by_round_and_held_against_the_goals() -> None:
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "10.0 → 30.0, 1.50 (75% of 8)" in printed
     assert "not installed" in printed
+    pairs[0].off_cpu_s, pairs[0].on_cpu_s = dict.fromkeys(PHASES, 9.0), dict.fromkeys(PHASES, 6.0)
+    assert [one.cpu_ratio(PHASES[0]) for one in pairs] == [1.5, None, None]
 
 
 def test_who_says_anything_else_has_no_speed() -> None:

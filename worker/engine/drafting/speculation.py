@@ -87,7 +87,7 @@ class NoMemory:
         self._make = make
 
     def drafters_for(self, request: Request) -> Sequence[Drafter]:
-        """As ``Memory``."""
+        """Its own."""
         return self._make(request)
 
     def observe(self, output: SchedulerOutput) -> None:

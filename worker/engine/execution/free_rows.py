@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import structlog
 import torch
@@ -13,8 +14,9 @@ from .model_runner import ModelRunner
 _SIZES = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 # A forward with guesses gives at least the token that one without gives. So much longer it may take.
 _MOST_COST = 1.25
-# The least of so many counts: what else runs on the machine makes a forward longer, and never shorter.
-_NUM_TRIALS = 3
+# What else runs on the machine makes a forward longer, and never shorter: so the least of so many counts, and a size is
+# given up only when none of so many was short enough.
+_NUM_TRIALS = 6
 
 log = structlog.get_logger(__name__)
 
@@ -25,21 +27,20 @@ def measure_free_rows(runner: ModelRunner, most: int) -> int:
 
     Caches have to be allocated, and stay as they are.
     """
-    least_s = _least_time_s(runner, 1)
+    least_s = min(_times_s(runner, 1))
     found = 1
     for size in _SIZES:
-        if size > most or _least_time_s(runner, size) > _MOST_COST * least_s:
+        if size > most or not any(time_s <= _MOST_COST * least_s for time_s in _times_s(runner, size)):
             break
         found = size
     log.info("free_rows", num_free_rows=found, time_of_one_ms=round(least_s * 1e3, 3))
     return found
 
 
-def _least_time_s(runner: ModelRunner, num_tokens: int) -> float:
+def _times_s(runner: ModelRunner, num_tokens: int) -> Iterator[float]:
+    """How long a forward of so many tokens takes, each time that it is computed."""
     runner.compute_unstored(num_tokens)  # what is made when it is needed, is made
-    times_s: list[float] = []
     for _ in range(_NUM_TRIALS):
         started_s = time.perf_counter()
         runner.compute_unstored(num_tokens)
-        times_s.append(time.perf_counter() - started_s)
-    return min(times_s)
+        yield time.perf_counter() - started_s

@@ -24,6 +24,7 @@ class OfflineResult(msgspec.Struct, kw_only=True):
         steps: what each step did, if that was asked for.
         device_busy_share: of the time, in which a GPU computed, if that was asked for.
         num_draft_tokens, num_accepted_tokens: guesses in this run, and those of them that came true.
+        cpu_s: processor time of the process in this run, all its threads together.
     """
 
     name: str = ""
@@ -50,6 +51,7 @@ class OfflineResult(msgspec.Struct, kw_only=True):
     device_busy_share: float | None = None
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    cpu_s: float = 0.0
 
 
 class PhasesResult(msgspec.Struct, kw_only=True):
@@ -86,7 +88,9 @@ class Record:
             self.outputs[int(output.request_id)] += output.new_token_ids
             self.token_times_s[int(output.request_id)] += [now_s] * len(output.new_token_ids)
 
-    def result(self, stats: SchedulerStats, before: SchedulerStats, wall_s: float, load_s: float) -> OfflineResult:
+    def result(
+        self, stats: SchedulerStats, before: SchedulerStats, wall_s: float, load_s: float, cpu_s: float
+    ) -> OfflineResult:
         """Reduce it to figures; ``before`` are the counters when the run began."""
         ttft_ms = [
             1e3 * (times[0] - sent) for times, sent in zip(self.token_times_s, self.sent_s, strict=True) if times
@@ -115,6 +119,7 @@ class Record:
             steps=self.steps,
             num_draft_tokens=stats.num_draft_tokens - before.num_draft_tokens,
             num_accepted_tokens=stats.num_accepted_tokens - before.num_accepted_tokens,
+            cpu_s=cpu_s,
         )
 
 

@@ -84,7 +84,7 @@ def run_workload(
     room = concurrency or len(requests)
     # Taken from the end; those that arrive together enter in the file's order.
     pending = sorted(range(len(requests)), key=lambda index: (-requests[index].arrival_s, -index))
-    before = core.scheduler.stats()
+    before, cpu_before_s = core.scheduler.stats(), time.process_time()
     start = time.perf_counter()
     while pending or core.has_work:
         now = time.perf_counter() - start
@@ -102,7 +102,8 @@ def run_workload(
         step_stats = core.take_step_stats()
         if keeps_steps and step_stats is not None:
             record.steps.append(step_stats)
-    return record.result(core.scheduler.stats(), before, time.perf_counter() - start, load_s)
+    wall_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu_before_s
+    return record.result(core.scheduler.stats(), before, wall_s, load_s, cpu_s)
 
 
 def run_phases(core: EngineCore, phases: list[Phase], *, keeps_steps: bool = False) -> Iterator[PhasesResult]:
