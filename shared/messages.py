@@ -188,6 +188,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     ``resume`` is what an engine that takes over a request goes on with: "exact", the tokens that the former one would
     have made; or "greedy", those of greedy requests only, while others go on with tokens drawn anew.
     ``supported_tasks`` are what requests may ask for, and ``pooling`` what is known of a model that pools.
+    ``logits_processors`` are the names that ``extra_args`` may have.
     """
 
     version: int = WIRE_VERSION
@@ -220,6 +221,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     structured_outputs_backend: str = ""
     supported_tasks: tuple[str, ...] = (GENERATE,)
     pooling: PoolingSetup | None = None
+    logits_processors: tuple[str, ...] = ()
 
 
 class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):

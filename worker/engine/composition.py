@@ -32,6 +32,7 @@ from .execution.kv_cache import size_kv_cache
 from .execution.memory import measure_memory
 from .execution.model_runner import ModelRunner
 from .execution.overlap import OverlappingRunner
+from .logits_processors import load_logits_processors
 from .look_ahead import LookAheadCore
 from .pooling.core import PoolingCore
 from .pooling.runner import PoolingRunner
@@ -77,6 +78,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     """
     progress = progress or ProgressWriter()
     rpc_methods = load_rpc_methods(config)
+    processors = load_logits_processors(config.logits_processors)
     torch.manual_seed(config.seed)
     _load_native_kernels(config)
     model = load_model(config, folder)
@@ -126,9 +128,10 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         grammars=_grammar_admission(config, model),
         dump=StepDump(config.dump_dir, shows_prompts=config.dump_prompts),
         embeds_hidden_size=hidden_size,
+        processors=processors,
     )
     control = compose_control(config, folder, model, core, runner, allocate_cache, rpc_methods, progress)
-    return Engine(core, control, _ready(config, model, size.num_blocks))
+    return Engine(core, control, _ready(config, model, size.num_blocks, processors.names))
 
 
 def choose_num_threads(config: EngineConfig, num_parameters: int, *, is_native: bool) -> int:
@@ -189,6 +192,7 @@ def _check_pooling(config: EngineConfig, model: LoadedModel) -> None:
         ("deterministic", config.deterministic),
         ("async_scheduling", config.async_scheduling),
         ("enable_prompt_embeds", config.enable_prompt_embeds),
+        ("logits_processors", bool(config.logits_processors)),
     ):
         if is_on:
             raise ConfigurationError(f"{option} is for models that generate, and this one pools; leave it out")
@@ -253,7 +257,7 @@ def _grammar_admission(config: EngineConfig, model: LoadedModel) -> GrammarAdmis
     )
 
 
-def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
+def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int, logits_processors: tuple[str, ...]) -> Ready:
     dtype = str(model.dtype).removeprefix("torch.")
     name, instructions = processor(config.device)
     library = native.loaded()
@@ -284,4 +288,5 @@ def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Ready:
         structured_outputs_backend=config.structured_outputs_backend,
         supported_tasks=(GENERATE,) if model.pooling is None else model.pooling.tasks,
         pooling=None if model.pooling is None else model.pooling.setup,
+        logits_processors=logits_processors,
     )

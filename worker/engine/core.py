@@ -13,6 +13,7 @@ from ...shared.stats import StepStats
 from ..request_checks import check_prompt_length, check_served, check_task, refusal
 from .dump import StepDump
 from .executor import AcceleratorError, Executor
+from .logits_processors import PROCESSOR_FAILED, LogitsProcessors, ProcessedRequest, ProcessorFailedError
 from .sampling.param_checks import check_in_vocabulary, check_params
 from .scheduling.grammars import Grammars, NoGrammars
 from .scheduling.isolation import Isolation
@@ -52,6 +53,7 @@ class EngineCore:
         grammars: Grammars | None = None,
         dump: StepDump | None = None,
         embeds_hidden_size: int | None = None,
+        processors: LogitsProcessors | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._dump = dump or StepDump()
@@ -59,6 +61,7 @@ class EngineCore:
         self.step_fn = self.step
         self._grammars = NoGrammars() if grammars is None else grammars
         self._embeds_hidden_size = embeds_hidden_size
+        self._processors = LogitsProcessors() if processors is None else processors
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
         self._num_accelerator_failures = 0
@@ -164,7 +167,7 @@ class EngineCore:
         check_in_vocabulary("prompt_token_ids", prompt, self._vocab_size)
         check_in_vocabulary("output_token_ids", delivered, self._vocab_size)
         check_in_vocabulary("draft_token_ids", message.draft_token_ids or [], self._vocab_size)
-        return Request(
+        request = Request(
             message.request_id,
             prompt,
             params,
@@ -176,6 +179,10 @@ class EngineCore:
             prompt_embeds=message.prompt_embeds,
             prediction=message.draft_token_ids,
         )
+        if params.extra_args is not None:
+            known = ProcessedRequest(request.prompt_token_ids, self._vocab_size, self._eos_token_ids)
+            request.processors = self._processors.wanted(params, known)
+        return request
 
     def _take_ready_grammars(self) -> list[EngineCoreOutput]:
         """Hand requests with their grammars to the scheduler; returns the ends of those that have none."""
@@ -213,5 +220,7 @@ class EngineCore:
         elif len(batch.requests) > 1:
             self._isolation.isolate(batch)
             return []
+        if isinstance(error, ProcessorFailedError):
+            return self.scheduler.fail_batch(batch, RequestError(PROCESSOR_FAILED, str(error)))
         message = f"the engine failed in a step with this request: {type(error).__name__}"
         return self.scheduler.fail_batch(batch, RequestError(STEP_FAILED, message, retryable=True))
