@@ -19,6 +19,7 @@ from ..shared.errors import (
     UnsupportedTaskError,
     ValidationError,
 )
+from ..shared.extra_args import check_known
 from ..shared.keys import check_name
 from ..shared.messages import EngineCoreRequest, InputChunk
 from ..shared.params import GENERATE, POOLING_TASKS, SamplingParams
@@ -103,6 +104,8 @@ def check_params(params: SamplingParams, card: ModelCard) -> SamplingParams:
     params.check_from_caller()
     # An engine is asked for one answer at a time: see fan_out.
     params.check_supported(n=params.n)
+    if params.extra_args is not None and card.registered_at:
+        check_known(params.extra_args, card.logits_processors)
     return params
 
 

@@ -197,6 +197,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     ``speculative`` says what guesses, as the option does, and ``num_free_rows`` how many tokens of a step cost little
     more than one (measured where something guesses, else 0): those beyond the requests' own are for guesses.
     ``max_images`` are those that a request may have; with 0 ``image_refusal`` says why.
+    ``logits_processors`` are the names that ``extra_args`` may have.
     """
 
     version: int = WIRE_VERSION
@@ -234,6 +235,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     num_free_rows: int = 0
     max_images: int = 0
     image_refusal: str = ""
+    logits_processors: tuple[str, ...] = ()
 
 
 class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):

@@ -15,6 +15,7 @@ import msgspec
 from .adapters import check_digest
 from .encodable import check_text
 from .errors import UnsupportedParameterError, ValidationError
+from .extra_args import check_extra_args
 from .param_checks import (
     check_allowed_token_ids,
     check_bad_words,
@@ -168,6 +169,8 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
         thinking_token_budget: most tokens between the start and the end of thinking; then the end is forced. Needs a
             model with tokens for both. -1 is no limit. With ``structured_outputs`` only what comes before them counts.
         repetition_detection: end with finish_reason "repetition" when the output repeats itself.
+        extra_args: ``{"logits_processors": {name: {argument: value}}}`` wants logits processors that the operator has
+            named at the engine, in this order. Nothing else.
         truncate_prompt_tokens: keep that many last tokens of the prompt, and -1 as many as leave ``max_tokens`` (one,
             if that is None) their room in the model's length. Special tokens that the model expects around a text are
             kept. None keeps all, so that a prompt that is too long is refused.
@@ -270,7 +273,9 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
             return
         for name, default in _NOT_YET_SERVED.items():
             value = getattr(self, name)
-            if value != default and (name not in served or value != served[name]):
+            if name == "extra_args" and value is not None:
+                check_extra_args(value)
+            elif value != default and (name not in served or value != served[name]):
                 raise UnsupportedParameterError(
                     f"{name}={shown(value)} is not supported by this version; leave it at {shown(default)}"
                 )

@@ -71,6 +71,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
         tool_call_parser, reasoning_parser: those that fit its chat template; empty where none is known to.
         setup: of the engine that said all this; others of the model may have another one, which their heartbeats tell.
         pooling: of a model that pools; None of one that generates.
+        logits_processors: those that ``extra_args`` of a request may name.
         thinks_before_grammar: whether a grammar waits for the end of reasoning, as ``reasoning_parser`` marks it.
     """
 
@@ -94,6 +95,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
     setup: EngineSetup | None = None
     pooling: PoolingSetup | None = None
     thinks_before_grammar: bool = False
+    logits_processors: tuple[str, ...] = ()
 
 
 class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -286,6 +286,16 @@ class EngineConfig(KVOffloadOptions, frozen=True, kw_only=True, omit_defaults=Tr
         ),
     ] = ()
 
+    logits_processors: Annotated[
+        tuple[str, ...],
+        Option(
+            "logits processor that requests may choose by name: MODULE:CLASS, or the name of an installed plug-in; may "
+            "be given several times",
+            Texts("PROCESSOR"),
+            group=CONTROL,
+        ),
+    ] = ()
+
     def __post_init__(self) -> None:
         check_fields(self)
         if is_partition_name(self.model_name):

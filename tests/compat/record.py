@@ -255,6 +255,15 @@ SAMPLES: list[tuple[str, str, Any]] = [
         EngineCoreRequest(request_id="r9", prompt="hi", pooling_params=PoolingParams(truncate_prompt_tokens=-1)),
     ),
     (
+        "request that wants logits processors",
+        "EngineCoreRequest",
+        EngineCoreRequest(
+            request_id="r10",
+            prompt="hi",
+            sampling_params=SamplingParams(extra_args={"logits_processors": {"ban": {"token_ids": [5]}}}),
+        ),
+    ),
+    (
         "chunk with parameters of its own",
         "InputChunk",
         InputChunk(prompt=" and then?", sampling_params=SamplingParams(seed=3, max_tokens=4)),
@@ -405,6 +414,22 @@ SAMPLES += [
             vocab_size=400,
             eos_token_ids=[2],
             kernel_instructions="amx",
+        ),
+    ),
+    (
+        "ready with logits processors",
+        "CoreOutput",
+        Ready(
+            model_folder="/m",
+            architecture="LlamaForCausalLM",
+            max_model_len=2048,
+            num_blocks=10,
+            block_size=16,
+            dtype="bfloat16",
+            device="cpu",
+            vocab_size=400,
+            eos_token_ids=[2],
+            logits_processors=("ban",),
         ),
     ),
 ]

@@ -15,6 +15,7 @@ from ...shared.messages import EngineState
 from ...shared.records import EngineHeartbeat, EngineSetup
 from ...shared.redis_check import checked_client
 from .heartbeats import read_heartbeats
+from .plugins import list_plugins
 
 _HEADER = (
     *("WORKER", "ENGINE", "MODEL", "DEVICE", "STATE", "PIDS", "RUN/WAIT", "KV", "STEP", "TOK/S", "RSS", "GPU MEM"),
@@ -25,9 +26,14 @@ _HEADER = (
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_redis_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one array of heartbeats, with every field")
+    parser.add_argument(
+        "--plugins", action="store_true", help="list what is installed here for options of `worker start` instead"
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.plugins:
+        return list_plugins(as_json=arguments.json)
     with resolve_redis_url(arguments.redis_url) as url:
         heartbeats = asyncio.run(_read(url, arguments.namespace))
     if arguments.json:

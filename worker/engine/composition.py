@@ -35,6 +35,7 @@ from .execution.overlap import OverlappingRunner
 from .guessing_setup import check_speculation, make_guessing
 from .images.admission import ImageAdmission
 from .images.interface import Images, NoImages
+from .logits_processors import load_logits_processors
 from .look_ahead import LookAheadCore
 from .model_checks import check_images, check_pooling
 from .offload.composition import check_model, make_offload
@@ -88,6 +89,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     """
     progress = progress or ProgressWriter()
     rpc_methods = load_rpc_methods(config)
+    processors = load_logits_processors(config.logits_processors)
     torch.manual_seed(config.seed)
     _load_native_kernels(config)
     model = load_model(config, folder)
@@ -144,11 +146,13 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         images=_image_admission(config, model, progress),
         dump=StepDump(config.dump_dir, shows_prompts=config.dump_prompts),
         embeds_hidden_size=hidden_size,
+        processors=processors,
     )
     control = compose_control(
         config, folder, model, core, runner, allocate_cache, rpc_methods, progress, adapters, offload
     )
-    return Engine(core, control, _ready(config, model, size.num_blocks, guessing.num_free_rows), offload)
+    ready = _ready(config, model, size.num_blocks, guessing.num_free_rows, processors.names)
+    return Engine(core, control, ready, offload)
 
 
 def choose_num_threads(config: EngineConfig, num_parameters: int, *, is_native: bool) -> int:
@@ -275,7 +279,13 @@ def _image_admission(config: EngineConfig, model: LoadedModel, progress: Progres
     )
 
 
-def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int, num_free_rows: int) -> Ready:
+def _ready(
+    config: EngineConfig,
+    model: LoadedModel,
+    num_blocks: int,
+    num_free_rows: int,
+    logits_processors: tuple[str, ...],
+) -> Ready:
     dtype = str(model.dtype).removeprefix("torch.")
     name, instructions = processor(config.device)
     library = native.loaded()
@@ -311,4 +321,5 @@ def _ready(config: EngineConfig, model: LoadedModel, num_blocks: int, num_free_r
         num_free_rows=num_free_rows,
         max_images=0 if model.seeing is None else min(config.max_images, model.seeing.most_images),
         image_refusal=model.image_refusal,
+        logits_processors=logits_processors,
     )

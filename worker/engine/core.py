@@ -14,6 +14,7 @@ from ..request_checks import check_prompt_length, check_served, check_task, refu
 from .dump import StepDump
 from .executor import AcceleratorError, Executor
 from .images.interface import Images, NoImages
+from .logits_processors import PROCESSOR_FAILED, LogitsProcessors, ProcessedRequest, ProcessorFailedError
 from .sampling.param_checks import check_in_vocabulary, check_params
 from .scheduling.adapters import Adapters, NoAdapters
 from .scheduling.grammars import Grammars, NoGrammars
@@ -59,6 +60,7 @@ class EngineCore:
         images: Images | None = None,
         dump: StepDump | None = None,
         embeds_hidden_size: int | None = None,
+        processors: LogitsProcessors | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._dump = dump or StepDump()
@@ -68,6 +70,7 @@ class EngineCore:
         self._adapters = NoAdapters() if adapters is None else adapters
         self.images = NoImages() if images is None else images
         self._embeds_hidden_size = embeds_hidden_size
+        self._processors = LogitsProcessors() if processors is None else processors
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
         self._num_accelerator_failures = 0
@@ -203,7 +206,7 @@ class EngineCore:
         check_in_vocabulary("prompt_token_ids", prompt, self._vocab_size)
         check_in_vocabulary("output_token_ids", delivered, self._vocab_size)
         check_in_vocabulary("draft_token_ids", message.draft_token_ids or [], self._vocab_size)
-        return Request(
+        request = Request(
             message.request_id,
             prompt,
             params,
@@ -217,6 +220,10 @@ class EngineCore:
             prediction=message.draft_token_ids,
             images=images,
         )
+        if params.extra_args is not None:
+            known = ProcessedRequest(request.prompt_token_ids, self._vocab_size, self._eos_token_ids)
+            request.processors = self._processors.wanted(params, known)
+        return request
 
     def _admit(self, request: Request) -> None:
         """Let a request that has its grammar go on: to the scheduler, or to wait for its adapter."""
@@ -288,6 +295,8 @@ class EngineCore:
         elif len(batch.requests) > 1:
             self._isolation.isolate(batch)
             return []
+        if isinstance(error, ProcessorFailedError):
+            return self.scheduler.fail_batch(batch, RequestError(PROCESSOR_FAILED, str(error)))
         message = f"the engine failed in a step with this request: {type(error).__name__}"
         return self.scheduler.fail_batch(batch, RequestError(STEP_FAILED, message, retryable=True))
 

@@ -21,6 +21,7 @@ def check_pooling(config: EngineConfig, model: LoadedModel) -> None:
         ("async_scheduling", config.async_scheduling),
         ("enable_prompt_embeds", config.enable_prompt_embeds),
         ("enable_lora", config.enable_lora),
+        ("logits_processors", bool(config.logits_processors)),
     ):
         if is_on:
             raise ConfigurationError(f"{option} is for models that generate, and this one pools; leave it out")

@@ -13,7 +13,6 @@ It runs in the core's own thread between two steps, so nothing changes under it,
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...shared.errors import ConfigurationError, EngineCallError, ValidationError
+from ...shared.plugins import RPC_MODULES, load_module
 from ...shared.shown import shown
 
 if TYPE_CHECKING:
@@ -112,12 +112,7 @@ def import_rpc_modules(names: Iterable[str]) -> list[ModuleType]:
     """
     modules = []
     for name in names:
-        try:
-            module = importlib.import_module(name)
-        except Exception as error:  # whatever its code raises
-            raise ConfigurationError(
-                f"--rpc-module {name} cannot be imported: {type(error).__name__}: {error}"
-            ) from error
+        module = load_module(RPC_MODULES, name)
         if not _marked(module):
             raise ConfigurationError(f"--rpc-module {name} has no function with @rpc_method")
         modules.append(module)

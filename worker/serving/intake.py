@@ -9,6 +9,7 @@ import msgspec
 
 from ...shared.broker import Claim
 from ...shared.errors import PenstockError, UnsupportedParameterError, ValidationError
+from ...shared.extra_args import check_known
 from ...shared.log import log_ids
 from ...shared.messages import Delta, EngineCoreRequest, InputChunk, Ready
 from ...shared.params import SamplingParams
@@ -46,6 +47,7 @@ class Intake:
         self._supported_tasks = ready.supported_tasks
         self._tokens = PromptTokens(codec, ready.max_model_len, ready.pooling)
         self._max_images, self._image_refusal = ready.max_images, ready.image_refusal
+        self._logits_processors = frozenset(ready.logits_processors)
         self._can_wait_for_thinking = ready.engine == "penstock"
         self._engine, self._has_adapters = ready.engine, ready.lora is not None
 
@@ -119,6 +121,7 @@ class Intake:
         """Return ``params``, of a request or of a chunk. Raises ``ValidationError`` for what cannot be."""
         params.check_from_caller()
         params.check_supported()
+        check_known(params.extra_args, self._logits_processors)
         for name in ("prompt_logprobs", "truncate_prompt_tokens") if is_resumable else ():
             if getattr(params, name) is not None:
                 raise UnsupportedParameterError(

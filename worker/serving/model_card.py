@@ -41,6 +41,7 @@ def make_card(config: EngineConfig, ready: Ready, codec: TextCodec, *, is_tracin
         is_tracing_enabled=is_tracing_enabled,
         registered_at=time.time(),
         setup=_setup(config, ready),
+        logits_processors=ready.logits_processors,
         thinks_before_grammar=codec.can_think_first and ready.engine == "penstock",
     )
 

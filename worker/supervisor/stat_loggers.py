@@ -9,7 +9,6 @@ Source: vLLM 0.33, ``vllm/v1/metrics/loggers.py``, for the roles and their names
 from __future__ import annotations
 
 import asyncio
-import importlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +17,7 @@ from typing import Any, Protocol, cast
 import structlog
 
 from ...shared.errors import ConfigurationError
+from ...shared.plugins import STAT_LOGGERS, load_object
 from ...shared.records import EngineHeartbeat
 from ..worker_config import STATUS_INTERVAL_S, WorkerConfig
 
@@ -136,7 +136,7 @@ class StatLoggerManager:
 
 
 def load_factories(names: Iterable[str]) -> list[StatLoggerFactory | AggregateStatLoggerFactory]:
-    """Return the factories that an operator has named, as "module:name".
+    """Return the factories that an operator has named, as "module:name" or as plug-ins.
 
     Raises:
         ConfigurationError: one cannot be imported, or is none.
@@ -145,11 +145,7 @@ def load_factories(names: Iterable[str]) -> list[StatLoggerFactory | AggregateSt
 
 
 def _load(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module), attribute) if attribute else None
-    except Exception as error:  # whatever its code raises
-        raise ConfigurationError(f"--stat-logger {name} cannot be had: {type(error).__name__}: {error}") from error
+    factory = load_object(STAT_LOGGERS, name)
     if not callable(factory):
         raise ConfigurationError(f"--stat-logger must be MODULE:FACTORY, got {name}; the factory makes a StatLogger")
     return factory

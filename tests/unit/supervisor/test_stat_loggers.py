@@ -111,9 +111,9 @@ def test_factories_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "operators_loggers", module)
     assert load_factories(["operators_loggers:Told"]) == [Told]
     for name, part in (
-        ("nowhere:Told", "--stat-logger nowhere:Told cannot be had: ModuleNotFoundError"),
-        ("operators_loggers:Gone", "--stat-logger operators_loggers:Gone cannot be had: AttributeError"),
-        ("operators_loggers", "--stat-logger must be MODULE:FACTORY, got operators_loggers"),
+        ("nowhere:Told", "--stat-logger nowhere:Told cannot be imported: ModuleNotFoundError"),
+        ("operators_loggers:Gone", "--stat-logger operators_loggers:Gone cannot be imported: AttributeError"),
+        ("operators_loggers", "--stat-logger 'operators_loggers' is no entry point of the group penstock.stat_loggers"),
         ("operators_loggers:number", "must be MODULE:FACTORY"),
     ):
         with pytest.raises(ConfigurationError, match=part):

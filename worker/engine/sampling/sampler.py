@@ -1,9 +1,9 @@
 """Chooses the next tokens from logits.
 
-What single requests want changed comes first, in vLLM's order: rules about tokens (``token_rules.py``), penalties
-(``penalties.py``), a forced end of thinking (``thinking.py``), grammars (``structured/table.py``). Then filters, also
-in vLLM's order: temperature, ``min_p``, ``top_k``, ``top_p``. A row draws from what they leave with the one uniform
-number of its seed and position (``kernels/sampling``).
+What single requests want changed comes first, in vLLM's order: rules about tokens (``token_rules.py``), an operator's
+own processors (``processed_rows.py``), penalties (``penalties.py``), a forced end of thinking (``thinking.py``),
+grammars (``structured/table.py``). Then filters, also in vLLM's order: temperature, ``min_p``, ``top_k``, ``top_p``. A
+row draws from what they leave with the one uniform number of its seed and position (``kernels/sampling``).
 """
 
 from __future__ import annotations

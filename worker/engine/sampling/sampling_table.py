@@ -13,6 +13,7 @@ from ..scheduling.request import Request
 from ..structured.table import GrammarTable
 from .given_embeds import GivenEmbedsTable
 from .penalties import PenaltyTable
+from .processed_rows import ProcessorTable
 from .prompt_rows import PromptRowTable
 from .thinking import ThinkingTable
 from .token_rules import TokenRuleTable
@@ -95,7 +96,13 @@ class SamplingTable:
         self._taken_rows: NDArray[np.int64] | None = None
         self._taken = self._rows
         # In the order in which they are applied.
-        self._changes: tuple[ChangeTable, ...] = (TokenRuleTable(), PenaltyTable(), ThinkingTable(), GrammarTable())
+        self._changes: tuple[ChangeTable, ...] = (
+            TokenRuleTable(),
+            ProcessorTable(),
+            PenaltyTable(),
+            ThinkingTable(),
+            GrammarTable(),
+        )
         self.prompt_rows = PromptRowTable()
         self.given_embeds = GivenEmbedsTable()
 

@@ -13,6 +13,7 @@ from ....shared.prompt_embeds import PromptEmbeds
 from .block_pool import InvariantError
 from .constraint import Constraint
 from .image_spans import ImageSpan
+from .wanted_processor import WantedProcessor
 
 NO_LORA = -1
 
@@ -92,6 +93,7 @@ class Request:
         block_hashes: of its first full blocks, as far as somebody has asked (``prefix_cache.py``).
         events: what has happened to it since its last output.
         constraint: what its ``structured_outputs`` allow; None without, and while the grammar is compiled.
+        processors: an operator's own, which its ``extra_args`` choose.
         num_cached_tokens: prompt tokens that were in the KV cache when it was first admitted.
         num_in_flight_tokens: those that a batch computes whose result is still to come (``batch_queue.py``).
         prompt_logprobs: those known of the prompt's second token and on; None if not wanted, or given out.
@@ -118,6 +120,7 @@ class Request:
         "pooling",
         "prediction",
         "priority",
+        "processors",
         "prompt_embeds",
         "prompt_logprobs",
         "request_id",
@@ -165,6 +168,7 @@ class Request:
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if wants_prompt_logprobs else None
         self.events: list[EngineCoreEvent] = []
         self.constraint: Constraint | None = None
+        self.processors: tuple[WantedProcessor, ...] = ()
         self.status = RequestStatus.WAITING
         self.is_finished = False
         self.priority = priority

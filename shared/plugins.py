@@ -1,0 +1,92 @@
+"""What installed distributions offer to a worker, by entry points. Nothing is loaded unless an operator names it.
+
+A distribution declares, in its ``pyproject.toml``::
+
+    [project.entry-points."penstock.logits_processors"]
+    ban = "my_package.processors:Ban"
+
+and ``worker start --logits-processors ban`` takes it, as ``--logits-processors my_package.processors:Ban`` does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from .errors import ConfigurationError
+from .shown import shown
+
+LOGITS_PROCESSORS = "penstock.logits_processors"
+RPC_MODULES = "penstock.rpc_modules"
+STAT_LOGGERS = "penstock.stat_loggers"
+# By group, the option of `worker start` that takes its names.
+OPTION_OF_GROUP = {
+    LOGITS_PROCESSORS: "--logits-processors",
+    RPC_MODULES: "--rpc-module",
+    STAT_LOGGERS: "--stat-logger",
+}
+
+
+def plugins_of(group: str) -> dict[str, list[EntryPoint]]:
+    """Return what is installed for ``group``, by name: several where distributions share one. Loads nothing."""
+    found: dict[str, list[EntryPoint]] = {}
+    for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
+        if point.value not in [known.value for known in found.get(point.name, ())]:
+            found.setdefault(point.name, []).append(point)
+    return found
+
+
+def load_object(group: str, text: str) -> Any:
+    """Return what an operator has named: ``MODULE:NAME``, or an entry point of ``group``.
+
+    Raises:
+        ConfigurationError: there is no such thing, two have that name, or its module cannot be imported.
+    """
+    option = OPTION_OF_GROUP[group]
+    module, colon, name = text.partition(":")
+    if not colon:
+        return _load_point(group, text)
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # whatever its code raises
+        raise _cannot(f"{option} {text}", error) from error
+    return found
+
+
+def load_module(group: str, text: str) -> Any:
+    """Return the module that an operator has named: an entry point of ``group``, or the module's own name.
+
+    Raises:
+        ConfigurationError: as ``load_object``.
+    """
+    if text in plugins_of(group):
+        return _load_point(group, text)
+    try:
+        return importlib.import_module(text)
+    except Exception as error:  # whatever its code raises
+        raise _cannot(f"{OPTION_OF_GROUP[group]} {text}", error) from error
+
+
+def _load_point(group: str, name: str) -> Any:
+    installed, option = plugins_of(group), OPTION_OF_GROUP[group]
+    points = installed.get(name)
+    if points is None:
+        told = f"those installed are {', '.join(installed)}" if installed else "none is installed"
+        raise ConfigurationError(
+            f"{option} {shown(name)} is no entry point of the group {group}, of which {told}; name one of them, or "
+            "MODULE:NAME"
+        )
+    if len(points) > 1:
+        values = ", ".join(point.value for point in points)
+        raise ConfigurationError(f"{option} {shown(name)} names several entry points ({values}); name MODULE:NAME")
+    try:
+        return points[0].load()
+    except Exception as error:  # whatever its code raises
+        raise _cannot(f"{option} {name} ({points[0].value})", error) from error
+
+
+def _cannot(named: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(f"{named} cannot be imported: {type(error).__name__}: {error}")

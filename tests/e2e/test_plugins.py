@@ -1,0 +1,52 @@
+"""A distribution with a logits processor, installed in a folder of its own, through the whole stack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.ops.demo.run import MODEL
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import Client, SamplingParams
+from penstock.shared import errors
+
+from .. import processors
+
+COUNT = "count from four to nine:"
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    site = tmp_path_factory.mktemp("site")
+    (site / "my_processors.py").write_text(Path(processors.__file__).read_text())
+    installed = site / "my_processors-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my-processors\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[penstock.logits_processors]\nbanning = my_processors:Ban\n")
+    options = ["--device", "cpu", "--served-model-name", "demo", "--threads", "1"]
+    options += ["--logits-processors", "banning", "--logits-processors", "my_processors:Broken"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(site))
+        with LocalStack(MODEL, options) as stack:
+            yield stack
+
+
+async def test_requests_choose_processors_by_name(stack: LocalStack) -> None:
+    async with Client.connect(stack.url) as client:
+        assert (await client.get_model_config()).logits_processors == ("ban", "broken")
+        plain = await client.generate(COUNT, SamplingParams(temperature=0, max_tokens=16))
+        banned = plain.outputs[0].token_ids[:3]
+        wanted = processors.wanting(ban={"token_ids": banned})
+        output = await client.generate(COUNT, SamplingParams(temperature=0, max_tokens=16, extra_args=wanted))
+        assert not set(output.outputs[0].token_ids) & set(banned)
+        with pytest.raises(errors.UnsupportedParameterError, match="those there are: ban, broken"):
+            await client.submit(COUNT, SamplingParams(extra_args=processors.wanting(other={})))
+        with pytest.raises(errors.ValidationError, match="ValueError: token_ids must be a list"):
+            await client.generate(COUNT, SamplingParams(extra_args=processors.wanting(ban={})))
+        broken = SamplingParams(extra_args=processors.wanting(broken={"how": "raises"}))
+        with pytest.raises(errors.RequestFailedError, match="logits processor 'broken' raised KeyError"):
+            await client.generate(COUNT, broken)
+        again = await client.generate(COUNT, SamplingParams(temperature=0, max_tokens=16))
+        assert again.outputs[0].token_ids == plain.outputs[0].token_ids

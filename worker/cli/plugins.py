@@ -1,0 +1,28 @@
+"""``worker list --plugins``: what is installed for the options of ``worker start``. Looks, and loads nothing."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...shared.command_line import format_table
+from ...shared.plugins import OPTION_OF_GROUP, plugins_of
+
+_HEADER = ("OPTION", "NAME", "IS", "DISTRIBUTION")
+
+
+def list_plugins(*, as_json: bool) -> int:
+    """Print them, of each option those that its value may name."""
+    rows = [
+        (option, name, point.value, "" if point.dist is None else f"{point.dist.name} {point.dist.version}")
+        for group, option in OPTION_OF_GROUP.items()
+        for name, points in plugins_of(group).items()
+        for point in points
+    ]
+    if as_json:
+        named = [dict(zip(("option", "name", "value", "distribution"), row, strict=True)) for row in rows]
+        print(msgspec.json.format(msgspec.json.encode(named)).decode())
+    elif rows:
+        print(format_table(_HEADER, [list(row) for row in rows]))
+    else:
+        print("no plug-ins")
+    return 0
