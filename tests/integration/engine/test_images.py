@@ -11,7 +11,7 @@ from PIL import Image
 
 from penstock.shared.control import ENCODER, MULTIMODAL, InputCacheReset, ResetInputCache, Sleep, WakeUp
 from penstock.shared.images import ImageInput
-from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest, UtilityCall
+from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest
 from penstock.shared.params import SamplingParams
 from penstock.worker.config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
@@ -21,7 +21,7 @@ from penstock.worker.models.images.tower import ImageTower
 from penstock.worker.survey.small_config import small_config
 from penstock.worker.survey.trial import write_model
 
-from .harness import BYTES_PER_TOKEN
+from .harness import BYTES_PER_TOKEN, ask
 from .seeing_models import PLACEHOLDER, SEEING, StandIn, by_transformers, picture, png, write_seeing_model
 
 NUM_TOKENS = 12
@@ -152,7 +152,7 @@ def test_the_same_image_is_computed_once(make: Make) -> None:
 
 
 def reset(engine: Engine, cache: str) -> int:
-    answer = engine.control.answer(UtilityCall(1, ResetInputCache(cache))).answer
+    answer = ask(engine, ResetInputCache(cache))
     assert isinstance(answer, InputCacheReset)
     return answer.num_entries
 
@@ -196,8 +196,8 @@ def test_weights_that_slept_see_as_before(make: Make) -> None:
     engine = make()
     before = generate(engine, [seeing("a", ONE, [picture(1)])])
     for level in (1, 2):
-        assert engine.control.answer(UtilityCall(1, Sleep(level=level))).error is None
-        assert engine.control.answer(UtilityCall(2, WakeUp())).error is None
+        ask(engine, Sleep(level=level))
+        ask(engine, WakeUp())
         assert generate(engine, [seeing("a", ONE, [picture(1)])]) == before
     assert counts(engine)[1] == 3
 
