@@ -12,6 +12,7 @@ class Relay:
     def __init__(self, server_port: int) -> None:
         self._server_port = server_port
         self._num_bytes: int | None = None
+        self._is_dropping = False
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -25,8 +26,12 @@ class Relay:
         """Let no connection have more bytes than this from now on; None lets all go on."""
         self._loop.call_soon_threadsafe(self._set, num_bytes)
 
-    def _set(self, num_bytes: int | None) -> None:
-        self._num_bytes = num_bytes
+    def drop(self) -> None:
+        """Close the connections that are held, and hold no others: what the server had sent ahead is lost."""
+        self._loop.call_soon_threadsafe(self._set, None, True)
+
+    def _set(self, num_bytes: int | None, is_dropping: bool = False) -> None:
+        self._num_bytes, self._is_dropping = num_bytes, is_dropping
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -61,6 +66,8 @@ class Relay:
         while data := await reader.read(256):
             while self._num_bytes is not None and num_sent + len(data) > self._num_bytes:
                 await self._changed.wait()
+                if self._is_dropping:
+                    return
             num_sent += len(data)
             writer.write(data)
             await writer.drain()
