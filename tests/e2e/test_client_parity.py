@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from penstock.producer import (
     EngineCallError,
     Gauge,
     Histogram,
-    LoRARequest,
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
@@ -27,6 +27,7 @@ from penstock.producer import (
 from penstock.shared import errors
 from penstock.worker.text.tokenizer import TextCodec
 
+from ..adapter_folder import write_adapter
 from ..gate import Gate
 from .following import LONG, PROMPT, Following
 
@@ -34,7 +35,6 @@ pytestmark = pytest.mark.xdist_group("deployment")
 
 PROMPT_TOKEN_IDS = TextCodec.load(MODEL).encode(PROMPT)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32)
-CATS = LoRARequest("cats", 1, "/adapters/cats")
 TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 
 
@@ -130,17 +130,18 @@ async def test_a_pause_that_aborts_and_clears(client: Client, gate: Gate, expect
     assert await client.get_num_unfinished_requests() == 0
 
 
-async def test_engines_say_that_they_have_no_adapters(client: Client) -> None:
-    for call in (client.add_lora(CATS), client.pin_lora(1)):
-        with pytest.raises(EngineCallError, match="this engine has no low-rank adapters") as caught:
-            await call
+async def test_engines_say_that_they_serve_no_adapters(client: Client, tmp_path: Path) -> None:
+    folder = await asyncio.to_thread(write_adapter, tmp_path)
+    for call in (partial(client.add_lora, "cats", folder), partial(client.pin_lora, "cats")):
+        with pytest.raises(EngineCallError, match="serves no adapters") as caught:
+            await call()
         assert {type(error) for error in caught.value.errors.values()} == {errors.UnsupportedCallError}
     (engine_id,) = await client.list_loras()
     assert await client.list_loras() == {engine_id: set()}
-    assert await client.remove_lora(1) == {engine_id: False}
     assert await client.reset_mm_cache() == await client.reset_encoder_cache() == {engine_id: 0}
     with pytest.raises(errors.UnsupportedParameterError, match=r"lora_request .*: this engine serves no adapters"):
-        await client.generate("hi", GREEDY, lora_request=CATS)
+        await client.generate("hi", GREEDY, lora_request="cats")
+    assert await client.remove_lora("cats") == {engine_id: False}
 
 
 async def test_the_worker_logs_whose_trace_a_request_belongs_to(deployment: LocalStack, client: Client) -> None:

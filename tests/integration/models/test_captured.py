@@ -162,6 +162,8 @@ def test_logits_and_caches_are_those_of_single_operations(
     assert (recording.num_captured, recording.num_replayed) == (len(capture_sizes(MAX_NUM_SEQS)), NUM_DECODES)
 
 
+# Rows that fill a graph up are computed with whatever lies in memory, and nobody reads them.
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
 @torch.inference_mode()
 def test_adapters_have_graphs_of_their_own(device: torch.device, recording: Recording) -> None:
     lean, other = smallest_forward(device), smallest_forward(device)
