@@ -28,7 +28,7 @@ from .core import EngineCore
 from .dump import StepDump
 from .execution.deterministic import make_deterministic_runner
 from .execution.input_embeds import embeds_hidden_size
-from .execution.kv_cache import size_kv_cache
+from .execution.kv_cache import KVCacheSize, size_kv_cache
 from .execution.memory import measure_memory
 from .execution.model_runner import ModelRunner
 from .execution.overlap import OverlappingRunner
@@ -97,16 +97,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         is_native = isinstance(model.forward, NativeForward)
         _set_num_threads(choose_num_threads(config, model.num_parameters, is_native=is_native), is_native=is_native)
     adapters = _make_adapters(config, model)
-    memory = measure_memory(model, config)
-    size = size_kv_cache(
-        config,
-        bytes_per_token=model.forward.bytes_per_token,
-        bytes_per_request=model.forward.bytes_per_request,
-        free_bytes=memory.free_bytes,
-        max_model_len=model.max_model_len,
-        is_length_chosen=model.is_length_chosen,
-    )
-    log.info("kv_cache", **size.describe(config.block_size), **memory.describe())
+    size = _size_cache(config, model)
     model.max_model_len = size.max_model_len
     check_pooling(config, model)
     check_speculation(config, model)
@@ -153,6 +144,21 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     )
     ready = _ready(config, model, size.num_blocks, guessing.num_free_rows, processors.names)
     return Engine(core, control, ready, offload)
+
+
+def _size_cache(config: EngineConfig, model: LoadedModel) -> KVCacheSize:
+    """What there is memory for beside the model and its adapters."""
+    memory = measure_memory(model, config)
+    size = size_kv_cache(
+        config,
+        bytes_per_token=model.forward.bytes_per_token,
+        bytes_per_request=model.forward.bytes_per_request,
+        free_bytes=memory.free_bytes,
+        max_model_len=model.max_model_len,
+        is_length_chosen=model.is_length_chosen,
+    )
+    log.info("kv_cache", **size.describe(config.block_size), **memory.describe())
+    return size
 
 
 def choose_num_threads(config: EngineConfig, num_parameters: int, *, is_native: bool) -> int:

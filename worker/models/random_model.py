@@ -92,7 +92,7 @@ def write_random_model(shape: str, folder: Path, seed: int = 0) -> None:
     config = _config(shape)
     auto = AutoModel if isinstance(config, BertConfig) else AutoModelForCausalLM
     auto.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
-    _byte_tokenizer().save(str(folder / "tokenizer.json"))
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
 
 
 def write_model_without_weights(shape: str, folder: Path, max_model_len: int | None = None) -> None:
@@ -106,7 +106,7 @@ def write_model_without_weights(shape: str, folder: Path, max_model_len: int | N
     if max_model_len is not None:
         config.max_position_embeddings = max_model_len
     config.save_pretrained(folder)
-    _byte_tokenizer().save(str(folder / "tokenizer.json"))
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
 
 
 def _config(shape: str) -> PretrainedConfig:
@@ -118,7 +118,8 @@ def _config(shape: str) -> PretrainedConfig:
     return config
 
 
-def _byte_tokenizer() -> Tokenizer:
+def byte_tokenizer() -> Tokenizer:
+    """Return one that knows the 256 bytes, as tokens 0 to 255, and nothing else."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE(vocab={character: index for index, character in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

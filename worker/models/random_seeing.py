@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
+from tokenizers import AddedToken
 from transformers import AutoModelForImageTextToText
 from transformers.utils import logging as transformers_logging
+
+from .random_model import byte_tokenizer
 
 PATCH_SIZE, IMAGE_SIZE = 16, 336
 IMAGE_TOKEN = "<image>"
@@ -68,10 +69,7 @@ def write_random_seeing(folder: Path, seed: int = 0) -> None:
 
 
 def _tokenizer() -> Any:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(BPE(vocab={character: index for index, character in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens([AddedToken("<pad>", special=True), AddedToken(IMAGE_TOKEN, special=True)])
     return _ALL.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>")
 

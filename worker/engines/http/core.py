@@ -26,10 +26,10 @@ from ....shared.messages import (
     SchedulerStats,
 )
 from ....shared.stats import StepStats
-from ...engine.sampling.param_checks import check_in_vocabulary, check_params
 from ...engine.scheduling.request import Request
 from ...engine.scheduling.stop import check_stop, take_tokens
-from ...request_checks import check_adapter, check_prompt_length, check_served, refusal
+from ...request_checks import check_adapter, check_served, refusal
+from ..checked_request import checked_request
 from .dialect import Chunk, Dialect
 from .plan import OtherTokensError, Running
 from .streams import Answer, Event, Refused, ServerStreams
@@ -168,22 +168,14 @@ class HttpCore:
 
     def _checked(self, message: EngineCoreRequest) -> Request:
         check_adapter(message, has_adapters=False, engine="http")
-        params, prompt = check_served(message), message.prompt_token_ids or []
+        params = check_served(message)
         self._dialect.check(message, params)
-        check_params(params, len(prompt), self._vocab_size, self._eos_token_ids)
-        if not prompt:
-            raise ValidationError("prompt_token_ids is empty")
-        check_prompt_length(len(prompt), self._max_model_len)
-        delivered = message.output_token_ids or []
-        check_in_vocabulary("prompt_token_ids", prompt, self._vocab_size)
-        check_in_vocabulary("output_token_ids", delivered, self._vocab_size)
-        return Request(
-            message.request_id,
-            prompt,
+        return checked_request(
+            message,
             params,
             max_model_len=self._max_model_len,
+            vocab_size=self._vocab_size,
             eos_token_ids=self._eos_token_ids,
-            output_token_ids=delivered,
         )
 
     def _ask(self, running: Running) -> None:

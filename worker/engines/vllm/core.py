@@ -25,11 +25,11 @@ from ....shared.messages import (
 )
 from ....shared.params import RepetitionDetectionParams, SamplingParams
 from ....shared.stats import StepStats
-from ...engine.sampling.param_checks import check_in_vocabulary, check_params
 from ...engine.scheduling.repetition import ends_in_repetition
 from ...engine.scheduling.request import Request
 from ...engine.scheduling.stop import REPETITION_DETECTED, check_stop
-from ...request_checks import check_adapter, check_prompt_length, check_served, refusal
+from ...request_checks import check_adapter, check_served, refusal
+from ..checked_request import checked_request
 from .outputs import events_of, finish_reason_of, logprobs_of, step_stats_of
 from .params import check_request
 from .vllm_request import VllmRequests
@@ -160,23 +160,14 @@ class VllmCore:
 
     def _checked(self, message: EngineCoreRequest) -> Request:
         check_adapter(message, has_adapters=False, engine="vllm")
-        params, prompt = check_served(message), message.prompt_token_ids or []
+        params = check_served(message)
         check_request(message, params)
-        check_params(params, len(prompt), self._vocab_size, self._eos_token_ids)
-        if not prompt:
-            raise ValidationError("prompt_token_ids is empty")
-        check_prompt_length(len(prompt), self._max_model_len)
-        delivered = message.output_token_ids or []
-        check_in_vocabulary("prompt_token_ids", prompt, self._vocab_size)
-        check_in_vocabulary("output_token_ids", delivered, self._vocab_size)
-        return Request(
-            message.request_id,
-            prompt,
+        return checked_request(
+            message,
             params,
             max_model_len=self._max_model_len,
+            vocab_size=self._vocab_size,
             eos_token_ids=self._eos_token_ids,
-            output_token_ids=delivered,
-            priority=message.priority,
         )
 
     def _tell(self, theirs: Any) -> EngineCoreOutput | None:
