@@ -24,6 +24,8 @@ class PackedLayout:
         self._all = (ProductStruct * (len(sites) * num_slots))()
         size, of_site = ctypes.sizeof(ProductStruct) * num_slots, ProductStruct * num_slots
         self._of_sites = [of_site.from_buffer(self._all, place * size) for place in range(len(sites))]
+        # The structs know addresses alone.
+        self._alive: dict[tuple[int, int], PackedLora | None] = {}
 
     @property
     def of_layers(self) -> LayerAdapters:
@@ -35,6 +37,7 @@ class PackedLayout:
 
     def put(self, place: int, slot: int, prepared: PackedLora | None) -> None:
         self._of_sites[place][slot] = ProductStruct() if prepared is None else prepared.struct()
+        self._alive[place, slot] = prepared
 
     def add(self, place: int, inputs: Tensor, token_lora: Tensor, out: Tensor) -> None:
         add_packed_lora(inputs, self._of_sites[place], token_lora, out)

@@ -54,7 +54,7 @@ class AdapterSlots:
         self._sites = sites
         self._place_of = {part.layer: (place, part) for place, site in enumerate(sites) for part in site.parts}
         self._pending: dict[int, Prepared] = {}
-        # What lies in each slot, so that it stays alive: layouts may know addresses alone.
+        # What lies in each slot.
         self._held: list[Prepared] = [{} for _ in range(num_slots)]
         self.num_slots = num_slots
         self.max_rank = max_rank
