@@ -28,8 +28,18 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
+# Eight requests that are admitted one behind the other, and of which somebody is preempted whatever the tokens are, as
+# long as a step gives nobody more than eight: when the first of them has its last token, in its tenth step or later, it
+# has 6 of the cache's 16 blocks, and the others, of which the last came two steps later, two each at the least.
+NUM_TOO_MANY = 8
+NUM_TOO_MANY_PROMPT_TOKENS, NUM_TOO_MANY_OUTPUT_TOKENS = 15, 80
+# These end with their first token, whatever the model makes of their prompts.
+NUM_ENDING_AT_ONCE = 6
+CERTAIN_TOKEN = 50
+
+
 def config(**options: Any) -> EngineConfig:
-    """Too little cache for all: 16 requests would want up to 100 blocks, and long prompts come in chunks."""
+    """Too little cache for all, 16 blocks of 16 tokens; long prompts come in chunks."""
     fields: dict[str, Any] = {
         "model": str(DEMO_MODEL),
         "num_threads": 1,
@@ -42,9 +52,9 @@ def config(**options: Any) -> EngineConfig:
 
 
 def requests() -> list[EngineCoreRequest]:
-    """Four of each kind, some of them begun by another engine."""
+    """Those that are too many for the cache, those that end at once, and four of each kind, some of them begun."""
     rng = random.Random(6)
-    made = []
+    made = too_many()
     for number in range(4 * len(KINDS)):
         fields = {"max_tokens": rng.randint(6, 30), "ignore_eos": number % 3 > 0, "seed": number, **KINDS[number % 10]}
         is_begun = "structured_outputs" not in fields and rng.random() < 0.3
@@ -57,6 +67,21 @@ def requests() -> list[EngineCoreRequest]:
             )
         )
     return made
+
+
+def too_many() -> list[EngineCoreRequest]:
+    rng = random.Random(7)
+    certain: dict[str, Any] = {"temperature": 0.0, "logit_bias": {CERTAIN_TOKEN: 100.0}, "ignore_eos": True}
+    wanted = [{"max_tokens": NUM_TOO_MANY_OUTPUT_TOKENS}] * NUM_TOO_MANY
+    wanted += [{"stop_token_ids": [CERTAIN_TOKEN]}] * NUM_ENDING_AT_ONCE
+    return [
+        EngineCoreRequest(
+            request_id=f"certain-{number}",
+            prompt_token_ids=[rng.randrange(60, 300) for _ in range(NUM_TOO_MANY_PROMPT_TOKENS)],
+            sampling_params=SamplingParams(**certain, **fields),
+        )
+        for number, fields in enumerate(wanted)
+    ]
 
 
 def run(core: EngineCore, late: list[EngineCoreRequest]) -> dict[str, EngineCoreOutput]:
