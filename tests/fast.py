@@ -29,6 +29,7 @@ NEED_TORCH = (
     "integration/engine",
     "integration/models",
     "integration/supervisor/test_fork_server.py",
+    "integration/supervisor/test_load_timeout.py",
     "integration/supervisor/test_worker_start.py",
     "kernels",
     "unit/engine/structured/test_drawn_schemas.py",

@@ -104,8 +104,9 @@ class EngineConfig(KVOffloadOptions, frozen=True, kw_only=True, omit_defaults=Tr
     load_format: Annotated[
         str,
         Option(
-            "dummy reads no weights, but draws random ones on the device; for benchmarks",
-            Choice("auto", "dummy"),
+            "dummy reads no weights, but draws random ones on the device, for benchmarks; sharded_state is auto by "
+            "vLLM's name for a folder that save_sharded_state wrote",
+            Choice("auto", "dummy", "sharded_state"),
             group=MODEL,
         ),
     ] = "auto"

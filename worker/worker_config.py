@@ -74,6 +74,16 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             group=PROCESS,
         ),
     ] = 10.0
+    load_timeout_s: Annotated[
+        float,
+        Option(
+            "kill and restart an engine that loads and makes no progress for so long, however long all of it takes; "
+            "0: never",
+            Seconds(0, "0 waits for ever"),
+            name="load_timeout",
+            group=PROCESS,
+        ),
+    ] = 900.0
     num_restarts: int = 0
     log_level: Annotated[str, Option("what is less severe is not logged", Choice(*LEVELS), group=LOG)] = "info"
     log_format: Annotated[str, Option("auto: pretty on a terminal, else JSON", Choice(*FORMATS), group=LOG)] = "auto"

@@ -46,6 +46,13 @@ def hold_in_eight_bits(forward: Forward, name: str, vocab_size: int, max_model_l
         call.cache_format = CacheFormat(dtype, _scale_for(call.key_cache, dtype), _scale_for(call.value_cache, dtype))
 
 
+def fit_again(forward: Forward, name: str, vocab_size: int, max_model_len: int) -> None:
+    """``hold_in_eight_bits`` of a model that has other weights by now: as they are first computed, in their dtype."""
+    for call in forward.attention_calls:
+        call.cache_format = CacheFormat(call.dtype)
+    hold_in_eight_bits(forward, name, vocab_size, max_model_len)
+
+
 def _fill_caches(forward: Forward, vocab_size: int, num_tokens: int) -> None:
     """Compute a prompt of different tokens, alone."""
     device = next(forward.network.parameters()).device

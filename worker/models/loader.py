@@ -57,6 +57,8 @@ class LoadedModel:
         adapters: where adapters are computed with; None where none are served.
         seeing: what makes features of images, which stand in the place of tokens; None of a model that takes none.
         image_refusal: why it takes none.
+        quantization: of its linear layers, chosen at the start; None where they are in the dtype.
+        weight_conversions: how transformers named and fused what the files have, for the way back.
     """
 
     forward: Forward
@@ -72,6 +74,8 @@ class LoadedModel:
     adapters: AdapterSlots | None = None
     seeing: SeeingModel | None = None
     image_refusal: str = ""
+    quantization: str | None = None
+    weight_conversions: Any = None
 
     @property
     def network(self) -> nn.Module:
@@ -113,6 +117,8 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
         "is_length_chosen": config.max_model_len is not None,
         "vocab_size": vocab_size,
         "num_parameters": sum(parameter.numel() for parameter in module.parameters()),
+        "quantization": config.quantization,
+        "weight_conversions": getattr(module, "_weight_conversions", None),
     }
     if pools(folder, model_config, config.runner):
         return _load_pooling(module, folder, config, longest, common)

@@ -1,4 +1,4 @@
-"""Writes the loaded weights as safetensors files of a bounded size, into a folder that can be served in its turn."""
+"""Writes the weights in memory as safetensors files of a bounded size, into a folder that can be served in its turn."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
 
 from ...shared.control import SaveShardedState, ShardedStateSaved
 from ...shared.errors import EngineStateError, ModelLoadError
 from .folder import CONFIG_FILE
 from .formats.declared import COMPANION_FILES, QUANTIZATION_FIELDS
+from .live_state import live_state
 from .loader import LoadedModel
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -26,26 +25,31 @@ _DTYPE_FIELDS = ("dtype", "torch_dtype")
 
 
 def save_sharded_state(
-    model: LoadedModel, load: Callable[[], PreTrainedModel], folder: Path, call: SaveShardedState
+    model: LoadedModel, make_module: Callable[[], PreTrainedModel], folder: Path, call: SaveShardedState
 ) -> ShardedStateSaved:
     """Write weights, index, and what else of ``folder`` a model folder needs, into ``call.path``.
 
-    The index, without which the folder cannot be loaded, comes last. The loaded weights are laid out for computing, and
-    nothing changes them; so they are loaded once more, in their own layout, and take as much memory again meanwhile.
+    The index, without which the folder cannot be loaded, comes last.
 
     Args:
-        load: makes transformers' module of ``model`` once more.
+        make_module: as ``live_state`` takes it.
 
     Raises:
-        EngineStateError: the path is no empty folder, or cannot be written to.
-        ModelLoadError: the model's files are gone.
+        EngineStateError: the path is no empty folder, or cannot be written to; or the weights in memory are rounded, so
+            that another engine would round them once more.
+        ModelLoadError: the model is of another form than its configuration by now.
     """
+    if model.quantization is not None:
+        raise EngineStateError(
+            f"the engine holds its weights in {model.quantization} alone, and what is rounded twice gives other "
+            "tokens; save them from an engine that was started without --quantization"
+        )
     target = Path(call.path)
     try:
         target.mkdir(parents=True, exist_ok=True)
         if any(target.iterdir()):
             raise EngineStateError(f"the folder {target} is not empty, and nothing is overwritten; choose another path")
-        shards = _cut(plain_state(load()), call.max_size)
+        shards = _cut(live_state(model, make_module), call.max_size)
         _copy_companions([model.folder, folder], target, str(model.dtype).removeprefix("torch."))
         files = [call.shard_name(part) for part in range(len(shards))]
         for name, tensors in zip(files, shards, strict=True):
@@ -54,22 +58,6 @@ def save_sharded_state(
     except OSError as error:
         raise EngineStateError(f"the weights cannot be written to {target}: {error}") from error
     return ShardedStateSaved(str(target), files, sum((target / name).stat().st_size for name in files))
-
-
-@torch.inference_mode()
-def plain_state(module: PreTrainedModel) -> dict[str, Tensor]:
-    """The weights by the names that they have in the model's own files, on the CPU; shared ones once."""
-    state: dict[str, Tensor] = {}
-    for name, part in module.named_modules():
-        prefix = f"{name}." if name else ""
-        state |= {prefix + key: value for key, value in part._parameters.items() if value is not None}
-        kept = part._buffers.keys() - part._non_persistent_buffers_set
-        state |= {prefix + key: value for key, value in part._buffers.items() if value is not None and key in kept}
-    for name, source in (getattr(module, "all_tied_weights_keys", None) or {}).items():
-        if name in state and source in state and torch.equal(state[name], state[source]):
-            del state[name]
-    # transformers fuses the weights of some architectures as it loads them; the files have them apart.
-    return {name: tensor.detach().cpu() for name, tensor in revert_weight_conversion(module, state).items()}
 
 
 def _cut(state: dict[str, Tensor], max_size: int | None) -> list[dict[str, Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -52,14 +52,36 @@ class ModelWeights:
             nn.Module.to(self._module, self._device)
             return
         fresh = self._load()
-        if _shapes(fresh) != _shapes(self._module):
-            raise ModelLoadError(
-                "the model's files hold weights of other names, shapes or types than were loaded before"
-            )
-        pairs = zip(_weights(self._module), _weights(fresh), strict=True)
-        for (holder, name, _), (_, _, tensor) in list(pairs):
-            holder[name] = tensor
+        self.replace(fresh)
         self._is_discarded = False
+
+
+    def replace(self, fresh: nn.Module) -> list[Tensor]:
+        """Put the tensors of ``fresh``, made as ``load`` makes it, in the place of those that are there; return these.
+
+        Raises:
+            ModelLoadError: they have other names, shapes or types; nothing was changed.
+        """
+        _check_alike(fresh, self._module)
+        return self.put([tensor for _, _, tensor in _weights(fresh)])
+
+    def put(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Put in place what ``replace`` returned; return what was there."""
+        places = list(_weights(self._module))
+        for (holder, name, _), tensor in zip(places, tensors, strict=True):
+            holder[name] = tensor
+        return [tensor for _, _, tensor in places]
+
+
+def _check_alike(fresh: nn.Module, module: nn.Module) -> None:
+    for theirs, ours in zip(_shapes(fresh), _shapes(module), strict=False):
+        if theirs != ours:
+            there, here = (f"{name} {list(shape)} in {dtype}" for name, shape, dtype in (theirs, ours))
+            raise ModelLoadError(
+                f"the files hold weights of other names, shapes or types than are loaded: {there}, and {here} here"
+            )
+    if len(_shapes(fresh)) != len(_shapes(module)):
+        raise ModelLoadError("the files hold weights of other names, shapes or types than are loaded: another number")
 
 
 def return_free_memory() -> None:

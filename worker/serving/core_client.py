@@ -74,6 +74,16 @@ class CoreLostError(EngineDeadError):
         self.death = death
 
 
+class LoadTimeoutError(CoreLostError):
+    """The engine core hung while it loaded, and was killed."""
+
+    code = "load_timed_out"
+
+    def __init__(self, death: CoreDeath) -> None:
+        EngineDeadError.__init__(self, death.reason)
+        self.death = death
+
+
 class CoreClient:
     """The worker process's hold on its engine core.
 
@@ -111,6 +121,7 @@ class CoreClient:
         self._num_oom_kills_before = 0
         self._cause: Cause | None = None
         self._killing: asyncio.Task[None] | None = None
+        self._loss: type[CoreLostError] = CoreLostError
 
     @property
     def pid(self) -> int:
@@ -124,6 +135,7 @@ class CoreClient:
             ConfigurationError, ModelLoadError: what the core says is wrong with its configuration or model.
             CoreStartupError: it failed in another way; carries its traceback.
             CoreLostError: it died without a word.
+            LoadTimeoutError: it hung, and ``kill_loading`` was called.
         """
         ours, theirs = socket_pair()
         self._num_oom_kills_before = await asyncio.to_thread(num_oom_kills)
@@ -190,6 +202,12 @@ class CoreClient:
         if self._killing is None and not self.dead.is_set():
             self._killing = asyncio.create_task(self._kill_hanging(finding))
 
+    def kill_loading(self, finding: str) -> None:
+        """``kill`` a core that hangs while ``start`` waits for it, which then says so."""
+        if self._process is not None:
+            self._loss = LoadTimeoutError
+            self.kill(finding)
+
     async def end(self) -> CoreDeath:
         """Say how the core ended; waits for its end, and helps if it lets go of the channel but does not exit."""
         assert self._process is not None
@@ -230,7 +248,7 @@ class CoreClient:
     async def _expect(self, kind: type[Any]) -> Any:
         message = await self._handshake.get()
         if message is None:
-            raise CoreLostError(await self.end())
+            raise self._loss(await self.end())
         if isinstance(message, StartupFailed):
             known = _STARTUP_ERRORS.get(message.code)
             raise known(message.message) if known else CoreStartupError(message.message, message.trace)

@@ -28,15 +28,17 @@ from ...shared.shards import make_connections
 from ...shared.tracing.endpoint import is_enabled
 from ..text.tokenizer import TextCodec
 from ..worker_config import WorkerConfig
-from .core_client import CoreClient, CoreLostError, CoreStartupError
+from .core_client import CoreClient, CoreLostError, CoreStartupError, LoadTimeoutError
 from .heartbeat import Heartbeat
+from .loading.activity import core_activity
+from .loading.watch import Activity, LoadWatch
 from .model_card import make_card
 from .service import WorkerService
 from .stall import StallWatch
 from .status_lines import StatusLines
 from .step_log import StepLog
 
-EXIT_FAILED, EXIT_CORE_DIED = 1, 3
+EXIT_FAILED, EXIT_CORE_DIED, EXIT_LOAD_TIMED_OUT = 1, 3, 4
 ORPHAN_TIMEOUT_S = 15.0
 
 log = structlog.get_logger()
@@ -95,7 +97,7 @@ class WorkerProcess:
         self._status = StatusLines(config.engine_id, self._heartbeat)
 
     async def run(self, signals: StopSignals) -> int:
-        """Return the exit status: 0 after a drain, 1 if the start failed, 3 if the core died."""
+        """Return the exit status: 0 after a drain, 1 if the start failed, 3 if the core died, 4 if it hung loading."""
         reporting = asyncio.create_task(self._status.run())
         beating: asyncio.Task[None] | None = None
         try:
@@ -108,7 +110,7 @@ class WorkerProcess:
         except Exception as error:
             signals.is_serving = False
             self._report_failure(error)
-            return EXIT_FAILED
+            return EXIT_LOAD_TIMED_OUT if isinstance(error, LoadTimeoutError) else EXIT_FAILED
         finally:
             await self._leave(beating)
             reporting.cancel()
@@ -118,8 +120,10 @@ class WorkerProcess:
         """Load the model; None if a stop came first."""
         starting = asyncio.create_task(self._core.start(self._config.engine, self._config.visible_devices))
         stopping = asyncio.create_task(signals.stop.wait())
+        watching = asyncio.create_task(self._watch_loading())
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        for task in (stopping, watching):
+            task.cancel()
         if not starting.done():
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
@@ -152,6 +156,17 @@ class WorkerProcess:
             return 0
         await self._bury_core()
         return EXIT_CORE_DIED
+
+    async def _watch_loading(self) -> None:
+        """Kill a core that hangs before it serves; ``CoreClient.start`` then fails by that name."""
+        finding = await LoadWatch(self._see_core, self._config.load_timeout_s).run()
+        log.error("load_timed_out", finding=finding, core_pid=self._core.pid)
+        self._heartbeat.error = finding
+        self._core.kill_loading(finding)
+
+    async def _see_core(self) -> Activity | None:
+        pid = self._core.pid
+        return await asyncio.to_thread(core_activity, pid, self._core.progress.read().phase_entered_ns) if pid else None
 
     async def _watch_for_stalls(self) -> None:
         """Kill a core that makes no progress; its death is then seen like any other."""

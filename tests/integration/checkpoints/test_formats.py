@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from penstock.shared.control import SaveShardedState
 from penstock.shared.errors import ModelLoadError
 from penstock.worker.config import EngineConfig
-from penstock.worker.models.loader import load_model, load_module
+from penstock.worker.models.live_state import empty_module
+from penstock.worker.models.loader import load_model
 from penstock.worker.models.sharded_state import save_sharded_state
 
 from .conftest import SHAPE, MakePair, save_model, write_folder
@@ -102,7 +103,8 @@ def test_what_is_saved_of_it_is_a_plain_checkpoint(make_pair: MakePair, tmp_path
     packed, plain = make_pair(FORMATS["int_quantized"])
     config, saved = EngineConfig(model=str(packed), dtype="float32"), tmp_path / "saved"
     call = SaveShardedState(path=str(saved), pattern=None, max_size=None)
-    save_sharded_state(load_model(config, packed), lambda: load_module(config, packed), packed, call)
+    model = load_model(config, packed)
+    save_sharded_state(model, lambda: empty_module(config, packed, model), packed, call)
     assert_same(load(saved), load(plain))
 
 

@@ -1,7 +1,8 @@
-"""Loaded weights written to a folder: they are those that were read, and can be served."""
+"""Weights written to a folder: they are those in memory, whatever the files say by now, and can be served."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,16 @@ import torch
 from safetensors.torch import load_file
 
 from penstock.shared.control import (
+    ResetPrefixCache,
     SaveShardedState,
     ShardedStateSaved,
     Sleep,
     UtilityAnswer,
 )
+from penstock.worker.engine.composition import Engine
 
+from ...conftest import DEMO_MODEL
+from ..models.lean_models import VARIANTS, make_model
 from .harness import MakeEngine, ask, refusal, tokens
 
 
@@ -28,6 +33,13 @@ def saved_tensors(answer: UtilityAnswer) -> dict[str, torch.Tensor]:
         assert not tensors.keys() & part.keys()
         tensors |= part
     return tensors
+
+
+def double_norms(engine: Engine) -> None:
+    """What a registered method may do: change weights where they lie."""
+    for name, weight in engine.control._parts.rpc_engine.model.network.named_parameters():
+        if name.endswith(("input_norm.weight", "mlp_norm.weight")):
+            weight.data *= 2
 
 
 def test_saved_weights_are_those_that_were_loaded(make_engine: MakeEngine, packed_model: Path, tmp_path: Path) -> None:
@@ -67,6 +79,49 @@ def test_saved_weights_can_be_served(
     if not options:
         original = load_file(model_folder(architecture) / "model.safetensors")
         assert saved_tensors(answer).keys() == original.keys()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_form_of_the_lean_layout_has_a_way_back(make_engine: MakeEngine, variant: str, tmp_path: Path) -> None:
+    """The files are gone, and other numbers are in memory by now: those are what is saved, by the files' names."""
+    model = make_model(variant, torch.float32, eos_token_id=2)
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    shutil.copyfile(DEMO_MODEL / "tokenizer.json", folder / "tokenizer.json")
+    original = load_file(folder / "model.safetensors")
+    engine = make_engine(folder)
+    assert engine.ready.architecture == type(model).__name__
+    (folder / "model.safetensors").unlink()
+    double_norms(engine)
+    tensors = saved_tensors(ask(engine, SaveShardedState(str(tmp_path / "saved"))))
+    assert tensors.keys() == original.keys()
+    for name, tensor in original.items():
+        assert torch.equal(tensors[name], tensor * 2 if name.endswith("layernorm.weight") else tensor), name
+    assert tokens(make_engine(tmp_path / "saved")) == tokens(engine)
+
+
+def test_what_is_saved_of_weights_that_were_changed_gives_the_same_tokens(
+    make_engine: MakeEngine, packed_model: Path, tmp_path: Path
+) -> None:
+    """With ``load_format`` "sharded_state", too."""
+    engine = make_engine(packed_model, dtype="bfloat16")
+    before = tokens(engine)
+    double_norms(engine)
+    ask(engine, ResetPrefixCache())
+    changed = tokens(engine)
+    assert changed != before
+    ask(engine, SaveShardedState(str(tmp_path / "saved")))
+    served = make_engine(tmp_path / "saved", load_format="sharded_state")
+    assert served.ready.dtype == "bfloat16"
+    assert tokens(served) == changed
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_rounded_weights_are_not_saved(make_engine: MakeEngine, quantization: str, tmp_path: Path) -> None:
+    error = refusal(make_engine(quantization=quantization), SaveShardedState(str(tmp_path / "saved")))
+    assert error.code == "engine_state"
+    assert f"holds its weights in {quantization} alone" in error.message
+    assert not any((tmp_path / "saved").glob("*"))
 
 
 def test_a_sleeping_engine_without_weights_cannot_save_them(make_engine: MakeEngine, tmp_path: Path) -> None:

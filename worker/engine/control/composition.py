@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import torch
 
 from ....shared.control import KV_CACHE, WEIGHTS
@@ -14,7 +13,8 @@ from ....shared.embedded import data_folder
 from ....shared.errors import ConfigurationError
 from ...config import EngineConfig
 from ...models.lean.captured import CapturedForward
-from ...models.loader import LoadedModel, load_module, load_weights
+from ...models.live_state import empty_module
+from ...models.loader import LoadedModel, load_weights
 from ...models.sharded_state import save_sharded_state
 from ...models.weights import ModelWeights, return_free_memory
 from ...progress import ProgressWriter
@@ -54,15 +54,15 @@ def compose_control(
         adapters: None if it serves none.
         offload: what keeps blocks beside it; None if nothing does.
     """
-    # Nothing is computed with it, so what is for another device does not matter.
-    on_cpu = msgspec.structs.replace(config, device="cpu", quantization=None, attention_backend="auto")
     parts = ControlledParts(
         core=core,
         sleep=_make_sleep(config, folder, model, allocate_cache, offload),
         profiler=StepProfiler(core, _profile_folder(config), config.model_name),
         rpc_methods=rpc_methods,
         rpc_engine=RpcEngine(config, core, model),
-        save_sharded_state=lambda call: save_sharded_state(model, lambda: load_module(on_cpu, folder), folder, call),
+        save_sharded_state=lambda call: save_sharded_state(
+            model, lambda: empty_module(config, folder, model), folder, call
+        ),
         execute_dummy_batch=runner.execute_dummy_batch,
         adapters=adapters,
     )

@@ -1,0 +1,108 @@
+"""A core that hangs while it loads is killed and started again: its weights are a FIFO that nobody writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.worker.config import EngineConfig
+from penstock.worker.serving.process import EXIT_LOAD_TIMED_OUT
+from penstock.worker.worker_config import WorkerConfig
+
+from ...conftest import DEMO_MODEL
+from .conftest import DEADLINE_S, StartWorker, is_gone, run_worker, wait_until
+
+# Long enough for a machine that is busy to give a core that loads some of its time.
+LOAD_TIMEOUT_S = 5
+SHARD = "model-00001-of-00001.safetensors"
+
+
+class GatedModel:
+    """The demo model, whose weights can be had while ``open`` holds."""
+
+    def __init__(self, folder: Path) -> None:
+        shutil.copytree(DEMO_MODEL, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+        names = _tensor_names(DEMO_MODEL / "model.safetensors")
+        index = {"metadata": {}, "weight_map": dict.fromkeys(names, SHARD)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        self.folder = folder
+        self.open()
+
+    def open(self) -> None:
+        fresh = self.folder / "fresh"
+        shutil.copyfile(DEMO_MODEL / "model.safetensors", fresh)
+        fresh.rename(self.folder / SHARD)
+
+    def shut(self) -> None:
+        (self.folder / SHARD).unlink()
+        os.mkfifo(self.folder / SHARD)
+
+
+def _tensor_names(file: Path) -> list[str]:
+    data = file.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return [name for name in header if name != "__metadata__"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> GatedModel:
+    return GatedModel(tmp_path / "model")
+
+
+def test_a_core_that_hangs_is_restarted_until_it_loads(
+    start_worker: StartWorker, model: GatedModel, redis_url: str, namespace: str
+) -> None:
+    worker = start_worker("--load-timeout", str(LOAD_TIMEOUT_S), model=model.folder)
+    worker.await_ready()
+    model.shut()
+    worker.newest_core().kill()
+    told = worker.await_event("load_timed_out")
+    finding, hung = str(told["finding"]), int(str(told["core_pid"]))
+    assert finding.startswith("the engine core hung while it loaded: for ")
+    wait_until(lambda: any(finding == event.get("cause") for event in worker.events), "the supervisor says nothing")
+    wait_until(lambda: not psutil.pid_exists(hung) or is_gone(psutil.Process(hung)), "the core that hung is there yet")
+    lost = next(event for event in worker.events if event.get("cause") == finding)
+    assert (lost["event"], lost["is_external"]) == ("engine_lost", False)
+    wait_until(
+        lambda: finding in run_worker("list", "--redis-url", redis_url, "--namespace", namespace).stdout,
+        "the heartbeat says nothing",
+    )
+    model.open()
+    worker.await_event("engine_restarted")
+    worker.process.terminate()
+    assert worker.await_end() == 0
+
+
+def test_the_exit_status_and_the_last_words_name_it(model: GatedModel, redis_url: str, namespace: str) -> None:
+    """At the first start as well, of a core that nobody forked; what it has started ends with it."""
+    model.shut()
+    engine = EngineConfig(model=str(model.folder), served_model_name="demo")
+    config = WorkerConfig(
+        worker_id="w", engine_id="w-0", redis_url=redis_url, namespace=namespace, engine=engine, load_timeout_s=1.0
+    )
+    command = [sys.executable, "-m", "penstock.worker.serving"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(config_line(config))
+        process.stdin.flush()
+        lines = [json.loads(line) for line in process.stdout if line.startswith(b"{")]
+        assert process.wait(DEADLINE_S) == EXIT_LOAD_TIMED_OUT
+    failure = next(line for line in lines if line["state"] == "failed")
+    assert failure["code"] == "load_timed_out"
+    assert "hung while it loaded" in failure["message"]
+    assert "safe_open" in failure["trace"] or "load" in failure["trace"]
+    assert not [p for p in psutil.Process().children(recursive=True) if "penstock.worker.engine" in p.cmdline()]
+
+
+def config_line(config: WorkerConfig) -> bytes:
+    import msgspec
+
+    return msgspec.json.encode(config) + b"\n"
