@@ -10,7 +10,7 @@ VERSIONS ?= .versions
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo demo-dashboard test test-fast test-versions check format bench bench-peers engine-vllm gpu-check chaos models portable vendor screenshots install clean
+.PHONY: demo demo-dashboard test test-fast test-versions test-cost check format bench bench-peers engine-vllm gpu-check chaos models portable vendor screenshots install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
@@ -21,6 +21,10 @@ demo-dashboard: $(VENV)/.installed-dashboard
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 4 --dist loadgroup
+
+# Which tests cost what, in seconds of processors; TESTS are files or folders.
+test-cost: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -p tests.cost -n 0 -q $(TESTS)
 
 test-versions:
 	$(PYTHON) tests/versions/run.py --folder $(VERSIONS) $(VERSIONS_OPTIONS)

@@ -1,0 +1,92 @@
+"""What tests cost: seconds of processors, of a test and of every process that it starts, by file and by test.
+
+    make test-cost TESTS=tests/faults        (or: python -m pytest -p tests.cost -n 0 tests/faults)
+
+Wall time tells of the machine and of what else runs on it; this is mostly the same on a busy one. A run's processes are
+known by a variable of their environment, so engines count that are forked from the fork server of the run. They cost
+whichever test runs at that moment: files that share a stack are measured with what starts it, once for each run.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_VARIABLE = "PENSTOCK_TEST_COST"
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# Tests below this are told with their file alone.
+_TOLD_FROM_S = 2.0
+
+os.environ[_VARIABLE] = _MARK = uuid.uuid4().hex
+
+
+class Meter:
+    """Counts what the processes of this run have computed: those that live, and the children that they have reaped."""
+
+    def __init__(self) -> None:
+        self._is_ours: dict[int, bool] = {os.getpid(): True}
+
+    def read_s(self) -> float:
+        """Seconds so far, without what was computed by orphans that have ended."""
+        pids = {int(entry) for entry in os.listdir("/proc") if entry.isdecimal()}
+        self._is_ours = {pid: known for pid, known in self._is_ours.items() if pid in pids}
+        ticks = 0
+        for pid in filter(self._belongs, pids):
+            try:
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it is among the children of its parent now
+            ticks += sum(map(int, fields[11:15]))
+        return ticks / _TICKS_PER_S
+
+    def _belongs(self, pid: int) -> bool:
+        known = self._is_ours.get(pid)
+        if known is None:
+            try:
+                known = f"{_VARIABLE}={_MARK}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+            except OSError:
+                return False
+            self._is_ours[pid] = known
+        return known
+
+
+class _Cost:
+    def __init__(self) -> None:
+        self.cpu_s = self.wall_s = 0.0
+        self.num_tests = 0
+
+
+_METER = Meter()
+_BY_FILE: dict[str, _Cost] = defaultdict(_Cost)
+_BY_TEST: dict[str, float] = {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    before_s, start_s = _METER.read_s(), time.monotonic()
+    try:
+        return (yield)
+    finally:
+        cost, cpu_s = _BY_FILE[item.location[0]], _METER.read_s() - before_s
+        cost.cpu_s += cpu_s
+        cost.wall_s += time.monotonic() - start_s
+        cost.num_tests += 1
+        if cpu_s >= _TOLD_FROM_S:
+            _BY_TEST[item.nodeid] = cpu_s
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    write = terminalreporter.write_line
+    terminalreporter.section("CPU seconds")
+    write(f"{_METER.read_s():8.1f} in all, {sum(cost.cpu_s for cost in _BY_FILE.values()):.1f} of them in tests")
+    write("     cpu     wall   tests")
+    for path, cost in sorted(_BY_FILE.items(), key=lambda entry: -entry[1].cpu_s):
+        write(f"{cost.cpu_s:8.1f} {cost.wall_s:8.1f} {cost.num_tests:7}  {path}")
+    for test, cpu_s in sorted(_BY_TEST.items(), key=lambda entry: -entry[1]):
+        write(f"{cpu_s:8.1f}  {test}")

@@ -1,0 +1,25 @@
+"""What the interpreter finds in kernels is found by the faster one of the tests, too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _sum(left, right, out, size: tl.constexpr, step: tl.constexpr):
+    index = tl.arange(0, size)
+    tl.store(out + index, tl.load(left + index) + tl.load(right + index) * step)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU does not look for it")
+@pytest.mark.parametrize(("left", "step"), [(2**31 - 2, 1), (-(2**31) + 3, -2), (0, 2**30)])
+def test_a_sum_or_a_product_that_is_too_large_for_its_type(left: int, step: int, device: torch.device) -> None:
+    numbers = torch.tensor([1, left], dtype=torch.int32, device=device)
+    out = torch.empty_like(numbers)
+    _sum[(1,)](numbers * 0 + 1, numbers * 0 + 1, out, 2, 7)
+    assert out.tolist() == [8, 8]
+    with pytest.raises(Exception, match=r"int32 overflow detected for operation (add|sub|mul)"):
+        _sum[(1,)](numbers, torch.tensor([1, 2], dtype=torch.int32, device=device), out, 2, step)
