@@ -10,6 +10,7 @@ from typing import Any
 
 from ..shared.errors import UnsupportedParameterError, ValidationError
 from ..shared.images import MAX_IMAGES, ImageInput, check_image_bytes
+from ..shared.records import ModelCard
 from ..shared.shown import shown
 
 # Of a request together, as they go into Redis in one call.
@@ -163,6 +164,24 @@ def _of_data(data: Any) -> list[ImageInput]:
     given = data.get("image")
     several = list(given) if isinstance(given, list | tuple) else [] if given is None else [given]
     return [ImageInput.of(image_bytes(f"multi_modal_data['image'][{at}]", image)) for at, image in enumerate(several)]
+
+
+def check_number(images: Sequence[ImageInput], card: ModelCard) -> None:
+    """Refuse images that no engine of the model takes, as far as its card tells.
+
+    Raises:
+        UnsupportedParameterError: it takes none; says why.
+        ValidationError: it takes fewer.
+    """
+    if card.max_images is None or len(images) <= card.max_images:
+        return
+    if not card.max_images:
+        why = card.image_refusal or f"the engines of model {shown(card.model)} read none"
+        raise UnsupportedParameterError(f"images: {why}; send text alone, or ask for another model")
+    raise ValidationError(
+        f"images: model {shown(card.model)} takes at most {card.max_images} in a request, got {len(images)}; send "
+        "fewer, or have its workers started with more --max-images"
+    )
 
 
 def _checked(images: list[ImageInput]) -> list[ImageInput]:

@@ -20,7 +20,7 @@ from ..shared.shown import shown
 from .client import Client
 from .llm_by_hand import LLMByHand
 from .loop_thread import LoopThread
-from .options import RequestOptions
+from .options import RequestOptions, options_of_each
 from .outputs import RequestOutput
 from .pooling import PoolingRequestOutput, TextPair
 from .progress import ProgressBar
@@ -78,8 +78,8 @@ class LLM(LLMByHand):
         """Return one output per prompt, in order; shows a progress bar on a terminal.
 
         ``params`` is one for all prompts or one each. ``options`` are those of a request: ``model``, ``band``,
-        ``tenant``, ``timeout_s`` and so on, but no ``request_id``, which would be that of all. An error of one request
-        is raised after the others ended.
+        ``tenant``, ``timeout_s`` and so on, but no ``request_id``, which would be that of all; ``lora_request`` is one
+        or one each. An error of one request is raised after the others ended.
 
         Raises: as ``Client.stream``.
         """
@@ -88,7 +88,7 @@ class LLM(LLMByHand):
         wanted = as_prompts(prompts)
         each = params_of_each(params, len(wanted))
         with ProgressBar(len(wanted), shown=progress) as bar:
-            return self.call(self._generate_all(wanted, each, options, bar))
+            return self.call(self._generate_all(wanted, each, options_of_each(options, len(wanted)), bar))
 
     def stream(
         self,
@@ -196,20 +196,20 @@ class LLM(LLMByHand):
         self,
         prompts: list[Prompt],
         params: Sequence[SamplingParams | None],
-        options: RequestOptions,
+        options: Sequence[RequestOptions],
         bar: ProgressBar,
     ) -> list[RequestOutput]:
         most_answers = max((chosen.n for chosen in params if isinstance(chosen, SamplingParams)), default=1)
         in_flight = asyncio.Semaphore(MAX_IN_FLIGHT // most_answers)
 
-        async def one(prompt: Prompt, chosen: SamplingParams | None) -> RequestOutput:
+        async def one(prompt: Prompt, chosen: SamplingParams | None, own: RequestOptions) -> RequestOutput:
             async with in_flight:
-                output = await self._client.generate(prompt, chosen, **options)
+                output = await self._client.generate(prompt, chosen, **own)
             bar.advance(sum(len(answer.token_ids) for answer in output.outputs))
             return output
 
-        pairs = zip(prompts, params, strict=True)
-        results = await asyncio.gather(*(one(p, c) for p, c in pairs), return_exceptions=True)
+        wanted = zip(prompts, params, options, strict=True)
+        results = await asyncio.gather(*(one(*each) for each in wanted), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result

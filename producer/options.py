@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from ..shared.encodable import check_encodable, check_text
@@ -40,7 +40,8 @@ class SharedOptions(TypedDict, total=False):
     its end. By default a minute where ``request_id`` was left out, so that nobody else knows it, and as long as any
     result (``result_ttl_s`` of the client) where it was given.
     ``lora_request``: the adapter to apply: its name, or a ``LoRARequest``. What it is now, the request ends with. The
-    name of an adapter as ``model`` says the same. Engines need ``--enable-lora``.
+    name of an adapter as ``model`` says the same. Engines need ``--enable-lora``. ``LLM.generate`` and ``LLM.chat``
+    take one for each prompt, too.
     ``webhook_url``: who is told of the end, by a signed POST; of detached requests (``submit``) alone.
     ``webhook_events``: how the event is called: "request" (``request.completed``) when None, or "response"
     (``response.completed``, as OpenAI's).
@@ -71,7 +72,7 @@ class SharedOptions(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
     linger_s: float | None
     read_ttl_s: float | None
-    lora_request: LoRARequest | str | None
+    lora_request: LoRARequest | str | Sequence[LoRARequest | str | None] | None
     webhook_url: str | None
     webhook_events: str | None
     trace_headers: Mapping[str, str] | None
@@ -123,6 +124,20 @@ def prediction_of(options: RequestOptions) -> str | None:
     if prediction is not None and not isinstance(prediction, str):
         raise ValidationError(f"prediction must be text, got {shown(prediction)}")
     return check_text("prediction", prediction) if prediction else None
+
+
+def options_of_each(options: RequestOptions, num_prompts: int) -> list[RequestOptions]:
+    """Return the options of each of several prompts: where they have several adapters, one each.
+
+    Raises:
+        ValidationError: there are not as many adapters as prompts.
+    """
+    given = options.get("lora_request")
+    if not isinstance(given, list | tuple):
+        return [options] * num_prompts
+    if len(given) != num_prompts:
+        raise ValidationError(f"lora_request must be one or as many as the prompts ({num_prompts}), got {len(given)}")
+    return [RequestOptions(**{**options, "lora_request": one}) for one in given]
 
 
 def lora_request_of(options: RequestOptions) -> LoRARequest | None:

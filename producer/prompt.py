@@ -28,7 +28,7 @@ from ..shared.prompt_embeds import PromptEmbeds
 from ..shared.records import ModelCard
 from ..shared.shown import shown
 from .embeds import EmbedsArray, encode_embeds
-from .images import is_prompt_with_data, split_prompt
+from .images import check_number, is_prompt_with_data, split_prompt
 from .options import (
     RequestOptions,
     cache_salt_of,
@@ -241,6 +241,7 @@ def _set_prompt(
 ) -> None:
     prompt, images = split_prompt(prompt)
     if images:
+        check_number(images, card)
         request.images = images
     if isinstance(prompt, str):
         if not prompt:

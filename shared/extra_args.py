@@ -21,8 +21,8 @@ def processors_of(extra_args: dict[str, Any] | None) -> dict[str, dict[str, Any]
     return {} if extra_args is None else extra_args.get(LOGITS_PROCESSORS, {})
 
 
-def check_extra_args(extra_args: Any) -> None:
-    """Refuse what is no choice of processors.
+def check_extra_args(extra_args: Any, field: str = "extra_args") -> None:
+    """Refuse what is no choice of processors; ``field`` is what its caller knows it as.
 
     Raises:
         UnsupportedParameterError: there is something else in it.
@@ -30,22 +30,20 @@ def check_extra_args(extra_args: Any) -> None:
     """
     if not isinstance(extra_args, dict) or set(extra_args) != {LOGITS_PROCESSORS}:
         raise UnsupportedParameterError(
-            f"extra_args={shown(extra_args)} is not supported: it may have {LOGITS_PROCESSORS} alone; leave it at None"
+            f"{field}={shown(extra_args)} is not supported: it may have {LOGITS_PROCESSORS} alone; leave it at None"
         )
     wanted = extra_args[LOGITS_PROCESSORS]
     is_named = isinstance(wanted, dict) and all(
         isinstance(name, str) and isinstance(args, dict) for name, args in wanted.items()
     )
     if not is_named:
-        raise ValidationError(
-            f"extra_args.{LOGITS_PROCESSORS} must map names to dicts of arguments, got {shown(wanted)}"
-        )
+        raise ValidationError(f"{field}.{LOGITS_PROCESSORS} must map names to dicts of arguments, got {shown(wanted)}")
     if len(wanted) > MAX_PROCESSORS:
         raise ValidationError(
-            f"extra_args.{LOGITS_PROCESSORS} must name at most {MAX_PROCESSORS} processors, got {len(wanted)}"
+            f"{field}.{LOGITS_PROCESSORS} must name at most {MAX_PROCESSORS} processors, got {len(wanted)}"
         )
     for name in wanted:
-        check_text(f"a name of extra_args.{LOGITS_PROCESSORS}", name)
+        check_text(f"a name of {field}.{LOGITS_PROCESSORS}", name)
 
 
 def check_known(extra_args: dict[str, Any] | None, known: Collection[str]) -> None:

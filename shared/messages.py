@@ -20,6 +20,7 @@ import msgspec
 
 from .adapters import LoraSetup
 from .control import CallError, ControlCommand, Utility, UtilityAnswer
+from .image_stats import ImageStats
 from .images import ImageInput
 from .kv_offload import KVOffloadStats
 from .params import GENERATE, LoRARequest, SamplingParams
@@ -307,7 +308,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
 
     ``prefix_cache_queries`` and ``prefix_cache_hits`` count tokens since the start: those of requests that looked for
     cached ones, and those found. ``num_draft_tokens`` are those guessed, ``num_accepted_tokens`` those guessed right.
-    ``kv_offload`` is of blocks kept beside the KV cache; None where none are.
+    ``kv_offload`` is of blocks kept beside the KV cache, ``images`` of a model that reads some; None of others.
     """
 
     num_running_reqs: int = 0
@@ -322,6 +323,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     kv_offload: KVOffloadStats | None = None
+    images: ImageStats | None = None
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag="outputs"):

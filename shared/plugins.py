@@ -20,11 +20,13 @@ from .shown import shown
 LOGITS_PROCESSORS = "penstock.logits_processors"
 RPC_MODULES = "penstock.rpc_modules"
 STAT_LOGGERS = "penstock.stat_loggers"
+ORDERING_POLICIES = "penstock.ordering_policies"
 # By group, the option of `worker start` that takes its names.
 OPTION_OF_GROUP = {
     LOGITS_PROCESSORS: "--logits-processors",
     RPC_MODULES: "--rpc-module",
     STAT_LOGGERS: "--stat-logger",
+    ORDERING_POLICIES: "--scheduling-policy",
 }
 
 

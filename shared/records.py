@@ -72,6 +72,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
         setup: of the engine that said all this; others of the model may have another one, which their heartbeats tell.
         pooling: of a model that pools; None of one that generates.
         logits_processors: those that ``extra_args`` of a request may name.
+        max_images: that a request may have; None where no worker has said it. With 0 ``image_refusal`` says why.
         thinks_before_grammar: whether a grammar waits for the end of reasoning, as ``reasoning_parser`` marks it.
     """
 
@@ -96,6 +97,8 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
     pooling: PoolingSetup | None = None
     thinks_before_grammar: bool = False
     logits_processors: tuple[str, ...] = ()
+    max_images: int | None = None
+    image_refusal: str = ""
 
 
 class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -21,6 +21,7 @@ from .buckets import (
     STEP_TOKENS,
     TOKEN_TIME_S,
 )
+from .image_stats import ImageStats
 from .kv_offload import KVOffloadStats
 
 
@@ -137,6 +138,7 @@ class EngineStats(msgspec.Struct, omit_defaults=True):
         num_step_tokens: computed by each step.
         num_draft_tokens, num_accepted_tokens: guessed by the engine, and guessed right.
         kv_offload: of blocks kept beside the KV cache, if any are.
+        images: of an engine that reads some.
 
     The histograms of requests count each segment of a streamed input, so they may hold more than ``num_finished``.
     """
@@ -169,3 +171,4 @@ class EngineStats(msgspec.Struct, omit_defaults=True):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     kv_offload: KVOffloadStats | None = None
+    images: ImageStats | None = None

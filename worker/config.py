@@ -18,13 +18,13 @@ from .image_options import DEFAULT_CACHE_MEMORY, DEFAULT_MAX_IMAGES, ImageCacheM
 from .kv_offload_options import KVOffloadOptions, check_kv_offload
 from .options.option import Option, check_fields
 from .options.readers import Choice, ChoiceWithCount, Folder, Integer, Model, Reader, Share, Size, Switch, Texts
+from .ordering_options import SchedulingPolicy
 
 # Of one step. On the CPU a step with a larger share of prefill holds up everybody's next token (135M Llama: inter-token
 # p99 3.5 s with 2048, 0.6 s with 256, at the same throughput).
 DEFAULT_TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}
 # Of the memory that is free after loading. On the CPU other programs live, too.
 DEFAULT_MEMORY_UTILIZATION = {"cpu": 0.4, "cuda": 0.9}
-SCHEDULING_POLICIES = ("fcfs", "priority")
 # Guesses of a request in a step, beyond which none is made, and without a number behind `ngram`: with the known token
 # a tile of 16 rows.
 MAX_DRAFT_TOKENS, DEFAULT_DRAFT_TOKENS = 64, 15
@@ -148,14 +148,7 @@ class EngineConfig(KVOffloadOptions, frozen=True, kw_only=True, omit_defaults=Tr
             group=BATCH,
         ),
     ] = None
-    scheduling_policy: Annotated[
-        str,
-        Option(
-            "who goes first in an engine and is preempted last: by arrival, or the lowest priority and then by arrival",
-            Choice(*SCHEDULING_POLICIES),
-            group=BATCH,
-        ),
-    ] = "fcfs"
+    scheduling_policy: SchedulingPolicy = "fcfs"
     block_size: Annotated[int, Option("tokens per KV-cache block", Integer(1, 65_536), group=BATCH)] = 16
     enable_prefix_caching: Annotated[
         bool,

@@ -95,7 +95,7 @@ class AdapterControl(ClientCore):
             digest=folder.digest,
             path=str(folder.path),
             tenant=whose,
-            rank=folder.config.rank,
+            rank=folder.config.largest_rank,
             target_modules=folder.config.target_modules,
             base_model_name=folder.config.base_model_name,
             num_bytes=folder.num_bytes,

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, TypedDict
 import msgspec
 
 from ...shared.errors import ValidationError
+from ...shared.extra_args import check_extra_args
 from ...shared.messages import FinishReason
 from ...shared.messages import Usage as TokenCounts
 from ...shared.params import (
@@ -52,8 +53,8 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     From OpenAI: those up to ``user``, of which those after ``stream_options`` say nothing to a server of one's own and
     are passed over, but ``prompt_cache_key``, which is a ``session_id``. From vLLM: the next, with the meaning that
-    ``SamplingParams`` gives, or the option ``tokenization_kwargs``. ``band``, ``timeout_s``, ``session_id`` and
-    ``resume`` are Penstock's.
+    ``SamplingParams`` gives, or the option ``tokenization_kwargs``; ``vllm_xargs`` are its ``extra_args``. ``band``,
+    ``timeout_s``, ``session_id`` and ``resume`` are Penstock's.
     """
 
     model: str | None = None
@@ -88,6 +89,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     thinking_token_budget: int | None = None
+    vllm_xargs: dict[str, Any] | None = None
     repetition_detection: RepetitionDetection | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | None = None
@@ -143,6 +145,9 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             values["repetition_detection"] = RepetitionDetectionParams(
                 **msgspec.structs.asdict(self.repetition_detection)
             )
+        if self.vllm_xargs:
+            check_extra_args(self.vllm_xargs, "vllm_xargs")
+            values["extra_args"] = self.vllm_xargs
         if "structured_outputs" not in values and (grammar := self.grammar()) is not None:
             values["structured_outputs"] = grammar
         return SamplingParams(**{"max_tokens": None, **values})

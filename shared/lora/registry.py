@@ -33,7 +33,8 @@ class AdapterRecord(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=Tru
         digest: as ``adapter_digest`` makes it.
         tenant: whose it is; "" for everybody.
         path: the folder, on every host with an engine of the model.
-        rank, target_modules, base_model_name: as in ``PeftConfig``; ``num_bytes`` is the size of both files.
+        rank: ``PeftConfig.largest_rank``; target_modules, base_model_name: as there.
+        num_bytes: the size of both files.
         pinned: engines load it when they start, and keep it.
         added_at: Unix time in seconds.
         number: ``lora_int_id`` of vLLM's calls: one per digest.

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from ..image_stats import ImageStats
 from ..kv_offload import KVOffloadStats
 from ..messages import EngineState
 from ..records import EngineHeartbeat
@@ -93,6 +94,8 @@ def _counted(stats: EngineStats, labels: tuple[str, str]) -> Iterator[Sample]:
     )
     if stats.kv_offload is not None:
         yield from _offloaded(stats.kv_offload, labels)
+    if stats.images is not None:
+        yield from _of_images(stats.images, labels)
     for reason, number in sorted(stats.num_finished.items()):
         yield from values_of((*labels, reason), {"request_success": number})
 
@@ -109,5 +112,17 @@ def _offloaded(stats: KVOffloadStats, labels: tuple[str, str]) -> Iterator[Sampl
             "kv_offload_corrupt_blocks": stats.num_corrupt_blocks,
             "kv_offload_memory_bytes": stats.memory_bytes,
             "kv_offload_dir_bytes": stats.dir_bytes,
+        },
+    )
+
+
+def _of_images(stats: ImageStats, labels: tuple[str, str]) -> Iterator[Sample]:
+    yield from values_of(
+        labels,
+        {
+            "mm_cache_queries": stats.num_cache_hits + stats.num_encoded,
+            "mm_cache_hits": stats.num_cache_hits,
+            "images_processed": stats.num_processed,
+            "image_cache_bytes": stats.memory_bytes,
         },
     )

@@ -50,6 +50,7 @@ from penstock.shared.control import (
     UtilityAnswer,
     WakeUp,
 )
+from penstock.shared.image_stats import ImageStats
 from penstock.shared.images import ImageInput
 from penstock.shared.kv_offload import KVOffloadStats
 from penstock.shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
@@ -556,6 +557,11 @@ SAMPLES += [
         "step outputs of a prompt with images",
         "CoreOutput",
         EngineCoreOutputs(outputs=[EngineCoreOutput("r1#1", [5], num_prompt_tokens=580)]),
+    ),
+    (
+        "step outputs of an engine that reads images",
+        "CoreOutput",
+        EngineCoreOutputs(scheduler_stats=SchedulerStats(images=ImageStats(5, 3, 2, 1 << 20)), timestamp=2.5),
     ),
     ("ready of a model that reads images", "CoreOutput", Ready(**OF_A_GPU, max_images=8)),
     ("ready of one that reads none", "CoreOutput", Ready(**OF_A_GPU, image_refusal="this model reads no images")),

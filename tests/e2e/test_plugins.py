@@ -1,4 +1,4 @@
-"""A distribution with a logits processor, installed in a folder of its own, through the whole stack."""
+"""A distribution with plug-ins, installed in a folder of its own, through the whole stack."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, SamplingParams
 from penstock.shared import errors
 
-from .. import processors
+from .. import orders, processors
 
+POINTS = """\
+[penstock.logits_processors]
+banning = my_processors:Ban
+
+[penstock.ordering_policies]
+shortest = my_orders:ShortestFirst
+"""
 COUNT = "count from four to nine:"
 
 
@@ -21,11 +28,13 @@ COUNT = "count from four to nine:"
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     site = tmp_path_factory.mktemp("site")
     (site / "my_processors.py").write_text(Path(processors.__file__).read_text())
+    (site / "my_orders.py").write_text(Path(orders.__file__).read_text())
     installed = site / "my_processors-1.0.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my-processors\nVersion: 1.0\n")
-    (installed / "entry_points.txt").write_text("[penstock.logits_processors]\nbanning = my_processors:Ban\n")
+    (installed / "entry_points.txt").write_text(POINTS)
     options = ["--device", "cpu", "--served-model-name", "demo", "--threads", "1"]
+    options += ["--scheduling-policy", "shortest"]
     options += ["--logits-processors", "banning", "--logits-processors", "my_processors:Broken"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(site))
@@ -36,6 +45,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
 async def test_requests_choose_processors_by_name(stack: LocalStack) -> None:
     async with Client.connect(stack.url) as client:
         assert (await client.get_model_config()).logits_processors == ("ban", "broken")
+        assert [engine.setup.scheduling_policy for engine in await client.engines() if engine.setup] == ["shortest"]
         plain = await client.generate(COUNT, SamplingParams(temperature=0, max_tokens=16))
         banned = plain.outputs[0].token_ids[:3]
         wanted = processors.wanting(ban={"token_ids": banned})

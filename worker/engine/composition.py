@@ -42,12 +42,12 @@ from .offload.composition import check_model, make_offload
 from .offload.offload import KVOffload
 from .offload.prefix_cache import OffloadingPrefixCache
 from .offload.scheduler import OffloadingScheduler
+from .own_ordering import load_ordering
 from .pooling.core import PoolingCore
 from .pooling.runner import PoolingRunner
 from .processor import processor
 from .scheduling.batch_queue import BatchQueue
 from .scheduling.block_pool import BlockPool
-from .scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
 from .scheduling.prefix_cache import BlockHashCache, NoPrefixCache, PrefixCache
 from .scheduling.request import Request
 from .scheduling.scheduler import Scheduler
@@ -60,7 +60,6 @@ _VERSIONS = ("torch", "transformers")
 _SMALL_MODEL_PARAMETERS = 20_000_000
 # Its operations are too short to be cut into more pieces.
 _SMALL_MODEL_THREADS = 4
-_ORDERING_POLICIES: dict[str, type[OrderingPolicy]] = {"fcfs": FirstComeFirstServed, "priority": Priority}
 
 log = structlog.get_logger(__name__)
 
@@ -90,6 +89,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     progress = progress or ProgressWriter()
     rpc_methods = load_rpc_methods(config)
     processors = load_logits_processors(config.logits_processors)
+    ordering = load_ordering(config.scheduling_policy)
     torch.manual_seed(config.seed)
     _load_native_kernels(config)
     model = load_model(config, folder)
@@ -121,7 +121,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=_token_budget(config, model),
         max_model_len=size.max_model_len,
-        policy=_ORDERING_POLICIES[config.scheduling_policy](),
+        policy=ordering.policy,
         prefix_cache=_make_prefix_cache(config, model, block_pool, offload),
         timeline=ClockedTimeline(),
         guessing=guessing,
@@ -138,6 +138,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         dump=StepDump(config.dump_dir, shows_prompts=config.dump_prompts),
         embeds_hidden_size=hidden_size,
         processors=processors,
+        rank=ordering.rank,
     )
     control = compose_control(
         config, folder, model, core, runner, allocate_cache, rpc_methods, progress, adapters, offload

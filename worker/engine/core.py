@@ -15,6 +15,7 @@ from .dump import StepDump
 from .executor import AcceleratorError, Executor
 from .images.interface import Images, NoImages
 from .logits_processors import PROCESSOR_FAILED, LogitsProcessors, ProcessedRequest, ProcessorFailedError
+from .own_ordering import ORDERING_FAILED, Key, OrderingFailedError, nothing_to_rank
 from .sampling.param_checks import check_in_vocabulary, check_params
 from .scheduling.adapters import Adapters, NoAdapters
 from .scheduling.grammars import Grammars, NoGrammars
@@ -61,6 +62,7 @@ class EngineCore:
         dump: StepDump | None = None,
         embeds_hidden_size: int | None = None,
         processors: LogitsProcessors | None = None,
+        rank: Callable[[Request], Key] = nothing_to_rank,
     ) -> None:
         self.scheduler = scheduler
         self._dump = dump or StepDump()
@@ -71,6 +73,7 @@ class EngineCore:
         self.images = NoImages() if images is None else images
         self._embeds_hidden_size = embeds_hidden_size
         self._processors = LogitsProcessors() if processors is None else processors
+        self._rank = rank
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
         self._num_accelerator_failures = 0
@@ -114,6 +117,7 @@ class EngineCore:
         """``add_request`` of a message whose prompt is whole."""
         try:
             request = self._make_request(message, images)
+            request.order_key = self._rank(request)
             stop = check_stop(request)
             if stop is not None:
                 return EngineCoreOutput(message.request_id, finish_reason=stop.reason, stop_reason=stop.stop_reason)
@@ -123,6 +127,8 @@ class EngineCore:
                 self._admit(request)
         except ValidationError as error:
             return refusal(message.request_id, error)
+        except OrderingFailedError as error:
+            return _failed(message.request_id, RequestError(ORDERING_FAILED, str(error)))
         return None
 
     def abort_requests(self, request_ids: list[str]) -> None:
@@ -166,6 +172,7 @@ class EngineCore:
         """Where requests and KV cache stand."""
         stats = self.scheduler.stats()
         stats.num_waiting_reqs += self._num_before_scheduler
+        stats.images = self.images.stats()
         return stats
 
     def take_step_stats(self) -> StepStats | None:

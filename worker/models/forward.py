@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,30 @@ from transformers import PreTrainedModel
 from ...kernels.dispatch import AUTO
 from ...kernels.paged_attention import PagedBatch
 from .attention import AttentionCall
+
+
+@dataclass(slots=True)
+class Sight:
+    """What a step has of images beside embeddings, for models that do more with them. Packed forwards alone take it.
+
+    Args:
+        axes: ``[3, T]``, positions in three axes; None where the step's ``positions`` are those of all.
+        places: ``[E]``, the tokens that are of images, ascending.
+        deeper: for each of the model's first layers, what is added behind it to those tokens, ``[E, hidden size]``.
+    """
+
+    axes: Tensor | None
+    places: Tensor | None = None
+    deeper: tuple[Tensor, ...] = ()
+
+    def arguments(self, num_tokens: int) -> dict[str, Any]:
+        """As transformers' models take it, for one row of ``num_tokens``."""
+        named: dict[str, Any] = {} if self.axes is None else {"position_ids": self.axes[:, None]}
+        if self.places is not None and self.deeper:
+            is_seen = torch.zeros(1, num_tokens, dtype=torch.bool, device=self.places.device)
+            is_seen[0, self.places] = True
+            named |= {"visual_pos_masks": is_seen, "deepstack_visual_embeds": list(self.deeper)}
+        return named
 
 
 @dataclass(slots=True)
@@ -30,6 +54,7 @@ class ModelInput:
         token_lora: ``[T]``, the adapter of each token as ``kernels.lora`` takes it, negative for none; None if no token
             has one. Only forwards that ``adapters/attach.py`` knows compute with it.
         token_types: ``[T]``, 1 for tokens of the second text of a pair; None if there is no pair.
+        sight: what there is of images beside ``inputs_embeds``; None if that is all.
     """
 
     token_ids: Tensor
@@ -40,6 +65,7 @@ class ModelInput:
     inputs_embeds: Tensor | None = None
     token_lora: Tensor | None = None
     token_types: Tensor | None = None
+    sight: Sight | None = None
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from .device import device_of
 from .eight_bit_cache import hold_in_eight_bits
 from .folder import tokenizer_folder
 from .forward import Forward, ForwardSettings
-from .images.seeing import SeeingModel, is_seeing_type, refusal_of, split_model
+from .images.seeing import SeeingModel, is_seeing_type, refusal_of, refusal_of_forward, split_model
 from .images.tower import take_tower, text_module
 from .lean.captured import make_captured
 from .lean.native import make_native
@@ -133,6 +133,8 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
         )
     ending = eos_token_ids(module, vocab_size)
     forward = _choose_forward(module, architecture, vocab_size, longest, config)
+    if seeing is not None and (why := refusal_of_forward(seeing, forward, is_deterministic=config.deterministic)):
+        seeing, refusal = None, why
     backend = _attention_backend(forward, config, architecture)
     return LoadedModel(
         forward=forward,

@@ -5,6 +5,10 @@ Most decoders are such. Prefill chunks and decodes of any requests share one for
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -68,7 +72,8 @@ class PackedForward:
     def run(self, step: ModelInput) -> Tensor:
         self._attention.begin(step.batch)
         self.token_adapters.begin(step.token_lora)
-        return self._forward(step.token_ids, step.positions, step.logit_rows, step.inputs_embeds)
+        seen = {} if step.sight is None else step.sight.arguments(len(step.token_ids))
+        return self._forward(step.token_ids, step.positions, step.logit_rows, step.inputs_embeds, seen)
 
     def commit(self) -> None:
         """Keys and values of a step that is computed again are written again."""
@@ -81,16 +86,21 @@ class PackedForward:
         self._attention.record(lambda: self._forward(token_ids, positions, positions[-num_logit_rows:]), max_model_len)
 
     def _forward(
-        self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, inputs_embeds: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        logit_rows: Tensor,
+        inputs_embeds: Tensor | None = None,
+        seen: Mapping[str, Any] = MappingProxyType({}),
     ) -> Tensor:
         # Without a mask transformers guesses from the positions which tokens belong together.
         mask = torch.ones_like(token_ids)[None]
-        inputs = {"position_ids": positions[None], "attention_mask": mask}
+        inputs: dict[str, Any] = {"position_ids": positions[None], "attention_mask": mask}
         if inputs_embeds is None:
             inputs["input_ids"] = token_ids[None]
         else:
             inputs["inputs_embeds"] = inputs_embeds[None]
-        return self._model.logits(logit_rows, **inputs, use_cache=False)[0]
+        return self._model.logits(logit_rows, **(inputs | seen), use_cache=False)[0]
 
 
 def install_attention(module: PreTrainedModel, name: str) -> None:

@@ -51,6 +51,7 @@ class EngineMeter:
         self.stats.num_draft_tokens = scheduler.num_draft_tokens
         self.stats.num_accepted_tokens = scheduler.num_accepted_tokens
         self.stats.kv_offload = scheduler.kv_offload
+        self.stats.images = scheduler.images
 
     def note_step(self, step: StepStats) -> None:
         """Count a step."""

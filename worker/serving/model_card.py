@@ -42,6 +42,8 @@ def make_card(config: EngineConfig, ready: Ready, codec: TextCodec, *, is_tracin
         registered_at=time.time(),
         setup=_setup(config, ready),
         logits_processors=ready.logits_processors,
+        max_images=ready.max_images,
+        image_refusal=ready.image_refusal,
         thinks_before_grammar=codec.can_think_first and ready.engine == "penstock",
     )
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import re
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -12,9 +15,11 @@ from openai import AsyncOpenAI
 
 from penstock.ops.local_server import LocalGateway
 from penstock.ops.local_stack import LocalStack
-from penstock.producer import Client, SamplingParams
+from penstock.producer import LLM, Client, SamplingParams
+from penstock.shared.errors import ValidationError
 
 from ...integration.engine.seeing_models import picture, png, write_seeing_model
+from ..batch_rows import CHAT, answers_of_batch
 
 LIMIT = 6
 WORDS = "What is this?"
@@ -24,7 +29,9 @@ WORDS = "What is this?"
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     folder = tmp_path_factory.mktemp("llava")
     write_seeing_model("llava", folder)
-    with LocalStack(folder, ["--device", "cpu", "--served-model-name", "llava", "--threads", "1"]) as made:
+    with LocalStack(
+        folder, ["--device", "cpu", "--served-model-name", "llava", "--threads", "1", "--max-images", "3"]
+    ) as made:
         yield made
 
 
@@ -93,3 +100,49 @@ async def test_bad_images_are_told_as_openai_does(ai: AsyncOpenAI, bad: str, tol
     parts: Any = [{"type": "input_image", "image_url": bad, "detail": "auto"}]
     with pytest.raises(openai.BadRequestError, match=told):
         await ai.responses.create(model="llava", input=[{"role": "user", "content": parts}])
+
+
+async def test_rows_of_batches_and_lists_of_llm_have_images(stack: LocalStack, tmp_path: Path) -> None:
+    body = {"model": "llava", "temperature": 0, "max_tokens": LIMIT}
+    seeds = {"one": (1,), "two": (1, 2), "again": (1,)}
+    bodies = {name: body | {"messages": chat(*map(data_url, wanted))} for name, wanted in seeds.items()}
+    bodies["fetched"] = body | {"messages": chat("https://example.org/cat.png")}
+    bodies["damaged"] = body | {"messages": chat(data_url(1)[:400])}
+    bodies["many"] = body | {"messages": chat(*[data_url(1)] * 4)}
+    greedy = SamplingParams(temperature=0.0, max_tokens=LIMIT)
+    shown = [{"prompt": "<image>" * len(wanted), "multi_modal_data": {"image": list(map(picture, wanted))}}
+             for wanted in seeds.values()]  # fmt: skip
+    async with Client.connect(stack.url) as client:
+        found = await answers_of_batch(client, stack.url, tmp_path, CHAT, bodies)
+        by_client = {name: (await client.generate(bodies[name]["messages"], greedy)).outputs[0].text for name in seeds}
+        beside = [(await client.generate(prompt, greedy)).outputs[0].text for prompt in shown]
+    texts = {name: found[name]["body"]["choices"][0]["message"]["content"] for name in seeds}
+    assert texts == by_client
+    assert texts["one"] == texts["again"] != texts["two"]
+    told = {"fetched": "only the gateway fetches", "damaged": "no base64|truncated", "many": "at most 3 in a request"}
+    for name, words in told.items():
+        assert found[name]["status_code"] == 400
+        assert re.search(words, found[name]["body"]["error"]["message"]), found[name]
+
+    def by_llm() -> list[str]:
+        with LLM(stack.url) as llm:
+            return [output.text for output in llm.generate(shown, greedy)]
+
+    assert await asyncio.to_thread(by_llm) == beside
+
+
+async def test_the_card_says_how_many_and_the_heartbeat_what_is_kept(stack: LocalStack) -> None:
+    prompt = {"prompt": "<image>", "multi_modal_data": {"image": picture(9)}}
+    async with Client.connect(stack.url) as client:
+        assert (await client.get_model_config()).max_images == 3
+        with pytest.raises(ValidationError, match="takes at most 3 in a request, got 4"):
+            await client.submit({"prompt": "<image>" * 4, "multi_modal_data": {"image": [picture(1)] * 4}})
+        for _ in range(2):
+            await client.generate(prompt, SamplingParams(temperature=0.0, max_tokens=2), cache_salt="of this test")
+        async with asyncio.timeout(60):
+            while True:  # until a heartbeat has been made since
+                (engine,) = await client.engines()
+                images = engine.stats and engine.stats.images
+                if images and images.num_cache_hits and images.num_encoded and images.memory_bytes:
+                    break
+                await asyncio.sleep(0.05)

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from penstock.shared.control import ENCODER, MULTIMODAL, InputCacheReset, ResetInputCache, Sleep, WakeUp
+from penstock.shared.image_stats import ImageStats
 from penstock.shared.images import ImageInput
 from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest
 from penstock.shared.params import SamplingParams
@@ -149,6 +150,23 @@ def test_the_same_image_is_computed_once(make: Make) -> None:
     # Another tenant does not learn from a quick answer what others have shown.
     generate(engine, [seeing("c", ONE, [image], tenant="other")])
     assert counts(engine) == (2, 2)
+
+
+def test_what_was_found_and_what_is_kept_is_counted(make: Make) -> None:
+    engine = make(enable_prefix_caching=False)
+    assert engine.core.stats().images == ImageStats()
+    generate(engine, [seeing("a", ONE, [picture(1)]), seeing("b", TWO, [picture(1), picture(2)])])
+    first = engine.core.stats().images
+    assert first is not None
+    assert (first.num_cache_hits, first.num_encoded, first.num_processed) == (1, 2, 2)
+    # 16 features of 64 numbers of 4 bytes, and 3 planes of 16 by 16 pixels, of each.
+    assert first.memory_bytes == 2 * (16 * 64 * 4 + 3 * 16 * 16 * 4)
+    reset(engine, ENCODER)
+    generate(engine, [seeing("a", ONE, [picture(1)])])
+    again = engine.core.stats().images
+    assert again is not None
+    assert (again.num_cache_hits, again.num_encoded, again.num_processed) == (1, 3, 2)
+    assert make(max_images=0).core.stats().images is None
 
 
 def reset(engine: Engine, cache: str) -> int:

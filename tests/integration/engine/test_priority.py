@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest
-from penstock.worker.config import SCHEDULING_POLICIES
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.offline.run import OfflineRequest, run_workload
+from penstock.worker.ordering_options import SCHEDULING_POLICIES
 
 from .harness import generate, request
 

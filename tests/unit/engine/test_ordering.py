@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.params import SamplingParams
-from penstock.worker.config import SCHEDULING_POLICIES, EngineConfig
+from penstock.worker.config import EngineConfig
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority, RequestQueue
 from penstock.worker.engine.scheduling.request import Request
+from penstock.worker.ordering_options import SCHEDULING_POLICIES
 
 
 def make_queue(policy: OrderingPolicy, priorities: list[int]) -> tuple[RequestQueue, list[Request]]:
@@ -41,7 +42,9 @@ def test_a_queue_keeps_the_order_of_its_policy(priorities: list[int], data: st.D
 
 
 def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="scheduling_policy must be one of fcfs, priority, got 'lifo'"):
+    with pytest.raises(
+        ConfigurationError, match="scheduling_policy must be one of fcfs, priority, or MODULE:CLASS, got 'lifo'"
+    ):
         EngineConfig(model="m", scheduling_policy="lifo")
 
 

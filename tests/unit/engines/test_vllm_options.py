@@ -45,6 +45,10 @@ def test_its_own_options_come_last() -> None:
             {"quantization": "int8"},
             "quantization 'int8' is for Penstock's engine, not for 'vllm'; say it by vLLM's own",
         ),
+        (
+            {"scheduling_policy": "mine:Order"},
+            "scheduling_policy 'mine:Order' is for Penstock's engine, not for 'vllm'; it takes fcfs and priority",
+        ),
         ({"engine_options": "--a 'b"}, "engine_options cannot be read: No closing quotation"),
     ],
 )

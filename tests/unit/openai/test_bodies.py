@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.producer.openai.errors import OpenAIError, error_of
@@ -46,6 +47,17 @@ def test_a_chat_becomes_messages_params_and_options() -> None:
         "chat_template_kwargs": {"a": 1, "add_generation_prompt": False},
     }
     assert (prepared.model, prepared.stream) == ("m", True)
+
+
+@pytest.mark.parametrize(("path", "asked"), [(CHAT, chat()), (COMPLETIONS, {"model": "m", "prompt": "hi"})])
+def test_logits_processors_are_chosen_as_vllm_has_it(path: str, asked: dict[str, Any]) -> None:
+    wanted = {"logits_processors": {"ban": {"token_ids": [5]}}}
+    assert prepare(path, msgspec.json.encode(asked | {"vllm_xargs": wanted})).params.extra_args == wanted
+    assert prepare(path, msgspec.json.encode(asked | {"vllm_xargs": {}})).params.extra_args is None
+    for wrong in ({"logits_processors": ["ban"]}, {"my_own": 1}):
+        with pytest.raises(OpenAIError) as caught:
+            prepare(path, msgspec.json.encode(asked | {"vllm_xargs": wrong}))
+        assert (caught.value.status, str(caught.value.param)[:10]) == (400, "vllm_xargs")
 
 
 USER_WITH_NO_IMAGE = {"role": "user", "content": [{"type": "image_url"}]}

@@ -12,7 +12,7 @@ import pytest
 from penstock.producer.images import split_prompt
 from penstock.producer.prompt import as_prompts, build_request
 from penstock.producer.requests.queue_entry import Outgoing
-from penstock.shared.errors import PenstockError, UnsupportedParameterError
+from penstock.shared.errors import PenstockError, UnsupportedParameterError, ValidationError
 from penstock.shared.images import MAX_IMAGE_BYTES, ImageInput
 from penstock.shared.messages import EngineCoreRequest
 from penstock.shared.records import ModelCard
@@ -113,6 +113,17 @@ def test_together_they_have_a_bound() -> None:
     # The same one is sent once.
     _, images = split_prompt({"prompt": "a", "multi_modal_data": {"image": large[:1] * 4}})
     assert len(images) == 4
+
+
+def test_no_more_are_sent_than_the_model_takes() -> None:
+    prompt = {"prompt": "<image>", "multi_modal_data": {"image": [file()] * 3}}
+    for card in (CARD, ModelCard(model="m", max_images=3)):
+        assert len(build_request(prompt, None, card=card).images or []) == 3
+    with pytest.raises(ValidationError, match=r"'m' takes at most 2 in a request, got 3.* --max-images"):
+        build_request(prompt, None, card=ModelCard(model="m", max_images=2))
+    blind = ModelCard(model="m", max_images=0, image_refusal="this model reads no images")
+    with pytest.raises(UnsupportedParameterError, match="images: this model reads no images; send text alone"):
+        build_request(prompt, None, card=blind)
 
 
 def test_only_the_gateway_fetches() -> None:

@@ -9,8 +9,17 @@ from pathlib import Path
 import pytest
 
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.plugins import LOGITS_PROCESSORS, RPC_MODULES, STAT_LOGGERS, load_module, load_object, plugins_of
+from penstock.shared.plugins import (
+    LOGITS_PROCESSORS,
+    ORDERING_POLICIES,
+    RPC_MODULES,
+    STAT_LOGGERS,
+    load_module,
+    load_object,
+    plugins_of,
+)
 from penstock.worker.cli.plugins import list_plugins
+from penstock.worker.config import EngineConfig
 
 POINTS = f"""\
 [{LOGITS_PROCESSORS}]
@@ -22,6 +31,9 @@ counting = my_plugin.methods
 
 [{STAT_LOGGERS}]
 told = my_plugin.parts:Ban
+
+[{ORDERING_POLICIES}]
+shortest = my_plugin.orders:ShortestFirst
 """
 
 
@@ -62,6 +74,7 @@ def test_a_plugin_is_loaded_when_it_is_named_and_not_before(capsys: pytest.Captu
         "gone",
         "counting",
         "told",
+        "shortest",
     ]
     assert "my_plugin" not in sys.modules, "to be installed is not to be chosen"
     ban = load_object(LOGITS_PROCESSORS, "ban")
@@ -83,6 +96,14 @@ def test_what_cannot_be_had_is_said(name: str, said: str) -> None:
         load_object(LOGITS_PROCESSORS, name)
     with pytest.raises(ConfigurationError, match="--rpc-module nowhere_at_all cannot be imported"):
         load_module(RPC_MODULES, "nowhere_at_all")
+
+
+def test_a_policy_is_known_to_its_option_and_loaded_by_the_engine(site: Path) -> None:
+    for name in ("shortest", "my_plugin.orders:ShortestFirst"):
+        assert EngineConfig(model="m", scheduling_policy=name).scheduling_policy == name
+    assert "my_plugin" not in sys.modules
+    with pytest.raises(ConfigurationError, match="must be one of fcfs, priority, shortest, or MODULE:CLASS, got 'lif"):
+        EngineConfig(model="m", scheduling_policy="lifo")
 
 
 def test_two_distributions_with_one_name_are_an_error_that_shows_both(site: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ....kernels.paged_attention import PagedBatch
 from ....shared.errors import ConfigurationError
-from ...models.forward import ModelInput
+from ...models.forward import ModelInput, Sight
 from ...models.loader import LoadedModel
 from ..sampling.given_embeds import GivenEmbeds
 
@@ -23,10 +23,29 @@ _TOLERANCE = 1e-2
 
 
 def embed_inputs(model: LoadedModel, token_ids: NDArray[np.int64], given: GivenEmbeds) -> Tensor:
-    """Return what a forward begins with, ``[T, hidden size]``: the embeddings of ``token_ids``, or what is given."""
+    """Return what a forward begins with, ``[T, hidden size]``: the embeddings of ``token_ids``, or what is given.
+
+    Of rows that are wider, what stands behind is for deeper layers (see ``sight_of``).
+    """
     inputs = _input_embeddings(model)(torch.from_numpy(token_ids).to(model.device))
-    inputs[torch.from_numpy(given.places).to(model.device)] = given.rows.to(inputs)
+    inputs[torch.from_numpy(given.places).to(model.device)] = given.rows[:, : inputs.shape[1]].to(inputs)
     return inputs
+
+
+def sight_of(
+    model: LoadedModel, axes: NDArray[np.int64] | None, given: GivenEmbeds | None, hidden_size: int
+) -> Sight | None:
+    """Return what a step has of images beside embeddings; None if it has nothing.
+
+    Args:
+        axes: ``[3, T]``, positions in three axes; None where they are the same.
+        hidden_size: what of each given row is its embedding.
+    """
+    placed = None if axes is None else torch.from_numpy(axes).to(model.device)
+    if given is None or given.rows.shape[1] == hidden_size:
+        return None if placed is None else Sight(placed)
+    deeper = given.rows[:, hidden_size:].to(model.device, model.dtype).split(hidden_size, dim=1)
+    return Sight(placed, torch.from_numpy(given.places).to(model.device), deeper)
 
 
 @torch.inference_mode()

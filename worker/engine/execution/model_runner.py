@@ -9,7 +9,7 @@ import torch
 
 from ....kernels.paged_attention import PagedBatch
 from ....shared.messages import TokenLogprobs
-from ...models.forward import ModelInput
+from ...models.forward import ModelInput, Sight
 from ...models.loader import LoadedModel
 from ...models.to_device import to_device
 from ..executor import AcceleratorError
@@ -21,7 +21,7 @@ from ..scheduling.request import Request
 from ..scheduling.scheduler_output import SampledTokens, SchedulerOutput
 from ..step_input import IntArray, StepInput
 from .batch import InputBatch
-from .input_embeds import embed_inputs
+from .input_embeds import embed_inputs, sight_of
 from .verification import Verification
 
 LogprobsByRow = dict[int, TokenLogprobs]
@@ -171,6 +171,7 @@ class ModelRunner:
             seq_lens=step.seq_lens.tolist(),
             block_size=self._batch.block_size,
         )
+        embeds, sight = self._seen(step)
         return self._model.forward.run(
             ModelInput(
                 token_ids=to_device(step.token_ids, self._device),
@@ -178,7 +179,8 @@ class ModelRunner:
                 logit_rows=to_device(logit_rows, self._device),
                 batch=batch,
                 state_slots=step.rows,
-                inputs_embeds=self._inputs_embeds(step),
+                inputs_embeds=embeds,
+                sight=sight,
                 token_lora=None if step.token_lora is None else to_device(step.token_lora, self._device),
                 token_types=None if step.token_types is None else to_device(step.token_types, self._device),
             )
@@ -186,8 +188,16 @@ class ModelRunner:
 
     def _inputs_embeds(self, step: StepInput) -> torch.Tensor | None:
         """What the model is to compute with instead of the embeddings of ``step.token_ids``; None if with those."""
+        return self._seen(step)[0]
+
+    def _seen(self, step: StepInput) -> tuple[torch.Tensor | None, Sight | None]:
+        """``_inputs_embeds``, and what else there is of images."""
         given = self._batch.sampling.given_embeds.take(step)
-        return None if given is None else embed_inputs(self._model, step.token_ids, given)
+        axes = self._batch.sampling.given_axes.take(step)
+        if given is None:
+            return None, None if axes is None else sight_of(self._model, axes, None, 0)
+        embeds = embed_inputs(self._model, step.token_ids, given)
+        return embeds, sight_of(self._model, axes, given, embeds.shape[1])
 
     def _forward_with_prompt(
         self, step: StepInput, prompt_rows: PromptRows

@@ -21,6 +21,7 @@ import msgspec
 import structlog
 
 from ....shared.errors import PenstockError, UnsupportedParameterError, ValidationError
+from ....shared.image_stats import ImageStats
 from ....shared.images import ImageInput, digest_of
 from ....shared.messages import EngineCoreRequest, RequestError
 from ...models.images.processor import ImageTokens, ProcessedImage
@@ -75,6 +76,7 @@ class ImageAdmission:
 
     Attributes:
         num_processed, num_encoded: images since the start; those that were found in a cache do not count.
+        num_cache_hits: those of messages whose features were found.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class ImageAdmission:
         self._waiting: dict[str, _Waiting] = {}
         self.num_processed = 0
         self.num_encoded = 0
+        self.num_cache_hits = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -154,6 +157,11 @@ class ImageAdmission:
             self._unencoded.clear()
         return ready
 
+    def stats(self) -> ImageStats:
+        """What was computed and is kept."""
+        num_bytes = self._processed.num_bytes + self._encoded.num_bytes
+        return ImageStats(self.num_cache_hits, self.num_encoded, self.num_processed, num_bytes)
+
     def forget_processed(self) -> int:
         """Forget processed images; returns how many."""
         return self._processed.clear()
@@ -169,6 +177,7 @@ class ImageAdmission:
             return True
         encoded = self._encoded.get(key)
         if encoded is not None:
+            self.num_cache_hits += 1
             waiting.found[key] = encoded
             return True
         processed = self._process(key, index, image)

@@ -38,5 +38,6 @@ def expand(
         key, tokens, features = next(remaining)
         start = len(token_ids)
         token_ids += tokens.token_ids
-        spans.append(ImageSpan(start, len(token_ids), [start + place for place in tokens.places], key, features))
+        places = [start + place for place in tokens.places]
+        spans.append(ImageSpan(start, len(token_ids), places, key, features, tokens.axes))
     return token_ids, tuple(spans)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from ....shared.errors import UnsupportedParameterError
+from ....shared.image_stats import ImageStats
 from ....shared.messages import EngineCoreRequest, RequestError
 from ..scheduling.image_spans import ImageSpan
 
@@ -51,6 +52,10 @@ class Images(Protocol):
         """Messages that wait no longer, in their order."""
         ...
 
+    def stats(self) -> ImageStats | None:
+        """What was computed and is kept; None where no request may have an image."""
+        ...
+
     def forget_processed(self) -> int:
         """Forget processed images; returns how many."""
         ...
@@ -87,6 +92,9 @@ class NoImages:
 
     def take_ready(self) -> Sequence[ReadyMessage]:
         return ()
+
+    def stats(self) -> ImageStats | None:
+        return None
 
     def forget_processed(self) -> int:
         return 0

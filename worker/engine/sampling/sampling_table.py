@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..scheduling.request import Request
 from ..structured.table import GrammarTable
+from .given_axes import GivenAxesTable
 from .given_embeds import GivenEmbedsTable
 from .penalties import PenaltyTable
 from .processed_rows import ProcessorTable
@@ -105,6 +106,7 @@ class SamplingTable:
         )
         self.prompt_rows = PromptRowTable()
         self.given_embeds = GivenEmbedsTable()
+        self.given_axes = GivenAxesTable()
 
     def set_row(self, row: int, request: Request) -> None:
         """Write the parameters of ``request`` into ``row``."""
@@ -123,6 +125,7 @@ class SamplingTable:
             table.set_row(row, request)
         self.prompt_rows.set_row(row, request)
         self.given_embeds.set_row(row, request)
+        self.given_axes.set_row(row, request)
 
     def forget_row(self, row: int) -> None:
         """Drop what ``row`` has beyond its numbers; its request has left."""
@@ -130,6 +133,7 @@ class SamplingTable:
             table.forget_row(row)
         self.prompt_rows.forget_row(row)
         self.given_embeds.forget_row(row)
+        self.given_axes.forget_row(row)
 
     def append_tokens(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         """Note the new tokens of ``rows``, both ``[R]``."""

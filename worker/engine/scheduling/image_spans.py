@@ -19,7 +19,9 @@ class ImageSpan:
         start, stop: its tokens.
         places: the positions in the prompt whose embeddings are its features, ascending.
         key: by which it is told apart.
-        features: ``[len(places), hidden size]``, a tensor on the CPU. Nothing of the scheduler looks at it.
+        features: ``[len(places), hidden size]``, or several times as wide where deeper layers take some, too: a tensor
+            on the CPU. Nothing of the scheduler looks at it.
+        axes: ``[3, stop - start]``, positions in three axes from the image's first; None where one is each token's.
     """
 
     start: int
@@ -27,6 +29,7 @@ class ImageSpan:
     places: list[int]
     key: bytes
     features: Any
+    axes: Any = None
 
 
 def block_keys(images: Sequence[ImageSpan], block_size: int, first: int, end: int) -> dict[int, bytes]:

@@ -35,6 +35,13 @@ class Priority:
         return request.priority, request.arrival_index
 
 
+class ByOrderKey:
+    """By what somebody else has said of the request when it came, and by arrival at this engine among equals."""
+
+    def key(self, request: Request) -> tuple[tuple[float, ...], int]:
+        return request.order_key, request.arrival_index
+
+
 class RequestQueue:
     """Requests in the order of a policy."""
 

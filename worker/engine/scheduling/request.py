@@ -93,6 +93,7 @@ class Request:
         block_hashes: of its first full blocks, as far as somebody has asked (``prefix_cache.py``).
         events: what has happened to it since its last output.
         constraint: what its ``structured_outputs`` allow; None without, and while the grammar is compiled.
+        order_key: where an operator's own ordering policy puts it; () under another one.
         processors: an operator's own, which its ``extra_args`` choose.
         num_cached_tokens: prompt tokens that were in the KV cache when it was first admitted.
         num_in_flight_tokens: those that a batch computes whose result is still to come (``batch_queue.py``).
@@ -116,6 +117,7 @@ class Request:
         "num_computed_tokens",
         "num_in_flight_tokens",
         "num_prompt_tokens",
+        "order_key",
         "params",
         "pooling",
         "prediction",
@@ -173,6 +175,7 @@ class Request:
         self.is_finished = False
         self.priority = priority
         self.arrival_index = 0
+        self.order_key: tuple[float, ...] = ()
         self.eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
         self.stop_token_ids = frozenset(params.stop_token_ids or ())
         room = max_model_len - self.num_prompt_tokens

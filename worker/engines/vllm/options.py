@@ -11,6 +11,7 @@ from ....shared.errors import ConfigurationError
 from ....shared.shown import shown
 from ...config import EngineConfig
 from ...config_checks import check_taken
+from ...ordering_options import SCHEDULING_POLICIES
 
 # Whatever they are, they are said: vLLM's defaults are others.
 _ALWAYS = {"dtype": "--dtype", "load_format": "--load-format", "max_num_seqs": "--max-num-seqs", "seed": "--seed"}
@@ -60,6 +61,11 @@ def check_options(config: EngineConfig) -> None:
     """
     instead = {name: f"say it by vLLM's own {flag} in --engine-options" for name, flag in _INSTEAD.items()}
     check_taken(config, "vllm", TAKEN, instead)
+    if config.scheduling_policy not in SCHEDULING_POLICIES:
+        raise ConfigurationError(
+            f"scheduling_policy {shown(config.scheduling_policy)} is for Penstock's engine, not for 'vllm'; it takes "
+            f"{' and '.join(SCHEDULING_POLICIES)}"
+        )
     own_words(config)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ....shared.adapter_errors import AdapterFileError, UnsupportedAdapterError
 from ....shared.adapters import WEIGHTS_FILE
-from .peft_config import PeftConfig, read_peft_config
+from ....shared.lora.peft_config import PeftConfig, read_peft_config
 
 _PREFIX = "base_model.model."
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
@@ -51,7 +51,12 @@ def read_peft_folder(
         AdapterFileError: a file is missing, or cannot be read, or is cut off.
         UnsupportedAdapterError: it is of a kind that is not computed here, or does not fit the model.
     """
-    config = read_peft_config(folder, max_rank)
+    config = read_peft_config(folder)
+    if config.largest_rank > max_rank:
+        raise UnsupportedAdapterError(
+            f"the adapter has rank {config.largest_rank}, and this engine takes up to {max_rank}; start it with "
+            f"--max-lora-rank {config.largest_rank}"
+        )
     path = folder / WEIGHTS_FILE
     try:
         with safe_open(path, framework="pt") as file:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ....shared.errors import ModelLoadError, ValidationError
 from ..checkpoint.errors import first_line
+from .axes import Axes, AxesOf
+from .grid_processor import GridProcessor
 
 # What processors say of texts, and towers do not take.
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
@@ -24,10 +26,12 @@ class ImageTokens:
     Args:
         token_ids: all of them: placeholders, and the model's marks of beginnings, ends and lines.
         places: which of ``token_ids`` are placeholders, ascending: a row of features each.
+        axes: ``[3, len(token_ids)]``, their positions in three axes; None where a token's place is its position.
     """
 
     token_ids: list[int]
     places: list[int]
+    axes: Axes | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,16 +56,23 @@ class ImageProcessor:
 
     Args:
         processor: of transformers, for text and images.
+        axes_of: makes the positions of an image's tokens of its tensors, where they have three each.
     """
 
-    def __init__(self, processor: Any) -> None:
+    def __init__(self, processor: Any, axes_of: AxesOf | None = None) -> None:
         self._processor = processor
+        self._axes_of = axes_of
         self.image_token: str = processor.image_token
         self.image_token_id: int = processor.image_token_id
 
     @classmethod
-    def load(cls, folder: Path, *, trust_remote_code: bool) -> ImageProcessor:
+    def load(
+        cls, folder: Path, *, trust_remote_code: bool, axes_of: AxesOf | None = None, grid_token_id: int | None = None
+    ) -> ImageProcessor:
         """Load what is in the model's folder.
+
+        Args:
+            grid_token_id: the placeholder of a model for which ``GridProcessor`` does, too.
 
         Raises:
             ModelLoadError: there is none, or it needs a package that is not here; says so.
@@ -69,8 +80,10 @@ class ImageProcessor:
         from transformers import AutoProcessor
 
         try:
-            processor = AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code)
-            return cls(processor)
+            if grid_token_id is not None:
+                processor = GridProcessor.load(folder, grid_token_id, trust_remote_code=trust_remote_code)
+                return cls(processor, axes_of)
+            return cls(AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code), axes_of)
         except Exception as error:  # OSError, ImportError, whatever its own code raises
             needed = _missing_package(error)
             reason = f"it needs {needed}" if needed else f"{type(error).__name__}: {first_line(error)}"
@@ -91,7 +104,8 @@ class ImageProcessor:
         token_ids = made["input_ids"].flatten().tolist()
         places = [place for place, token_id in enumerate(token_ids) if token_id == self.image_token_id]
         tensors = {name: _tensor(value) for name, value in made.items() if name not in _OF_TEXT}
-        return ProcessedImage(ImageTokens(token_ids, places), tensors)
+        axes = None if self._axes_of is None else self._axes_of(tensors)
+        return ProcessedImage(ImageTokens(token_ids, places, axes), tensors)
 
     def tokens_together(self, images: list[Image.Image]) -> list[int]:
         """Return the tokens of several images side by side, processed in one call."""

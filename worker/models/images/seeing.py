@@ -1,13 +1,14 @@
 """Which models are served with images, tried out on the loaded model.
 
-Those of ``FAMILIES`` put an image's features in place of placeholders, and compute with them as with any embeddings. It
-is verified: the model alone, with two pictures, has to give the logits that its text model gives with their features.
-Others look at images in more ways (positions in three axes, masks, further layers) and are served as before:
-their text models, without images.
+Those of ``FAMILIES`` put an image's features in place of placeholders, and compute with them as with any embeddings;
+those of ``ON_A_GRID`` besides with positions in three axes, and with features for deeper layers. It is verified: the
+model alone, with two pictures, has to give the logits that its text model gives with their features. Others look at
+images in more ways (masks) and are served as before: their text models, without images.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,10 +25,13 @@ from ....shared.errors import ModelLoadError
 from ....shared.images import MAX_IMAGES
 from ..checkpoint.errors import first_line
 from ..conformance import tolerance_of
+from ..forward import Forward, Sight
+from .axes import axes_by_grid
 from .processor import ImageProcessor, ProcessedImage
 from .tower import ImageTower, take_tower, text_module
 
-FAMILIES = frozenset(
+ON_A_GRID = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
+FAMILIES = ON_A_GRID | frozenset(
     {
         "idefics3",
         "internvl",
@@ -44,10 +48,6 @@ FAMILIES = frozenset(
 _REASONS = {
     "gemma3": "the tokens of an image see each other there, which needs masks of their own",
     "gemma4": "the tokens of an image see each other there, which needs masks of their own",
-    "qwen2_vl": "its images need positions in three axes",
-    "qwen2_5_vl": "its images need positions in three axes",
-    "qwen3_vl": "its images need positions in three axes, and features in further layers",
-    "qwen3_vl_moe": "its images need positions in three axes, and features in further layers",
     "glm4v": "its images need positions in three axes",
 }
 # Whose towers take the tiles of a prompt in one row; others take those of an image so.
@@ -68,11 +68,13 @@ class SeeingModel:
 
     Args:
         most_images: of a request. A processor may make something else of several than of each alone; then it is one.
+        needs_sight: images are more than embeddings to it (``forward.Sight``).
     """
 
     tower: ImageTower
     processor: ImageProcessor
     most_images: int = MAX_IMAGES
+    needs_sight: bool = False
 
     def profile(self) -> None:
         """Compute a large image, to see what memory the tower takes."""
@@ -124,14 +126,36 @@ def split_model(
         take_tower(module)
         return SplitModel(text, None, "this engine was started without images (max_images 0)")
     try:
-        processor = ImageProcessor.load(folder, trust_remote_code=trust_remote_code)
+        processor = _load_processor(module.config, folder, trust_remote_code=trust_remote_code)
         _verify_images(module, text, processor, vocab_size)
     except ModelLoadError as error:
         log.warning("images_refused", architecture=type(module).__name__, reason=str(error))
         take_tower(module)
         return SplitModel(text, None, f"this engine reads no images: {error}")
     most_images = MAX_IMAGES if _processes_each_alone(processor) else 1
-    return SplitModel(text, SeeingModel(take_tower(module), processor, most_images), "")
+    needs_sight = module.config.model_type in ON_A_GRID
+    return SplitModel(text, SeeingModel(take_tower(module), processor, most_images, needs_sight), "")
+
+
+def refusal_of_forward(seeing: SeeingModel, forward: Forward, *, is_deterministic: bool) -> str:
+    """Why a model cannot see with the way in which it is computed; "" if it can."""
+    if not seeing.needs_sight:
+        return ""
+    if forward.mode != "packed":
+        return f"its images need positions in three axes, which {forward.mode} forwards do not compute with"
+    if is_deterministic:
+        return "its images need positions in three axes, which --deterministic does not compute with"
+    return ""
+
+
+def _load_processor(model_config: PretrainedConfig, folder: Path, *, trust_remote_code: bool) -> ImageProcessor:
+    if model_config.model_type not in ON_A_GRID:
+        return ImageProcessor.load(folder, trust_remote_code=trust_remote_code)
+    image_token_id = int(model_config.image_token_id)  # type: ignore[attr-defined]  # theirs have it
+    axes_of = axes_by_grid(model_config)
+    return ImageProcessor.load(
+        folder, trust_remote_code=trust_remote_code, axes_of=axes_of, grid_token_id=image_token_id
+    )
 
 
 def _verify_text(module: PreTrainedModel, text: PreTrainedModel, vocab_size: int) -> None:
@@ -160,14 +184,17 @@ def _verify_images(module: PreTrainedModel, text: PreTrainedModel, processor: Im
     """
     try:
         images = [processor.process(_picture(*size)) for size in _PROBED_SIZES]
-        input_ids, places = _prompt(images, vocab_size, processor.image_token_id)
+        input_ids, places, axes = _prompt(images, vocab_size, processor.image_token_id)
         input_ids = input_ids.to(module.device)
         tower = ImageTower(module.model)
         embeds = text.get_input_embeddings()(input_ids)
-        embeds[0, places] = torch.cat([tower.encode(image) for image in images]).to(embeds)
+        features = torch.cat([tower.encode(image) for image in images]).to(embeds)
+        embeds[0, places], *deeper = features.split(embeds.shape[-1], dim=1)
+        sight = Sight(axes, torch.tensor(places, device=module.device), tuple(deeper)).arguments(input_ids.shape[1])
+        of_prompt = _together(module, images) | _of_tokens(module, input_ids, processor.image_token_id)
         with _shallow(text.base_model):
-            theirs = module(input_ids=input_ids, use_cache=False, **_together(module, images)).logits[0].float()
-            ours = text(inputs_embeds=embeds, use_cache=False).logits[0].float()
+            theirs = module(input_ids=input_ids, use_cache=False, **of_prompt).logits[0].float()
+            ours = text(inputs_embeds=embeds, use_cache=False, **sight).logits[0].float()
     except Exception as error:  # whatever the architecture's own code raises
         raise ModelLoadError(f"a picture cannot be tried out: {type(error).__name__}: {first_line(error)}") from error
     if (worst := _error(ours, theirs)) > tolerance_of(module.dtype):
@@ -176,14 +203,32 @@ def _verify_images(module: PreTrainedModel, text: PreTrainedModel, processor: Im
         )
 
 
-def _prompt(images: list[ProcessedImage], vocab_size: int, image_token_id: int) -> tuple[Tensor, list[int]]:
-    """Some text, a picture, more text, a picture, more text: token ids ``[1, T]`` and where the features go."""
+def _prompt(
+    images: list[ProcessedImage], vocab_size: int, image_token_id: int
+) -> tuple[Tensor, list[int], Tensor | None]:
+    """Some text, a picture, more text, a picture, more text: token ids ``[1, T]``, where the features go, and positions
+    ``[3, T]`` where they are in three axes."""
     words = _words(vocab_size, image_token_id)
     token_ids, places = words[:_PROBED_TEXT], []
+    axes, position = [_text_axes(0)], _PROBED_TEXT
     for number, image in enumerate(images, start=1):
         places += [len(token_ids) + place for place in image.tokens.places]
         token_ids += image.tokens.token_ids + words[number * _PROBED_TEXT : (number + 1) * _PROBED_TEXT]
-    return torch.tensor([token_ids]), places
+        if image.tokens.axes is not None:
+            own = torch.from_numpy(image.tokens.axes) + position
+            position = int(own.max()) + 1 + _PROBED_TEXT
+            axes += [own, _text_axes(position - _PROBED_TEXT)]
+    return torch.tensor([token_ids]), places, torch.cat(axes, dim=1) if len(axes) > 1 else None
+
+
+def _text_axes(start: int) -> Tensor:
+    return torch.arange(start, start + _PROBED_TEXT).expand(3, -1)
+
+
+def _of_tokens(module: PreTrainedModel, input_ids: Tensor, image_token_id: int) -> dict[str, Tensor]:
+    """What some models have to be told of which tokens are of images."""
+    takes_types = "mm_token_type_ids" in inspect.signature(module.model.forward).parameters
+    return {"mm_token_type_ids": (input_ids == image_token_id).int()} if takes_types else {}
 
 
 def _words(vocab_size: int, image_token_id: int | None) -> list[int]:

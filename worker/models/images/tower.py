@@ -6,10 +6,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from ....shared.errors import ModelLoadError
 from .processor import ProcessedImage
+from .speaker import join
 
 # Under which names transformers' classes hold the part that speaks.
 _TEXT_PARTS = ("language_model", "text_model")
@@ -29,6 +30,8 @@ class ImageTower:
     def encode(self, image: ProcessedImage) -> Tensor:
         """Return the features of one image, ``[num_placeholders, hidden size]``, on the CPU.
 
+        Where deeper layers of the text model take features, too, theirs stand behind, as many columns for each layer.
+
         Raises:
             ValueError: their number is not that of the image's placeholders. Some towers pass over tiles that are all
                 zero: then nobody knows which placeholder has which features.
@@ -40,11 +43,12 @@ class ImageTower:
         }
         found = cast(Any, self.module).get_image_features(**tensors)
         features = _packed(getattr(found, "pooler_output", found))
+        deeper = [_packed(level) for level in getattr(found, "deepstack_features", None) or ()]
         if len(features) != len(image.tokens.places):
             raise ValueError(
                 f"the tower made {len(features)} features of an image with {len(image.tokens.places)} placeholders"
             )
-        return features.cpu()
+        return torch.cat([features, *deeper], dim=1).cpu()
 
 
 def text_module(module: PreTrainedModel) -> PreTrainedModel:
@@ -57,14 +61,18 @@ def text_module(module: PreTrainedModel) -> PreTrainedModel:
     """
     inner = getattr(module, "model", None)
     name = next((name for name in _TEXT_PARTS if hasattr(inner, name)), None)
-    head = module.get_output_embeddings()
+    head: Any = module.get_output_embeddings()
     if name is None or head is None or not hasattr(inner, "get_image_features"):
         raise ModelLoadError(f"{type(module).__name__} has no text model with a head of its own")
+    decoder = getattr(inner, name)
+    if type(decoder.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        joined = join(decoder, head)
+        joined.generation_config = module.generation_config
+        return joined.eval()
     with torch.device("meta"):
         causal = AutoModelForCausalLM.from_config(
             module.config.get_text_config(), dtype=module.dtype, attn_implementation="eager"
         )
-    decoder = getattr(inner, name)
     if type(decoder) is not type(causal.base_model):
         raise ModelLoadError(f"{type(module).__name__} has a text model of its own kind, {type(decoder).__name__}")
     setattr(causal, causal.base_model_prefix, decoder)
