@@ -10,7 +10,7 @@ VERSIONS ?= .versions
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo demo-dashboard test test-fast test-versions check format bench bench-peers engine-vllm gpu-check chaos models portable vendor screenshots install clean
+.PHONY: demo demo-dashboard test test-fast test-ray test-versions check format bench bench-peers engine-vllm gpu-check chaos models portable vendor screenshots install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
@@ -21,6 +21,10 @@ demo-dashboard: $(VENV)/.installed-dashboard
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 4 --dist loadgroup
+
+# Fleets on a Ray cluster of this machine whose nodes come, go and are killed: minutes, and a gigabyte.
+test-ray: $(VENV)/.installed-dev
+	PENSTOCK_TEST_RAY=1 $(BIN)/python -m pytest -v tests/integration/fleet
 
 test-versions:
 	$(PYTHON) tests/versions/run.py --folder $(VERSIONS) $(VERSIONS_OPTIONS)
