@@ -10,7 +10,7 @@ VERSIONS ?= .versions
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo demo-dashboard test test-fast test-versions test-cost check format bench bench-peers engine-vllm gpu-check chaos models portable vendor screenshots install clean
+.PHONY: demo demo-dashboard test test-fast test-versions test-cost check format bench bench-peers engine-vllm gpu-check chaos models portable vendor screenshots install clean test-ray
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
@@ -25,6 +25,10 @@ test: $(VENV)/.installed-dev
 # Which tests cost what, in seconds of processors; TESTS are files or folders.
 test-cost: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -p tests.cost -n 0 -q $(TESTS)
+
+# Fleets on a Ray cluster of this machine whose nodes come, go and are killed: minutes, and a gigabyte.
+test-ray: $(VENV)/.installed-dev
+	PENSTOCK_TEST_RAY=1 $(BIN)/python -m pytest -v tests/integration/fleet
 
 test-versions:
 	$(PYTHON) tests/versions/run.py --folder $(VERSIONS) $(VERSIONS_OPTIONS)

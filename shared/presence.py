@@ -35,6 +35,7 @@ class ProcessKind(StrEnum):
     JOBS = "jobs"
     DASHBOARD = "dashboard"
     SUPERVISOR = "supervisor"
+    FLEET = "fleet"
 
 
 class ProcessRecord(msgspec.Struct, omit_defaults=True, kw_only=True):

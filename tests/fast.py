@@ -27,6 +27,7 @@ NEED_TORCH = (
     "integration/commands/test_bench_sides.py",
     "integration/commands/test_gpu_check.py",
     "integration/engine",
+    "integration/fleet",
     "integration/models",
     "integration/supervisor/test_fork_server.py",
     "integration/supervisor/test_load_timeout.py",

@@ -14,8 +14,10 @@ import msgspec
 
 from ..shared.command_line import REDIS_URL_HELP, SHARDS_HELP
 from .config import MAX_ENGINES_ON_HOST, PLACE, EngineConfig
+from .fleet_options import FleetOptions
 from .options.option import Option
 from .options.program import Program
+from .options.ranges import IntegerOrRange
 from .options.readers import Choice, Indices, Integer, Name, Reader, Seconds, Switch, SwitchOrText, Texts
 from .options.told import guide_table
 from .worker_config import BROKER, LOG, OBSERVING, PROCESS, WorkerConfig
@@ -38,8 +40,13 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
         Option("one engine on each of these GPUs", Indices(), default="every GPU", group=PLACE),
     ] = None
     engines: Annotated[
-        int | None,
-        Option("number of engines on the CPU", Integer(1, MAX_ENGINES_ON_HOST), default="1", group=PLACE),
+        int | str | None,
+        Option(
+            "number of engines on the CPU; with --ray the least and the most of the fleet, as LEAST:MOST",
+            IntegerOrRange(1, MAX_ENGINES_ON_HOST),
+            default="1",
+            group=PLACE,
+        ),
     ] = None
     gpus_per_engine: Annotated[
         int,
@@ -115,7 +122,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 START = Program(
     "worker start",
-    (EngineConfig, HostOptions, WorkerConfig),
+    (EngineConfig, HostOptions, FleetOptions, WorkerConfig),
     defaults=(("device", None, "every GPU, else the CPU"),),
 )
 OFFLINE = Program("python -m penstock.worker.engine.offline", (RunOptions, EngineConfig))

@@ -81,6 +81,7 @@ from penstock.shared.pooling import Pooled, PoolingParams
 from penstock.shared.prompt_embeds import PromptEmbeds
 from penstock.shared.stats import RequestStats, StepStats
 from penstock.shared.tokenization import Tokenization
+from penstock.worker.fleet.wire import AgentPhase, AgentSpec, AgentStatus
 
 PATH = Path(__file__).parent / "wire_v1.json"
 
@@ -565,6 +566,26 @@ SAMPLES += [
     ),
     ("ready of a model that reads images", "CoreOutput", Ready(**OF_A_GPU, max_images=8)),
     ("ready of one that reads none", "CoreOutput", Ready(**OF_A_GPU, image_refusal="this model reads no images")),
+]
+SAMPLES += [
+    (
+        "specification of an agent",
+        "AgentSpec",
+        AgentSpec(worker_name="demo-ray-0", options={"PENSTOCK_MODEL": "/m"}, grace_s=1.5),
+    ),
+    (
+        "status of an agent whose worker has ended",
+        "AgentStatus",
+        AgentStatus(
+            worker_name="demo-ray-0",
+            host="h",
+            agent_pid=1,
+            pid=2,
+            phase=AgentPhase.ENDED,
+            exit_status=-9,
+            last_words=["error: it fell over"],
+        ),
+    ),
 ]
 
 

@@ -24,6 +24,7 @@ from ...shared.shards import shards_text
 from ...shared.tracing.endpoint import check_endpoint
 from ..config import EngineConfig
 from ..engines.kinds import KINDS
+from ..fleet_options import FleetOptions
 from ..options.settings import Settings, read_settings
 from ..options.told import effective_config
 from ..programs import PROGRAMS, START, HostOptions
@@ -41,6 +42,12 @@ def _run(arguments: argparse.Namespace) -> int:
     settings.require()
     process = settings.fields_of(WorkerConfig)
     configure_logging(process["log_level"], process["log_format"])
+    if settings.make(FleetOptions).ray is not None:
+        # Imported late, as what serves on this host is.
+        from ..fleet.run import serve_fleet
+
+        return serve_fleet(settings)
+    _check_no_fleet(settings)
     kind = KINDS[settings.fields_of(EngineConfig)["engine"]]
     _check_installed(kind.libraries, kind.extra)
     if process["otlp_traces_endpoint"] is not None:
@@ -56,7 +63,7 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
     host, given = settings.make(HostOptions), settings.fields_of(EngineConfig)
     with settings.naming_sources():
         device = given["device"] or KINDS[given["engine"]].device
-        placements = place_engines(host.gpus, device, host.engines, host.gpus_per_engine)
+        placements = place_engines(host.gpus, device, _num_engines(host), host.gpus_per_engine)
         on_host = {"device": placements[0].device, "num_engines_on_host": len(placements)}
         engine = EngineConfig(**{**given, **on_host})
         check_name("the model's name (--served-model-name)", engine.model_name)
@@ -146,6 +153,18 @@ def _chosen(engine: EngineConfig) -> str:
         "weights in": engine.quantization,
     }
     return "".join(f", {name} {value}" for name, value in options.items() if value is not None)
+
+
+def _check_no_fleet(settings: Settings) -> None:
+    for setting in settings.all:
+        if setting.declared.struct is FleetOptions and setting.value != setting.declared.default:
+            raise UsageError(f"{setting.source} is for a fleet; give --ray as well, or leave it out")
+
+
+def _num_engines(host: HostOptions) -> int | None:
+    if isinstance(host.engines, str):
+        raise UsageError(f"--engines {host.engines} is for a fleet; give --ray as well, or one number")
+    return host.engines
 
 
 def _check_installed(libraries: Sequence[str], extra: str) -> None:

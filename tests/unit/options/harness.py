@@ -10,6 +10,7 @@ import pytest
 from penstock.shared.command_line import Parser
 from penstock.worker.options.option import DeclaredOption
 from penstock.worker.options.program import Program
+from penstock.worker.options.ranges import IntegerOrRange
 from penstock.worker.options.readers import (
     Choice,
     Folder,
@@ -37,6 +38,7 @@ SAMPLES: dict[type, tuple[str, str, Any]] = {
     Share: ("0.25", "0.25", 0.25),
     Size: ("1.5GiB", '"1.5GiB"', 3 << 29),
     Integer: ("7", "7", 7),
+    IntegerOrRange: ("2:07", '"2:7"', "2:7"),
     Number: ("2.5", "2.5", 2.5),
     Texts: ("one,two", '["one", "two"]', ("one", "two")),
     Indices: ("2,0", "[2, 0]", (2, 0)),

@@ -1,0 +1,168 @@
+"""A fleet on a real Ray cluster of several nodes on this machine: it grows, shrinks, and leaves nothing behind.
+
+``make test-ray`` runs the long ones as well: nodes that come, go and are killed under load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.ops.ray_cluster import RayCluster
+from penstock.producer import Client, RequestHandle, SamplingParams
+
+from ...conftest import DEMO_MODEL
+from ...gate import Gate
+from ..supervisor.conftest import DEADLINE_S, StartedWorker, run_worker, wait_until
+from .conftest import processes_of
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock[ray]'")
+# One cluster at a time: it takes most of a gigabyte.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+LONG_VARIABLE = "PENSTOCK_TEST_RAY"
+long = pytest.mark.skipif(LONG_VARIABLE not in os.environ, reason="takes a minute or more: run `make test-ray`")
+
+PROMPT = "four plus two is"
+SHORT = SamplingParams(temperature=0.0, max_tokens=8)
+LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+NUM_SHORT = 60
+
+StartFleet = Callable[..., StartedWorker]
+
+
+@pytest.fixture
+def ray_cluster(tmp_path: Path, gate: Gate) -> Iterator[RayCluster]:
+    """A head without room; engines heed the gate."""
+    with RayCluster(tmp_path / "ray.log") as cluster:
+        yield cluster
+
+
+def options(cluster: RayCluster, redis_url: str, namespace: str, engines: str) -> list[str]:
+    where = ["--ray", cluster.address, "--engines", engines, "--redis-url", redis_url, "--namespace", namespace]
+    small = ["--model", str(DEMO_MODEL), "--served-model-name", "demo", "--device", "cpu", "--threads", "1"]
+    small += ["--kv-cache-memory", "64MiB", "--max-num-seqs", "16", "--log-requests"]
+    return [*where, *small, "--wanted-wait", "0.1", "--shrink-after", "2"]
+
+
+def num_serving(namespace: str, redis_url: str) -> int:
+    listed = run_worker("list", "--json", "--namespace", namespace, "--redis-url", redis_url)
+    return sum(beat["state"] in ("ready", "busy") for beat in json.loads(listed.stdout))
+
+
+async def result_of(handle: RequestHandle) -> list[int]:
+    async with asyncio.timeout(DEADLINE_S):
+        return list((await handle.result()).outputs[0].token_ids)
+
+
+async def test_it_grows_with_the_queue_shrinks_when_it_is_done_and_leaves_nothing(
+    ray_cluster: RayCluster, start_fleet: StartFleet, redis_url: str, namespace: str, gate: Gate
+) -> None:
+    await asyncio.to_thread(ray_cluster.add, 4)
+    gate.let_end(2)
+    fleet = start_fleet(*options(ray_cluster, redis_url, namespace, "1:2"))
+    await asyncio.to_thread(wait_until, lambda: fleet.out or fleet.process.poll() is not None, "not ready")
+    assert fleet.out.startswith("ready: model demo on 1 to 2 engines, Ray at "), fleet.err
+    async with Client.connect(redis_url, namespace=namespace, wait_for_model=True) as client:
+        # Two of them end, so that a rate is known; the others are held, so that the queue stays.
+        handles = [await client.submit(PROMPT, SHORT, model="demo") for _ in range(NUM_SHORT)]
+        await asyncio.to_thread(wait_until, lambda: num_serving(namespace, redis_url) == 2, f"no growth: {fleet.err}")
+        grown = await asyncio.to_thread(fleet.await_event, "fleet_target")
+        assert (grown["before"], grown["engines"]) == (1, 2)
+        listed = json.loads(run_worker("list", "--json", "--namespace", namespace, "--redis-url", redis_url).stdout)
+        assert {beat["engine_name"] for beat in listed} == {"demo-ray-0-0", "demo-ray-1-0"}
+        gate.hold_at(5)
+        answers = [await result_of(handle) for handle in handles]
+        assert len(answers) == NUM_SHORT
+        assert {tuple(answer) for answer in answers} == {tuple(answers[0])}
+        # Eight are held in the middle while one of the two leaves: those that it has end there, or go on elsewhere.
+        held = [await client.submit(PROMPT, LONG, model="demo") for _ in range(8)]
+        await asyncio.to_thread(fleet.await_event, "fleet_engine_leaves")
+        gate.open()
+        await asyncio.to_thread(fleet.await_event, "fleet_engine_left")
+        outputs = [await result_of(handle) for handle in held]
+        assert {len(tokens) for tokens in outputs} == {60}
+        assert {tuple(tokens) for tokens in outputs} == {tuple(outputs[0])}
+    assert num_serving(namespace, redis_url) == 1
+    fleet.process.terminate()
+    assert await asyncio.to_thread(fleet.process.wait, DEADLINE_S) == 0, fleet.err
+    assert processes_of(namespace) == []
+    assert ray_cluster.left() == {"actors": 0, "groups": 0}
+
+
+@long
+async def test_nodes_that_come_go_and_are_killed_under_load_lose_nothing(
+    ray_cluster: RayCluster, start_fleet: StartFleet, redis_url: str, namespace: str
+) -> None:
+    """Each node has room for one engine. Every request ends, with the tokens of the undisturbed one."""
+    first = ray_cluster.add(1)
+    fleet = start_fleet(*options(ray_cluster, redis_url, namespace, "2:2"))
+    # The second engine waits until there is a node for it.
+    await asyncio.to_thread(fleet.await_event, "fleet_waits_for_room")
+    second = ray_cluster.add(1)
+    await asyncio.to_thread(fleet.await_ready)
+    async with Client.connect(redis_url, namespace=namespace, wait_for_model=True) as client:
+        expected = list((await client.generate(PROMPT, LONG, model="demo")).outputs[0].token_ids)
+        ended: list[list[int]] = []
+        stopping = asyncio.Event()
+
+        async def ask_on() -> None:
+            while not stopping.is_set():
+                handle = await client.submit(PROMPT, LONG, model="demo")
+                ended.append(await result_of(handle))
+
+        asking = [asyncio.create_task(ask_on()) for _ in range(8)]
+        for leaving, is_killed in ((first, True), (second, False)):
+            before = len(ended)
+            await asyncio.to_thread(ray_cluster.remove, leaving, kill=is_killed)
+            await asyncio.to_thread(wait_until, lambda n=before: len(ended) > n + 20, "nobody goes on")
+            ray_cluster.add(1)
+            await asyncio.to_thread(wait_until, lambda: num_serving(namespace, redis_url) == 2, fleet.err)
+        kill_an_agent(namespace)
+        before = len(ended)
+        await asyncio.to_thread(wait_until, lambda: len(ended) > before + 20, "nobody goes on")
+        stopping.set()
+        await asyncio.gather(*asking)
+    assert {tuple(tokens) for tokens in ended} == {tuple(expected)}
+    fleet.process.terminate()
+    assert await asyncio.to_thread(fleet.process.wait, DEADLINE_S) == 0, fleet.err
+    assert processes_of(namespace) == []
+    assert ray_cluster.left() == {"actors": 0, "groups": 0}
+
+
+@long
+async def test_a_driver_that_is_killed_leaves_nothing_and_its_requests_wait(
+    ray_cluster: RayCluster, start_fleet: StartFleet, redis_url: str, namespace: str, gate: Gate
+) -> None:
+    await asyncio.to_thread(ray_cluster.add, 4)
+    gate.hold_at(5)
+    fleet = start_fleet(*options(ray_cluster, redis_url, namespace, "0:2"))
+    await asyncio.to_thread(fleet.await_ready)
+    async with Client.connect(redis_url, namespace=namespace, wait_for_model=True) as client:
+        # The first request wakes it.
+        handle = await client.submit(PROMPT, LONG, model="demo")
+        stream = handle.stream()
+        async with asyncio.timeout(DEADLINE_S):
+            await anext(stream)
+        fleet.process.send_signal(signal.SIGKILL)
+        fleet.process.wait()
+        await asyncio.to_thread(wait_until, lambda: not processes_of(namespace), "left behind")
+        await asyncio.to_thread(wait_until, lambda: not any(ray_cluster.left().values()), "actors are left")
+        gate.open()
+        again = start_fleet(*options(ray_cluster, redis_url, namespace, "1:1"))
+        assert len(await result_of(handle)) == 60
+        await stream.aclose()
+        again.process.terminate()
+        assert await asyncio.to_thread(again.process.wait, DEADLINE_S) == 0, again.err
+
+
+def kill_an_agent(namespace: str) -> None:
+    """kill -9 of the actor's process that holds a worker."""
+    held = next(process for process in processes_of(namespace) if "penstock.worker.cli.held" in process.cmdline())
+    psutil.Process(held.ppid()).kill()

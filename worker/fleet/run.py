@@ -1,0 +1,184 @@
+"""``worker start --ray``: from its options to a fleet that serves."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from ...shared.command_line import UsageError
+from ...shared.errors import ConfigurationError
+from ...shared.keys import Keys, check_name
+from ...shared.presence import Presence, ProcessKind
+from ...shared.redis_url import parse_pool
+from ...shared.service_manager import tell_ready, tell_stopping
+from ...shared.shards import check_servers, make_commands, shards_text
+from ..config import EngineConfig
+from ..engines.kinds import KINDS
+from ..fleet_options import FleetOptions
+from ..options.ranges import bounds
+from ..options.settings import Setting, Settings
+from ..programs import HostOptions
+from ..worker_config import WorkerConfig
+from .demand import Demand
+from .fleet import Fleet
+from .ground import Ground
+from .scaling import ScalingOptions
+from .wire import AgentSpec
+
+# How long the fleet waits for a Redis that is away before it goes on without having looked.
+RETRY_FOR_S = 5.0
+# Options that make an engine of several GPUs; those of them that this version has.
+_RANKS = ("gpus_per_engine", "tensor_parallel_size", "pipeline_parallel_size")
+# What an agent decides, or what is not for it.
+_NOT_PASSED_ON = ("engines", "worker_name", "device", "threads")
+
+log = structlog.get_logger()
+
+
+def serve_fleet(settings: Settings) -> int:
+    """Keep a fleet on a Ray cluster until told to leave; returns the exit status.
+
+    Raises:
+        UsageError, ConfigurationError: options contradict each other, or there is no such cluster.
+        RedisUnavailableError, RedisUnsupportedError: Redis cannot be used.
+        FleetStartError: an engine could not start, before any had.
+    """
+    options, process = settings.make(FleetOptions), settings.fields_of(WorkerConfig)
+    host, scaling = _check(settings, options)
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigurationError(
+            "--ray needs Ray, which a worker of one host does without: pip install 'penstock[ray]'"
+        )
+    # Loads Ray, which nobody else is to wait for.
+    from .ray_ground import GivenGroup, OwnGroups, RayGround, connected, has_gpus
+
+    assert options.ray is not None
+    with connected(options.ray):
+        given = settings.fields_of(EngineConfig)
+        device = given["device"] or KINDS[given["engine"]].device or ("cuda" if has_gpus() else "cpu")
+        with settings.naming_sources():
+            engine = EngineConfig(**{**given, "device": device})
+            check_name("the model's name (--served-model-name)", engine.model_name)
+        resources = resources_of(settings, device)
+        name = f"penstock-{engine.model_name}"
+        group = options.placement_group
+        bundles = OwnGroups(name) if group is None else GivenGroup(group, resources)
+        if bundles.most is not None and bundles.most < scaling.least:
+            raise UsageError(
+                f"--engines {host.engines}: --ray-placement-group {group} has room for {bundles.most} engines"
+            )
+        ground = RayGround(f"Ray at {options.ray}", bundles, resources)
+        spec = AgentSpec(
+            worker_name=host.worker_name or f"{engine.model_name}-ray",
+            options=passed_on(settings, device, int(resources["CPU"])),
+        )
+        asyncio.run(_run(ground, scaling, spec, engine, host, process))
+    return 0
+
+
+async def _run(
+    ground: Ground,
+    scaling: ScalingOptions,
+    spec: AgentSpec,
+    engine: EngineConfig,
+    host: HostOptions,
+    process: dict[str, Any],
+) -> None:
+    keys, url, shards = Keys(process["namespace"]), host.redis_url or "", shards_text(host.shards or "")
+    await check_servers(url, shards, namespace=process["namespace"], for_worker=True)
+    connection = make_commands(url, shards, keys, retry_for_s=RETRY_FOR_S)
+    said = {"model": engine.model_name, "engines": f"{scaling.least}:{scaling.most}", "ground": ground.name}
+    presence = Presence(connection, keys, ProcessKind.FLEET, said)
+    fleet = Fleet(
+        ground,
+        Demand(connection, keys, engine.model_name, engine.max_num_seqs),
+        scaling,
+        spec,
+        drain_timeout_s=process["drain_timeout_s"],
+        on_ready=_announcer(engine, scaling, ground),
+    )
+    try:
+        presence.start()
+        await fleet.run()
+    finally:
+        tell_stopping()
+        await presence.leave()
+        await connection.close()
+
+
+def _announcer(engine: EngineConfig, scaling: ScalingOptions, ground: Ground) -> Callable[[], None]:
+    def announce() -> None:
+        line = f"ready: model {engine.model_name} on {scaling.least} to {scaling.most} engines, {ground.name}"
+        print(line, flush=True)  # noqa: T201  # as `worker start` says it
+        tell_ready(line)
+
+    return announce
+
+
+def _check(settings: Settings, options: FleetOptions) -> tuple[HostOptions, ScalingOptions]:
+    """What is wrong with the options whatever the cluster is."""
+    host = settings.make(HostOptions)
+    with settings.naming_sources():
+        if (options.ray or "").startswith("ray://"):
+            raise UsageError(
+                f"--ray {options.ray}: Ray's client has no place for a fleet; run this on a host of the cluster, "
+                "with --ray auto"
+            )
+        if host.engines is None:
+            raise UsageError("--ray needs --engines LEAST:MOST, as 1:8; with 0 as the least the first request wakes it")
+        if host.gpus is not None:
+            raise UsageError("--gpus: with --ray the GPUs of an engine are those that Ray gives it; leave it out")
+        if host.metrics_port:
+            raise UsageError(
+                f"--metrics-port {host.metrics_port}: several engines of a fleet may be on one host; give 0, or have "
+                "`penstock metrics` tell of all"
+            )
+        if not host.redis_url:
+            raise UsageError("--ray needs --redis-url, a Redis that all hosts of the cluster reach")
+        parse_pool(host.redis_url)
+        least, most = bounds(host.engines)
+        scaling = ScalingOptions(
+            least=least, most=most, wanted_wait_s=options.wanted_wait_s, shrink_after_s=options.shrink_after_s
+        )
+    return host, scaling
+
+
+def resources_of(settings: Settings, device: str) -> dict[str, float]:
+    """What Ray is asked for one engine: on the CPU its threads, else its GPUs and a CPU for its processes."""
+    values = {setting.declared.name: setting.value for setting in settings.all}
+    num_ranks = 1
+    for name in _RANKS:
+        num_ranks *= values.get(name, 1)
+    if device == "cpu":
+        return {"CPU": float((values["threads"] or 1) * num_ranks)}
+    return {"CPU": 1.0, "GPU": float(num_ranks)}
+
+
+def passed_on(settings: Settings, device: str, num_cpus: int) -> dict[str, str]:
+    """The options of each agent's ``worker start``, by environment variable: whatever is given here, as words."""
+    given = {
+        setting.declared.variable: _words(setting)
+        for setting in settings.all
+        if setting.source
+        and setting.declared.struct is not FleetOptions
+        and setting.declared.name not in _NOT_PASSED_ON
+    }
+    options = {"PENSTOCK_DEVICE": device, **given}
+    threads = next((setting.value for setting in settings.all if setting.declared.name == "threads"), 0)
+    if device == "cpu":
+        # Ray counts CPUs and binds nobody to them: an engine that chose by itself would take the whole host.
+        options["PENSTOCK_THREADS"] = str(threads or num_cpus)
+    return options
+
+
+def _words(setting: Setting) -> str:
+    value = setting.value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return "none" if value is None else str(value)
