@@ -73,6 +73,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
         pooling: of a model that pools; None of one that generates.
         logits_processors: those that ``extra_args`` of a request may name.
         thinks_before_grammar: whether a grammar waits for the end of reasoning, as ``reasoning_parser`` marks it.
+        weights_version: of the weights of that engine; heartbeats tell those of others.
     """
 
     version: int = WIRE_VERSION
@@ -96,6 +97,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
     pooling: PoolingSetup | None = None
     thinks_before_grammar: bool = False
     logits_processors: tuple[str, ...] = ()
+    weights_version: str = ""
 
 
 class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -131,6 +133,8 @@ class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     setup: EngineSetup | None = None
     # Of the adapters that it has loaded.
     lora_digests: list[str] = []
+    # What the weights are called that it serves: a name that they were given, or a digest.
+    weights_version: str = ""
 
 
 class DeathCause(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True):

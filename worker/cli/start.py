@@ -22,7 +22,7 @@ from ...shared.log import configure_logging
 from ...shared.service_manager import tell_ready
 from ...shared.shards import shards_text
 from ...shared.tracing.endpoint import check_endpoint
-from ..config import EngineConfig
+from ..config import MAX_ENGINES_ON_HOST, EngineConfig
 from ..engines.kinds import KINDS
 from ..options.settings import Settings, read_settings
 from ..options.told import effective_config
@@ -30,6 +30,7 @@ from ..programs import PROGRAMS, START, HostOptions
 from ..worker_config import WorkerConfig
 
 if TYPE_CHECKING:
+    from ..supervisor import Placement
     from ..supervisor.host_metrics import MetricsServer
 
 
@@ -50,7 +51,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _serve(settings: Settings, process: dict[str, Any]) -> int:
     # Imported late: it needs psutil, and `worker --help` should say so rather than fail.
-    from ..supervisor import EngineStartError, Placement, Supervisor, place_engines
+    from ..supervisor import EngineStartError, Supervisor, place_engines
     from ..supervisor.stat_loggers import StatLoggerManager, load_factories
 
     host, given = settings.make(HostOptions), settings.fields_of(EngineConfig)
@@ -82,7 +83,8 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
         _fork_server(host, engine, process) as fork_server,
     ):
 
-        def config(index: int, placement: Placement) -> WorkerConfig:
+        def config(index: int) -> WorkerConfig:
+            placement = placements[index] if index < len(placements) else placements[0]
             return WorkerConfig(
                 worker_id=worker_id,
                 engine_id=f"{worker_id}-{index}",
@@ -97,18 +99,25 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
             )
 
         try:
-            configs = [config(index, placement) for index, placement in enumerate(placements)]
+            configs = [config(index) for index in range(len(placements))]
             loggers = StatLoggerManager(
                 configs,
                 factories,
                 interval_s=host.log_stats_interval_s,
                 is_aggregated=host.aggregate_engine_logging,
+                make_config=config,
             )
-            left_in_order = asyncio.run(Supervisor(configs, announce, metrics, loggers).run())
+            supervisor = Supervisor(configs, announce, metrics, loggers, config, _room(placements))
+            left_in_order = asyncio.run(supervisor.run())
         except EngineStartError as error:
             sys.stderr.write(error.trace)
             raise
     return 0 if left_in_order else 1
+
+
+def _room(placements: Sequence[Placement]) -> int:
+    """How many engines there is a place for: GPUs have one each, processors as many as are wanted."""
+    return len(placements) if placements[0].visible_devices is not None else MAX_ENGINES_ON_HOST
 
 
 def _metrics_server(host: HostOptions) -> AbstractContextManager[MetricsServer | None]:

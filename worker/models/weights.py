@@ -55,7 +55,6 @@ class ModelWeights:
         self.replace(fresh)
         self._is_discarded = False
 
-
     def replace(self, fresh: nn.Module) -> list[Tensor]:
         """Put the tensors of ``fresh``, made as ``load`` makes it, in the place of those that are there; return these.
 

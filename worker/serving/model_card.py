@@ -42,6 +42,7 @@ def make_card(config: EngineConfig, ready: Ready, codec: TextCodec, *, is_tracin
         registered_at=time.time(),
         setup=_setup(config, ready),
         logits_processors=ready.logits_processors,
+        weights_version=ready.weights_version,
         thinks_before_grammar=codec.can_think_first and ready.engine == "penstock",
     )
 
