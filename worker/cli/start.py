@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ...shared.command_line import Command, UsageError
 from ...shared.embedded import given_or_embedded
 from ...shared.errors import ConfigurationError
@@ -85,13 +87,15 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
 
         def config(index: int) -> WorkerConfig:
             placement = placements[index] if index < len(placements) else placements[0]
+            # One that joins later takes its share of the processors; those that run keep theirs.
+            num_engines = max(index + 1, len(placements))
             return WorkerConfig(
                 worker_id=worker_id,
                 engine_id=f"{worker_id}-{index}",
                 engine_name=f"{name}-{index}",
                 redis_url=redis_url,
                 shards=shards_text(host.shards or ""),
-                engine=engine,
+                engine=msgspec.structs.replace(engine, num_engines_on_host=num_engines),
                 visible_devices=placement.visible_devices,
                 supervisor_pid=os.getpid(),
                 fork_server=fork_server,
