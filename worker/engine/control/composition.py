@@ -112,6 +112,7 @@ class _ChangingParts:
         torch.manual_seed(self._config.seed)
         return load_weights(self._config, folder, self._model)
 
+    @torch.inference_mode()
     def refit(self) -> None:
         """Choose the scales of an eight-bit cache anew; there is none meanwhile, nor afterwards."""
         name, model = self._config.eight_bit_cache, self._model

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
-import torch
 from torch import Tensor, nn
 
 from ....shared.errors import EngineCallError, EngineStateError, ModelLoadError
@@ -144,8 +143,8 @@ class WeightsReload:
         self._cache.release(1)
         try:
             former = self._weights.replace(self._load(folder))
-        except BaseException:
-            self._cache.restore()
+        except Exception:
+            self._go_back(None)
             raise
         try:
             self._begin()
@@ -156,18 +155,20 @@ class WeightsReload:
                 f"the weights in {folder} cannot be used, the former ones serve on: {type(error).__name__}: {error}"
             ) from error
 
-    def _go_back(self, former: Sequence[Tensor]) -> None:
+    def _go_back(self, former: Sequence[Tensor] | None) -> None:
+        """Compute with the former weights again; None where they are in place yet."""
         try:
-            self._cache.release(1)
-            self._weights.put(former)
+            if former is not None:
+                self._cache.release(1)
+                self._weights.put(former)
             self._begin()
         except BaseException as error:
             raise WeightsLostError("neither the new weights nor the former ones can be used") from error
 
-    @torch.inference_mode()
     def _begin(self) -> None:
         """Compute with the weights that are in place."""
         self._refit()
+        # As at the start not in inference mode: others than steps write to a cache, too.
         self._cache.restore()
         self._settle()
         self._try_out()
