@@ -19,6 +19,7 @@ from .control.model_view import ModelView
 from .control.queue_control import QueueControl
 from .control.request_view import RequestView
 from .control.text_calls import TextControl
+from .control.weights_control import WeightsControl
 from .control.worker_control import WorkerControl
 from .detached import DetachedRequests
 from .lora.resolver import AdapterResolver
@@ -44,6 +45,7 @@ class Client(
     QueueControl,
     RequestView,
     EngineControl,
+    WeightsControl,
     AdapterControl,
     WorkerControl,
     ModelView,

@@ -52,6 +52,7 @@ class LLMControl(ABC):
     list_loras = _blocking(Client.list_loras)
     pin_lora = _blocking(Client.pin_lora)
     register_lora = _blocking(Client.register_lora)
+    reload_weights = _blocking(Client.reload_weights)
     remove_lora = _blocking(Client.remove_lora)
     reset_encoder_cache = _blocking(Client.reset_encoder_cache)
     reset_mm_cache = _blocking(Client.reset_mm_cache)
@@ -66,6 +67,7 @@ class LLMControl(ABC):
     wake_up = _blocking(Client.wake_up)
 
     drain_worker = _blocking(Client.drain_worker)
+    scale_worker = _blocking(Client.scale_worker)
     stop_worker = _blocking(Client.stop_worker)
 
     detokenize = _blocking(Client.detokenize)

@@ -33,6 +33,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     stats: RequestStats | None = None
     segment_ends: list[SegmentEnd] = []
     pooled: PoolingOutput | None = None
+    weights_version: str = ""
 
     @property
     def finished(self) -> bool:
@@ -95,6 +96,7 @@ def completion(index: int, told: Delta) -> CompletionOutput:
         stats=told.stats,
         segment_ends=told.segment_ends,
         pooled=None if told.pooled is None else PoolingOutput(pooled=told.pooled),
+        weights_version=told.weights_version,
     )
 
 

@@ -21,6 +21,8 @@ from .errors import ValidationError
 from .lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
 from .shown import shown
 from .text_control import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
+from .timeouts import check_timeout
+from .weights_control import ReloadWeights, WeightsReloaded
 
 CONTROL_VERSION = 1
 SLEEP_LEVELS = (1, 2)
@@ -28,15 +30,6 @@ SLEEP_MODES = ("keep", "wait", "abort")
 WEIGHTS, KV_CACHE = SLEEP_TAGS = ("weights", "kv_cache")
 MULTIMODAL, ENCODER = INPUT_CACHES = ("multimodal", "encoder")
 DEFAULT_SHARD_PATTERN = "model-rank-{rank}-part-{part}.safetensors"
-MAX_TIMEOUT_S = 86_400.0
-
-
-def check_timeout(field: str, value: object) -> None:
-    """Raises ``ValidationError`` unless ``value`` is a number of seconds of at most a day."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TIMEOUT_S:
-        raise ValidationError(
-            f"{field} must be a number of seconds above 0, at most {MAX_TIMEOUT_S:g}, got {shown(value)}"
-        )
 
 
 # --------------------------------------------------------------------- calls
@@ -194,6 +187,7 @@ Utility = (
     | RemoveLora
     | ListLoras
     | PinLora
+    | ReloadWeights
 )
 
 
@@ -280,6 +274,7 @@ UtilityAnswer = (
     | TokenizerFile
     | LoraChanged
     | LoraList
+    | WeightsReloaded
 )
 
 

@@ -38,7 +38,7 @@ async def make_leave(
     """
     try:
         async with asyncio.timeout(patience_s):
-            await asyncio.gather(*(_send(execute, keys, worker_id, command) for worker_id in worker_ids))
+            await asyncio.gather(*(send_to_worker(execute, keys, worker_id, command) for worker_id in worker_ids))
             while set(worker_ids) & await known_workers(execute, keys):  # noqa: ASYNC110  # no event crosses hosts
                 await asyncio.sleep(POLL_INTERVAL_S)
     except TimeoutError:
@@ -49,7 +49,7 @@ async def make_leave(
         ) from None
 
 
-async def _send(execute: Execute, keys: Keys, worker_id: str, command: WorkerCommand) -> None:
+async def send_to_worker(execute: Execute, keys: Keys, worker_id: str, command: WorkerCommand) -> None:
     """Publish until a supervisor has heard it: one that lost its connection listens again in a moment."""
     data = msgspec.msgpack.encode(command)
     while not await execute("PUBLISH", keys.worker_commands(worker_id), data):

@@ -199,6 +199,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     more than one (measured where something guesses, else 0): those beyond the requests' own are for guesses.
     ``max_images`` are those that a request may have; with 0 ``image_refusal`` says why.
     ``logits_processors`` are the names that ``extra_args`` may have.
+    ``weights_version`` is a digest of the weights; empty of an engine that does not say.
     """
 
     version: int = WIRE_VERSION
@@ -237,6 +238,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     max_images: int = 0
     image_refusal: str = ""
     logits_processors: tuple[str, ...] = ()
+    weights_version: str = ""
 
 
 class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):
@@ -380,6 +382,8 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     ``segment_ends`` are the ends of a resumable request's segments in it. A record of the log, and a delta of a stream,
     has at most one, as the last it says; ``usage`` then counts what there was so far.
     ``pooled`` is the result of a prompt that was pooled: its only record, which has no tokens.
+    ``weights_version`` is what the tokens from here on are computed with. The first delta has it that an engine writes:
+    so a request whose first engine died, or got other weights, tells it again. Of several deltas in one, the last.
     """
 
     version: int = WIRE_VERSION
@@ -397,6 +401,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     segment_ends: list[SegmentEnd] = []
     first_prompt_token: tuple[int, bytes] | None = None
     pooled: Pooled | None = None
+    weights_version: str = ""
 
     def extend(self, later: Delta) -> None:
         """Add what the next delta says: this one then says both, as ``followed_by`` would, and costs no copy."""
@@ -410,6 +415,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
         self.stats = later.stats or self.stats
         self.segment_ends += later.segment_ends
         self.pooled = later.pooled or self.pooled
+        self.weights_version = later.weights_version or self.weights_version
 
     def followed_by(self, later: Delta) -> Delta:
         """Return one delta that says what this one and the next say one after the other."""
@@ -423,6 +429,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
             stats=later.stats or self.stats,
             segment_ends=self.segment_ends + later.segment_ends,
             first_prompt_token=self.first_prompt_token or later.first_prompt_token,
+            weights_version=later.weights_version or self.weights_version,
         )
 
     @property
@@ -459,6 +466,12 @@ class StopCommand(msgspec.Struct, array_like=True, tag="stop"):
     """Hand back what runs and exit at once."""
 
 
+class ScaleCommand(msgspec.Struct, array_like=True, tag="scale"):
+    """Serve with so many engines: start those that lack, drain those beyond."""
+
+    num_engines: int
+
+
 class EngineState(enum.StrEnum):
     """What an engine is doing. The last two are said by a worker process of itself as it ends."""
 
@@ -481,6 +494,8 @@ class WorkerStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
     ``is_external`` says of a failure that it came from outside (a signal sent to the core), ``num_tokens`` how many
     tokens the engine has generated in this life: a restart that got no further than the one before counts as a loop.
     ``heartbeat`` is an ``EngineHeartbeat``, not in every line: the supervisor knows by it while Redis is away.
+    ``weights_folder`` is that of weights which were put in place of the configured ones, for the next life to begin
+    with, and ``weights_version`` what they are called; empty while there are none.
     """
 
     version: int = WIRE_VERSION
@@ -492,7 +507,9 @@ class WorkerStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
     is_external: bool = False
     num_tokens: int = 0
     heartbeat: msgspec.Raw = msgspec.Raw()
+    weights_folder: str = ""
+    weights_version: str = ""
 
 
 EngineCommand = CancelCommand | ControlCommand
-WorkerCommand = DrainCommand | StopCommand
+WorkerCommand = DrainCommand | StopCommand | ScaleCommand

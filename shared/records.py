@@ -74,6 +74,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
         logits_processors: those that ``extra_args`` of a request may name.
         max_images: that a request may have; None where no worker has said it. With 0 ``image_refusal`` says why.
         thinks_before_grammar: whether a grammar waits for the end of reasoning, as ``reasoning_parser`` marks it.
+        weights_version: of the weights of that engine; heartbeats tell those of others.
     """
 
     version: int = WIRE_VERSION
@@ -99,6 +100,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
     logits_processors: tuple[str, ...] = ()
     max_images: int | None = None
     image_refusal: str = ""
+    weights_version: str = ""
 
 
 class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -134,6 +136,8 @@ class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     setup: EngineSetup | None = None
     # Of the adapters that it has loaded.
     lora_digests: list[str] = []
+    # What the weights are called that it serves: a name that they were given, or a digest.
+    weights_version: str = ""
 
 
 class DeathCause(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True):

@@ -12,7 +12,7 @@ from ..shared.log import FORMATS, LEVELS
 from ..shared.reasoning import AUTO, NONE, REASONING_MARKS
 from .config import MODEL, EngineConfig
 from .options.option import Option, check_fields
-from .options.readers import Choice, Folder, Integer, Number, Reader, Seconds, Switch
+from .options.readers import Choice, Folder, Integer, Name, Number, Reader, Seconds, Switch
 
 # How often a worker process tells its supervisor what it does, so that its silence means something.
 STATUS_INTERVAL_S = 1.0
@@ -121,6 +121,15 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             group=MODEL,
         ),
     ] = AUTO
+    weights_version: Annotated[
+        str | None,
+        Option(
+            "what the weights are called, in heartbeats and in each answer, until others are loaded",
+            Name(),
+            default="a digest of them",
+            group=MODEL,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -10,11 +10,13 @@ from typing import Any
 import msgspec
 
 from ...producer import Client
+from ...producer.control.weights_control import RELOAD_TIMEOUT_S
 from ...producer.engine_calls import CALL_TIMEOUT_S, CallOptions
 from ...shared.command_line import Command, UsageError, add_redis_arguments, format_bytes, format_table
 from ...shared.control import SLEEP_LEVELS, SLEEP_MODES, SLEEP_TAGS, ShardedStateSaved, SleepState
 from ...shared.embedded import resolve_redis_url
 from ...shared.errors import EngineCallError
+from ...shared.weights_control import RELOAD_MODES, WeightsReloaded
 from .broker_command import print_json
 
 # What is asked of a client, with the options of every call; returns answers by engine id.
@@ -53,6 +55,23 @@ def _add_save_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pattern", metavar="NAME", help="of the files, with {part} (model-rank-0-part-N.safetensors)")
     parser.add_argument("--max-size", type=int, metavar="BYTES", help="most tensors in a file (default: one file)")
     _add_arguments(parser)
+
+
+def _add_reload_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder", nargs="?", help="of the same model, absolute on every engine's host (default: that of each, again)"
+    )
+    parser.add_argument("--version", default="", metavar="NAME", help="what the weights are called (a digest of them)")
+    parser.add_argument(
+        "--mode",
+        choices=RELOAD_MODES,
+        default="wait",
+        help="what runs: may end first; is queued again, to go on after its last token; or is aborted (wait)",
+    )
+    parser.add_argument("--drain-timeout", type=float, default=30.0, metavar="S", help="for --mode wait (30)")
+    parser.add_argument("--check", action="store_true", help="only look whether every engine could")
+    _add_arguments(parser)
+    parser.set_defaults(timeout=RELOAD_TIMEOUT_S)
 
 
 def _add_rpc_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,6 +120,11 @@ def _describe_saved(saved: ShardedStateSaved) -> str:
     return f"{format_bytes(saved.num_bytes)} in {len(saved.files)} files in {saved.path}"
 
 
+def _describe_reloaded(reloaded: WeightsReloaded) -> str:
+    change = f"{reloaded.former_version or 'unknown'} -> {reloaded.version} of {reloaded.path}"
+    return f"{change} in {reloaded.load_time_s:.1f} s" if reloaded.load_time_s else f"could change: {change}"
+
+
 def _describe_time(time_s: float) -> str:
     return f"{time_s * 1000:.1f} ms"
 
@@ -147,6 +171,17 @@ async def _save(client: Client, arguments: argparse.Namespace, options: CallOpti
     return await client.save_sharded_state(arguments.path, arguments.pattern, arguments.max_size, **options)
 
 
+async def _reload(client: Client, arguments: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
+    return await client.reload_weights(
+        arguments.folder,
+        version=arguments.version,
+        mode=arguments.mode,
+        drain_timeout_s=arguments.drain_timeout,
+        only_check=arguments.check,
+        **options,
+    )
+
+
 async def _rpc(client: Client, arguments: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
     args = _json_argument("--args", arguments.args, list)
     kwargs = _json_argument("--kwargs", arguments.kwargs, dict)
@@ -183,7 +218,14 @@ COMMAND = Command(
                 _leaf("stop", "Write the trace and say to which file.", _stop_profile, str),
             ),
         ),
-        _leaf("save", "Write the loaded weights into a new folder.", _save, _describe_saved, _add_save_arguments),
+        _leaf("save", "Write the weights in memory into a new folder.", _save, _describe_saved, _add_save_arguments),
+        _leaf(
+            "reload-weights",
+            "Serve the weights of another folder, one engine after the other.",
+            _reload,
+            _describe_reloaded,
+            _add_reload_arguments,
+        ),
         _leaf("rpc", "Run a registered method.", _rpc, _describe_result, _add_rpc_arguments),
         _leaf("dummy-batch", "Run one token that is no request's.", _dummy_batch, _describe_time),
     ),

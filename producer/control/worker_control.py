@@ -6,10 +6,12 @@ from ...shared.control import check_timeout
 from ...shared.errors import ValidationError
 from ...shared.leave import MARGIN_S, known_workers, make_leave
 from ...shared.messages import DrainCommand, StopCommand, WorkerCommand
+from ...shared.scaling import scale_worker
 from ...shared.shown import shown
 from ..client_core import ClientCore
 
 DRAIN_TIMEOUT_S = 30.0
+SCALE_TIMEOUT_S = 300.0
 
 
 class WorkerControl(ClientCore):
@@ -36,6 +38,23 @@ class WorkerControl(ClientCore):
         """Have a worker hand back what runs and leave at once; returns when it is gone. Raises as ``drain_worker``."""
         async with self._operations.audit.audited("worker.stop", worker_id):
             await self._make_leave(worker_id, StopCommand(), MARGIN_S)
+
+    async def scale_worker(self, worker_id: str, num_engines: int, *, timeout_s: float = SCALE_TIMEOUT_S) -> None:
+        """Have a worker serve with so many engines; returns when it does.
+
+        Those beyond drain before they go, as long as the worker's ``--drain-timeout``. The number lasts as long as the
+        worker: one that is started again has what its command line says.
+
+        Args:
+            timeout_s: after which it is an error, though the worker goes on with it.
+
+        Raises:
+            ValidationError: no such worker is there, it has no room for so many, or ``timeout_s`` is no time.
+            PenstockError: it does not serve so by then; says what its engines do.
+        """
+        check_timeout("timeout_s", timeout_s)
+        async with self._operations.audit.audited("worker.scale", worker_id, num_engines=num_engines):
+            await scale_worker(self._commands.execute, self._keys, worker_id, num_engines, timeout_s)
 
     async def _make_leave(self, worker_id: str, command: WorkerCommand, patience_s: float) -> None:
         known = await known_workers(self._commands.execute, self._keys)

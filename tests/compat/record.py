@@ -68,6 +68,7 @@ from penstock.shared.messages import (
     InputChunk,
     Ready,
     RequestError,
+    ScaleCommand,
     SchedulerStats,
     SegmentEnd,
     StopCommand,
@@ -82,6 +83,7 @@ from penstock.shared.prompt_embeds import PromptEmbeds
 from penstock.shared.stats import RequestStats, StepStats
 from penstock.shared.tokenization import Tokenization
 from penstock.worker.fleet.wire import AgentPhase, AgentSpec, AgentStatus
+from penstock.shared.weights_control import ReloadWeights, WeightsReloaded
 
 PATH = Path(__file__).parent / "wire_v1.json"
 
@@ -331,6 +333,7 @@ SAMPLES: list[tuple[str, str, Any]] = [
     ("cancel command", "EngineCommand", CancelCommand("r1")),
     ("drain command", "WorkerCommand", DrainCommand(5.0)),
     ("stop command", "WorkerCommand", StopCommand()),
+    ("scale command", "WorkerCommand", ScaleCommand(3)),
     ("failed utility call", "CoreOutput", UtilityOutput(5, CallError("engine_state", "it sleeps"))),
     (
         "failed control call",
@@ -362,6 +365,7 @@ _CALLS: list[Utility] = [
     ListLoras(),
     PinLora(3),
     PinLora(3, pinned=False),
+    ReloadWeights(path="/models/new", version="v2", mode="keep", drain_timeout_s=5.0, only_check=True),
 ]
 _ANSWERS: list[UtilityAnswer] = [
     Invariants(7, 8, 1, 2),
@@ -379,6 +383,7 @@ _ANSWERS: list[UtilityAnswer] = [
     TokenizerFile(b"x"),
     LoraChanged(True),
     LoraList([3, 7]),
+    WeightsReloaded(path="/models/new", version="v2", former_version="v1", load_time_s=1.5),
 ]
 # What a core on a GPU says in any case.
 OF_A_GPU: dict[str, Any] = {
@@ -542,6 +547,14 @@ SAMPLES += [
     ),
     ("outputs that tell that no adapter is loaded", "CoreOutput", EngineCoreOutputs(timestamp=2.5, lora_digests=[])),
     ("ready with guesses", "CoreOutput", Ready(**OF_A_GPU, speculative="ngram:8", num_free_rows=64)),
+]
+SAMPLES += [
+    ("ready with the version of its weights", "CoreOutput", Ready(**OF_A_GPU, weights_version="1f0a9c3b55d2")),
+    (
+        "delta that begins on weights of a version",
+        "Delta",
+        Delta(index=7, token_ids=[5], text="ab", weights_version="2026-11-23"),
+    ),
 ]
 SAMPLES += [
     (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -199,6 +200,12 @@ def test_the_commands(deployment: LocalStack) -> None:
     (engine_id,) = json.loads(woken.stdout)
     status = penstock(deployment, "status", "--engine", engine_id)
     assert status.stdout.split() == ["ENGINE", "ANSWER", engine_id, "awake"]
+    could = penstock(deployment, "reload-weights", "--check")
+    assert re.search(rf"^{engine_id}  could change: (\w+) -> \1 of /", could.stdout, re.MULTILINE), could.stderr
+    changed = penstock(deployment, "reload-weights", "--version", "once more", "--json", "--engine", engine_id)
+    assert "once more" in json.loads(changed.stdout)[engine_id], changed.stderr
+    nowhere = penstock(deployment, "reload-weights", "/nowhere")
+    assert (nowhere.returncode, "model folder '/nowhere' does not exist" in nowhere.stderr) == (1, True)
     failed = penstock(deployment, "rpc", "nothing", "--args", "[1]")
     assert failed.returncode == 1
     assert failed.stderr.startswith("error: collective_rpc failed at 1 of 1 engines: ")

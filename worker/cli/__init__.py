@@ -1,4 +1,4 @@
-"""The program ``worker``: start engines on this host, and list, drain and stop those of a deployment."""
+"""The program ``worker``: start engines on this host, and list, scale, drain and stop those of a deployment."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from ...shared.command_line import run_program
-from . import leave, listing, start
+from . import leave, listing, scale, start
 
-COMMANDS = (start.COMMAND, listing.COMMAND, leave.DRAIN, leave.STOP)
+COMMANDS = (start.COMMAND, listing.COMMAND, leave.DRAIN, leave.STOP, scale.COMMAND)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,7 +19,7 @@ from .plugins import list_plugins
 
 _HEADER = (
     *("WORKER", "ENGINE", "MODEL", "DEVICE", "STATE", "PIDS", "RUN/WAIT", "KV", "STEP", "TOK/S", "RSS", "GPU MEM"),
-    *("RUNS", "RESUME", "ADAPTERS", "GUESSES"),
+    *("RUNS", "RESUME", "ADAPTERS", "GUESSES", "WEIGHTS"),
 )
 
 
@@ -70,6 +70,7 @@ def _row(beat: EngineHeartbeat) -> list[str]:
         *((_software(beat.setup), beat.setup.resume) if beat.setup is not None else ("-", "-")),
         str(len(beat.lora_digests)) if beat.setup is not None and beat.setup.lora is not None else "-",
         _guesses(beat.setup) if beat.setup is not None else "-",
+        beat.weights_version or "-",
     ]
 
 

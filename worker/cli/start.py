@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ...shared.command_line import Command, UsageError
 from ...shared.embedded import given_or_embedded
 from ...shared.errors import ConfigurationError
@@ -22,7 +24,7 @@ from ...shared.log import configure_logging
 from ...shared.service_manager import tell_ready
 from ...shared.shards import shards_text
 from ...shared.tracing.endpoint import check_endpoint
-from ..config import EngineConfig
+from ..config import MAX_ENGINES_ON_HOST, EngineConfig
 from ..engines.kinds import KINDS
 from ..fleet_options import FleetOptions
 from ..options.settings import Settings, read_settings
@@ -31,6 +33,7 @@ from ..programs import PROGRAMS, START, HostOptions
 from ..worker_config import WorkerConfig
 
 if TYPE_CHECKING:
+    from ..supervisor import Placement
     from ..supervisor.host_metrics import MetricsServer
 
 
@@ -57,7 +60,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _serve(settings: Settings, process: dict[str, Any]) -> int:
     # Imported late: it needs psutil, and `worker --help` should say so rather than fail.
-    from ..supervisor import EngineStartError, Placement, Supervisor, place_engines
+    from ..supervisor import EngineStartError, Supervisor, place_engines
     from ..supervisor.stat_loggers import StatLoggerManager, load_factories
 
     host, given = settings.make(HostOptions), settings.fields_of(EngineConfig)
@@ -89,14 +92,17 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
         _fork_server(host, engine, process) as fork_server,
     ):
 
-        def config(index: int, placement: Placement) -> WorkerConfig:
+        def config(index: int) -> WorkerConfig:
+            placement = placements[index] if index < len(placements) else placements[0]
+            # One that joins later takes its share of the processors; those that run keep theirs.
+            num_engines = max(index + 1, len(placements))
             return WorkerConfig(
                 worker_id=worker_id,
                 engine_id=f"{worker_id}-{index}",
                 engine_name=f"{name}-{index}",
                 redis_url=redis_url,
                 shards=shards_text(host.shards or ""),
-                engine=engine,
+                engine=msgspec.structs.replace(engine, num_engines_on_host=num_engines),
                 visible_devices=placement.visible_devices,
                 supervisor_pid=os.getpid(),
                 fork_server=fork_server,
@@ -104,18 +110,25 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
             )
 
         try:
-            configs = [config(index, placement) for index, placement in enumerate(placements)]
+            configs = [config(index) for index in range(len(placements))]
             loggers = StatLoggerManager(
                 configs,
                 factories,
                 interval_s=host.log_stats_interval_s,
                 is_aggregated=host.aggregate_engine_logging,
+                make_config=config,
             )
-            left_in_order = asyncio.run(Supervisor(configs, announce, metrics, loggers).run())
+            supervisor = Supervisor(configs, announce, metrics, loggers, config, _room(placements))
+            left_in_order = asyncio.run(supervisor.run())
         except EngineStartError as error:
             sys.stderr.write(error.trace)
             raise
     return 0 if left_in_order else 1
+
+
+def _room(placements: Sequence[Placement]) -> int:
+    """How many engines there is a place for: GPUs have one each, processors as many as are wanted."""
+    return len(placements) if placements[0].visible_devices is not None else MAX_ENGINES_ON_HOST
 
 
 def _metrics_server(host: HostOptions) -> AbstractContextManager[MetricsServer | None]:

@@ -144,6 +144,7 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         config, folder, model, core, runner, allocate_cache, rpc_methods, progress, adapters, offload
     )
     ready = _ready(config, model, size.num_blocks, guessing.num_free_rows, processors.names)
+    ready.weights_version = control.weights_version
     return Engine(core, control, ready, offload)
 
 

@@ -131,7 +131,7 @@ class ClaimLoop:
                 return wait_s, False
             wave = await self._claim(part, ready)
             # One that was refused has left room of which Redis knows nothing.
-            if sum([await self._admit(claim, intake) for claim in wave.claims]) < len(wave.claims):
+            if sum([await self._admit(claim, intake, ready) for claim in wave.claims]) < len(wave.claims):
                 return 0.0, False
             wait_s = min(wait_s, wave.wait_s)
             if wave.is_saving:
@@ -197,13 +197,13 @@ class ClaimLoop:
         if num_released:
             log.warning("unknown_requests_handed_back", num_requests=num_released)
 
-    async def _admit(self, claim: Claim, intake: Intake) -> bool:
+    async def _admit(self, claim: Claim, intake: Intake, ready: Ready) -> bool:
         """Hand a claimed request to the core, or its error to its caller; returns whether the core has it."""
         try:
             segment = await self._segment(claim, intake)
             images = await self._images(claim, segment.request.images)
             kind = SegmentGeneration if segment.request.resumable else Generation
-            generation = kind(segment, intake.codec, claim)
+            generation = kind(segment, intake.codec, claim, ready.weights_version)
         except UndecodableEntryError as error:
             log.warning("request_undecodable", **ids_of(claim), error=str(error))
             cause = DeathCause(engine_id=self._engine_id, reason=str(error))

@@ -42,6 +42,7 @@ from ...shared.messages import (
 from ..config import CORE_MODULES, EngineConfig
 from ..host import num_oom_kills
 from ..ipc import WorkerChannel, socket_pair
+from ..process_tree import kill_process_tree
 from ..progress import ProgressReader
 from .core_process import CoreProcess, Launch, start_core
 from .core_trace import CoreTrace
@@ -234,6 +235,8 @@ class CoreClient:
             await self._trace.settle(TRACE_TIMEOUT_S)
         if not self.dead.is_set():
             self._cause = cause
+            # With what it has started, a compiler or a server, which would go on, and may be what it waits for.
+            await asyncio.to_thread(kill_process_tree, self._process.pid)
             self._kill()
 
     def _kill(self) -> None:

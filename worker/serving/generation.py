@@ -30,10 +30,11 @@ class Generation:
     former engine left them; text it had logged is not given out again.
 
     ``expiry`` is the call that ends it at its deadline; None without one. ``num_resumed_tokens`` are output tokens that
-    were there at the claim, and ``operation`` is OpenTelemetry's name for what is asked.
+    were there at the claim, and ``operation`` is OpenTelemetry's name for what is asked. ``weights_version`` is what
+    the engine computes it with, which its first delta tells.
     """
 
-    def __init__(self, segment: Segment, codec: TextCodec, claim: Claim) -> None:
+    def __init__(self, segment: Segment, codec: TextCodec, claim: Claim, weights_version: str = "") -> None:
         request = segment.request
         params = request.sampling_params
         assert params is not None
@@ -55,6 +56,7 @@ class Generation:
         self._reckoned_kv_tokens = claim.num_kv_tokens
         self._next_index = segment.num_former_tokens
         self._num_cached_tokens = 0
+        self._untold_version = weights_version
         self._gathered: Delta | None = None
         self._num_read = 0  # of the gathered tokens, those of which text was made
         self._may_wait = False
@@ -154,7 +156,10 @@ class Generation:
         """Add what ``output`` brings to the delta that waits."""
         token_ids, delta = output.new_token_ids, self._gathered
         if delta is None:
-            delta = self._gathered = Delta(index=self._next_index, token_ids=token_ids)
+            delta = self._gathered = Delta(
+                index=self._next_index, token_ids=token_ids, weights_version=self._untold_version
+            )
+            self._untold_version = ""
             if not self._next_index:
                 delta.first_prompt_token = self._first_prompt_token
         else:
@@ -260,8 +265,8 @@ class Predicted:
 class SegmentGeneration(Generation):
     """The text side of a resumable request's segment, whose end leaves the request open for more input."""
 
-    def __init__(self, segment: Segment, codec: TextCodec, claim: Claim) -> None:
-        super().__init__(segment, codec, claim)
+    def __init__(self, segment: Segment, codec: TextCodec, claim: Claim, weights_version: str = "") -> None:
+        super().__init__(segment, codec, claim, weights_version)
         self._number = segment.number
 
     def absorb(self, output: EngineCoreOutput) -> tuple[Delta | None, bool]:

@@ -31,6 +31,8 @@ class Heartbeat:
 
     Attributes:
         told: the last ``EngineHeartbeat`` that was made, as JSON; empty before the first.
+        weights_version: of what is served; empty before the engine is ready.
+        weights_folder: where it came from, if it was put in the place of what was loaded first.
     """
 
     def __init__(self, config: WorkerConfig, connection: CommandConnection) -> None:
@@ -44,6 +46,8 @@ class Heartbeat:
         self.engine_stats: EngineStats | None = None
         self.num_tokens = 0
         self.lora_digests: list[str] = []
+        self.weights_version = ""
+        self.weights_folder = ""
         self._started_at = time.time()
         self._num_beats = 0
         self._card: ModelCard | None = None
@@ -62,6 +66,12 @@ class Heartbeat:
         """Let clients know of the model that is served from now on."""
         await self._connection.execute("HSET", self._keys.models(), card.model, msgspec.json.encode(card))
         self._card = card
+
+    async def tell_version(self, version: str) -> None:
+        """Let the card and the next beat say what is served from now on."""
+        self.weights_version = version
+        if self._card is not None:
+            await self.register(msgspec.structs.replace(self._card, weights_version=version, registered_at=time.time()))
 
     async def run(self) -> None:
         """Beat for ever. A Redis that is away is waited for: the beat says nothing while it cannot be heard."""
@@ -141,6 +151,7 @@ class Heartbeat:
             stats=self.engine_stats,
             setup=self._card.setup if self._card is not None else None,
             lora_digests=self.lora_digests,
+            weights_version=self.weights_version,
         )
 
     def _state(self, progress: Progress) -> EngineState:

@@ -44,6 +44,7 @@ def make_card(config: EngineConfig, ready: Ready, codec: TextCodec, *, is_tracin
         logits_processors=ready.logits_processors,
         max_images=ready.max_images,
         image_refusal=ready.image_refusal,
+        weights_version=ready.weights_version,
         thinks_before_grammar=codec.can_think_first and ready.engine == "penstock",
     )
 

@@ -30,8 +30,7 @@ from ..text.tokenizer import TextCodec
 from ..worker_config import WorkerConfig
 from .core_client import CoreClient, CoreLostError, CoreStartupError, LoadTimeoutError
 from .heartbeat import Heartbeat
-from .loading.activity import core_activity
-from .loading.watch import Activity, LoadWatch
+from .loading.activity import until_hung
 from .model_card import make_card
 from .service import WorkerService
 from .stall import StallWatch
@@ -95,6 +94,7 @@ class WorkerProcess:
         self._stall_watch = StallWatch(self._core.progress, config.stall_timeout_s)
         self._heartbeat.watch(self._core.progress, self._stall_watch)
         self._status = StatusLines(config.engine_id, self._heartbeat)
+        self._service.on_reloaded = lambda: self._status.report(self._status.state)
 
     async def run(self, signals: StopSignals) -> int:
         """Return the exit status: 0 after a drain, 1 if the start failed, 3 if the core died, 4 if it hung loading."""
@@ -129,6 +129,7 @@ class WorkerProcess:
             await asyncio.gather(starting, return_exceptions=True)
             return None
         ready = starting.result()
+        ready.weights_version = self._config.weights_version or ready.weights_version
         codec = await asyncio.to_thread(
             TextCodec.load, Path(ready.model_folder), reasoning_parser=self._config.reasoning_parser
         )
@@ -136,6 +137,7 @@ class WorkerProcess:
 
     async def _serve(self, ready: Ready, codec: TextCodec, signals: StopSignals) -> int:
         signals.is_serving = True
+        self._heartbeat.weights_version = ready.weights_version
         await self._register(ready, codec)
         self._heartbeat.core_pid = self._core.pid
         # A caller that will not wait for an engine asks for its lease: whoever hears of READY must find one.
@@ -159,14 +161,10 @@ class WorkerProcess:
 
     async def _watch_loading(self) -> None:
         """Kill a core that hangs before it serves; ``CoreClient.start`` then fails by that name."""
-        finding = await LoadWatch(self._see_core, self._config.load_timeout_s).run()
+        finding = await until_hung(self._core, self._config.load_timeout_s)
         log.error("load_timed_out", finding=finding, core_pid=self._core.pid)
         self._heartbeat.error = finding
         self._core.kill_loading(finding)
-
-    async def _see_core(self) -> Activity | None:
-        pid = self._core.pid
-        return await asyncio.to_thread(core_activity, pid, self._core.progress.read().phase_entered_ns) if pid else None
 
     async def _watch_for_stalls(self) -> None:
         """Kill a core that makes no progress; its death is then seen like any other."""
@@ -207,6 +205,7 @@ class WorkerProcess:
             kv_cache_dtype=ready.kv_cache_dtype,
             kv_cache_tokens=ready.kv_cache_size_tokens,
             load_s=round(ready.load_time_s, 2),
+            weights_version=ready.weights_version,
         )
 
     async def _leave(self, beating: asyncio.Task[None] | None) -> None:

@@ -9,6 +9,7 @@ that its claim is stale: in answer to a write, or to the renewal of the lease.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from ...shared.messages import CancelCommand, EngineCoreOutputs, EngineState, Fi
 from ...shared.partitions import Layouts
 from ...shared.records import DeathCause
 from ...shared.request_state import RequestState
+from ...shared.weights_control import ReloadWeights
 from ..text.tokenizer import TextCodec
 from ..worker_config import WorkerConfig
 from .call_handler import ControlCalls, decode_command
@@ -34,6 +36,7 @@ from .generation import Generation
 from .heartbeat import Heartbeat
 from .intake import Intake
 from .loaded_adapters import LoadedAdapters
+from .loading.reload import WeightsReloading
 from .partition_upkeep import PartitionUpkeep
 from .publisher import Publisher
 from .redis_pressure import RedisPressure
@@ -55,7 +58,11 @@ log = structlog.get_logger()
 
 
 class WorkerService:
-    """Serves one engine core from one model's queue. Its parts come from ``process.py``."""
+    """Serves one engine core from one model's queue. Its parts come from ``process.py``.
+
+    Attributes:
+        on_reloaded: called when other weights are in place.
+    """
 
     def __init__(
         self,
@@ -82,11 +89,14 @@ class WorkerService:
         self._observer = RequestObservers([request_log, *attempt_spans(config, self._history_of)])
         self._claiming = ClaimLoop(config, self._parts, core, self._live, self._observer)
         self._telling: set[asyncio.Task[None]] = set()
-        sleep = SleepControl(config.engine_id, core, self._live, self._parts, self._claiming, heartbeat, self._observer)
+        self._sleep = SleepControl(
+            config.engine_id, core, self._live, self._parts, self._claiming, heartbeat, self._observer
+        )
+        self.on_reloaded: Callable[[], None] = lambda: None
         self._adapters = LoadedAdapters(config, commands, self._parts, core, heartbeat)
         self._beside: list[asyncio.Task[None]] = []
         calls = EngineCalls(commands, self._keys.model(self._model))
-        self._control = ControlCalls(config.engine_id, calls, core, sleep)
+        self._control = ControlCalls(config.engine_id, calls, core, self._sleep)
         self._upkeep = PartitionUpkeep(
             self._engine_id,
             self._parts,
@@ -121,7 +131,10 @@ class WorkerService:
     async def serve(self, ready: Ready, codec: TextCodec, stop: asyncio.Event) -> None:
         """Claim and publish until ``stop`` is set or the core is dead; ``drain`` or ``abandon`` comes next."""
         text_calls = TextCalls(Path(ready.model_folder), codec, ready.max_model_len, ready.vocab_size)
-        self._control.answer_too(text_calls.functions)
+        reloading = WeightsReloading(
+            *(self._core, self._sleep, self._heartbeat, ready, self.on_reloaded, self._config.load_timeout_s)
+        )
+        self._control.answer_too({**text_calls.functions, ReloadWeights: reloading.reload})
         await self._observer.open()
         await self._upkeep.begin()
         self._keeping = asyncio.create_task(self._upkeep.run())

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from ...shared.control import IsSleeping, ResetPrefixCache, Sleep, SleepState, Utility, UtilityAnswer, WakeUp
-from ...shared.errors import BrokerError
+from ...shared.errors import BrokerError, EngineTimeoutError
 from ...shared.messages import EngineState, FinishReason
 from .claiming import ClaimLoop
 from .core_client import CoreClient
@@ -44,7 +44,7 @@ class SleepControl:
         self._claiming = claiming
         self._heartbeat = heartbeat
         self._observer = observer
-        self._modes: dict[str, Callable[[Sleep], Awaitable[None]]] = {
+        self._modes: dict[str, Callable[[float], Awaitable[None]]] = {
             "keep": self._keep,
             "wait": self._wait,
             "abort": self._abort,
@@ -55,13 +55,11 @@ class SleepControl:
 
         If that fails, an engine that is awake serves on.
         """
-        await self._claiming.pause()
         try:
-            await self._modes[call.mode](call)
-            await self._hand_back()
+            await self.clear(call.mode, call.drain_timeout_s)
             state = await self._ask(call)
         except Exception:
-            await self._follow(await self._ask(IsSleeping()))
+            await self.go_on()
             raise
         await self._follow(state)
         return state
@@ -76,12 +74,27 @@ class SleepControl:
         """Let the core forget its cache; if that is wanted, all that runs is queued again before, here or elsewhere."""
         if not call.reset_running_requests:
             return await self._core.call(call)
-        await self._claiming.pause()
         try:
-            await self._hand_back()
+            await self.clear("keep", 0.0)
             return await self._core.call(call)
         finally:
-            await self._follow(await self._ask(IsSleeping()))
+            await self.go_on()
+
+    async def clear(self, mode: str, timeout_s: float, *, may_hand_back: bool = True) -> None:
+        """Claim nothing more until ``go_on``, and clear the engine of its requests, as ``Sleep.mode`` says.
+
+        Raises:
+            EngineTimeoutError: with "wait" some still run after ``timeout_s``, and are not to be queued again.
+        """
+        await self._claiming.pause()
+        await self._modes[mode](timeout_s)
+        if mode == "wait" and not may_hand_back and len(self._live):
+            raise EngineTimeoutError(f"{len(self._live)} requests still run after {timeout_s:g} s (drain_timeout_s)")
+        await self._hand_back()
+
+    async def go_on(self) -> None:
+        """Serve again after ``clear``, if the core is awake."""
+        await self._follow(await self._ask(IsSleeping()))
 
     async def _follow(self, state: SleepState) -> None:
         """Serve if the core is awake, and say what it does."""
@@ -92,17 +105,17 @@ class SleepControl:
             self._claiming.resume()
         await self._heartbeat.beat()
 
-    async def _keep(self, _: Sleep) -> None:
+    async def _keep(self, _: float) -> None:
         """All is handed back, as it is."""
 
-    async def _wait(self, call: Sleep) -> None:
+    async def _wait(self, timeout_s: float) -> None:
         try:
-            async with asyncio.timeout(call.drain_timeout_s):
+            async with asyncio.timeout(timeout_s):
                 await self._live.until_none()
         except TimeoutError:
             log.info("requests_unfinished_at_sleep", num_requests=len(self._live))
 
-    async def _abort(self, _: Sleep) -> None:
+    async def _abort(self, _: float) -> None:
         for generation in self._live.all():
             delta = generation.cut_off(FinishReason.ABORT)
             publisher = self._parts[generation.partition].publisher

@@ -50,6 +50,8 @@ class StatusLines:
             trace=trace,
             is_external=is_external,
             num_tokens=self._heartbeat.num_tokens,
+            weights_folder=self._heartbeat.weights_folder,
+            weights_version=self._heartbeat.weights_version if self._heartbeat.weights_folder else "",
         )
         # It has some kilobytes, for which a pipe that is not full may still have no room.
         if self._heartbeat.told and _all_is_read():

@@ -43,6 +43,7 @@ class EngineProcess:
         heard_at: when its last line came, by the loop's clock; before the first, when it was spawned.
         has_spoken: whether a line came at all.
         heartbeat: the last ``EngineHeartbeat`` that it told, as JSON; empty before the first.
+        weights: folder and version of weights that were put in the place of the configured ones; empty before.
         exit_code: as ``Popen.returncode``, None while it lives; set after its last words were read.
     """
 
@@ -53,6 +54,7 @@ class EngineProcess:
         self.heard_at = 0.0
         self.has_spoken = False
         self.heartbeat = b""
+        self.weights = ("", "")
         self.exit_code: int | None = None
         self.ended = asyncio.Event()
         self._config = config
@@ -185,6 +187,8 @@ class EngineProcess:
         self.heard_at = asyncio.get_running_loop().time()
         self._num_tokens = max(self._num_tokens, status.num_tokens)
         self.heartbeat = bytes(status.heartbeat) or self.heartbeat
+        if status.weights_folder:
+            self.weights = (status.weights_folder, status.weights_version)
         if status.state == EngineState.FAILED:
             self.failure = status
         self._on_change(self)

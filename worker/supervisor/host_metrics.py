@@ -93,7 +93,8 @@ class HostMetrics:
 
     def _samples(self) -> Iterator[Sample]:
         yield from values_of((VERSION,), {"build_info": 1.0})
-        yield from engines_samples([engine.beat() for engine in self._engines])
+        beats = [engine.beat_if_there() for engine in self._engines]
+        yield from engines_samples([beat for beat in beats if beat is not None])
 
     async def _healthz(self) -> Answer:
         return Answer.of({"status": "ok"})
@@ -107,7 +108,7 @@ class HostMetrics:
     def _not_serving(self) -> str:
         if self._is_leaving():
             return "the worker drains"
-        missing = [engine for engine in self._engines if engine.policy.phase is not Phase.SERVING]
+        missing = [engine for engine in self._engines if engine.policy.phase not in (Phase.SERVING, Phase.LEFT)]
         return "; ".join(f"engine {engine.engine_id} is {engine.policy.phase}" for engine in missing)
 
     async def _no_redis(self) -> str:

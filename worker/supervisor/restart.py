@@ -36,7 +36,8 @@ class Phase(enum.StrEnum):
 
 
 NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
-    Phase.STARTING: frozenset({Phase.SERVING, Phase.LEFT}),
+    # Down before it has served: one that joins others, which serve on.
+    Phase.STARTING: frozenset({Phase.SERVING, Phase.DOWN, Phase.GIVEN_UP, Phase.LEFT}),
     Phase.SERVING: frozenset({Phase.DOWN, Phase.GIVEN_UP, Phase.LEFT}),
     Phase.DOWN: frozenset({Phase.RESTARTING, Phase.LEFT}),
     Phase.RESTARTING: frozenset({Phase.SERVING, Phase.DOWN, Phase.GIVEN_UP, Phase.LEFT}),

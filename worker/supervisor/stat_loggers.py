@@ -82,6 +82,7 @@ class StatLoggerManager:
         factories: of loggers beside ours.
         interval_s: at which loggers speak; 0 never.
         is_aggregated: whether our line is one for all engines.
+        make_config: of an engine that is started later, by index.
     """
 
     def __init__(
@@ -91,14 +92,19 @@ class StatLoggerManager:
         *,
         interval_s: float,
         is_aggregated: bool,
+        make_config: Callable[[int], WorkerConfig] | None = None,
     ) -> None:
         own = AggregatedLoggingStatLogger if is_aggregated else LoggingStatLogger
         self._interval_s = interval_s
         self._of_engine: list[list[StatLogger]] = [[] for _ in configs]
         self._all: list[StatLogger] = []
-        for factory in ([own] if interval_s else []) + [*factories]:
+        self._aggregates: list[StatLogger] = []
+        self._make_config = make_config or configs.__getitem__
+        self._factories = ([own] if interval_s else []) + [*factories]
+        for factory in self._factories:
             if getattr(factory, "is_aggregate", False):
-                self._add(cast(AggregateStatLoggerFactory, factory)(configs), range(len(configs)))
+                self._aggregates.append(cast(AggregateStatLoggerFactory, factory)(configs))
+                self._add(self._aggregates[-1], range(len(configs)))
             else:
                 for index, config in enumerate(configs):
                     self._add(cast(StatLoggerFactory, factory)(config), [index])
@@ -108,11 +114,11 @@ class StatLoggerManager:
         for index in indexes:
             self._of_engine[index].append(logger)
 
-    async def run(self, look: Callable[[], Sequence[EngineHeartbeat]]) -> None:
+    async def run(self, look: Callable[[], Sequence[EngineHeartbeat | None]]) -> None:
         """Tell and ask until cancelled.
 
         Args:
-            look: returns what is known of each engine, by index.
+            look: returns what is known of each engine, by index; None of one that has left.
         """
         clock = asyncio.get_running_loop().time
         due = clock() + self._interval_s
@@ -123,11 +129,24 @@ class StatLoggerManager:
                 due = clock() + self._interval_s
                 self.log()
 
-    def record(self, beats: Sequence[EngineHeartbeat]) -> None:
+    def record(self, beats: Sequence[EngineHeartbeat | None]) -> None:
         """Tell all loggers once."""
         for index, beat in enumerate(beats):
+            if beat is None:
+                continue
+            if index == len(self._of_engine):
+                self._grow(index)
             for logger in self._of_engine[index]:
                 _guarded(logger, lambda logger=logger, beat=beat, index=index: logger.record(beat, index))
+
+    def _grow(self, index: int) -> None:
+        """Make loggers for an engine that was started beside the others."""
+        self._of_engine.append([])
+        config = self._make_config(index)
+        for factory in self._factories:
+            if not getattr(factory, "is_aggregate", False):
+                self._add(cast(StatLoggerFactory, factory)(config), [index])
+        self._of_engine[index] += self._aggregates
 
     def log(self) -> None:
         """Ask all loggers once."""

@@ -102,6 +102,10 @@ class Engine:
             return self._bare_beat(self.life.state)
         return msgspec.json.decode(self.life.heartbeat, type=EngineHeartbeat)
 
+    def beat_if_there(self) -> EngineHeartbeat | None:
+        """``beat``; None once it has left, while others stay."""
+        return None if self.policy.phase is Phase.LEFT else self.beat()
+
     def _bare_beat(self, state: EngineState) -> EngineHeartbeat:
         config = self._config
         return EngineHeartbeat(
@@ -126,7 +130,13 @@ class Engine:
         return reason
 
     async def _live(self) -> None:
-        """Run one worker process to its end."""
+        """Run one worker process to its end, on the weights that the one before had in the end."""
+        folder, version = self.life.weights
+        if folder:
+            engine = msgspec.structs.replace(
+                self._config.engine, model=folder, served_model_name=self._config.engine.model_name
+            )
+            self._config = msgspec.structs.replace(self._config, engine=engine, weights_version=version)
         config = msgspec.structs.replace(self._config, num_restarts=self.policy.num_restarts)
         self.life = EngineProcess(config, self._on_life_change)
         try:

@@ -31,14 +31,16 @@ import structlog
 from ...shared import service_manager
 from ...shared.errors import ConfigurationError, EngineDeadError, PenstockError
 from ...shared.keys import Keys
-from ...shared.messages import DrainCommand, WorkerCommand
+from ...shared.messages import DrainCommand, ScaleCommand, WorkerCommand
 from ...shared.presence import Presence, ProcessKind
+from ...shared.scaling import ENGINES_OPTION, MAX_ENGINES_OPTION, WORKER_OPTION
 from ...shared.shards import check_servers, make_connections
 from ..worker_config import WorkerConfig
 from .death_notices import DeathNotices
 from .engine_process import EngineProcess
 from .reaper import Reaper
 from .restart import Phase
+from .scaling import HAND_BACK_TIMEOUT_S, Scaling
 from .silence import SilenceWatch
 from .stat_loggers import StatLoggerManager
 from .supervised_engine import Engine
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
 
 # The worker process ends a drain by itself; this is for its last round trips.
 DRAIN_MARGIN_S = 2.0
-HAND_BACK_TIMEOUT_S = 10.0
 
 log = structlog.get_logger()
 
@@ -81,6 +82,8 @@ class Supervisor:
         on_ready: called once, when all engines serve.
         metrics: where to serve figures and probes.
         stat_loggers: who is told what engines do.
+        make_config: of the engine of a slot, for those that are started later; None has no room for such.
+        max_engines: that there is room for; at least as many as ``configs``.
     """
 
     def __init__(
@@ -89,6 +92,8 @@ class Supervisor:
         on_ready: Callable[[], None],
         metrics: MetricsServer | None = None,
         stat_loggers: StatLoggerManager | None = None,
+        make_config: Callable[[int], WorkerConfig] | None = None,
+        max_engines: int = 0,
     ) -> None:
         if not configs:
             raise ConfigurationError("a supervisor needs at least one engine")
@@ -103,15 +108,32 @@ class Supervisor:
             self._config.redis_url, self._config.shards, keys, retry_for_s=math.inf
         )
         self._reaper = Reaper(self._redis, self._config)
-        self._engines = [Engine(config, self._reaper, self._on_change) for config in configs]
+        self._engines = [self._make_engine(config) for config in configs]
+        self._max_engines = max(len(configs), max_engines if make_config is not None else 0)
         self._presence = Presence(
-            self._redis, keys, ProcessKind.SUPERVISOR, {"worker": self._config.worker_id, "engines": str(len(configs))}
+            self._redis,
+            keys,
+            ProcessKind.SUPERVISOR,
+            {
+                WORKER_OPTION: self._config.worker_id,
+                ENGINES_OPTION: str(len(configs)),
+                MAX_ENGINES_OPTION: str(self._max_engines),
+            },
         )
         self._notices = DeathNotices(self._redis, self._config, self._engines)
         self._metrics = metrics
         self._stat_loggers = stat_loggers
         self._silence = SilenceWatch(self._config, self._lives_that_ought_to_speak)
         self._running: list[asyncio.Task[None]] = []
+        of_slot = make_config or configs.__getitem__
+        self._scaling = Scaling(
+            self._engines,
+            self._running,
+            lambda slot: self._make_engine(of_slot(slot)),
+            self._max_engines,
+            self._drain_patience_s,
+            self._on_change,
+        )
 
     async def run(self) -> bool:
         """Serve until told to leave, and return when all engine processes are gone.
@@ -135,11 +157,11 @@ class Supervisor:
             await subscriber.subscribe(Keys(config.namespace).worker_commands(config.worker_id), self._on_command)
             await self._redis.open()
             self._presence.start()
-            self._running = [asyncio.create_task(engine.run()) for engine in self._engines]
+            self._running.extend(asyncio.create_task(engine.run()) for engine in self._engines)
             watchers = (self._reaper, self._notices, self._silence)
             watching = [asyncio.create_task(watcher.run()) for watcher in watchers]
             if self._stat_loggers is not None:
-                telling = self._stat_loggers.run(lambda: [engine.beat() for engine in self._engines])
+                telling = self._stat_loggers.run(lambda: [engine.beat_if_there() for engine in self._engines])
                 watching.append(asyncio.create_task(telling))
             async with service_manager.watched():
                 try:
@@ -190,6 +212,7 @@ class Supervisor:
 
     async def _leave(self) -> None:
         """Take the engines down, step by step, beginning with the one that ``_urgency`` asks for."""
+        self._scaling.stop()
         steps: list[tuple[Urgency, Callable[[EngineProcess], None], float | None]] = [
             (Urgency.DRAIN, EngineProcess.drain, self._drain_patience_s),
             (Urgency.HAND_BACK, EngineProcess.hand_back, HAND_BACK_TIMEOUT_S),
@@ -246,8 +269,17 @@ class Supervisor:
             if command.timeout_s is not None:
                 self._drain_patience_s = min(command.timeout_s, self._drain_patience_s)
             self._hurry(Urgency.DRAIN)
+        elif isinstance(command, ScaleCommand):
+            self._scale(command.num_engines)
         else:
             self._hurry(Urgency.HAND_BACK)
+
+    def _scale(self, num_engines: int) -> None:
+        self._scaling.scale(num_engines)
+        self._presence.record.options[ENGINES_OPTION] = str(self._scaling.num_staying)
+
+    def _make_engine(self, config: WorkerConfig) -> Engine:
+        return Engine(config, self._reaper, self._on_change)
 
     def _install_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -62,7 +62,7 @@ def _row(engine: EngineHeartbeat) -> dict[str, Any]:
         "started_at": engine.started_at,
         "error": engine.error,
         "name": engine.engine_name,
-        "setup": setup_facts(engine.setup) | _adapters(engine.lora_digests),
+        "setup": setup_facts(engine.setup) | _adapters(engine.lora_digests) | _version(engine.weights_version),
     }
 
 
@@ -98,6 +98,10 @@ def setup_facts(setup: EngineSetup | None) -> dict[str, str]:
 
 def _adapters(digests: list[str]) -> dict[str, str]:
     return {"adapters loaded": str(len(digests))} if digests else {}
+
+
+def _version(version: str) -> dict[str, str]:
+    return {"version of the weights": version} if version else {}
 
 
 def _room_for_adapters(lora: LoraSetup) -> str:

@@ -15,7 +15,7 @@ import pytest
 from penstock.shared.broker import Broker, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
-from penstock.shared.messages import DrainCommand, EngineState
+from penstock.shared.messages import DrainCommand, EngineState, ScaleCommand, WorkerCommand
 from penstock.shared.records import EngineHeartbeat
 from penstock.worker.config import EngineConfig
 from penstock.worker.supervisor import Supervisor, engine_process
@@ -51,18 +51,22 @@ class StubHost:
         num_engines: int,
         config: dict[str, Any],
         metrics: MetricsServer | None = None,
+        max_engines: int = 0,
     ) -> None:
         self._commands = commands
         self._folder = folder
         self._keys = Keys(config["namespace"])
         self.broker = Broker(commands, self._keys.model(MODEL))
         engine = EngineConfig(model=MODEL)
-        configs = [
-            WorkerConfig(worker_id="h", engine_id=f"h-{index}", engine_name=f"name-{index}", engine=engine, **config)
-            for index in range(num_engines)
-        ]
+
+        def make_config(index: int) -> WorkerConfig:
+            return WorkerConfig(
+                worker_id="h", engine_id=f"h-{index}", engine_name=f"name-{index}", engine=engine, **config
+            )
+
+        configs = [make_config(index) for index in range(num_engines)]
         self._ready = asyncio.Event()
-        self.supervisor = Supervisor(configs, self._ready.set, metrics)
+        self.supervisor = Supervisor(configs, self._ready.set, metrics, None, make_config, max_engines)
         self.engines = self.supervisor._engines
         self._seen: set[psutil.Process] = set()
         self.running = asyncio.create_task(self.supervisor.run())
@@ -111,8 +115,14 @@ class StubHost:
         return beat
 
     async def drain(self) -> None:
-        command = msgspec.msgpack.encode(DrainCommand())
-        assert await self._commands.execute("PUBLISH", self._keys.worker_commands("h"), command) == 1
+        await self._command(DrainCommand())
+
+    async def scale(self, num_engines: int) -> None:
+        await self._command(ScaleCommand(num_engines))
+
+    async def _command(self, command: WorkerCommand) -> None:
+        data = msgspec.msgpack.encode(command)
+        assert await self._commands.execute("PUBLISH", self._keys.worker_commands("h"), data) == 1
 
     async def result(self, timeout_s: float = 60.0) -> bool:
         """Return what ``Supervisor.run`` returns, and check that nothing is left of it."""

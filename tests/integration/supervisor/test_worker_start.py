@@ -65,7 +65,9 @@ def test_serves_is_listed_and_drains(
     assert {beat["state"] for beat in beats} == {"ready"}
     assert {beat["setup"]["speculative"] for beat in beats} == {"ngram:5"}
     num_free_rows = beats[0]["setup"]["num_free_rows"]
-    assert re.search(rf"GUESSES *\n.* ngram:5/{num_free_rows}\n", run_worker("list", *where).stdout)
+    assert re.search(
+        rf"GUESSES +WEIGHTS *\n.* ngram:5/{num_free_rows} +[0-9a-f]{{12}}\n", run_worker("list", *where).stdout
+    )
     assert [beat["worker_pid"] for beat in beats] == [process.pid for process in worker.worker_processes()]
 
     command = [sys.executable, "-m", "penstock.ops.cli", "generate", "four plus two is", "--temperature", "0"]
@@ -359,3 +361,45 @@ def await_restarts(worker: StartedWorker, number: int) -> None:
 def leaving_steps(worker: StartedWorker) -> list[object]:
     """The steps of leaving that the supervisor has logged so far."""
     return [event["step"] for event in events(worker, "leaving")]
+
+
+def test_a_worker_serves_with_more_engines_and_fewer(
+    start_worker: StartWorker, gate: Gate, redis_url: str, namespace: str
+) -> None:
+    """What runs on an engine that goes ends there; while it does, the others serve."""
+    worker = start_worker("--device", "cpu", "--engines", "1")
+    worker.await_ready()
+    where = ("--redis-url", redis_url, "--namespace", namespace)
+    (beat,) = json.loads(run_worker("list", "--json", *where).stdout)
+    told = run_worker("scale", beat["worker_id"], "2", *where)
+    assert told.stdout == (
+        f"{beat['worker_id']} serves with 2 engines, until it ends; --engines says with how many it starts\n"
+    )
+    beats = json.loads(run_worker("list", "--json", *where).stdout)
+    assert [one["engine_id"].removeprefix(beat["worker_id"]) for one in beats] == ["-0", "-1"]
+    assert beats[0]["core_pid"] == beat["core_pid"]
+    assert asyncio.run(_answers_while_one_engine_drains(redis_url, namespace, beat["worker_id"], gate)) == {9}
+    assert len(json.loads(run_worker("list", "--json", *where).stdout)) == 1
+    worker.note_processes()
+    worker.process.terminate()
+    assert worker.await_end() == 0
+
+
+async def _answers_while_one_engine_drains(url: str, namespace: str, worker_id: str, gate: Gate) -> set[int]:
+    """Numbers of tokens of requests that ran on both engines when one was told to go."""
+    params = SamplingParams(max_tokens=9, ignore_eos=True)
+    gate.hold_at(8)
+    async with Client.connect(url, namespace=namespace) as client:
+        handles = [await client.submit("four plus two is", params) for _ in range(6)]
+        for handle in handles:
+            async for _ in handle.stream():
+                break
+        scaling = asyncio.create_task(client.scale_worker(worker_id, 1))
+        async with asyncio.timeout(DEADLINE_S):
+            while "draining" not in [engine.state for engine in await client.engines()]:
+                await asyncio.sleep(0.02)
+        assert not scaling.done()
+        gate.open()
+        results = [await handle.result() for handle in handles]
+        await scaling
+    return {len(result.outputs[0].token_ids) for result in results}

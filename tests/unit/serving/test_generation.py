@@ -63,6 +63,28 @@ def test_a_deadline_forgets_none(generation: Generation) -> None:
     assert generation.cut_off(FinishReason.EXPIRED).usage == Usage(20, 1, 16)
 
 
+def test_the_first_delta_of_an_engine_tells_its_weights_and_no_other() -> None:
+    """Also of one that goes on with what another has begun; what says both then has the last."""
+    request = EngineCoreRequest(
+        request_id="r",
+        prompt_token_ids=[1] * 20,
+        sampling_params=SamplingParams(max_tokens=9, detokenize=False),
+        epoch=2,
+    )
+    begun = Delta(token_ids=[5], weights_version="one", stats=RequestStats())
+    claim = Claim("r", b"", epoch=2, num_logged_tokens=1, attempt=2)
+    generation = Generation(Segment(request, [begun]), cast(Any, None), claim, "two")
+    deltas = []
+    for token_id in (6, 7):
+        generation.absorb(EngineCoreOutput("r", [token_id]))
+        deltas.append(generation.take())
+    last, _ = generation.absorb(EngineCoreOutput("r", [8], FinishReason.LENGTH))
+    told = [(delta.index, delta.weights_version) for delta in (*deltas, last) if delta is not None]
+    assert told == [(1, "two"), (2, ""), (3, "")]
+    assert deltas[0] is not None
+    assert begun.followed_by(deltas[0]).weights_version == "two"
+
+
 @pytest.fixture(scope="module")
 def codec(demo_model: Path) -> TextCodec:
     return TextCodec.load(demo_model)

@@ -20,6 +20,7 @@ from penstock.shared.control import (
 )
 from penstock.shared.errors import ValidationError
 from penstock.shared.messages import CancelCommand
+from penstock.shared.weights_control import ReloadWeights
 from penstock.worker.serving.call_handler import UndecodableCall, decode_command
 
 
@@ -39,6 +40,11 @@ from penstock.worker.serving.call_handler import UndecodableCall, decode_command
         (lambda: SaveShardedState("/a", "{who}-{part}.safetensors"), "pattern must"),
         (lambda: SaveShardedState("/a", "{part.safetensors"), "pattern must"),
         (lambda: SaveShardedState("/a", None, 0), "max_size must be a positive number of bytes"),
+        (lambda: ReloadWeights(path="weights"), "path must be absolute"),
+        (lambda: ReloadWeights(mode="drop"), "mode must be one of wait, keep, abort, got 'drop'"),
+        (lambda: ReloadWeights(version="v" * 129), "version must be at most 128 printable characters"),
+        (lambda: ReloadWeights(version="a\nb"), "version must be at most 128 printable characters"),
+        (lambda: ReloadWeights(drain_timeout_s=0.0), "drain_timeout_s must be a number of seconds"),
         (lambda: CollectiveRpc(""), "method must be the name"),
         (lambda: CollectiveRpc("a", -1.0), "timeout_s must be"),
     ],

@@ -38,6 +38,7 @@ from ....shared.control import (
 )
 from ....shared.errors import EngineStateError
 from ....shared.messages import UtilityCall, UtilityOutput
+from ....shared.weights_control import ReloadWeights, WeightsReloaded
 from ...core.answers import CallAnswers
 from ...progress import ProgressWriter
 from ..adapters.library import AdapterLibrary
@@ -45,10 +46,14 @@ from ..core import EngineCore
 from ..rpc import RpcEngine, RpcMethods
 from .adapters import adapter_calls
 from .profiling import StepProfiler
+from .reload import WeightsReload
 from .sleep import EngineSleep
 
 _MAY_TAKE_LONG = frozenset(
-    {ResetPrefixCache, Sleep, WakeUp, StartProfile, StopProfile, SaveShardedState, ExecuteDummyBatch}
+    {
+        *(ResetPrefixCache, Sleep, WakeUp, StartProfile, StopProfile, SaveShardedState, ExecuteDummyBatch),
+        ReloadWeights,
+    }
 )
 
 log = structlog.get_logger(__name__)
@@ -65,6 +70,7 @@ class ControlledParts:
     rpc_engine: RpcEngine
     save_sharded_state: Callable[[SaveShardedState], ShardedStateSaved]
     execute_dummy_batch: Callable[[], None]
+    reload: WeightsReload
     adapters: AdapterLibrary | None = None
 
 
@@ -85,9 +91,15 @@ class EngineControl:
             CollectiveRpc: self._collective_rpc,
             ExecuteDummyBatch: self._execute_dummy_batch,
             ResetInputCache: self._reset_input_cache,
+            ReloadWeights: self._reload_weights,
             **adapter_calls(parts.adapters),
         }
         self._answers = CallAnswers(functions, progress, self._takes_long)
+
+    @property
+    def weights_version(self) -> str:
+        """Of the weights that are loaded."""
+        return self._parts.reload.source.version
 
     def answer(self, message: UtilityCall) -> UtilityOutput | None:
         """As ``Control``."""
@@ -139,6 +151,10 @@ class EngineControl:
     def _save_sharded_state(self, call: SaveShardedState) -> ShardedStateSaved:
         self._require_awake(WEIGHTS)
         return self._parts.save_sharded_state(call)
+
+    def _reload_weights(self, call: ReloadWeights) -> WeightsReloaded:
+        self._require_awake(WEIGHTS, KV_CACHE)
+        return self._parts.reload.reload(call)
 
     def _collective_rpc(self, call: CollectiveRpc) -> RpcResult:
         parts = self._parts

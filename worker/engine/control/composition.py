@@ -12,7 +12,8 @@ from ....shared.control import KV_CACHE, WEIGHTS
 from ....shared.embedded import data_folder
 from ....shared.errors import ConfigurationError
 from ...config import EngineConfig
-from ...models.lean.captured import CapturedForward
+from ...models.eight_bit_cache import fit_again
+from ...models.lean.captured import CapturedForward, plain_of
 from ...models.live_state import empty_module
 from ...models.loader import LoadedModel, load_weights
 from ...models.sharded_state import save_sharded_state
@@ -26,6 +27,7 @@ from ..rpc import RpcEngine, RpcMethods, import_rpc_modules
 from . import rpc_methods as own_rpc_methods
 from .calls import ControlledParts, EngineControl
 from .profiling import StepProfiler
+from .reload import WeightsReload, WeightsSource
 from .sleep import EngineSleep, SleepableCache
 
 
@@ -54,51 +56,90 @@ def compose_control(
         adapters: None if it serves none.
         offload: what keeps blocks beside it; None if nothing does.
     """
+    source = WeightsSource.of(config, folder)
+    changing = _ChangingParts(config, source, model, allocate_cache, offload)
     parts = ControlledParts(
         core=core,
-        sleep=_make_sleep(config, folder, model, allocate_cache, offload),
+        sleep=EngineSleep({WEIGHTS: changing.weights, KV_CACHE: changing.cache}, on_awake=changing.on_awake),
         profiler=StepProfiler(core, _profile_folder(config), config.model_name),
         rpc_methods=rpc_methods,
         rpc_engine=RpcEngine(config, core, model),
         save_sharded_state=lambda call: save_sharded_state(
-            model, lambda: empty_module(config, folder, model), folder, call
+            model, lambda: empty_module(config, source.folder, model), source.folder, call
         ),
         execute_dummy_batch=runner.execute_dummy_batch,
+        reload=WeightsReload(
+            config,
+            source,
+            model,
+            core,
+            changing.weights,
+            changing.load,
+            changing.cache,
+            changing.refit,
+            changing.settle,
+            runner.execute_dummy_batch,
+        ),
         adapters=adapters,
     )
     return EngineControl(parts, progress)
 
 
-def _make_sleep(
-    config: EngineConfig,
-    folder: Path,
-    model: LoadedModel,
-    allocate_cache: Callable[[], None],
-    offload: KVOffload | None,
-) -> EngineSleep:
-    """The weights wake up first: a model that cannot be loaded again should not hold a cache."""
+class _ChangingParts:
+    """What gives its memory back, or is changed, while the engine lives, and what follows from that."""
 
-    def load_again() -> torch.nn.Module:
+    def __init__(
+        self,
+        config: EngineConfig,
+        source: WeightsSource,
+        model: LoadedModel,
+        allocate_cache: Callable[[], None],
+        offload: KVOffload | None,
+    ) -> None:
+        self._config = config
+        self._source = source
+        self._model = model
+        self._allocate_cache = allocate_cache
+        self._offload = offload
+        self._device = model.device
+        # The weights wake up first: a model that cannot be loaded again should not hold a cache.
+        self.weights = ModelWeights(model.weights, lambda: self.load(source.folder))
+        self.cache = SleepableCache(self._free_cache, allocate_cache)
+
+    def load(self, folder: Path) -> torch.nn.Module:
+        """The network of the files of ``folder``."""
         # What is in no file gets the numbers that it had.
-        torch.manual_seed(config.seed)
-        return load_weights(config, folder, model)
+        torch.manual_seed(self._config.seed)
+        return load_weights(self._config, folder, self._model)
 
-    device = model.device
+    @torch.inference_mode()
+    def refit(self) -> None:
+        """Choose the scales of an eight-bit cache anew; there is none meanwhile, nor afterwards."""
+        name, model = self._config.eight_bit_cache, self._model
+        if name is not None:
+            forward = model.forward
+            fit_again(plain_of(forward), name, model.vocab_size, model.max_model_len)
+            self._free_cache()
 
-    def free_cache() -> None:
-        model.forward.allocate(0, config.block_size, 0, device)
-        return_free_memory()
-
-    def on_awake() -> None:
+    def settle(self) -> None:
+        """Do what needs weights and cache in place."""
         # A cache that woke up before the weights has captured nothing, and a step must not: it might look stalled.
-        if isinstance(model.forward, CapturedForward):
-            model.forward.capture()
-        # The files may hold other weights by now.
-        if offload is not None:
-            offload.renew_identity()
+        if isinstance(self._model.forward, CapturedForward):
+            self._model.forward.capture()
+        # The weights may be others by now.
+        if self._offload is not None:
+            self._offload.renew_identity()
 
-    weights, cache = ModelWeights(model.weights, load_again), SleepableCache(free_cache, allocate_cache)
-    return EngineSleep({WEIGHTS: weights, KV_CACHE: cache}, on_awake=on_awake)
+    def on_awake(self) -> None:
+        """After a sleep, at whose end the files may have held other weights."""
+        if self._config.eight_bit_cache is not None:
+            self.refit()
+            self._allocate_cache()
+        self.settle()
+
+    def _free_cache(self) -> None:
+        self._model.forward.allocate(0, self._config.block_size, 0, self._device)
+        return_free_memory()
 
 
 def _profile_folder(config: EngineConfig) -> Path:

@@ -208,6 +208,11 @@ def make_captured(forward: Forward) -> Forward:
     return CapturedForward(forward)
 
 
+def plain_of(forward: Forward) -> Forward:
+    """What computes the same without graphs, in the same caches: ``forward`` itself unless it has some."""
+    return forward._lean if isinstance(forward, CapturedForward) else forward
+
+
 def _obstacle(lean: LeanForward) -> str | None:
     """Why the decodes of ``lean`` cannot be captured; None if they can."""
     weight = lean.network.embed_tokens.weight

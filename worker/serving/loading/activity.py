@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import psutil
 
-from .watch import Activity
+from ..core_client import CoreClient
+from .watch import Activity, LoadWatch
+
+
+async def until_hung(core: CoreClient, load_timeout_s: float) -> str:
+    """Return what is found when ``core``, which loads, has stood still for so long; else never."""
+
+    async def see() -> Activity | None:
+        pid, entered_ns = core.pid, core.progress.read().phase_entered_ns
+        return await asyncio.to_thread(core_activity, pid, entered_ns) if pid else None
+
+    return await LoadWatch(see, load_timeout_s).run()
 
 
 def core_activity(pid: int, entered_ns: int) -> Activity:

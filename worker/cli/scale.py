@@ -1,0 +1,44 @@
+"""``worker scale``: another number of engines for a worker, here or on another host."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from ...shared.audit import Audit, acting_as, process_actor
+from ...shared.command_line import Command, add_redis_arguments
+from ...shared.connection import CommandConnection
+from ...shared.embedded import resolve_redis_url
+from ...shared.keys import Keys
+from ...shared.redis_check import checked_client
+from ...shared.scaling import scale_worker
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("worker_id", help="as shown by worker list")
+    parser.add_argument("num_engines", type=int, help="how many it is to serve with; those beyond drain before they go")
+    parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="time until it does (300)")
+    add_redis_arguments(parser)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    with resolve_redis_url(arguments.redis_url) as url:
+        asyncio.run(_scale(url, arguments))
+    count = "1 engine" if arguments.num_engines == 1 else f"{arguments.num_engines} engines"
+    print(f"{arguments.worker_id} serves with {count}, until it ends; --engines says with how many it starts")
+    return 0
+
+
+async def _scale(url: str, arguments: argparse.Namespace) -> None:
+    keys, worker_id, num_engines = Keys(arguments.namespace), arguments.worker_id, arguments.num_engines
+    async with checked_client(url, namespace=arguments.namespace) as client:
+        commands = CommandConnection(url)
+        try:
+            with acting_as(process_actor("cli")):
+                async with Audit(commands, keys).audited("worker.scale", worker_id, num_engines=num_engines):
+                    await scale_worker(client.execute_command, keys, worker_id, num_engines, arguments.timeout)
+        finally:
+            await commands.close()
+
+
+COMMAND = Command("scale", "Serve with more engines or fewer.", run=_run, add_arguments=_add_arguments)

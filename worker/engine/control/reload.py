@@ -1,0 +1,174 @@
+"""Puts the weights of another folder in the place of those that are loaded, or leaves all as it was.
+
+    folder looked at ▶ KV cache freed ▶ loaded, checked, packed beside the old ▶ swapped ▶ tried ▶ served
+           │                                  │                                   │
+        refused                     refused, the cache made again         the old put back, or the core ends
+
+Nothing runs meanwhile: the worker process has seen to that (``worker/serving/loading/reload.py``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from torch import Tensor, nn
+
+from ....shared.errors import EngineCallError, EngineStateError, ModelLoadError
+from ....shared.weights_control import ReloadWeights, WeightsReloaded
+from ...config import EngineConfig
+from ...models.description import ModelDescription
+from ...models.folder import TOKENIZER_FILE, resolve_model_folder
+from ...models.loader import LoadedModel
+from ...models.weights import ModelWeights
+from ...models.weights_version import weights_version
+from ..core import EngineCore
+from .sleep import Sleepable
+
+log = structlog.get_logger(__name__)
+
+
+class WeightsLostError(BaseException):
+    """Neither the new weights nor the old ones could be put in place: the engine must end. No call may answer it."""
+
+
+@dataclass
+class WeightsSource:
+    """Where the loaded weights are from.
+
+    Args:
+        folder: of the model.
+        version: a digest of them, or their name.
+        description: the folder as it was when they were read.
+    """
+
+    folder: Path
+    version: str
+    description: ModelDescription
+
+    @classmethod
+    def of(cls, config: EngineConfig, folder: Path) -> WeightsSource:
+        """Read what there is to know of the folder that an engine is started with.
+
+        Raises:
+            ModelLoadError: a file cannot be read.
+        """
+        version = weights_version(folder) if config.needs_weights else f"random-{config.seed}"
+        return cls(folder, version, ModelDescription.read(folder))
+
+
+class WeightsReload:
+    """See above.
+
+    Args:
+        load: makes the network of the files of a folder, packed as the one that computes.
+        cache: the KV cache.
+        settle: called when weights were swapped and there is a cache: fits what depends on their numbers, and captures.
+        refit: called before that, while there is none.
+        try_out: computes one token.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        source: WeightsSource,
+        model: LoadedModel,
+        core: EngineCore,
+        weights: ModelWeights,
+        load: Callable[[Path], nn.Module],
+        cache: Sleepable,
+        refit: Callable[[], None],
+        settle: Callable[[], None],
+        try_out: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self.source = source
+        self._model = model
+        self._core = core
+        self._weights = weights
+        self._load = load
+        self._cache = cache
+        self._refit = refit
+        self._settle = settle
+        self._try_out = try_out
+
+    def reload(self, call: ReloadWeights) -> WeightsReloaded:
+        """Do what is asked.
+
+        Raises:
+            EngineStateError: the engine holds requests, or its model is of a kind whose weights cannot be changed.
+            ModelLoadError: the folder holds no such model; nothing was changed.
+            EngineCallError: the new weights could not be used; the old ones are back.
+            WeightsLostError: nor could the old ones.
+        """
+        folder, description = self._checked(call)
+        version = call.version or weights_version(folder)
+        former = self.source.version
+        if call.only_check:
+            return WeightsReloaded(path=str(folder), version=version, former_version=former)
+        core = self._core
+        if core.has_work or not core.forget_blocks():
+            raise EngineStateError(f"weights cannot change while requests run ({core.num_unfinished_requests})")
+        started = time.monotonic()
+        self._change(folder)
+        # What was made of images, and what earlier requests left, was made with other weights.
+        core.images.forget_encoded()
+        self.source.folder, self.source.version, self.source.description = folder, version, description
+        if (folder / TOKENIZER_FILE).is_file():
+            self._model.folder = folder
+        took_s = time.monotonic() - started
+        log.info(
+            "weights_reloaded", folder=str(folder), version=version, former_version=former, took_s=round(took_s, 2)
+        )
+        return WeightsReloaded(path=str(folder), version=version, former_version=former, load_time_s=took_s)
+
+    def _checked(self, call: ReloadWeights) -> tuple[Path, ModelDescription]:
+        """Raises what ``reload`` does of a folder that cannot be, before anything is changed."""
+        if not self._config.needs_weights:
+            raise EngineStateError("the engine was started with load_format dummy, and reads no weights")
+        if self._model.pooling is not None:
+            raise EngineStateError("the weights of a model that pools stay: start an engine with the other folder")
+        folder = resolve_model_folder(call.path) if call.path else self.source.folder
+        if not folder.is_dir():
+            raise ModelLoadError(f"model folder {folder} does not exist")
+        description = ModelDescription.read(folder)
+        self.source.description.check_fits(description, folder)
+        return folder, description
+
+    def _change(self, folder: Path) -> None:
+        # Its memory is what the new weights take until the old ones are gone.
+        self._cache.release(1)
+        try:
+            former = self._weights.replace(self._load(folder))
+        except Exception:
+            self._go_back(None)
+            raise
+        try:
+            self._begin()
+        except Exception as error:
+            log.exception("weights_not_usable", folder=str(folder))
+            self._go_back(former)
+            raise EngineCallError(
+                f"the weights in {folder} cannot be used, the former ones serve on: {type(error).__name__}: {error}"
+            ) from error
+
+    def _go_back(self, former: Sequence[Tensor] | None) -> None:
+        """Compute with the former weights again; None where they are in place yet."""
+        try:
+            if former is not None:
+                self._cache.release(1)
+                self._weights.put(former)
+            self._begin()
+        except BaseException as error:
+            raise WeightsLostError("neither the new weights nor the former ones can be used") from error
+
+    def _begin(self) -> None:
+        """Compute with the weights that are in place."""
+        self._refit()
+        # As at the start not in inference mode: others than steps write to a cache, too.
+        self._cache.restore()
+        self._settle()
+        self._try_out()

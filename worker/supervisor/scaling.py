@@ -1,0 +1,114 @@
+"""How many engines a supervisor has, while it runs: those beyond the wanted number drain, those that lack are started.
+
+    slot 0: engine h-0        An engine's slot gives it its id, its name and its device. Those that leave are the last
+    slot 1: engine h-1        ones; a slot whose engine is gone, or was given up, is filled first when more are wanted.
+    slot 2: (left)
+
+The number lives as long as the supervisor: one that is started again begins with what its command line says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+import structlog
+
+from .engine_process import EngineProcess
+from .supervised_engine import Engine
+
+# The same as when a whole supervisor leaves.
+HAND_BACK_TIMEOUT_S = 10.0
+
+log = structlog.get_logger()
+
+
+class Scaling:
+    """Fills and empties slots, one change of the number after the other; a newer wish overtakes one under way.
+
+    Args:
+        engines, running: by slot, and the task of each; shared with the supervisor, which has filled the first.
+        make_engine: makes the engine of a slot.
+        max_engines: that there is room for.
+        drain_patience_s: how long an engine that leaves may finish what runs, before it hands the rest back.
+        on_change: called when an engine was started or is gone.
+    """
+
+    def __init__(
+        self,
+        engines: list[Engine],
+        running: list[asyncio.Task[None]],
+        make_engine: Callable[[int], Engine],
+        max_engines: int,
+        drain_patience_s: float,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._engines = engines
+        self._running = running
+        self._make_engine = make_engine
+        self._max_engines = max_engines
+        self._drain_patience_s = drain_patience_s
+        self._on_change = on_change
+        self._leaving: dict[int, asyncio.Task[None]] = {}
+        self._is_over = False
+
+    @property
+    def num_staying(self) -> int:
+        """Engines that are to stay."""
+        return len(self._staying)
+
+    @property
+    def _staying(self) -> list[int]:
+        return [slot for slot, task in enumerate(self._running) if not task.done() and slot not in self._leaving]
+
+    def scale(self, num_engines: int) -> None:
+        """Have so many engines from now on; says why not in the log, where that cannot be. Returns at once."""
+        if self._is_over or not 1 <= num_engines <= self._max_engines:
+            reason = "the worker leaves" if self._is_over else f"there is room for 1 to {self._max_engines}"
+            log.warning("scale_refused", num_engines=num_engines, reason=reason)
+            return
+        staying = self._staying
+        log.info("scaled", num_engines=num_engines, num_before=len(staying))
+        for slot in staying[num_engines:]:
+            self._leaving[slot] = asyncio.create_task(self._leave(slot))
+        for _ in range(num_engines - len(staying)):
+            self._fill(self._free_slot())
+        self._on_change()
+
+    def stop(self) -> None:
+        """Change nothing more: all leave, which the supervisor sees to."""
+        self._is_over = True
+        for task in self._leaving.values():
+            task.cancel()
+
+    def _free_slot(self) -> int:
+        free = (slot for slot, task in enumerate(self._running) if task.done())
+        return next(free, len(self._running))
+
+    def _fill(self, slot: int) -> None:
+        engine = self._make_engine(slot)
+        # It has a service to join: should its start fail, it is tried again as one that died.
+        engine.is_restarted = True
+        task = asyncio.create_task(engine.run())
+        if slot == len(self._running):
+            self._engines.append(engine)
+            self._running.append(task)
+        else:
+            self._engines[slot], self._running[slot] = engine, task
+
+    async def _leave(self, slot: int) -> None:
+        """Let the engine of a slot finish what runs, then hand it back, then be killed."""
+        engine, task = self._engines[slot], self._running[slot]
+        steps = ((EngineProcess.drain, self._drain_patience_s), (EngineProcess.hand_back, HAND_BACK_TIMEOUT_S))
+        try:
+            for act, patience_s in (*steps, (EngineProcess.kill, None)):
+                engine.leave(act)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(patience_s):
+                        await asyncio.wait([task])
+                if task.done():
+                    break
+        finally:
+            del self._leaving[slot]
+            self._on_change()
