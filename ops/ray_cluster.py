@@ -2,6 +2,7 @@
 
     {"add": 4}                     a node of so many CPUs; answers its number
     {"remove": 1, "kill": true}    that node, by kill -9 or in order
+    {"group": 2, "name": "mine"}   a placement group of so many bundles of one CPU, in the namespace `penstock`
     {"left": 0}                    answers how many actors live and how many groups there are
 
 The process ends with its input, and the cluster with it. Needs the extra `ray`.
@@ -55,6 +56,10 @@ class RayCluster:
     def remove(self, node: int, *, kill: bool = False) -> None:
         """Take a node away, in order or by kill -9."""
         self._ask({"remove": node, "kill": kill})
+
+    def make_group(self, name: str, num_bundles: int) -> None:
+        """Make a placement group of bundles of one CPU each, which stays, in the namespace of fleets."""
+        self._ask({"group": num_bundles, "name": name})
 
     def left(self) -> dict[str, int]:
         """Return how many actors live, and how many placement groups there are."""
@@ -117,10 +122,25 @@ def main() -> None:
             elif "remove" in command:
                 cluster.remove_node(nodes[command["remove"]], allow_graceful=not command["kill"])
                 answer()
+            elif "group" in command:
+                _make_group(cluster, command["name"], command["group"])
+                answer()
             else:
                 answer(**_left(cluster))
     finally:
         cluster.shutdown()
+
+
+def _make_group(cluster: Any, name: str, num_bundles: int) -> None:
+    import ray
+    from ray.util.placement_group import placement_group
+
+    ray.init(address=cluster.address, namespace="penstock", log_to_driver=False)
+    try:
+        group = placement_group([{"CPU": 1}] * num_bundles, name=name, lifetime="detached")
+        ray.get(group.ready())
+    finally:
+        ray.shutdown()
 
 
 def _left(cluster: Any) -> dict[str, int]:

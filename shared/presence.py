@@ -1,4 +1,7 @@
-"""Who is there beside engines: gateways, jobs processes, supervisors, dashboards. Each says so under a time to live."""
+"""Who is there beside engines: gateways, jobs processes, supervisors, fleets, dashboards.
+
+Each says so under a time to live.
+"""
 
 from __future__ import annotations
 

@@ -188,8 +188,7 @@ class Fleet:
 
     async def _cause_of_end(self, member: Member) -> str | None:
         if member.phase is MemberPhase.ENDED:
-            assert member.status is not None
-            return member.status.cause
+            return member.cause_of_end
         since = member.unreachable_since
         if not member.is_present or since is None or time.monotonic() - since < REPLACE_AFTER_S:
             return None
@@ -252,7 +251,7 @@ class Fleet:
         finally:
             for number, handler in zip(numbers, before, strict=True):
                 loop.remove_signal_handler(number)
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 async def _hasten(member: Member, num_signals: int) -> None:

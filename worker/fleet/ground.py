@@ -14,6 +14,13 @@ class AgentUnreachableError(PenstockError):
     retryable = True
 
 
+class AgentGoneError(AgentUnreachableError):
+    """An agent will never answer: it could not be made, and the cluster does not try again."""
+
+    code = "agent_gone"
+    retryable = False
+
+
 class Place(Protocol):
     """An agent, where the cluster has put it or is going to. After a death the cluster starts it anew by itself."""
 
@@ -21,7 +28,8 @@ class Place(Protocol):
         """Return the agent's ``AgentStatus``.
 
         Raises:
-            AgentUnreachableError: it has not answered in time, or there is none.
+            AgentUnreachableError: it has not answered in time, or there is none now.
+            AgentGoneError: there will be none.
         """
         ...
 
@@ -53,5 +61,9 @@ class Ground(Protocol):
     def most(self) -> int | None: ...
 
     async def place(self, spec: bytes) -> Place:
-        """Ask for room for one agent, and for the agent in it; returns before there is any."""
+        """Ask for room for one agent, and for the agent in it; returns before there is any.
+
+        Raises:
+            AgentUnreachableError: the cluster itself is not there.
+        """
         ...

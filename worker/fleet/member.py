@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from .agent import DRAIN_MARGIN_S, HAND_BACK_S
-from .ground import AgentUnreachableError, Place
+from .ground import AgentGoneError, AgentUnreachableError, Place
 from .wire import AgentPhase, AgentStatus
 
 LOOK_TIMEOUT_S = 0.5
@@ -68,6 +68,11 @@ class Member:
         return self.phase <= MemberPhase.SERVING
 
     @property
+    def cause_of_end(self) -> str:
+        """Why it has ended, for people."""
+        return self.trouble or (self.status.cause if self.status is not None else "")
+
+    @property
     def worker_prefix(self) -> str:
         """What its worker's id begins with; that of no worker before its agent has answered."""
         return self.status.worker_prefix if self.status is not None else f"{self.worker_name}-0-"
@@ -76,6 +81,9 @@ class Member:
         """Ask its agent how it is."""
         try:
             data = await self.place.status(LOOK_TIMEOUT_S)
+        except AgentGoneError as error:
+            self.phase, self.trouble = MemberPhase.ENDED, str(error)
+            return
         except AgentUnreachableError as error:
             self._is_unreachable(str(error))
             return

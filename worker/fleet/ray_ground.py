@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import ray
 import ray.exceptions
@@ -29,12 +29,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ...shared.errors import ConfigurationError
 from .agent import HostAgent
-from .ground import AgentUnreachableError, Place
+from .ground import AgentGoneError, AgentUnreachableError, Place
 
 NAMESPACE = "penstock"
 # A status while a drain waits, and a second drain in a greater hurry.
 _MAX_CONCURRENCY = 4
 _PLACED = "CREATED"
+
+T = TypeVar("T")
 
 
 class Bundle(Protocol):
@@ -194,7 +196,7 @@ class RayGround:
         self._actor: Any = ray.remote(HostAgent)
 
     async def place(self, spec: bytes) -> Place:
-        return await asyncio.to_thread(self._place, spec)
+        return await _in_thread(self._place, spec)
 
     def _place(self, spec: bytes) -> Place:
         bundle = self._bundles.take(self._resources)
@@ -240,7 +242,7 @@ class _RayPlace:
         bundle = self._bundle
         if bundle is None:
             return False
-        table = await asyncio.to_thread(placement_group_table, bundle.group)
+        table = await _in_thread(placement_group_table, bundle.group)
         return table.get("state") != _PLACED
 
     async def leave(self) -> None:
@@ -248,7 +250,7 @@ class _RayPlace:
         if self._asked is not None:
             self._asked.cancel()
         if bundle is not None:
-            await asyncio.to_thread(self._leave, bundle)
+            await _in_thread(self._leave, bundle)
 
     def _leave(self, bundle: Bundle) -> None:
         ray.kill(self._actor)
@@ -258,5 +260,21 @@ class _RayPlace:
 async def _answer(reference: Any) -> bytes:
     try:
         return await reference
+    except ray.exceptions.ActorDiedError as error:
+        # Others are started anew for ever: this one could not be made.
+        raise AgentGoneError(f"an agent could not be started: {_told(error)}") from error
     except ray.exceptions.RayActorError as error:
-        raise AgentUnreachableError(f"an agent is not there: {str(error).strip().splitlines()[0]}") from error
+        raise AgentUnreachableError(f"an agent is not there: {_told(error)}") from error
+
+
+async def _in_thread(call: Callable[..., T], *arguments: Any) -> T:
+    try:
+        return await asyncio.to_thread(call, *arguments)
+    except ray.exceptions.RayError as error:
+        raise AgentUnreachableError(f"Ray does not answer: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    """What Ray says in many lines: the first, and the last, where the reason is."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"

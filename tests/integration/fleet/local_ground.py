@@ -5,26 +5,29 @@ from __future__ import annotations
 import asyncio
 
 from penstock.worker.fleet.agent import HostAgent
-from penstock.worker.fleet.ground import AgentUnreachableError
+from penstock.worker.fleet.ground import AgentGoneError, AgentUnreachableError
 
 
 class LocalGround:
-    """As ``RayGround``; ``most`` places at once."""
+    """As ``RayGround``; ``most`` places at once. If it ``refuses`` something, no agent can be made."""
 
     name = "this process"
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(self, most: int | None = None, *, refuses: str = "") -> None:
         self.most = most
+        self._refuses = refuses
         self.places: list[LocalPlace] = []
 
     async def place(self, spec: bytes) -> LocalPlace:
-        self.places.append(LocalPlace(await asyncio.to_thread(HostAgent, spec)))
+        made = None if self._refuses else await asyncio.to_thread(HostAgent, spec)
+        self.places.append(LocalPlace(made, self._refuses))
         return self.places[-1]
 
 
 class LocalPlace:
-    def __init__(self, agent: HostAgent) -> None:
-        self.agent: HostAgent | None = agent
+    def __init__(self, agent: HostAgent | None, refusal: str) -> None:
+        self.agent = agent
+        self._refusal = refusal
 
     async def status(self, timeout_s: float) -> bytes:
         return await asyncio.to_thread(self._there().status)
@@ -44,6 +47,8 @@ class LocalPlace:
             await asyncio.to_thread(agent._child.wait, 60)
 
     def _there(self) -> HostAgent:
+        if self._refusal:
+            raise AgentGoneError(self._refusal)
         if self.agent is None:
             raise AgentUnreachableError("it has left")
         return self.agent

@@ -102,6 +102,14 @@ async def test_what_cannot_start_ends_the_fleet_with_the_workers_own_words(
             pytest.fail("it has started")
 
 
+async def test_an_agent_that_cannot_be_made_ends_the_fleet_at_once(
+    spec: AgentSpec, commands: CommandConnection, namespace: str
+) -> None:
+    with pytest.raises(FleetStartError, match="the package is missing there"):
+        async with running(spec, commands, namespace, LocalGround(refuses="the package is missing there")):
+            pytest.fail("it has started")
+
+
 async def test_the_first_request_wakes_a_fleet_of_nothing(
     spec: AgentSpec, commands: CommandConnection, redis_url: str, namespace: str
 ) -> None:
@@ -120,7 +128,7 @@ async def test_a_drain_ends_what_runs_and_a_second_one_in_a_hurry_hands_it_back(
     spec: AgentSpec, commands: CommandConnection, redis_url: str, namespace: str, gate: Gate
 ) -> None:
     gate.hold_at(5)
-    agent = HostAgent(msgspec.msgpack.encode(spec))
+    agent = await asyncio.to_thread(HostAgent, msgspec.msgpack.encode(spec))
     await until(lambda: status_of(agent).phase is AgentPhase.SERVING)
     async with Client.connect(redis_url, namespace=namespace, wait_for_model=True) as client:
         handle = await client.submit(PROMPT, LONG, model="demo")

@@ -93,7 +93,7 @@ async def test_it_grows_with_the_queue_shrinks_when_it_is_done_and_leaves_nothin
     fleet.process.terminate()
     assert await asyncio.to_thread(fleet.process.wait, DEADLINE_S) == 0, fleet.err
     assert processes_of(namespace) == []
-    assert ray_cluster.left() == {"actors": 0, "groups": 0}
+    assert await asyncio.to_thread(ray_cluster.left) == {"actors": 0, "groups": 0}
 
 
 @long
@@ -101,11 +101,11 @@ async def test_nodes_that_come_go_and_are_killed_under_load_lose_nothing(
     ray_cluster: RayCluster, start_fleet: StartFleet, redis_url: str, namespace: str
 ) -> None:
     """Each node has room for one engine. Every request ends, with the tokens of the undisturbed one."""
-    first = ray_cluster.add(1)
+    first = await asyncio.to_thread(ray_cluster.add, 1)
     fleet = start_fleet(*options(ray_cluster, redis_url, namespace, "2:2"))
     # The second engine waits until there is a node for it.
     await asyncio.to_thread(fleet.await_event, "fleet_waits_for_room")
-    second = ray_cluster.add(1)
+    second = await asyncio.to_thread(ray_cluster.add, 1)
     await asyncio.to_thread(fleet.await_ready)
     async with Client.connect(redis_url, namespace=namespace, wait_for_model=True) as client:
         expected = list((await client.generate(PROMPT, LONG, model="demo")).outputs[0].token_ids)
@@ -122,7 +122,7 @@ async def test_nodes_that_come_go_and_are_killed_under_load_lose_nothing(
             before = len(ended)
             await asyncio.to_thread(ray_cluster.remove, leaving, kill=is_killed)
             await asyncio.to_thread(wait_until, lambda n=before: len(ended) > n + 20, "nobody goes on")
-            ray_cluster.add(1)
+            await asyncio.to_thread(ray_cluster.add, 1)
             await asyncio.to_thread(wait_until, lambda: num_serving(namespace, redis_url) == 2, fleet.err)
         kill_an_agent(namespace)
         before = len(ended)
@@ -133,7 +133,7 @@ async def test_nodes_that_come_go_and_are_killed_under_load_lose_nothing(
     fleet.process.terminate()
     assert await asyncio.to_thread(fleet.process.wait, DEADLINE_S) == 0, fleet.err
     assert processes_of(namespace) == []
-    assert ray_cluster.left() == {"actors": 0, "groups": 0}
+    assert await asyncio.to_thread(ray_cluster.left) == {"actors": 0, "groups": 0}
 
 
 @long
@@ -160,6 +160,39 @@ async def test_a_driver_that_is_killed_leaves_nothing_and_its_requests_wait(
         await stream.aclose()
         again.process.terminate()
         assert await asyncio.to_thread(again.process.wait, DEADLINE_S) == 0, again.err
+
+
+@long
+async def test_bundles_of_a_group_that_somebody_has_made(
+    ray_cluster: RayCluster, start_fleet: StartFleet, redis_url: str, namespace: str
+) -> None:
+    await asyncio.to_thread(ray_cluster.add, 4)
+    await asyncio.to_thread(ray_cluster.make_group, "mine", 2)
+    refused = {
+        ("1:2", "other"): "--ray-placement-group other: there is no such group",
+        ("3:4", "mine"): "--ray-placement-group mine has room for 2 engines",
+    }
+    for (engines, group), told in refused.items():
+        words = [*options(ray_cluster, redis_url, namespace, engines), "--ray-placement-group", group]
+        started = start_fleet(*words)
+        assert await asyncio.to_thread(started.process.wait, DEADLINE_S) != 0
+        assert told in started.err
+    words = [*options(ray_cluster, redis_url, namespace, "2:4"), "--ray-placement-group", "mine"]
+    fleet = start_fleet(*words)
+    await asyncio.to_thread(fleet.await_ready)
+    assert num_serving(namespace, redis_url) == 2
+    # One that dies is replaced in the bundle that it had.
+    kill_a_worker(namespace)
+    await asyncio.to_thread(fleet.await_event, "fleet_engine_lost")
+    await asyncio.to_thread(wait_until, lambda: num_serving(namespace, redis_url) == 2, fleet.err)
+    fleet.process.terminate()
+    assert await asyncio.to_thread(fleet.process.wait, DEADLINE_S) == 0, fleet.err
+    assert await asyncio.to_thread(ray_cluster.left) == {"actors": 0, "groups": 1}
+
+
+def kill_a_worker(namespace: str) -> None:
+    """kill -9 of a ``worker start`` that an agent holds."""
+    next(process for process in processes_of(namespace) if "penstock.worker.cli.held" in process.cmdline()).kill()
 
 
 def kill_an_agent(namespace: str) -> None:
