@@ -21,8 +21,8 @@ from .checkpoint.load import spoilt_tensors
 from .conformance import SURE, Truth, check_conformance
 from .forward import Forward, ForwardSettings
 from .gather import gather_forward
-from .lean.decoder import is_of_a_lean_family
 from .lean.forward import LeanForward
+from .lean.reading.decoder import has_layers
 from .packed import PackedForward
 from .partition import CutRule
 from .split import split_forward
@@ -62,7 +62,7 @@ class Candidate:
 
 
 CANDIDATES: tuple[Candidate, ...] = (
-    Candidate("lean", LeanForward, suits=is_of_a_lean_family),
+    Candidate("lean", LeanForward, suits=has_layers),
     Candidate("packed", PackedForward),
     Candidate("split", partial(split_forward, rule=_SPLIT)),
     Candidate("split, later chunks token by token", partial(split_forward, rule=_SPLIT_TOKEN_BY_TOKEN)),
