@@ -87,6 +87,10 @@ class NativeForward(OfLean):
         keys, values, _ = self._cache
         return keys + values
 
+    def renew(self) -> None:
+        """Take weights and windows from the lean one as they are now."""
+        self._take_weights()
+
     def _take_weights(self) -> None:
         """At the start, and after the model has slept: then its weights lie elsewhere."""
         self._decoder = Decoder(_weights_of(self._lean))
