@@ -37,8 +37,10 @@ class NarrowTruth:
 
     @classmethod
     def of(cls, module: PreTrainedModel, vocab_size: int, settings: ForwardSettings) -> NarrowTruth | None:
-        """Ask ``module``, whose attention is its own, and then has to be set anew; None if it has no such windows, or rules that
-        are no windows."""
+        """Ask ``module``, whose attention is its own, and then has to be set anew.
+
+        None if it has no such windows, or rules that are no windows.
+        """
         config = module.config.get_text_config()
         if not isinstance(getattr(config, _FIELD, None), int):
             return None
