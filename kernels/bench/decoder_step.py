@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .. import native
-from ..decoder import Decoder, DecoderBatch, DecoderWeights, LayerAdapters, LayerWeights
+from ..decoder import Decoder, DecoderBatch, DecoderWeights, LayerAdapters, LayerWeights, NormWeights
 from ..huge_pages import Arena
 from ..linear import PackedWeight, pack_weight, quantize_weight, quantize_weight_to_nibbles
 from ..lora.packed import LoraPart, PackedLora, ProductStruct, pack_lora
@@ -66,8 +66,8 @@ def make_weights(sizes: Sizes, dtype: torch.dtype, quantization: str, arena: Are
 
     def layer() -> LayerWeights:
         return LayerWeights(
-            input_norm=ones,
-            mlp_norm=ones,
+            input_norm=norm,
+            mlp_norm=norm,
             query_norm=None,
             key_norm=None,
             qkv=linear((sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim, sizes.hidden),
@@ -78,17 +78,15 @@ def make_weights(sizes: Sizes, dtype: torch.dtype, quantization: str, arena: Are
             window=None,
         )
 
-    ones = torch.ones(sizes.hidden, dtype=dtype)
+    norm = NormWeights(torch.ones(sizes.hidden, dtype=dtype), 1e-5)
     return DecoderWeights(
         embeddings=torch.randn(sizes.vocab, sizes.hidden, generator=random).to(dtype),
         layers=tuple(layer() for _ in range(sizes.layers)),
-        final_norm=ones,
+        final_norm=norm,
         lm_head=linear(sizes.vocab, sizes.hidden),
         num_heads=sizes.heads,
         num_kv_heads=sizes.kv_heads,
         head_dim=sizes.head_dim,
-        norm_eps=1e-5,
-        head_norm_eps=0.0,
     )
 
 
@@ -108,8 +106,7 @@ def make_batch(sizes: Sizes, dtype: torch.dtype, num_requests: int, query_len: i
         query_lens=torch.full((num_requests,), query_len),
         seq_lens=torch.full((num_requests,), seq_len),
         logit_rows=torch.arange(1, num_requests + 1) * query_len - 1,
-        cos=angles.cos().to(dtype),
-        sin=angles.sin().to(dtype),
+        angles=[(angles.cos(), angles.sin())],
     )
 
 

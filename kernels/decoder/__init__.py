@@ -1,8 +1,9 @@
-"""A whole decoder step in one call of the compiled library: Llama-like models on the CPU."""
+"""A whole decoder step in one call of the compiled library, on the CPU."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor
 from ..errors import KernelInputError
 from ..lora.packed import ProductStruct
 from ..native import library
-from .structs import DecoderStruct, LayerStruct, StepStruct
-from .weights import DecoderWeights, LayerWeights, address
+from .structs import AnglesStruct, DecoderStruct, LayerStruct, NormStruct, StepStruct
+from .weights import DecoderWeights, LayerWeights, NormWeights, address
 
 __all__ = [
     "PRODUCTS_PER_LAYER",
@@ -21,6 +22,7 @@ __all__ = [
     "DecoderWeights",
     "LayerAdapters",
     "LayerWeights",
+    "NormWeights",
     "can_cache",
     "can_decode",
 ]
@@ -40,7 +42,8 @@ class DecoderBatch:
         token_ids, positions, slot_mapping: ``[T]`` int64; a negative slot is stored nowhere.
         block_table: ``[B, MB]`` int64, of the rows ``query_lens`` and ``seq_lens``, ``[B]`` int64.
         logit_rows: ``[R]`` int64 ascending, the tokens whose logits are wanted.
-        cos, sin: ``[P, D]`` of every position that occurs.
+        angles: for each that layers name, cosines and sines of every position that occurs, ``[P, R]`` float32, with
+            halves alike.
         inputs_embeds: ``[T, hidden size]`` in place of the embeddings of ``token_ids``; None for those.
         token_lora: ``[T]`` int64, a slot of ``LayerAdapters`` for each token, negative for none; None if none has one.
     """
@@ -52,8 +55,7 @@ class DecoderBatch:
     query_lens: Tensor
     seq_lens: Tensor
     logit_rows: Tensor
-    cos: Tensor
-    sin: Tensor
+    angles: Sequence[tuple[Tensor, Tensor]]
     inputs_embeds: Tensor | None = None
     token_lora: Tensor | None = None
 
@@ -97,9 +99,10 @@ class Decoder:
         self._layers = _layer_structs(weights.layers)
         self._struct = DecoderStruct(
             *(self._layers, len(self._layers), weights.embeddings.shape[1]),
-            *(weights.num_heads, weights.num_kv_heads, weights.head_dim, weights.layers[0].down.num_inputs),
-            *(1, weights.norm_eps, weights.head_norm_eps),
-            *(weights.embeddings.data_ptr(), weights.final_norm.data_ptr(), weights.lm_head.struct()),
+            *(weights.num_heads, weights.num_kv_heads, weights.head_dim),
+            *(max(layer.down.num_inputs for layer in weights.layers), 1),
+            *(weights.token_scale, weights.stream_scale, weights.logit_scale, weights.logit_softcap or 0.0),
+            *(weights.embeddings.data_ptr(), _norm_struct(weights.final_norm), weights.lm_head.struct()),
         )
         self._caches: list[Tensor] = []
         self._adapters: LayerAdapters | None = None
@@ -148,11 +151,16 @@ class Decoder:
             tensor: Tensor = getattr(batch, name)
             if tensor.dtype != torch.int64 or not tensor.is_contiguous():
                 raise KernelInputError(f"{name} must be int64 and contiguous, got {tensor.dtype} {tensor.stride()}")
+        if any(of.dtype != torch.float32 or not of.is_contiguous() for pair in batch.angles for of in pair):
+            raise KernelInputError("angles must be float32 and contiguous")
+        angles = (AnglesStruct * len(batch.angles))(
+            *(AnglesStruct(cos.data_ptr(), sin.data_ptr(), cos.shape[1]) for cos, sin in batch.angles)
+        )
         logits = torch.empty(len(batch.logit_rows), self._struct.lm_head.num_outputs)
         step = StepStruct(
             *(len(batch.token_ids), len(batch.query_lens), len(batch.logit_rows)),
             *(batch.token_ids.data_ptr(), batch.positions.data_ptr(), batch.slot_mapping.data_ptr()),
-            *(address(batch.inputs_embeds), batch.cos.data_ptr(), batch.sin.data_ptr()),
+            *(address(batch.inputs_embeds), angles),
             *(batch.block_table.data_ptr(), batch.block_table.shape[1]),
             *(batch.query_lens.data_ptr(), batch.seq_lens.data_ptr(), batch.logit_rows.data_ptr(), logits.data_ptr()),
             *self._adapters_of(batch),
@@ -180,9 +188,20 @@ class Decoder:
 def _layer_structs(layers: tuple[LayerWeights, ...]) -> ctypes.Array[LayerStruct]:
     structs = (LayerStruct * len(layers))()
     for index, layer in enumerate(layers):
+        norms = (layer.input_norm, layer.attention_norm, layer.mlp_norm, layer.mlp_out_norm)
         structs[index] = LayerStruct(
-            *map(address, (layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)),
+            *map(_norm_struct, (*norms, layer.query_norm, layer.key_norm)),
             *(linear.struct() for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)),
-            *(None, None, layer.scale, layer.window or 0),
+            *(None, None, address(layer.sinks)),
+            *(layer.scale, layer.softcap or 0.0, layer.residual_scale),
+            *(layer.window or 0, -1 if layer.angles is None else layer.angles, layer.is_interleaved),
+            *(layer.norms_rows, layer.norms_follow, layer.is_parallel, layer.activation, layer.is_gated),
         )
     return structs
+
+
+def _norm_struct(norm: NormWeights | None) -> NormStruct:
+    if norm is None:
+        return NormStruct(None, None, 0, 0.0)
+    kind = 3 if norm.is_centred else 2 if norm.is_wide else 1
+    return NormStruct(norm.weight.data_ptr(), address(norm.bias), kind, norm.eps)

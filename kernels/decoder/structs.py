@@ -9,14 +9,23 @@ from ..linear import LinearStruct
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
+class NormStruct(ctypes.Structure):
+    _fields_ = (("weight", _POINTER), ("bias", _POINTER), ("kind", _INT), ("eps", _FLOAT))
+
+
+class AnglesStruct(ctypes.Structure):
+    _fields_ = (("cos", _POINTER), ("sin", _POINTER), ("dim", _INT))
+
+
 class LayerStruct(ctypes.Structure):
     _fields_ = (
-        *((name, _POINTER) for name in ("input_norm", "mlp_norm", "query_norm", "key_norm")),
+        *((name, NormStruct) for name in ("input_norm", "attention_norm", "mlp_norm", "mlp_out_norm")),
+        *((name, NormStruct) for name in ("query_norm", "key_norm")),
         *((name, LinearStruct) for name in ("qkv", "output", "gate_up", "down")),
-        ("keys", _POINTER),
-        ("values", _POINTER),
-        ("scale", _FLOAT),
-        ("window", _INT),
+        *((name, _POINTER) for name in ("keys", "values", "sinks")),
+        *((name, _FLOAT) for name in ("scale", "softcap", "residual_scale")),
+        *((name, _INT) for name in ("window", "angles", "is_interleaved", "norms_rows", "norms_follow")),
+        *((name, _INT) for name in ("is_parallel", "activation", "is_gated")),
     )
 
 
@@ -25,10 +34,9 @@ class DecoderStruct(ctypes.Structure):
         ("layers", ctypes.POINTER(LayerStruct)),
         *((name, _INT) for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim")),
         *((name, _INT) for name in ("mlp_size", "block_size")),
-        ("norm_eps", _FLOAT),
-        ("head_norm_eps", _FLOAT),
+        *((name, _FLOAT) for name in ("token_scale", "stream_scale", "logit_scale", "logit_softcap")),
         ("embeddings", _POINTER),
-        ("final_norm", _POINTER),
+        ("final_norm", NormStruct),
         ("lm_head", LinearStruct),
     )
 
@@ -36,7 +44,8 @@ class DecoderStruct(ctypes.Structure):
 class StepStruct(ctypes.Structure):
     _fields_ = (
         *((name, _INT) for name in ("num_tokens", "num_requests", "num_logit_rows")),
-        *((name, _POINTER) for name in ("token_ids", "positions", "slots", "inputs_embeds", "cos", "sin")),
+        *((name, _POINTER) for name in ("token_ids", "positions", "slots", "inputs_embeds")),
+        ("angles", ctypes.POINTER(AnglesStruct)),
         ("block_table", _POINTER),
         ("table_stride", _INT),
         *((name, _POINTER) for name in ("query_lens", "seq_lens", "logit_rows", "logits")),

@@ -1,12 +1,33 @@
-"""The weights of a Llama-like decoder, laid out for the processor."""
+"""The weights of a decoder, laid out for the processor, and what tells one decoder from another."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ..linear import PackedWeight
+
+
+@dataclass(frozen=True)
+class NormWeights:
+    """A normalisation.
+
+    Args:
+        weight: ``[E]``, or ``[H, D]`` for heads; in float32 where the result is rounded once.
+        is_centred: the mean is taken off first; the weight is in float32 then.
+        bias: as ``weight``, of a centred one.
+    """
+
+    weight: Tensor
+    eps: float
+    is_centred: bool = False
+    bias: Tensor | None = None
+
+    @property
+    def is_wide(self) -> bool:
+        return self.weight.dtype is torch.float32
 
 
 @dataclass(frozen=True)
@@ -14,23 +35,44 @@ class LayerWeights:
     """One layer.
 
     Args:
-        input_norm, mlp_norm: ``[hidden size]``.
-        query_norm, key_norm: ``[D]``, of every head; None where heads are not normalised.
-        qkv: queries, keys and values, in this order; ``gate_up``: the gate, then what it opens for.
+        input_norm, mlp_norm: before attention and before the feed-forward part, ``[hidden size]``; None without.
+        query_norm, key_norm: ``[H, D]`` and ``[KVH, D]``; None where heads are not normalised.
+        qkv: queries, keys and values, in this order; ``gate_up``: the gate, then what it opens for, or what the
+            activation is of where there is no gate.
         scale: factor on the scores.
         window: positions a token sees; None sees all before it.
+        attention_norm, mlp_out_norm: of what both parts make, before it is added.
+        norms_rows: the norms of queries and keys span all heads; ``norms_follow``: they come behind the rotation.
+        angles: which of a batch's angles heads are rotated by; None for none.
+        is_interleaved: see ``kernels.rotary.apply_rotary``.
+        softcap, sinks: see ``kernels.paged_attention``; sinks in float32.
+        residual_scale: factor on what is added to the stream.
+        is_parallel: both parts start from the layer's input; without ``mlp_norm`` from its one norm.
+        activation: a place in ``kernels.gated_activation.ACTIVATIONS``.
     """
 
-    input_norm: Tensor
-    mlp_norm: Tensor
-    query_norm: Tensor | None
-    key_norm: Tensor | None
+    input_norm: NormWeights | None
+    mlp_norm: NormWeights | None
+    query_norm: NormWeights | None
+    key_norm: NormWeights | None
     qkv: PackedWeight
     output: PackedWeight
     gate_up: PackedWeight
     down: PackedWeight
     scale: float
     window: int | None
+    attention_norm: NormWeights | None = None
+    mlp_out_norm: NormWeights | None = None
+    norms_rows: bool = False
+    norms_follow: bool = False
+    angles: int | None = 0
+    is_interleaved: bool = False
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    residual_scale: float = 1.0
+    is_parallel: bool = False
+    activation: int = 0
+    is_gated: bool = True
 
 
 @dataclass(frozen=True)
@@ -39,18 +81,22 @@ class DecoderWeights:
 
     Args:
         embeddings: ``[V, hidden size]``.
-        norm_eps, head_norm_eps: of the norms of tokens, and of those of heads.
+        token_scale: factor on rows of ``embeddings``.
+        stream_scale: factor on what the first layer gets, wherever it is from.
+        logit_scale, logit_softcap: of what the head makes.
     """
 
     embeddings: Tensor
     layers: tuple[LayerWeights, ...]
-    final_norm: Tensor
+    final_norm: NormWeights
     lm_head: PackedWeight
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    norm_eps: float
-    head_norm_eps: float
+    token_scale: float = 1.0
+    stream_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
 
 
 def address(tensor: Tensor | None) -> int | None:

@@ -1,7 +1,8 @@
-"""The gated activations of feed-forward layers: of Llama and its kin, and of Gemma."""
+"""The activations of feed-forward layers, gated as in Llama and Gemma, and plain."""
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..dispatch import REFERENCE, OnGpu, select
@@ -14,6 +15,33 @@ _SILU_IMPLEMENTATIONS = {
     "cuda": OnGpu(f"{__package__}.gpu", "silu_and_mul"),
 }
 _GELU_IMPLEMENTATIONS = {REFERENCE: reference.gelu_and_mul, "cuda": OnGpu(f"{__package__}.gpu", "gelu_and_mul")}
+
+# In the order of the compiled library, see kernels/native/decoder.h.
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu2")
+
+
+def activate_and_mul(gate_up: Tensor, activation: str) -> Tensor:
+    """Return ``activation(gate) * up`` of a fused projection: see ``silu_and_mul``.
+
+    Args:
+        activation: one of ``ACTIVATIONS``.
+    """
+    if activation == "silu":
+        return silu_and_mul(gate_up)
+    if activation == "relu2":
+        _check(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return activate(gate, activation).mul_(up)
+    return gelu_and_mul(gate_up, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+def activate(rows: Tensor, activation: str) -> Tensor:
+    """Return ``activation(rows)``; one of ``ACTIVATIONS``, "relu2" being the square of what is above 0."""
+    if activation == "silu":
+        return F.silu(rows)
+    if activation == "relu2":
+        return F.relu(rows).square()
+    return F.gelu(rows, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

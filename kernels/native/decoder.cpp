@@ -3,13 +3,14 @@
 
 #include <vector>
 
-#include "layer_ops.h"
+#include "layer_switches.h"
 #include "tile_attention.h"
 #include "vector_attention.h"
 
 namespace {
 
 constexpr int64_t TOKENS_PER_PIECE = 8;
+constexpr int64_t LOGITS_PER_PIECE = 16384;
 // Rows (tokens by heads of a group) of a prompt that one thread attends for: several tiles, so that what was read of the
 // cache is read from near again.
 constexpr int64_t ROWS_PER_PIECE = 48;
@@ -52,6 +53,7 @@ class Run {
     residual_ = space_.template take<T>(tokens * d_.hidden_size);
     normed_ = space_.template take<T>(tokens * d_.hidden_size);
     added_ = space_.template take<T>(tokens * d_.hidden_size);
+    made_ = space_.template take<T>(tokens * d_.hidden_size);
     qkv_ = space_.template take<T>(tokens * qkv_size_);
     found_ = space_.template take<T>(tokens * found_size_);
     gate_up_ = space_.template take<T>(tokens * 2 * d_.mlp_size);
@@ -73,19 +75,11 @@ class Run {
       if (i == d_.num_layers - 1) keep_logit_rows();
       multiply<T, T>(found_, found_size_, layer.output, added_, d_.hidden_size, num_rows_);
       adapt(i, OUTPUT, found_, found_size_, added_, d_.hidden_size);
-      add_and_norm(added_, layer.mlp_norm);
-      multiply<T, T>(normed_, d_.hidden_size, layer.gate_up, gate_up_, 2 * d_.mlp_size, num_rows_);
-      adapt(i, GATE_UP, normed_, d_.hidden_size, gate_up_, 2 * d_.mlp_size);
-      for_ranges(num_rows_, TOKENS_PER_PIECE, [&](int64_t start, int64_t end) {
-        for (int64_t t = start; t < end; ++t) {
-          gate_row(gate_up_ + t * 2 * d_.mlp_size, gated_ + t * d_.mlp_size, d_.mlp_size);
-        }
-      });
-      multiply<T, T>(gated_, d_.mlp_size, layer.down, added_, d_.hidden_size, num_rows_);
-      adapt(i, DOWN, gated_, d_.mlp_size, added_, d_.hidden_size);
+      layer.is_parallel ? feed_beside(i) : feed_behind(i);
     }
     add_and_norm(added_, d_.final_norm);
     multiply<T, float>(normed_, d_.hidden_size, d_.lm_head, s_.logits, d_.lm_head.num_outputs, num_rows_);
+    change_logits();
   }
 
  private:
@@ -95,8 +89,8 @@ class Run {
   };
 
   size_t workspace_bytes() const {
-    const int64_t per_token = 3 * d_.hidden_size + qkv_size_ + found_size_ + 3 * d_.mlp_size;
-    return s_.num_tokens * per_token * sizeof(T) + 8 * VECTOR_BYTES;
+    const int64_t per_token = 4 * d_.hidden_size + qkv_size_ + found_size_ + 3 * d_.mlp_size;
+    return s_.num_tokens * per_token * sizeof(T) + 9 * VECTOR_BYTES;
   }
 
   void cut_spans() {
@@ -119,22 +113,95 @@ class Run {
 
   void embed() {
     const T* from = static_cast<const T*>(s_.inputs_embeds ? s_.inputs_embeds : d_.embeddings);
+    const float own = s_.inputs_embeds ? 1.0f : d_.token_scale;
     for (int64_t t = 0; t < s_.num_tokens; ++t) {
       const int64_t row = s_.inputs_embeds ? t : s_.token_ids[t];
-      std::memcpy(residual_ + t * d_.hidden_size, from + row * d_.hidden_size, d_.hidden_size * sizeof(T));
+      T* to = residual_ + t * d_.hidden_size;
+      std::memcpy(to, from + row * d_.hidden_size, d_.hidden_size * sizeof(T));
+      for (const float scale : {own, d_.stream_scale}) {
+        if (scale != 1.0f) scale_row(to, scale, d_.hidden_size);
+      }
     }
   }
 
-  void add_and_norm(const T* added, const void* weight) {
-    const int64_t size = d_.hidden_size;
+  // What attention added goes to the stream, and the feed-forward part starts from there.
+  void feed_behind(int64_t i) {
+    const DecoderLayer& layer = d_.layers[i];
+    finish(added_, layer.attention_norm, layer.residual_scale);
+    add_and_norm(added_, layer.mlp_norm);
+    feed_forward(i, added_);
+    finish(added_, layer.mlp_out_norm, layer.residual_scale);
+  }
+
+  // Both parts start from the layer's input, and go to the stream together.
+  void feed_beside(int64_t i) {
+    const DecoderLayer& layer = d_.layers[i];
+    finish(added_, layer.attention_norm, 1.0f);
+    if (layer.mlp_norm.kind != NO_NORM) add_and_norm(nullptr, layer.mlp_norm);
+    feed_forward(i, made_);
+    finish(made_, layer.mlp_out_norm, 1.0f);
+    for_rows([&](int64_t t) { add_row(made_ + t * d_.hidden_size, added_ + t * d_.hidden_size, d_.hidden_size); });
+    finish(added_, Norm{}, layer.residual_scale);
+  }
+
+  // From normed_ to out.
+  void feed_forward(int64_t i, T* out) {
+    const DecoderLayer& layer = d_.layers[i];
+    const int64_t size = layer.down.num_inputs, width = layer.gate_up.num_outputs;
+    multiply<T, T>(normed_, d_.hidden_size, layer.gate_up, gate_up_, width, num_rows_);
+    adapt(i, GATE_UP, normed_, d_.hidden_size, gate_up_, width);
+    for_rows([&](int64_t t) {
+      activate_row(layer.activation, layer.is_gated, gate_up_ + t * width, gated_ + t * size, size);
+    });
+    multiply<T, T>(gated_, size, layer.down, out, d_.hidden_size, num_rows_);
+    adapt(i, DOWN, gated_, size, out, d_.hidden_size);
+  }
+
+  // Runs body(row) for each row that matters.
+  template <typename Body>
+  void for_rows(const Body& body) {
     for_ranges(num_rows_, TOKENS_PER_PIECE, [&](int64_t start, int64_t end) {
-      for (int64_t t = start; t < end; ++t) {
-        T* stream = residual_ + t * size;
-        if (added) add_row(added + t * size, stream, size);
-        norm_row(stream, static_cast<const T*>(weight), normed_ + t * size, size, d_.norm_eps);
+      for (int64_t t = start; t < end; ++t) body(t);
+    });
+  }
+
+  void add_and_norm(const T* added, const Norm& norm) {
+    const int64_t size = d_.hidden_size;
+    for_rows([&](int64_t t) {
+      T* stream = residual_ + t * size;
+      if (added) add_row(added + t * size, stream, size);
+      apply_norm(norm, stream, normed_ + t * size, size);
+    });
+  }
+
+  // What is to be added is normalised, and scaled, where it lies.
+  void finish(T* rows, const Norm& norm, float scale) {
+    if (norm.kind == NO_NORM && scale == 1.0f) return;
+    for_rows([&](int64_t t) {
+      T* row = rows + t * d_.hidden_size;
+      if (norm.kind != NO_NORM) apply_norm(norm, row, row, d_.hidden_size);
+      if (scale != 1.0f) scale_row(row, scale, d_.hidden_size);
+    });
+  }
+
+  void change_logits() {
+    const float scale = d_.logit_scale, cap = d_.logit_softcap;
+    if (scale == 1.0f && cap == 0) return;
+    const int64_t total = num_rows_ * d_.lm_head.num_outputs;
+    for_ranges(total, LOGITS_PER_PIECE, [&](int64_t start, int64_t end) {
+      float* logits = s_.logits;
+      if (scale != 1.0f) {
+#pragma omp simd
+        for (int64_t i = start; i < end; ++i) logits[i] = rounded(logits[i] * scale);
+      }
+      if (cap > 0) {
+#pragma omp simd
+        for (int64_t i = start; i < end; ++i) logits[i] = rounded(rounded(fast_tanh(rounded(logits[i] / cap))) * cap);
       }
     });
   }
+
+  static float rounded(float value) { return to_float(from_float<T>(value)); }
 
   // Normalises and rotates queries and keys where they lie, and stores keys and values.
   void place(const DecoderLayer& layer) {
@@ -143,20 +210,38 @@ class Run {
     for_ranges(s_.num_tokens, TOKENS_PER_PIECE, [&](int64_t start, int64_t end) {
       for (int64_t t = start; t < end; ++t) {
         T* heads = qkv_ + t * qkv_size_;
-        const T* cos = static_cast<const T*>(s_.cos) + s_.positions[t] * dim;
-        const T* sin = static_cast<const T*>(s_.sin) + s_.positions[t] * dim;
-        for (int64_t head = 0; head < first_value; ++head) {
-          T* at = heads + head * dim;
-          const void* weight = head < first_key ? layer.query_norm : layer.key_norm;
-          if (weight) norm_row(at, static_cast<const T*>(weight), at, dim, d_.head_norm_eps);
-          rotate_row(at, cos, sin, at, dim);
-        }
+        if (!layer.norms_follow) norm_heads(layer, heads);
+        if (layer.angles >= 0) rotate(s_.angles[layer.angles], layer.is_interleaved, s_.positions[t], heads);
+        if (layer.norms_follow) norm_heads(layer, heads);
         const int64_t slot = s_.slots[t];
         if (slot < 0) continue;
         const bool is_last = t + 1 == s_.num_tokens || s_.slots[t + 1] != slot + 1;
         cache.put(slot, heads + first_key * dim, heads + first_value * dim, is_last);
       }
     });
+  }
+
+  void norm_heads(const DecoderLayer& layer, T* heads) const {
+    if (layer.query_norm.kind == NO_NORM) return;
+    const int64_t dim = d_.head_dim;
+    for (const bool is_key : {false, true}) {
+      const Norm& norm = is_key ? layer.key_norm : layer.query_norm;
+      const int64_t num = is_key ? d_.num_kv_heads : d_.num_heads;
+      T* first = heads + (is_key ? d_.num_heads * dim : 0);
+      if (layer.norms_rows) {
+        apply_norm(norm, first, first, num * dim);
+      } else {
+        for (int64_t head = 0; head < num; ++head) apply_norm(norm, first + head * dim, first + head * dim, dim, head * dim);
+      }
+    }
+  }
+
+  void rotate(const Angles& angles, bool is_interleaved, int64_t position, T* heads) const {
+    const float *cos = angles.cos + position * angles.dim, *sin = angles.sin + position * angles.dim;
+    for (int64_t head = 0; head < d_.num_heads + d_.num_kv_heads; ++head) {
+      T* at = heads + head * d_.head_dim;
+      is_interleaved ? rotate_neighbours(at, cos, sin, angles.dim) : rotate_row(at, cos, sin, at, angles.dim);
+    }
   }
 
   void attend(const DecoderLayer& layer) {
@@ -171,6 +256,8 @@ class Run {
                                span.first_position,
                                layer.window,
                                layer.scale,
+                               layer.softcap,
+                               layer.sinks ? layer.sinks + kv_head * group : nullptr,
                                s_.block_table + span.request * s_.table_stride,
                                kv_head,
                                &cache,
@@ -198,6 +285,7 @@ class Run {
     for (int64_t i = 0; i < s_.num_logit_rows; ++i) {
       const int64_t row = s_.logit_rows[i];
       std::memmove(residual_ + i * d_.hidden_size, residual_ + row * d_.hidden_size, d_.hidden_size * sizeof(T));
+      std::memmove(normed_ + i * d_.hidden_size, normed_ + row * d_.hidden_size, d_.hidden_size * sizeof(T));
       std::memmove(found_ + i * found_size_, found_ + row * found_size_, found_size_ * sizeof(T));
     }
     num_rows_ = s_.num_logit_rows;
@@ -214,7 +302,7 @@ class Run {
   const DecoderStep& s_;
   const int64_t qkv_size_, found_size_;
   Workspace space_;
-  T *residual_, *normed_, *added_, *qkv_, *found_, *gate_up_, *gated_;
+  T *residual_, *normed_, *added_, *made_, *qkv_, *found_, *gate_up_, *gated_;
   std::vector<Span> spans_;
   int64_t num_rows_ = 0;
   const int64_t* slots_ = nullptr;  // of adapters, of the rows that matter

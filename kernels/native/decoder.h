@@ -1,23 +1,37 @@
-// What a Llama-like decoder is made of, and one step's work, as kernels/decoder lays them out for ctypes.
+// What a decoder is made of, and one step's work, as kernels/decoder lays them out for ctypes.
 #pragma once
 #include "adapters.h"
+#include "layer_switches.h"
 #include "linear.h"
+
+// Cosines and sines of every position, [P, dim]; both halves of a row are alike.
+struct Angles {
+  const float *cos, *sin;
+  int64_t dim;
+};
 
 // Pointers are to elements of the model's dtype, unless said.
 struct DecoderLayer {
-  const void *input_norm, *mlp_norm;  // [hidden size]
-  const void *query_norm, *key_norm;  // [D], of each head; null without
+  Norm input_norm, attention_norm, mlp_norm, mlp_out_norm;  // the second and the last of what is added to the stream
+  Norm query_norm, key_norm;                                // weights [H, D] and [KVH, D]
   Linear qkv, output, gate_up, down;
   void *keys, *values;  // the layer's cache, see paged_cache.h
+  const float* sinks;   // [H] logits that carry no value; null without
   float scale;
-  int64_t window;  // positions a token sees; 0: all before it
+  float softcap;         // 0: none
+  float residual_scale;  // of what is added to the stream
+  int64_t window;        // positions a token sees; 0: all before it
+  int64_t angles;        // which of the step's; below 0 heads are not rotated
+  int64_t is_interleaved, norms_rows, norms_follow, is_parallel, activation, is_gated;
 };
 
 struct Decoder {
   const DecoderLayer* layers;
   int64_t num_layers, hidden_size, num_heads, num_kv_heads, head_dim, mlp_size, block_size;
-  float norm_eps, head_norm_eps;
-  const void *embeddings, *final_norm;
+  float token_scale, stream_scale, logit_scale;
+  float logit_softcap;  // 0: none
+  const void* embeddings;
+  Norm final_norm;
   Linear lm_head;
 };
 
@@ -29,7 +43,7 @@ struct DecoderStep {
   int64_t num_tokens, num_requests, num_logit_rows;
   const int64_t *token_ids, *positions, *slots;  // [T]; a slot below 0 is stored nowhere
   const void* inputs_embeds;                     // [T, hidden size] in place of the embeddings; null for those
-  const void *cos, *sin;                         // [every position, D]
+  const Angles* angles;                          // as many as layers name
   const int64_t* block_table;                    // [B, table_stride]
   int64_t table_stride;
   const int64_t *query_lens, *seq_lens;  // [B]

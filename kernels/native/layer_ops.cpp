@@ -46,7 +46,7 @@ void rotary(const T* heads, int64_t token_stride, int64_t head_stride, const T* 
 
 template <typename T>
 void silu_and_mul(const T* gate_up, T* out, int64_t num_rows, int64_t size) {
-  for_rows(num_rows, size, [&](int64_t row) { gate_row(gate_up + row * 2 * size, out + row * size, size); });
+  for_rows(num_rows, size, [&](int64_t row) { gate_row<Silu>(gate_up + row * 2 * size, out + row * size, size); });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "paged_cache.h"
+#include "softmax.h"
 
 constexpr int64_t MAX_HEAD_DIM = 256;
 
@@ -15,7 +16,8 @@ struct Queries {
   int64_t token_stride, group;
   int64_t first_position;  // of the first token
   int64_t window;          // positions a token sees; 0: all before it
-  float scale;
+  float scale, softcap;  // the latter 0 without
+  const float* sinks;    // of the group's heads, or null
   const int64_t* blocks;
   int64_t kv_head;
   const LayerCache<T>* cache;
@@ -25,6 +27,14 @@ struct Queries {
   int64_t position_of(int64_t row) const { return first_position + row / group; }
   int64_t first_seen(int64_t position) const { return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0; }
   T* out_of(int64_t row) const { return out + row / group * out_stride + row % group * cache->shape.head_dim; }
+
+  // Makes weights of a row's scores, which begin at position start of its request; see softmax.h.
+  float soften_row(int64_t row, float* scores, T* weights, int64_t start, int64_t width) const {
+    const int64_t position = position_of(row), begin = first_seen(position) - start, end = position + 1 - start;
+    if (softcap > 0) cap_scores(scores, begin, end, scale, softcap);
+    const float sink = sinks ? sinks[row % group] : -INFINITY;
+    return soften(scores, weights, begin, end, width, softcap > 0 ? 1.0f : scale, sink);
+  }
 
   // Copies some rows, [num, D].
   void copy(int64_t first_row, int64_t num, T* to) const {

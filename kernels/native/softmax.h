@@ -25,10 +25,17 @@ inline Floats exp_or_zero(Floats x) {
   return (Floats)((Ints)(p * (Floats)power) & ~(x < splat(LOWEST_EXPONENT)));
 }
 
+// Scores begin .. end, scaled, then capped: what comes of it is to be scaled no more.
+inline void cap_scores(float* scores, int64_t begin, int64_t end, float scale, float cap) {
+#pragma omp simd
+  for (int64_t i = begin; i < end; ++i) scores[i] = cap * fast_tanh(scores[i] * scale / cap);
+}
+
 // Scores, still to be scaled, to weights relative to the largest: of begin .. end, and 0 for the others of width, which
-// is a multiple of 16. Returns their sum before they are rounded to T.
+// is a multiple of 16. Returns their sum before they are rounded to T, and that of the sink, a score without a value;
+// -INFINITY where there is none.
 template <typename T>
-float soften(float* scores, T* weights, int64_t begin, int64_t end, int64_t width, float scale) {
+float soften(float* scores, T* weights, int64_t begin, int64_t end, int64_t width, float scale, float sink) {
   std::fill(scores, scores + begin, -INFINITY);
   std::fill(scores + end, scores + width, -INFINITY);
   const Floats factor = splat(scale);
@@ -37,7 +44,7 @@ float soften(float* scores, T* weights, int64_t begin, int64_t end, int64_t widt
     const Floats scaled = (Floats)load_words(scores + i) * factor;
     most = scaled > most ? scaled : most;
   }
-  float highest = -INFINITY;
+  float highest = sink;
   for (int lane = 0; lane < LANES; ++lane) highest = std::max(highest, most[lane]);
   // Lane by lane, so that the order of the sum does not depend on what is masked around it.
   Floats totals = {};
@@ -46,7 +53,7 @@ float soften(float* scores, T* weights, int64_t begin, int64_t end, int64_t widt
     totals += exponentials;
     store(weights + i, exponentials, LANES);
   }
-  float total = 0;
+  float total = std::exp(sink - highest);
   for (int lane = 0; lane < LANES; ++lane) total += totals[lane];
   return total;
 }

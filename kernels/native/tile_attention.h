@@ -2,7 +2,6 @@
 // loaded; so do 16 dimensions of the values of 16 tokens, where these have one block. Pairs of bfloat16 only.
 #pragma once
 #include "queries.h"
-#include "softmax.h"
 #include "tiles.h"
 
 // Tokens whose values are summed at once, whatever the size of blocks: the results are rounded in between.
@@ -31,9 +30,9 @@ class TileAttention {
     score(space.scores.data());
     float totals[tiles::ROWS];
     for (int64_t m = 0; m < num_rows; ++m) {
-      const int64_t position = q_.position_of(first_row + m), offset = m * seen_.stride;
-      totals[m] = soften(space.scores.data() + offset, space.weights.data() + offset,
-                         q_.first_seen(position) - seen_.start, position + 1 - seen_.start, seen_.width, q_.scale);
+      const int64_t offset = m * seen_.stride;
+      totals[m] = q_.soften_row(first_row + m, space.scores.data() + offset, space.weights.data() + offset, seen_.start,
+                                seen_.width);
     }
     for (int64_t d = 0; d < dim_; d += DIMS_PER_PASS) {
       if (dim_ - d >= DIMS_PER_PASS) {

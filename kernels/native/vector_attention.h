@@ -1,7 +1,6 @@
 // Attention over a paged cache on vector registers.
 #pragma once
 #include "queries.h"
-#include "softmax.h"
 
 template <typename T>
 struct VectorAttention {
@@ -22,10 +21,9 @@ struct VectorAttention {
     for (; vector < num_vectors; ++vector) score<M, 1>(rows, seen, vector, space.scores.data());
     float totals[M];
     for (int m = 0; m < M; ++m) {
-      const int64_t position = queries.position_of(first_row + m), offset = m * seen.stride;
-      totals[m] = soften(space.scores.data() + offset, space.weights.data() + offset,
-                         queries.first_seen(position) - seen.start, position + 1 - seen.start, seen.width,
-                         queries.scale);
+      const int64_t offset = m * seen.stride;
+      totals[m] = queries.soften_row(first_row + m, space.scores.data() + offset, space.weights.data() + offset,
+                                     seen.start, seen.width);
     }
     int64_t d = 0;
     for (; d + TILE_VECTORS * LANES <= shape.head_dim; d += TILE_VECTORS * LANES) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..dispatch import REFERENCE, OnGpu, select
@@ -23,11 +24,12 @@ _ADD_IMPLEMENTATIONS = {
 def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale the last axis to a root mean square of one, then by ``weight``.
 
-    The mean and the scaling are in float32, the product with ``weight`` in the dtype of ``inputs``.
+    The mean and the scaling are in float32, the product with ``weight`` in the dtype of ``inputs``, or in float32, too,
+    where the weight is: then the result is rounded once.
 
     Args:
         inputs: ``[..., E]``, any strides; on a GPU rows above 32,768 go by the reference.
-        weight: ``[E]``, or ``[N, E]`` for inputs ``[..., N, E]``; dtype of ``inputs``.
+        weight: ``[E]``, or ``[N, E]`` for inputs ``[..., N, E]``; dtype of ``inputs``, or float32.
         eps: added to the mean of squares.
 
     Returns:
@@ -68,7 +70,8 @@ def add_rms_norm(inputs: Tensor, residual: Tensor, weight: Tensor, eps: float) -
 
 
 def _check(inputs: Tensor, weight: Tensor) -> None:
-    if weight.ndim not in (1, 2) or weight.shape != inputs.shape[-weight.ndim :] or weight.dtype != inputs.dtype:
+    is_known = weight.dtype in (inputs.dtype, torch.float32)
+    if weight.ndim not in (1, 2) or weight.shape != inputs.shape[-weight.ndim :] or not is_known:
         raise KernelInputError(
-            f"weight must be {inputs.dtype} [{inputs.shape[-1]}], got {weight.dtype} {tuple(weight.shape)}"
+            f"weight must be {inputs.dtype} or float32 [{inputs.shape[-1]}], got {weight.dtype} {tuple(weight.shape)}"
         )

@@ -59,6 +59,7 @@ def _launch(rows: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, 
         "BLOCK": block,
         "ROWS": rows_per_program,
         "HAS_RESIDUAL": residual is not None,
+        "IS_WIDE": weight.dtype != rows.dtype,
         "num_warps": min(16, max(4, rows_per_program * block // 512)),
     }
     _rms_norm_kernel[(triton.cdiv(num_rows, rows_per_program),)](
@@ -84,6 +85,7 @@ def _rms_norm_kernel(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    IS_WIDE: tl.constexpr,
 ):
     dtype = inputs.dtype.element_ty
     row_numbers = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
@@ -98,6 +100,8 @@ def _rms_norm_kernel(
         tl.store(sums, narrow, mask=mask)
         wide = narrow.to(tl.float32)
     variance = tl.sum(wide * wide, axis=1, keep_dims=True) / SIZE
-    normed = (wide * tl.rsqrt(variance + eps)).to(dtype).to(tl.float32)
+    normed = wide * tl.rsqrt(variance + eps)
+    if not IS_WIDE:
+        normed = normed.to(dtype).to(tl.float32)
     weights = tl.load(weight + (row_numbers % num_weights) * SIZE + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + rows * SIZE + columns, (normed * weights).to(dtype), mask=mask)

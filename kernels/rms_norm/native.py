@@ -12,7 +12,7 @@ from . import reference
 def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See ``rms_norm.rms_norm``."""
     function = library("rms_norm", inputs.dtype)
-    if function is None or not weight.is_contiguous():
+    if function is None or not weight.is_contiguous() or weight.dtype != inputs.dtype:
         return reference.rms_norm(inputs, weight, eps)
     size = inputs.shape[-1]
     rows = inputs.reshape(-1, size)
@@ -29,7 +29,8 @@ def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(inputs: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See ``rms_norm.add_rms_norm``."""
     function = library("rms_norm", inputs.dtype)
-    if function is None or not (inputs.is_contiguous() and residual.is_contiguous() and weight.is_contiguous()):
+    are_plain = inputs.is_contiguous() and residual.is_contiguous() and weight.is_contiguous()
+    if function is None or not are_plain or weight.dtype != inputs.dtype:
         return reference.add_rms_norm(inputs, residual, weight, eps)
     num_rows, size = inputs.shape
     out = torch.empty_like(inputs)

@@ -10,7 +10,8 @@ def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See ``rms_norm.rms_norm``."""
     wide = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
     variance = wide.square().mean(-1, keepdim=True)
-    return (wide * variance.add_(eps).rsqrt_()).to(inputs.dtype) * weight
+    scaled = wide * variance.add_(eps).rsqrt_()
+    return scaled.to(inputs.dtype) * weight if weight.dtype is inputs.dtype else (scaled * weight).to(inputs.dtype)
 
 
 def add_rms_norm(inputs: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

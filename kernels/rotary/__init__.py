@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..dispatch import REFERENCE, OnGpu, select
@@ -21,12 +22,14 @@ _STORE_IMPLEMENTATIONS = {
 }
 
 
-def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor, *, is_interleaved: bool = False) -> Tensor:
     """Rotate each pair ``(x[i], x[i + R / 2])`` of a head by its token's angle; what is behind ``R`` stays.
 
     Args:
         heads: ``[T, H, D]``, any strides (a slice of a fused QKV needs no copy); query and key heads may come in one.
-        cos, sin: ``[T, R]``, of the angles, ``R`` up to ``D``; their two halves are alike. Dtype of ``heads``.
+        cos, sin: ``[T, R]``, of the angles, ``R`` up to ``D``; their two halves are alike. Dtype of
+            ``heads``, or float32: then pairs are rotated in float32 and rounded once.
+        is_interleaved: pairs are ``(x[2 i], x[2 i + 1])`` instead, by the same angles.
 
     Returns:
         ``[T, H, D]`` in the dtype of ``heads``. A token's bits do not depend on the others.
@@ -35,10 +38,10 @@ def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         KernelInputError: a shape or dtype above does not hold.
 
     Cost: memory bound, ``2 * T * H * D * itemsize`` bytes.
-    Source: Su et al. 2021 (arXiv:2104.09864), with the halves of a head as the pairs.
+    Source: Su et al. 2021 (arXiv:2104.09864), whose pairs are the interleaved ones.
     """
     _check("heads", heads, cos, sin)
-    return select(_IMPLEMENTATIONS, heads.device, heads.dtype)(heads, cos, sin)
+    return select(_IMPLEMENTATIONS, heads.device, heads.dtype)(heads, cos, sin, is_interleaved)
 
 
 def rotary_and_store(
@@ -52,6 +55,7 @@ def rotary_and_store(
     *,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
+    is_interleaved: bool = False,
 ) -> Tensor:
     """``apply_rotary`` of query and key heads, then ``store_kv_cache`` of keys and values, which says what slots mean.
 
@@ -60,7 +64,7 @@ def rotary_and_store(
     Args:
         query_key: ``[T, H + KVH, D]``, any strides: the heads of queries, then those of keys, before the rotation.
         value: ``[T, KVH, DV]``, any strides. Both may be slices of one fused QKV.
-        cos, sin: as for ``apply_rotary``.
+        cos, sin, is_interleaved: as for ``apply_rotary``.
         key_cache, value_cache, slot_mapping, key_scale, value_scale: as for ``store_kv_cache``. Caches are **mutated.**
 
     Returns:
@@ -79,7 +83,7 @@ def rotary_and_store(
     into = CacheSlots(key_cache, value_cache, slot_mapping, key_scale, value_scale)
     into.check(query_key[:, num_heads:], value)
     run = select(_STORE_IMPLEMENTATIONS, query_key.device, query_key.dtype)
-    return run(query_key, value, cos, sin, into)
+    return run(query_key, value, cos, sin, into, is_interleaved)
 
 
 def _check(name: str, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -87,8 +91,9 @@ def _check(name: str, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
         raise KernelInputError(f"{name} must be [T, H, D], got {tuple(heads.shape)}")
     for which, angles in (("cos", cos), ("sin", sin)):
         is_fitting = angles.ndim == 2 and len(angles) == len(heads) and 0 < angles.shape[1] <= heads.shape[2]
-        if not is_fitting or angles.shape[1] % 2 or angles.shape != cos.shape or angles.dtype != heads.dtype:
+        is_known = angles.dtype in (heads.dtype, torch.float32) and angles.dtype == cos.dtype
+        if not is_fitting or angles.shape[1] % 2 or angles.shape != cos.shape or not is_known:
             raise KernelInputError(
-                f"{which} must be {heads.dtype} [{len(heads)}, R] with an even R up to {heads.shape[2]}, "
+                f"{which} must be {heads.dtype} or float32 [{len(heads)}, R] with an even R up to {heads.shape[2]}, "
                 f"got {angles.dtype} {tuple(angles.shape)}"
             )

@@ -15,7 +15,7 @@ from ..kv_cache.gpu import num_warps_for, store_heads, to_cache, with_plain_rows
 _MAX_BLOCK = 2048
 
 
-def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> Tensor:
     """See ``rotary.apply_rotary``."""
     num_tokens, num_heads, head_dim = heads.shape
     out = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
@@ -25,12 +25,14 @@ def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     blocks = _Blocks(num_heads, head_dim, cos.shape[1])
     _rotary_kernel[(num_tokens, triton.cdiv(num_heads, blocks.heads))](
         *(heads, cos.contiguous(), sin.contiguous(), out, heads.stride(0), heads.stride(1)),
-        **{**blocks.constants, "NUM_HEADS": num_heads},
+        **{**blocks.constants, "NUM_HEADS": num_heads, "IS_INTERLEAVED": is_interleaved},
     )
     return out
 
 
-def rotary_and_store(query_key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, into: CacheSlots) -> Tensor:
+def rotary_and_store(
+    query_key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, into: CacheSlots, is_interleaved: bool = False
+) -> Tensor:
     """See ``rotary.rotary_and_store``."""
     num_tokens, num_all, head_dim = query_key.shape
     num_kv_heads, value_dim = value.shape[1:]
@@ -49,6 +51,7 @@ def rotary_and_store(query_key: Tensor, value: Tensor, cos: Tensor, sin: Tensor,
         "VALUE_DIM": value_dim,
         "VALUE_HEAD_BLOCK": triton.next_power_of_2(num_kv_heads),
         "VALUE_BLOCK": triton.next_power_of_2(value_dim),
+        "IS_INTERLEAVED": is_interleaved,
     }
     # Behind the groups of query and key heads comes one program more for a token's values.
     _rotary_and_store_kernel[(num_tokens, num_groups + 1)](
@@ -79,14 +82,25 @@ class _Blocks:
 
 
 @triton.jit
-def _rotated(heads, cos, sin, token, offsets, mask, columns, ROTARY_DIM: tl.constexpr):
-    """Both halves of the rotated part of heads, in float32; ``offsets`` are of the first, ``columns`` within it."""
+def _columns_of(pairs, ROTARY_DIM: tl.constexpr, IS_INTERLEAVED: tl.constexpr):
+    """Where both of each pair lie within a head."""
+    if IS_INTERLEAVED:
+        first, second = 2 * pairs, 2 * pairs + 1
+    else:
+        first, second = pairs, ROTARY_DIM // 2 + pairs
+    return first, second
+
+
+@triton.jit
+def _rotated(heads, cos, sin, token, starts, mask, columns, ROTARY_DIM: tl.constexpr, IS_INTERLEAVED: tl.constexpr):
+    """Both of each pair of the rotated part of heads that begin at ``starts``, in float32; ``columns`` count pairs."""
     angles = token * ROTARY_DIM + columns
     angles_mask = columns < ROTARY_DIM // 2
     cosines = tl.load(cos + angles, mask=angles_mask, other=0.0).to(tl.float32)
     sines = tl.load(sin + angles, mask=angles_mask, other=0.0).to(tl.float32)
-    first = tl.load(heads + offsets, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(heads + offsets + ROTARY_DIM // 2, mask=mask, other=0.0).to(tl.float32)
+    first_columns, second_columns = _columns_of(columns, ROTARY_DIM, IS_INTERLEAVED)
+    first = tl.load(heads + starts + first_columns, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(heads + starts + second_columns, mask=mask, other=0.0).to(tl.float32)
     return first * cosines - second * sines, second * cosines + first * sines
 
 
@@ -104,6 +118,7 @@ def _rotary_kernel(
     HEAD_BLOCK: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
 ):
     dtype = out.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
@@ -112,9 +127,10 @@ def _rotary_kernel(
     starts = token * token_stride + rows * head_stride
     out_starts = (token * NUM_HEADS + rows) * HEAD_DIM
     mask = (rows < NUM_HEADS) & (columns < ROTARY_DIM // 2)
-    first, second = _rotated(heads, cos, sin, token, starts + columns, mask, columns, ROTARY_DIM)
-    tl.store(out + out_starts + columns, first.to(dtype), mask=mask)
-    tl.store(out + out_starts + ROTARY_DIM // 2 + columns, second.to(dtype), mask=mask)
+    first, second = _rotated(heads, cos, sin, token, starts, mask, columns, ROTARY_DIM, IS_INTERLEAVED)
+    first_columns, second_columns = _columns_of(columns, ROTARY_DIM, IS_INTERLEAVED)
+    tl.store(out + out_starts + first_columns, first.to(dtype), mask=mask)
+    tl.store(out + out_starts + second_columns, second.to(dtype), mask=mask)
     if REST_BLOCK > 0:
         rest = ROTARY_DIM + tl.arange(0, REST_BLOCK)[None, :]
         rest_mask = (rows < NUM_HEADS) & (rest < HEAD_DIM)
@@ -129,6 +145,7 @@ def _rotary_and_store_kernel(
     VALUE_DIM: tl.constexpr, VALUE_HEAD_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr,
     HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """Program ``(token, group of query and key heads)``; behind the groups comes one for the token's values."""
     slot = tl.load(slot_mapping + tl.program_id(0)).to(tl.int64)
@@ -140,7 +157,7 @@ def _rotary_and_store_kernel(
     else:
         _rotate_group(
             *(query_key, cos, sin, query, key_cache, slot, token_stride, head_stride, key_scale),
-            *(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ROTARY_DIM, HEAD_BLOCK, HALF_BLOCK, REST_BLOCK),
+            *(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ROTARY_DIM, HEAD_BLOCK, HALF_BLOCK, REST_BLOCK, IS_INTERLEAVED),
         )
 
 
@@ -148,7 +165,7 @@ def _rotary_and_store_kernel(
 def _rotate_group(
     query_key, cos, sin, query, key_cache, slot, token_stride, head_stride, key_scale,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
-    HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, IS_INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """Rotate this program's heads: queries into ``query``, keys into ``slot`` of their cache if that is not negative.
 
@@ -165,11 +182,12 @@ def _rotate_group(
     is_key = (rows >= NUM_HEADS) & (rows < tl.where(slot >= 0, NUM_HEADS + NUM_KV_HEADS, 0))
     is_row = rows < NUM_HEADS + NUM_KV_HEADS
     half = columns < ROTARY_DIM // 2
-    first, second = _rotated(query_key, cos, sin, token, starts + columns, is_row & half, columns, ROTARY_DIM)
+    first, second = _rotated(query_key, cos, sin, token, starts, is_row & half, columns, ROTARY_DIM, IS_INTERLEAVED)
+    first_columns, second_columns = _columns_of(columns, ROTARY_DIM, IS_INTERLEAVED)
     # Rounded before they are made smaller still, as keys are that go another way to their cache.
     first, second = first.to(dtype), second.to(dtype)
-    _store_group(query_rows, key_rows, columns, is_query & half, is_key & half, first, key_scale)
-    _store_group(query_rows, key_rows, ROTARY_DIM // 2 + columns, is_query & half, is_key & half, second, key_scale)
+    _store_group(query_rows, key_rows, first_columns, is_query & half, is_key & half, first, key_scale)
+    _store_group(query_rows, key_rows, second_columns, is_query & half, is_key & half, second, key_scale)
     if REST_BLOCK > 0:
         rest = ROTARY_DIM + tl.arange(0, REST_BLOCK)[None, :]
         kept = tl.load(query_key + starts + rest, mask=is_row & (rest < HEAD_DIM), other=0.0)

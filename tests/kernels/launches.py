@@ -56,6 +56,7 @@ def layer_launches(dtypes: list[torch.dtype], sizes: list[int]) -> Iterator[Laun
         for size in sizes:
             rows, weight = torch.zeros(3, size, dtype=dtype), torch.zeros(size, dtype=dtype)
             yield lambda rows=rows, weight=weight: rms_norm.rms_norm(rows, weight, 1e-6)
+            yield lambda rows=rows, weight=weight: rms_norm.rms_norm(rows, weight.float(), 1e-6)
             yield lambda rows=rows, weight=weight: rms_norm.add_rms_norm(rows, rows.clone(), weight, 1e-6)
         gate_up = torch.zeros(3, 6000, dtype=dtype)
         yield lambda gate_up=gate_up: gated_activation.silu_and_mul(gate_up)
@@ -73,6 +74,7 @@ def _head_launches(dtype: torch.dtype, head_dim: int, rotary_dim: int) -> Iterat
     query_key, value = heads.split([40, 8], dim=1)
     angles = torch.zeros(3, rotary_dim, dtype=dtype)
     yield lambda: rotary.apply_rotary(query_key, angles, angles)
+    yield lambda: rotary.apply_rotary(query_key, angles, angles, is_interleaved=True)
     for cache_dtype in (dtype, FLOAT8, torch.float8_e5m2):
         cache = torch.zeros(4, 16, 8, head_dim, dtype=cache_dtype)
         for slot_dtype in (torch.int32, torch.int64):

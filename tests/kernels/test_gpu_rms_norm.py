@@ -32,6 +32,7 @@ def test_rms_norm(num_tokens: int, size: int, dtype: torch.dtype, device: torch.
         before = inputs.clone()
         expected = reference.rms_norm(inputs.double(), weight.double(), EPS)
         assert_close(gpu.rms_norm(inputs, weight, EPS), expected)
+        assert_close(gpu.rms_norm(inputs, weight.float(), EPS), expected)
         assert torch.equal(inputs, before)
 
 

@@ -62,6 +62,8 @@ def test_apply_rotary(
         assert rotated.is_contiguous()
         assert_close(rotated, reference.apply_rotary(heads.double(), cos.double(), sin.double()))
         assert torch.equal(rotated[..., rotary_dim:], heads[..., rotary_dim:])
+        interleaved = gpu.apply_rotary(heads, cos, sin, is_interleaved=True)
+        assert_close(interleaved, reference.apply_rotary(heads.double(), cos.double(), sin.double(), True))
 
 
 @pytest.mark.parametrize("cache_dtype", [None, FP8, E5M2])

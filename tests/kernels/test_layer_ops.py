@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import LlamaConfig
+from transformers.activations import ACT2FN
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as apply_glm_rotary_pos_emb
 from transformers.models.gpt_neox.modeling_gpt_neox import apply_rotary_pos_emb as apply_partial_rotary_pos_emb
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
 
 from penstock.kernels.errors import KernelInputError
-from penstock.kernels.gated_activation import gelu_and_mul, silu_and_mul
+from penstock.kernels.gated_activation import ACTIVATIONS, activate, activate_and_mul, gelu_and_mul, silu_and_mul
 from penstock.kernels.kv_cache import store_kv_cache
 from penstock.kernels.rms_norm import add_rms_norm, rms_norm
 from penstock.kernels.rotary import apply_rotary, rotary_and_store
@@ -60,6 +63,31 @@ def test_apply_rotary_is_that_of_transformers(
     expected, _ = apply_rotary_pos_emb(by_head, by_head, cos[None], sin[None])
     assert torch.equal(apply_rotary(heads, cos, sin), expected[0].transpose(0, 1))
     assert torch.equal(fused, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_weight_in_float32_is_applied_before_the_rounding(dtype: torch.dtype) -> None:
+    own = Gemma3RMSNorm(41, eps=1e-5).to(dtype)
+    own.weight.data = random(41, dtype=dtype)
+    inputs = random(7, 41, dtype=dtype)
+    assert torch.equal(rms_norm(inputs, 1.0 + own.weight.detach().float(), 1e-5), own(inputs).detach())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_interleaved_pairs_are_those_of_transformers(dtype: torch.dtype) -> None:
+    heads = random(9, 5, 48, dtype=dtype)
+    angles = random(9, 16, dtype=dtype).repeat(1, 2)
+    cos, sin = angles.cos(), angles.sin()
+    by_head = heads.transpose(0, 1)[None]
+    expected, _ = apply_glm_rotary_pos_emb(by_head, by_head, cos[None], sin[None])
+    assert torch.equal(apply_rotary(heads, cos, sin, is_interleaved=True), expected[0].transpose(0, 1))
+
+
+def test_activations_by_name() -> None:
+    gate_up = random(7, 2 * 41, dtype=torch.float32)
+    for name in ACTIVATIONS:
+        assert torch.equal(activate_and_mul(gate_up, name), activate(gate_up[:, :41], name) * gate_up[:, 41:])
+    assert torch.equal(activate(gate_up, "relu2"), ACT2FN["relu2"](gate_up))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

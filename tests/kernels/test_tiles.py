@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import native
-from penstock.kernels.decoder import Decoder, DecoderBatch, DecoderWeights, LayerWeights
+from penstock.kernels.decoder import Decoder, DecoderBatch, DecoderWeights, LayerWeights, NormWeights
 from penstock.kernels.linear import (
     PackedWeight,
     linear,
@@ -136,10 +136,10 @@ def one_layer(window: int | None, dtype: torch.dtype = BFLOAT16) -> DecoderWeigh
     def weight(num_outputs: int, num_inputs: int) -> PackedWeight:
         return pack_weight((random(num_outputs, num_inputs, dtype=BFLOAT16) * num_inputs**-0.5).to(dtype))
 
-    ones = torch.ones(HIDDEN, dtype=dtype)
+    norm = NormWeights(torch.ones(HIDDEN, dtype=dtype), 1e-5)
     layer = LayerWeights(
-        input_norm=ones,
-        mlp_norm=ones,
+        input_norm=norm,
+        mlp_norm=norm,
         query_norm=None,
         key_norm=None,
         qkv=weight((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
@@ -150,7 +150,7 @@ def one_layer(window: int | None, dtype: torch.dtype = BFLOAT16) -> DecoderWeigh
         window=window,
     )
     embeddings = random(50, HIDDEN, dtype=BFLOAT16).to(dtype)
-    return DecoderWeights(embeddings, (layer,), ones, weight(50, HIDDEN), HEADS, KV_HEADS, HEAD_DIM, 1e-5, 0.0)
+    return DecoderWeights(embeddings, (layer,), norm, weight(50, HIDDEN), HEADS, KV_HEADS, HEAD_DIM)
 
 
 def logits_of(weights: DecoderWeights, block_size: int, cuts: list[int]) -> Tensor:
@@ -163,7 +163,7 @@ def logits_of(weights: DecoderWeights, block_size: int, cuts: list[int]) -> Tens
     keys, values = (torch.full(shape, torch.nan, dtype=dtype) for _ in range(2))
     decoder.use_cache([keys], [values], block_size)
     angles = torch.arange(NUM_POSITIONS)[:, None] / 10 ** torch.arange(HEAD_DIM // 2).div(16)
-    cos, sin = (of_angles(angles).repeat(1, 2).to(dtype) for of_angles in (torch.cos, torch.sin))
+    cos, sin = (of_angles(angles).repeat(1, 2).to(dtype).float() for of_angles in (torch.cos, torch.sin))
     token_ids = torch.randint(0, 50, (NUM_POSITIONS,), generator=torch.Generator().manual_seed(1))
     found: list[Tensor] = []
     for start, end in zip([0, *cuts], cuts, strict=False):
@@ -176,8 +176,7 @@ def logits_of(weights: DecoderWeights, block_size: int, cuts: list[int]) -> Tens
             query_lens=torch.tensor([end - start]),
             seq_lens=torch.tensor([end]),
             logit_rows=torch.arange(end - start),
-            cos=cos,
-            sin=sin,
+            angles=[(cos, sin)],
         )
         found.append(decoder.run(batch))
     return torch.cat(found)

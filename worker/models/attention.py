@@ -107,29 +107,29 @@ class AttentionCall:
         self,
         query_key: Tensor,
         value: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        is_interleaved: bool,
         *,
         batch: PagedBatch,
         scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
         is_batch_invariant: bool = False,
         backend: str = AUTO,
     ) -> Tensor:
-        """``attend`` of heads ``[T, H + KVH, D]`` that are still to be rotated by the angles ``[T, D]``."""
+        """``attend`` of heads ``[T, H + KVH, D]`` that are still to be rotated by the angles ``[T, R]``, if any."""
+        rules: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
+        rules |= {"is_batch_invariant": is_batch_invariant, "backend": backend}
+        if angles is None:
+            query, key = query_key.tensor_split([query_key.shape[1] - value.shape[1]], dim=1)
+            return self.attend(query, key, value, batch, **rules)
         assert self.key_cache is not None
         assert self.value_cache is not None
         caches = self.key_cache, self.value_cache
-        query = rotary_and_store(query_key, value, cos, sin, *caches, batch.slot_mapping, **self._scales)
-        return paged_attention(
-            query,
-            *caches,
-            batch,
-            scale=scale,
-            window=self.window,
-            is_batch_invariant=is_batch_invariant,
-            backend=backend,
-            **self._scales,
+        query = rotary_and_store(
+            query_key, value, *angles, *caches, batch.slot_mapping, is_interleaved=is_interleaved, **self._scales
         )
+        return paged_attention(query, *caches, batch, window=self.window, **rules, **self._scales)
 
     @property
     def bytes_per_token(self) -> int:

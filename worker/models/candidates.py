@@ -21,11 +21,12 @@ from .checkpoint.load import spoilt_tensors
 from .conformance import SURE, Truth, check_conformance
 from .forward import Forward, ForwardSettings
 from .gather import gather_forward
-from .lean.decoder import is_of_a_lean_family
 from .lean.forward import LeanForward
+from .lean.reading.decoder import has_layers
 from .packed import PackedForward
 from .partition import CutRule
 from .split import split_forward
+from .windows import NarrowTruth
 
 # What "gather" collects of a layer at a time: 512 MiB with 4,096 dimensions of keys in bfloat16 and as many of values.
 _MAX_GATHERED_TOKENS = 1 << 15
@@ -62,7 +63,7 @@ class Candidate:
 
 
 CANDIDATES: tuple[Candidate, ...] = (
-    Candidate("lean", LeanForward, suits=is_of_a_lean_family),
+    Candidate("lean", LeanForward, suits=has_layers),
     Candidate("packed", PackedForward),
     Candidate("split", partial(split_forward, rule=_SPLIT)),
     Candidate("split, later chunks token by token", partial(split_forward, rule=_SPLIT_TOKEN_BY_TOKEN)),
@@ -117,7 +118,8 @@ def choose_forward(
         # Only now are the weights looked at, so a good model costs nothing.
         reason = spoilt_tensors(module) or _out_of_range(module.dtype)
         raise ModelLoadError(f"{architecture} cannot be served: {reason}")
-    trials = _try_candidates(module, truth, settings)
+    narrow = NarrowTruth.of(module, vocab_size, settings)
+    trials = _try_candidates(module, truth, narrow, settings)
     smallest = max(SURE, min(trial.error for trial in trials))
     chosen = next(trial for trial in trials if trial.error <= _MUCH_CLOSER * smallest)
     told = _told(trials)
@@ -129,12 +131,16 @@ def choose_forward(
     forward = prepare(forward)
     try:
         check_conformance(forward, truth, prepared_tolerance)
+        if narrow is not None:
+            narrow.check(forward, prepared_tolerance)
     except Exception as error:  # as above
         raise ModelLoadError(f"{architecture} cannot be served with {prepared_with}: {_sentence(error)}") from error
     return forward
 
 
-def _try_candidates(module: PreTrainedModel, truth: Truth, settings: ForwardSettings) -> list[_Trial]:
+def _try_candidates(
+    module: PreTrainedModel, truth: Truth, narrow: NarrowTruth | None, settings: ForwardSettings
+) -> list[_Trial]:
     """Try them in order, until one conforms for sure, or all of the mode of the first that conforms are through."""
     trials: list[_Trial] = []
     for candidate in (candidate for candidate in CANDIDATES if candidate.suits(module)):
@@ -143,7 +149,10 @@ def _try_candidates(module: PreTrainedModel, truth: Truth, settings: ForwardSett
             break
         try:
             forward = candidate.build(module, settings)
-            trials.append(_Trial(candidate, forward, check_conformance(forward, truth)))
+            error = check_conformance(forward, truth)
+            if narrow is not None:
+                narrow.check(forward)
+            trials.append(_Trial(candidate, forward, error))
         except Exception as error:  # whatever the architecture's own code raises
             trials.append(_Trial(candidate, reason=_sentence(error)))
     return trials

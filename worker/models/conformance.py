@@ -80,13 +80,16 @@ class _Span:
         return _SEQUENCE_OF_REQUEST[self.request]
 
 
-def check_conformance(forward: Forward, truth: Truth, tolerance: float | None = None) -> float:
+def check_conformance(
+    forward: Forward, truth: Truth, tolerance: float | None = None, circumstance: str = "when requests are batched"
+) -> float:
     """Compare what ``forward`` computes with ``truth``; return the error, above ``SURE`` if it leaves doubt.
 
     The caches of ``forward`` are made anew, so allocate the real ones afterwards.
 
     Args:
         tolerance: what they may differ by; None for that of rounding in the model's dtype.
+        circumstance: in which ``forward`` is then said to give other results.
 
     Raises:
         ModelLoadError: they differ by more than rounding.
@@ -111,9 +114,7 @@ def check_conformance(forward: Forward, truth: Truth, tolerance: float | None = 
     medians = {kind: torch.cat(found).nan_to_num(torch.inf).median().item() for kind, found in errors.items()}
     kind, worst = max(medians.items(), key=lambda item: item[1])
     if worst > (tolerance_of(truth.dtype) if tolerance is None else tolerance):
-        raise ModelLoadError(
-            f"it gives other results when requests are batched: logits differ by {worst:.1%} in {kind}"
-        )
+        raise ModelLoadError(f"it gives other results {circumstance}: logits differ by {worst:.1%} in {kind}")
     return worst
 
 

@@ -58,6 +58,10 @@ class PackedForward:
         """See ``forward.Forward``: what the model's own code asked of the attention, in order."""
         return self._attention.calls
 
+    def forget_attentions(self) -> None:
+        """Let go of the model's modules, for whoever computes in another way; it cannot be run afterwards."""
+        self._attention.calls = []
+
     @property
     def caches(self) -> list[Tensor]:
         return caches_of(self._attention.calls)

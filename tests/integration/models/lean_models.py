@@ -1,4 +1,4 @@
-"""Small models of the lean families, and a few steps of three requests."""
+"""Small models of families that are lean, each with its switches, and a few steps of three requests."""
 
 from __future__ import annotations
 
@@ -65,11 +65,73 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+# Whatever tells families from each other, at least once each. Windows are shorter than the prompts of ``steps``.
+_LAYERS = {"num_hidden_layers": 2}
+_WINDOW_AND_FULL = {**_LAYERS, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+_BASES: dict[str, Any] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+_DIM = {"head_dim": 16}
+SWITCHES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("GemmaForCausalLM", _DIM),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        {**_DIM, **_WINDOW_AND_FULL, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+    ),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        {**_DIM, **_WINDOW_AND_FULL, "rope_parameters": _BASES, "query_pre_attn_scalar": 24},
+    ),
+    "phi3": ("Phi3ForCausalLM", {"sliding_window": 5, "partial_rotary_factor": 0.5, "pad_token_id": 0}),
+    "phi": ("PhiForCausalLM", {"partial_rotary_factor": 0.5, "qk_layernorm": False}),
+    "olmo": ("OlmoForCausalLM", {}),
+    "olmo2": ("Olmo2ForCausalLM", {}),
+    "olmo3": ("Olmo3ForCausalLM", _WINDOW_AND_FULL),
+    "smollm3": ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1], "pad_token_id": 0}),
+    "granite": (
+        "GraniteForCausalLM",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.3,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 5.0,
+        },
+    ),
+    "glm": ("GlmForCausalLM", {**_DIM, "partial_rotary_factor": 0.5, "pad_token_id": 0}),
+    "glm4": ("Glm4ForCausalLM", {**_DIM, "partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": 0}),
+    "ministral": ("MinistralForCausalLM", {**_DIM, **_WINDOW_AND_FULL}),
+    "seed_oss": ("SeedOssForCausalLM", {**_DIM, "attention_out_bias": True}),
+    "ernie4_5": ("Ernie4_5ForCausalLM", {**_DIM, "use_bias": True}),
+    "exaone4": ("Exaone4ForCausalLM", {**_DIM, **_WINDOW_AND_FULL}),
+    "cohere": ("CohereForCausalLM", {"use_qk_norm": True, "logit_scale": 0.3}),
+    "cohere2": ("Cohere2ForCausalLM", {**_DIM, **_WINDOW_AND_FULL, "logit_scale": 0.3}),
+    "starcoder2": ("Starcoder2ForCausalLM", {"sliding_window": 5, "use_bias": True}),
+    "stablelm": ("StableLmForCausalLM", {"use_parallel_residual": False, "use_qkv_bias": True}),
+    "stablelm, in parallel": ("StableLmForCausalLM", {"use_parallel_residual": True}),
+    "nemotron": ("NemotronForCausalLM", {**_DIM, "partial_rotary_factor": 0.5}),
+    "arcee": ("ArceeForCausalLM", _DIM),
+    "hunyuan": ("HunYuanDenseV1ForCausalLM", _DIM),
+    "helium": ("HeliumForCausalLM", _DIM),
+    "gpt oss": ("GptOssForCausalLM", {**_DIM, **_WINDOW_AND_FULL, "num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+VARIANTS |= SWITCHES
+
+
 def make_model(variant: str, dtype: torch.dtype, **changed: Any) -> PreTrainedModel:
     name, fields = VARIANTS[variant]
     cls = getattr(transformers, name)
     torch.manual_seed(len(variant))
-    return cls(cls.config_class(**{**SMALL, **fields, **changed}, attn_implementation="eager")).to(dtype).eval()
+    model = cls(cls.config_class(**{**SMALL, **fields, **changed}, attn_implementation="eager"))
+    roughen(model)
+    return model.to(dtype).eval()
+
+
+def roughen(model: PreTrainedModel) -> None:
+    """Weights of norms, biases and the like are all alike in a fresh model, and would hide who mixes them up."""
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.data += 0.3 * torch.randn_like(parameter)
 
 
 def steps(block_size: int = BLOCK_SIZE) -> Iterator[ModelInput]:

@@ -145,7 +145,12 @@ def assert_equal(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
 # single operations do not with requests as short as here.
 @pytest.mark.parametrize(
     ("variant", "max_model_len", "shape"),
-    [("llama", 64, {"num_hidden_layers": 2}), ("qwen3", 128, SMALLEST), ("mistral, with a window", 64, SMALLEST)],
+    [
+        ("llama", 64, {"num_hidden_layers": 2}),
+        ("qwen3", 128, SMALLEST),
+        ("mistral, with a window", 64, SMALLEST),
+        ("stablelm", 64, SMALLEST),
+    ],
 )
 @torch.inference_mode()
 def test_logits_and_caches_are_those_of_single_operations(
@@ -308,7 +313,7 @@ def test_what_cannot_be_captured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     invariant = LeanForward(make_model("llama", torch.float32), ForwardSettings(64, is_batch_invariant=True))
     experts = LeanForward(make_model("mixtral", torch.float32), SETTINGS)
     follows_batch = LeanForward(make_model("llama", torch.float32), SETTINGS)
-    follows_batch.network.rotary_emb.rope_type = "dynamic"
+    follows_batch.network.rotary_embs[0].rope_type = "dynamic"
     for other in (invariant, experts, follows_batch):
         assert make_captured(other) is other
 

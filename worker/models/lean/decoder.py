@@ -1,55 +1,48 @@
-"""A Llama-like decoder as a loop over its layers."""
+"""A decoder as a loop over its layers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ....kernels.rms_norm import add_rms_norm
 from ..token_adapters import TokenAdapters
-from .layer import Attend, LeanLayer, Norm
-
-# Decoders that differ in nothing but biases, norms of heads, windows, and what the feed-forward part is.
-FAMILIES = frozenset(
-    {
-        "LlamaForCausalLM",
-        "MistralForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen3ForCausalLM",
-        "MixtralForCausalLM",
-        "Qwen2MoeForCausalLM",
-        "Qwen3MoeForCausalLM",
-    }
-)
-
-
-def is_of_a_lean_family(module: PreTrainedModel) -> bool:
-    return type(module).__name__ in FAMILIES
+from .layer import Attend, LeanLayer
+from .norms import make_norm
+from .plan import DecoderPlan
+from .rotation import angles_of
 
 
 class LeanDecoder(nn.Module):
-    """Computes what ``own``, of a lean family, does, on the same weights.
+    """Computes what ``own`` does, as ``plan`` says, on the same weights."""
 
-    Raises:
-        ModelLoadError: ``own`` is of another form than its kin.
-    """
-
-    def __init__(self, own: PreTrainedModel) -> None:
+    def __init__(self, own: PreTrainedModel, plan: DecoderPlan) -> None:
         super().__init__()
-        base = own.model
-        self.embed_tokens = base.embed_tokens
-        self.rotary_emb = base.rotary_emb
-        self.layers = nn.ModuleList(LeanLayer(layer) for layer in base.layers)
-        self.norm = Norm(base.norm)
-        self.lm_head = own.lm_head
+        self.plan = plan
+        embedding, head = own.get_submodule(plan.embedding), own.get_submodule(plan.head)
+        self.embed_tokens: Any = embedding
+        self.layers = nn.ModuleList(LeanLayer(own, layer) for layer in plan.layers)
+        self.norm: Any = make_norm(own.get_submodule(plan.norm.name), plan.norm, own.device)
+        self.lm_head: Any = head
+        # Layers of several kinds may have angles of one module.
+        modules = {angles.name: own.get_submodule(angles.name) for angles in plan.angles}
+        self.rotary_embs = nn.ModuleList(modules.values())
+        self._makers = [list(modules).index(angles.name) for angles in plan.angles]
         self.token_adapters = TokenAdapters()
 
     def get_input_embeddings(self) -> nn.Module:
         """What makes a row ``[hidden size]`` of a token id."""
         return self.embed_tokens
+
+    def angles(self, hidden: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Cosines and sines ``[T, R]`` of each of ``plan.angles``, as ``hidden`` is."""
+        return [
+            angles_of(self.rotary_embs[maker], plan, hidden, positions)
+            for maker, plan in zip(self._makers, self.plan.angles, strict=True)
+        ]
 
     def forward(self, hidden: Tensor, positions: Tensor, logit_rows: Tensor, attentions: Sequence[Attend]) -> Tensor:
         """Run packed tokens; return logits ``[R, V]``.
@@ -60,19 +53,30 @@ class LeanDecoder(nn.Module):
             logit_rows: ``[R]`` tokens whose logits are wanted: the last layer transforms no others.
             attentions: one per layer.
         """
-        return self.lm_head(self.transform(hidden, positions, logit_rows, attentions))
+        return self.logits(self.transform(hidden, positions, logit_rows, attentions))
 
     def transform(self, hidden: Tensor, positions: Tensor, logit_rows: Tensor, attentions: Sequence[Attend]) -> Tensor:
-        """``forward`` up to what ``lm_head`` makes logits of: ``[R, hidden size]``, normalised."""
-        cos, sin = (angles[0] for angles in self.rotary_emb(hidden, positions[None]))
+        """``forward`` up to what ``logits`` are made of: ``[R, hidden size]``, normalised."""
+        angles = self.angles(hidden, positions)
+        if self.plan.stream_scale != 1.0:
+            hidden = hidden * self.plan.stream_scale
         residual = torch.zeros_like(hidden)
         last = self.layers[-1]
         for layer, attend in zip(self.layers, attentions, strict=True):
             assert isinstance(layer, LeanLayer)
-            found, residual = layer.attend(hidden, residual, cos, sin, attend)
+            rotation = layer.plan.attention.rotation
+            found, kept = layer.attend(hidden, residual, None if rotation is None else angles[rotation.source], attend)
             if layer is last:
-                found, residual = found[logit_rows], residual[logit_rows]
+                found, kept = found[logit_rows], tuple(rows[logit_rows] for rows in kept)
                 self.token_adapters.keep(logit_rows)
-            hidden, residual = layer.transform(found, residual)
-        normed, _ = add_rms_norm(hidden, residual, self.norm.weight, self.norm.eps)
+            hidden, residual = layer.transform(found, kept)
+        normed, _ = self.norm.add(hidden, residual)
         return normed
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """``[R, V]`` of what ``transform`` has made."""
+        logits = self.lm_head(normed)
+        if self.plan.logit_scale != 1.0:
+            logits = logits * self.plan.logit_scale
+        cap = self.plan.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap

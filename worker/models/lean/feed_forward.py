@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,21 +11,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ....kernels import moe
-from ....kernels.gated_activation import silu_and_mul
-from ....shared.errors import ModelLoadError
+from ....kernels.gated_activation import activate, activate_and_mul
 from .fuse import fuse_linear
+from .plan import FeedForwardPlan
 
 
 class GatedMlp(nn.Module):
-    """A dense feed-forward layer with gate and up projection in one."""
+    """A dense feed-forward layer with gate and up projection in one, or without a gate.
 
-    def __init__(self, own: Any) -> None:
+    Args:
+        inner: projections before the activation: gate and up, or one in which both are, or one without a gate.
+    """
+
+    def __init__(self, inner: Sequence[nn.Linear], down: nn.Linear, activation: str, *, is_gated: bool = True) -> None:
         super().__init__()
-        self.gate_up_proj = fuse_linear([own.gate_proj, own.up_proj])
-        self.down_proj = own.down_proj
+        self.gate_up_proj = fuse_linear(inner)
+        self.down_proj = down
+        self.activation = activation
+        self.is_gated = is_gated
+        self._activate = partial(activate_and_mul if is_gated else activate, activation=activation)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.down_proj(silu_and_mul(self.gate_up_proj(hidden)))
+        return self.down_proj(self._activate(self.gate_up_proj(hidden)))
 
 
 class OwnMlp(nn.Module):
@@ -63,32 +72,20 @@ class SharedExpertMlp(nn.Module):
     def __init__(self, own: Any) -> None:
         super().__init__()
         self.routed = SparseMlp(own)
-        self.shared = GatedMlp(own.shared_expert)
+        shared = own.shared_expert
+        self.shared = GatedMlp([shared.gate_proj, shared.up_proj], shared.down_proj, "silu")
         self.gate = own.shared_expert_gate
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.routed(hidden) + torch.sigmoid(self.gate(hidden)) * self.shared(hidden)
 
 
-def make_feed_forward(layer: Any) -> nn.Module:
-    """The feed-forward part of a decoder layer of transformers, on its weights.
-
-    Raises:
-        ModelLoadError: the layer is not like Llama's.
-    """
-    own = getattr(layer, "mlp", None)
-    if own is None:
-        raise ModelLoadError(f"{type(layer).__name__} has no feed-forward part of a known name")
-    if all(isinstance(getattr(own, name, None), nn.Linear) for name in ("gate_proj", "up_proj", "down_proj")):
-        if not _is_silu(own.act_fn):
-            raise ModelLoadError(f"its activation is {type(own.act_fn).__name__}, not SiLU")
-        return GatedMlp(own)
-    weight = getattr(getattr(own, "experts", None), "gate_up_proj", None)
-    # Where kernels have nothing but their reference, the model's own block is as good and better tried.
-    if weight is None or not moe.is_made_for(weight.device, weight.dtype) or not _is_silu(own.experts.act_fn):
-        return OwnMlp(own)
-    return SharedExpertMlp(own) if hasattr(own, "shared_expert") else SparseMlp(own)
-
-
-def _is_silu(activation: nn.Module) -> bool:
-    return isinstance(activation, nn.SiLU) or type(activation).__name__ == "SiLUActivation"
+def make_feed_forward(own: nn.Module, plan: FeedForwardPlan) -> nn.Module:
+    """The feed-forward part that ``plan`` says, on the weights of ``own``, the whole model."""
+    module = own.get_submodule(plan.name)
+    if plan.kind in ("gated", "plain"):
+        inner: Any = [own.get_submodule(name) for name in plan.inner]
+        down: Any = own.get_submodule(plan.down)
+        return GatedMlp(inner, down, plan.activation, is_gated=plan.kind == "gated")
+    kinds = {"experts": SparseMlp, "experts and a shared one": SharedExpertMlp, "own": OwnMlp}
+    return kinds[plan.kind](module)

@@ -15,14 +15,15 @@ from ..attention import AttentionCall, caches_of
 from ..forward import ForwardSettings, ModelInput
 from ..packed import PackedForward
 from .decoder import LeanDecoder
-from .layer import LeanLayer
+from .layer import Angles, LeanLayer
+from .reading.decoder import read_decoder
 
 
 class LeanForward:
-    """See ``forward.Forward``. Which window each layer has is asked of the model's own code.
+    """See ``forward.Forward``. How layers are made, and which window each has, is asked of the model's own code.
 
     Raises:
-        ModelLoadError: the model attends in another way than its kin, or is of another form.
+        ModelLoadError: the model is of a form that no plan describes; says what is different.
     """
 
     mode = "lean"
@@ -31,17 +32,20 @@ class LeanForward:
     bytes_per_request = 0
 
     def __init__(self, module: PreTrainedModel, settings: ForwardSettings) -> None:
-        self.network = LeanDecoder(module)
+        plan = read_decoder(module, settings.max_model_len)
+        self.network = LeanDecoder(module, plan)
         self._settings = settings
         self._layers = [layer for layer in self.network.layers if isinstance(layer, LeanLayer)]
-        calls = PackedForward(module, settings).attention_calls
+        packed = PackedForward(module, settings)
+        calls = packed.attention_calls
+        packed.forget_attentions()
         if len(calls) != len(self._layers) or any(call.has_own_rule for call in calls):
             raise ModelLoadError("its layers do not attend once each, causally or within a window")
         # The layers of ours, so that nothing holds on to those of transformers.
         self._calls = [dataclasses.replace(call, module=own) for call, own in zip(calls, self._layers, strict=True)]
 
     def network_of(self, module: PreTrainedModel) -> LeanDecoder:
-        return LeanDecoder(module)
+        return LeanDecoder(module, self.network.plan)
 
     @property
     def max_model_len(self) -> int:
@@ -78,7 +82,7 @@ class LeanForward:
             call.allocate(num_blocks, block_size, device)
 
     def run(self, step: ModelInput) -> Tensor:
-        return self.network.lm_head(self.transform(step))
+        return self.network.logits(self.transform(step))
 
     def transform(self, step: ModelInput) -> Tensor:
         """Compute ``step`` up to what ``lm_head`` makes logits of, ``[R, hidden size]``."""
@@ -88,7 +92,13 @@ class LeanForward:
             "backend": self._settings.attention_backend,
         }
         attentions = [
-            partial(call.rotate_and_attend, scale=layer.scale, **shared)
+            partial(
+                call.rotate_and_attend,
+                scale=layer.scale,
+                softcap=layer.plan.attention.softcap,
+                sinks=layer.sinks,
+                **shared,
+            )
             for call, layer in zip(self._calls, self._layers, strict=True)
         ]
         self.network.token_adapters.begin(step.token_lora)
@@ -108,6 +118,8 @@ class LeanForward:
         self.network(inputs, positions, positions[-num_logit_rows:], attentions)
 
 
-def _attend_to_nothing(query_key: Tensor, value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _attend_to_nothing(query_key: Tensor, value: Tensor, angles: Angles | None, is_interleaved: bool) -> Tensor:
     """Rotates all the same: what that takes belongs to the memory of a step."""
-    return torch.zeros_like(apply_rotary(query_key, cos, sin)[:, : query_key.shape[1] - value.shape[1]])
+    if angles is not None:
+        query_key = apply_rotary(query_key, *angles, is_interleaved=is_interleaved)
+    return torch.zeros_like(query_key[:, : query_key.shape[1] - value.shape[1]])

@@ -14,6 +14,8 @@ def fuse_linear(parts: Sequence[nn.Linear]) -> nn.Linear:
     The parts stay what they were, as views of the new one: there is no second copy of a weight, and a model that
     turns out not to be lean can still be computed by its own code.
     """
+    if len(parts) == 1:
+        return parts[0]
     has_bias = any(part.bias is not None for part in parts)
     weight = torch.cat([part.weight.detach() for part in parts])
     fused = nn.Linear(weight.shape[1], weight.shape[0], bias=has_bias, device="meta")

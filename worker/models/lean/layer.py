@@ -1,4 +1,4 @@
-"""One layer of a Llama-like decoder, in few operations."""
+"""One layer of a decoder, in few operations."""
 
 from __future__ import annotations
 
@@ -8,72 +8,134 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ....kernels.rms_norm import add_rms_norm, rms_norm
+from ....kernels.rms_norm import rms_norm
 from .feed_forward import make_feed_forward
 from .fuse import fuse_linear
+from .norms import AnyNorm, CentredNorm, Norm, make_norm
+from .plan import AttentionPlan, LayerPlan, NormPlan
+from .rotation import rotate
 
-# attend(query_key [T, H + KVH, D], value [T, KVH, D], cos [T, D], sin [T, D]) -> [T, H, D]; it rotates, then attends
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Angles = tuple[Tensor, Tensor]
 
-
-class Norm(nn.Module):
-    """The weight and epsilon of a normalisation, taken from the model's own module."""
-
-    def __init__(self, own: Any) -> None:
-        super().__init__()
-        self.weight = own.weight
-        self.eps = own.variance_epsilon
+# attend(query_key [T, H + KVH, D], value [T, KVH, D], angles, is_interleaved) -> [T, H, D]; it rotates, unless there
+# are no angles, then attends
+Attend = Callable[[Tensor, Tensor, Angles | None, bool], Tensor]
 
 
 class HeadNorm(nn.Module):
-    """Normalises each query and each key head on its own, by one weight for all of a kind (Qwen3)."""
+    """Normalises each query and each key head on its own, by a weight for all of a kind or one for each."""
 
-    def __init__(self, attention: Any, num_heads: int, num_kv_heads: int) -> None:
+    def __init__(self, query: AnyNorm, key: AnyNorm, num_heads: int, num_kv_heads: int) -> None:
         super().__init__()
-        weights = [attention.q_norm.weight.detach()] * num_heads + [attention.k_norm.weight.detach()] * num_kv_heads
-        self.weight = nn.Parameter(torch.stack(weights), requires_grad=False)
-        self.eps = attention.q_norm.variance_epsilon
+        assert isinstance(query, Norm | CentredNorm)
+        assert isinstance(key, Norm | CentredNorm)
+        weights = [_per_head(query, num_heads), _per_head(key, num_kv_heads)]
+        self.weight = nn.Parameter(torch.cat(weights), requires_grad=False)
+        self.eps = query.eps
+        self.is_centred = isinstance(query, CentredNorm)
 
     def forward(self, heads: Tensor) -> Tensor:
         """``[T, H + KVH, D]`` to the same."""
+        if self.is_centred:
+            wide = heads.float()
+            wide = wide - wide.mean(-1, keepdim=True)
+            return (wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt() * self.weight).to(heads.dtype)
         return rms_norm(heads, self.weight, self.eps)
+
+
+class RowNorm(nn.Module):
+    """Normalises all queries of a token at once, and all its keys (OLMo 2)."""
+
+    def __init__(self, query: AnyNorm, key: AnyNorm, num_heads: int) -> None:
+        super().__init__()
+        self.query, self.key = query, key
+        self._num_heads = num_heads
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """``[T, H + KVH, D]`` to the same."""
+        split = heads.flatten(1).tensor_split([self._num_heads * heads.shape[2]], dim=1)
+        made = [norm(rows) for norm, rows in zip((self.query, self.key), split, strict=True)]
+        return torch.cat(made, dim=1).view(heads.shape)
 
 
 class LeanLayer(nn.Module):
     """Attention and feed-forward part of one layer; ``residual`` is the stream that both add to.
 
     Args:
-        own: a decoder layer of transformers, whose weights it takes over.
-
-    Raises:
-        ModelLoadError: the layer is not like Llama's.
+        own: the model of transformers, whose weights the layer takes over.
     """
 
-    def __init__(self, own: Any) -> None:
+    def __init__(self, own: nn.Module, plan: LayerPlan) -> None:
         super().__init__()
-        attention = own.self_attn
-        self.head_dim = attention.head_dim
-        self.num_heads = attention.q_proj.out_features // self.head_dim
-        self.num_kv_heads = attention.k_proj.out_features // self.head_dim
-        self.scale = attention.scaling
-        self.input_norm = Norm(own.input_layernorm)
-        self.mlp_norm = Norm(own.post_attention_layernorm)
-        self.qkv_proj = fuse_linear([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.o_proj = attention.o_proj
-        has_head_norm = hasattr(attention, "q_norm")
-        self.head_norm = HeadNorm(attention, self.num_heads, self.num_kv_heads) if has_head_norm else nn.Identity()
-        self.mlp = make_feed_forward(own)
+        self.plan = plan
+        attention = plan.attention
+        self.head_dim, self.scale = attention.head_dim, attention.scale
+        self.num_heads, self.num_kv_heads = attention.num_heads, attention.num_kv_heads
+        qkv: Any = [own.get_submodule(name) for name in attention.qkv]
+        device = qkv[0].weight.device
+        self.qkv_proj = fuse_linear(qkv)
+        self.o_proj: Any = own.get_submodule(attention.output)
+        self.input_norm, self.attention_norm, self.mlp_norm, self.mlp_out_norm = (
+            _norm_of(own, norm, device)
+            for norm in (plan.input_norm, plan.attention_norm, plan.mlp_norm, plan.mlp_out_norm)
+        )
+        self.head_norm = _head_norm_of(own, attention, device)
+        self.sinks = None if attention.sinks is None else _in_float(own.get_parameter(attention.sinks))
+        self.mlp = make_feed_forward(own, plan.mlp)
 
     def attend(
-        self, hidden: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, attend: Attend
-    ) -> tuple[Tensor, Tensor]:
-        """Add ``hidden``, what the layer before has made, and return what attention finds, ``[T, H * D]``."""
-        normed, residual = add_rms_norm(hidden, residual, self.input_norm.weight, self.input_norm.eps)
+        self, hidden: Tensor, residual: Tensor, angles: Angles | None, attend: Attend
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Add ``hidden``, what the layer before has made, and attend.
+
+        Returns:
+            What attention finds, ``[T, H * D]``, and what else ``transform`` needs of each token.
+        """
+        normed, residual = self.input_norm.add(hidden, residual)
         heads = self.qkv_proj(normed).unflatten(-1, (-1, self.head_dim))
         query_key, value = heads.split([self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
-        return attend(self.head_norm(query_key), value, cos, sin).flatten(1), residual
+        rotation = self.plan.attention.rotation
+        is_interleaved = rotation is not None and rotation.is_interleaved
+        if self.plan.attention.norms_follow and rotation is not None and angles is not None:
+            query_key, angles = self.head_norm(rotate(query_key, *angles, rotation)), None
+        else:
+            query_key = self.head_norm(query_key)
+        found = attend(query_key, value, angles, is_interleaved).flatten(1)
+        return found, ((residual, normed) if self.plan.is_parallel else (residual,))
 
-    def transform(self, found: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """From what attention found to what the layer adds to ``residual`` in the end."""
-        normed, residual = add_rms_norm(self.o_proj(found), residual, self.mlp_norm.weight, self.mlp_norm.eps)
-        return self.mlp(normed), residual
+    def transform(self, found: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """From what attention found to what the layer adds to the stream in the end, and the stream."""
+        added = self.attention_norm(self.o_proj(found))
+        if self.plan.is_parallel:
+            residual, normed = kept
+            given = normed if self.plan.mlp_norm is None else self.mlp_norm(residual)
+            return self._scaled(added + self.mlp_out_norm(self.mlp(given))), residual
+        normed, residual = self.mlp_norm.add(self._scaled(added), kept[0])
+        return self._scaled(self.mlp_out_norm(self.mlp(normed))), residual
+
+    def _scaled(self, added: Tensor) -> Tensor:
+        scale = self.plan.residual_scale
+        return added if scale == 1.0 else added * scale
+
+
+def _in_float(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().float(), requires_grad=False)
+
+
+def _norm_of(own: nn.Module, plan: NormPlan | None, device: torch.device) -> AnyNorm:
+    return make_norm(None if plan is None else own.get_submodule(plan.name), plan, device)
+
+
+def _head_norm_of(own: nn.Module, plan: AttentionPlan, device: torch.device) -> nn.Module:
+    if plan.query_norm is None:
+        return nn.Identity()
+    query, key = (_norm_of(own, norm, device) for norm in (plan.query_norm, plan.key_norm))
+    if plan.norms_rows:
+        return RowNorm(query, key, plan.num_heads)
+    return HeadNorm(query, key, plan.num_heads, plan.num_kv_heads)
+
+
+def _per_head(norm: Norm | CentredNorm, num_heads: int) -> Tensor:
+    """Its weight for each of ``num_heads`` heads, ``[num_heads, D]``."""
+    weight = norm.weight.detach()
+    return weight.expand(num_heads, weight.shape[-1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ....kernels.decoder import (
     Decoder,
@@ -13,9 +13,11 @@ from ....kernels.decoder import (
     DecoderWeights,
     LayerAdapters,
     LayerWeights,
+    NormWeights,
     can_cache,
     can_decode,
 )
+from ....kernels.gated_activation import ACTIVATIONS
 from ....kernels.linear import PackedWeight
 from ..forward import Forward, ModelInput
 from ..packed_linear import OwnPackedLinear
@@ -23,7 +25,8 @@ from ..paged_tensor import zeros
 from .decoder import LeanDecoder
 from .feed_forward import GatedMlp
 from .forward import LeanForward
-from .layer import HeadNorm, LeanLayer
+from .layer import HeadNorm, LeanLayer, RowNorm
+from .norms import CentredNorm, NoNorm, Norm
 from .of_lean import OfLean
 
 _FIRST_NUM_ANGLES = 512
@@ -56,7 +59,7 @@ class NativeForward(OfLean):
             self._take_weights()
         batch = step.batch
         max_seq_len = max(batch.seq_lens)
-        if max_seq_len > len(self._angles[0]):
+        if max_seq_len > self._num_angles:
             self._angles = self._make_angles(max(max_seq_len, min(2 * max_seq_len, self._lean.max_model_len)))
         return self._decoder.run(
             DecoderBatch(
@@ -67,8 +70,7 @@ class NativeForward(OfLean):
                 query_lens=torch.tensor(batch.query_lens),
                 seq_lens=torch.tensor(batch.seq_lens),
                 logit_rows=step.logit_rows,
-                cos=self._angles[0],
-                sin=self._angles[1],
+                angles=self._angles,
                 inputs_embeds=step.inputs_embeds,
                 token_lora=step.token_lora,
             )
@@ -85,6 +87,10 @@ class NativeForward(OfLean):
         keys, values, _ = self._cache
         return keys + values
 
+    def renew(self) -> None:
+        """Take weights and windows from the lean one as they are now."""
+        self._take_weights()
+
     def _take_weights(self) -> None:
         """At the start, and after the model has slept: then its weights lie elsewhere."""
         self._decoder = Decoder(_weights_of(self._lean))
@@ -92,14 +98,14 @@ class NativeForward(OfLean):
         self._decoder.use_adapters(self._adapters)
         self._weights_seen = weakref.ref(self.network.embed_tokens.weight)
 
-    def _make_angles(self, num_positions: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines ``[P, D]``, made by the model's own code once for every position.
+    def _make_angles(self, num_positions: int) -> list[tuple[Tensor, Tensor]]:
+        """Cosines and sines ``[P, R]`` by each of the model's ways, made by its own code once for every position.
 
         Not beyond ``max_model_len``: some RoPE changes all angles once a position is beyond what it was made for.
         """
-        positions = torch.arange(num_positions)[None]
-        cos, sin = self.network.rotary_emb(self.network.embed_tokens.weight, positions)
-        return cos[0].contiguous(), sin[0].contiguous()
+        self._num_angles = num_positions
+        made = self.network.angles(self.network.embed_tokens.weight, torch.arange(num_positions))
+        return [(cos.float().contiguous(), sin.float().contiguous()) for cos, sin in made]
 
 
 def _no_cache(lean: LeanForward) -> tuple[list[Tensor], list[Tensor], int]:
@@ -115,16 +121,17 @@ def make_native(forward: Forward, block_size: int) -> Forward:
 
 
 def is_native(lean: LeanForward) -> bool:
-    """Whether the compiled library can run the model: its layers are dense, and all its products packed by us."""
+    """Whether the compiled library can run the model.
+
+    Its layers are to be dense and of one shape, and all its products packed by us.
+    """
     network = lean.network
     layers = _layers_of(network)
     linears = [network.lm_head, *(linear for layer in layers for linear in _linears_of(layer))]
-    num_angles = network.rotary_emb(network.embed_tokens.weight, torch.zeros(1, 1, dtype=torch.int64))[0].shape[-1]
     return (
         can_decode(network.embed_tokens.weight.dtype, layers[0].head_dim)
         and all(isinstance(linear, OwnPackedLinear) for linear in linears)
-        and num_angles == layers[0].head_dim
-        and len({norm.eps for layer in layers for norm in (layer.input_norm, layer.mlp_norm)} | {network.norm.eps}) == 1
+        and len({(layer.num_heads, layer.num_kv_heads, layer.head_dim) for layer in layers}) == 1
     )
 
 
@@ -139,38 +146,73 @@ def _linears_of(layer: LeanLayer) -> list[object]:
 
 
 def _weights_of(lean: LeanForward) -> DecoderWeights:
-    network = lean.network
+    network, plan = lean.network, lean.network.plan
     layers = _layers_of(network)
-    first = layers[0]
-    windows = lean.windows
+    first, final_norm = layers[0], _norm_weights(network.norm)
+    assert final_norm is not None
     return DecoderWeights(
         embeddings=network.embed_tokens.weight,
-        layers=tuple(_layer_weights(layer, window) for layer, window in zip(layers, windows, strict=True)),
-        final_norm=network.norm.weight,
+        layers=tuple(_layer_weights(layer, window) for layer, window in zip(layers, lean.windows, strict=True)),
+        final_norm=final_norm,
         lm_head=_packed_weight(network.lm_head),
         num_heads=first.num_heads,
         num_kv_heads=first.num_kv_heads,
         head_dim=first.head_dim,
-        norm_eps=network.norm.eps,
-        head_norm_eps=first.head_norm.eps if isinstance(first.head_norm, HeadNorm) else 0.0,
+        token_scale=plan.embedding_scale,
+        stream_scale=plan.stream_scale,
+        logit_scale=plan.logit_scale,
+        logit_softcap=plan.logit_softcap,
     )
 
 
 def _layer_weights(layer: LeanLayer, window: int | None) -> LayerWeights:
-    norm = layer.head_norm.weight if isinstance(layer.head_norm, HeadNorm) else None
+    attention = layer.plan.attention
+    rotation = attention.rotation
+    mlp = layer.mlp
+    assert isinstance(mlp, GatedMlp)
+    query_norm, key_norm = _head_norms(layer)
     qkv, output, gate_up, down = (_packed_weight(linear) for linear in _linears_of(layer))
     return LayerWeights(
-        input_norm=layer.input_norm.weight,
-        mlp_norm=layer.mlp_norm.weight,
-        query_norm=None if norm is None else norm[0],
-        key_norm=None if norm is None else norm[layer.num_heads],
+        input_norm=_norm_weights(layer.input_norm),
+        mlp_norm=_norm_weights(layer.mlp_norm),
+        query_norm=query_norm,
+        key_norm=key_norm,
         qkv=qkv,
         output=output,
         gate_up=gate_up,
         down=down,
         scale=layer.scale,
         window=window,
+        attention_norm=_norm_weights(layer.attention_norm),
+        mlp_out_norm=_norm_weights(layer.mlp_out_norm),
+        norms_rows=attention.norms_rows,
+        norms_follow=attention.norms_follow,
+        angles=None if rotation is None else rotation.source,
+        is_interleaved=rotation is not None and rotation.is_interleaved,
+        softcap=attention.softcap,
+        sinks=layer.sinks,
+        residual_scale=layer.plan.residual_scale,
+        is_parallel=layer.plan.is_parallel,
+        activation=ACTIVATIONS.index(mlp.activation),
+        is_gated=mlp.is_gated,
     )
+
+
+def _head_norms(layer: LeanLayer) -> tuple[NormWeights | None, NormWeights | None]:
+    norm = layer.head_norm
+    if isinstance(norm, RowNorm):
+        return _norm_weights(norm.query), _norm_weights(norm.key)
+    if not isinstance(norm, HeadNorm):
+        return None, None
+    query, key = norm.weight.detach().tensor_split([layer.num_heads])
+    return NormWeights(query, norm.eps, norm.is_centred), NormWeights(key, norm.eps, norm.is_centred)
+
+
+def _norm_weights(norm: nn.Module) -> NormWeights | None:
+    if isinstance(norm, NoNorm):
+        return None
+    assert isinstance(norm, Norm | CentredNorm)
+    return NormWeights(norm.weight, norm.eps, isinstance(norm, CentredNorm), norm.bias)
 
 
 def _packed_weight(linear: object) -> PackedWeight:

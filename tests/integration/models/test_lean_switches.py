@@ -1,0 +1,227 @@
+"""How layers are made is read from a model's own forward; with every switch adapters and quantised weights work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from penstock.kernels import native
+from penstock.shared.errors import ModelLoadError
+from penstock.worker.models import attention as attention_module
+from penstock.worker.models.adapters.attach import attach_adapters
+from penstock.worker.models.adapters.peft_folder import LayerMatrices
+from penstock.worker.models.adapters.sites import layers_of, sites_of
+from penstock.worker.models.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE, Truth, check_conformance
+from penstock.worker.models.forward import Forward, ForwardSettings
+from penstock.worker.models.lean.forward import LeanForward
+from penstock.worker.models.lean.native import NativeForward, make_native
+from penstock.worker.models.lean.plan import LayerPlan
+from penstock.worker.models.lean.reading.decoder import read_decoder
+from penstock.worker.models.packed import PackedForward
+from penstock.worker.models.packed_linear import pack_linear_layers
+from penstock.worker.models.windows import NarrowTruth
+
+from .lean_models import BLOCK_SIZE, NUM_BLOCKS, SETTINGS, SWITCHES, make_model, steps
+
+
+@pytest.fixture(autouse=True)
+def compiled() -> Iterator[None]:
+    was_loaded = native.is_loaded()
+    native.load()
+    yield
+    if not was_loaded:
+        native.unload()
+
+
+def layer_of(variant: str, index: int = 0) -> LayerPlan:
+    return read_decoder(make_model(variant, torch.float32), 64).layers[index]
+
+
+def test_norms_are_found_wherever_they_are() -> None:
+    gemma, olmo, cohere = layer_of("gemma2"), layer_of("olmo2"), layer_of("cohere")
+    for norm in (gemma.input_norm, gemma.attention_norm, gemma.mlp_norm, gemma.mlp_out_norm):
+        assert norm is not None
+        assert (norm.offset, norm.is_centred) == (1.0, False)
+    assert (olmo.input_norm, olmo.mlp_norm) == (None, None)
+    assert olmo.attention_norm is not None
+    assert olmo.mlp_out_norm is not None
+    assert olmo.attention.norms_rows
+    assert cohere.is_parallel
+    assert cohere.mlp_norm is None
+    assert cohere.input_norm is not None
+    assert cohere.input_norm.is_centred
+    assert layer_of("hunyuan").attention.norms_follow
+
+
+def test_rotations_are_found_with_their_pairs_and_angles() -> None:
+    plan = read_decoder(make_model("gemma3", torch.float32), 64)
+    sources = [layer.attention.rotation.source for layer in plan.layers if layer.attention.rotation]
+    assert len(set(sources)) == len(plan.layers) == 2
+    assert {plan.angles[source].arguments for source in sources} == {("sliding_attention",), ("full_attention",)}
+    rotated = [layer.attention.rotation for layer in read_decoder(make_model("smollm3", torch.float32), 64).layers]
+    assert [rotation is None for rotation in rotated] == [False, True, False]
+    glm = layer_of("glm").attention.rotation
+    assert glm is not None
+    assert glm.is_interleaved
+
+
+def test_numbers_are_exact() -> None:
+    granite = read_decoder(make_model("granite", torch.bfloat16), 64)
+    assert (granite.stream_scale, granite.logit_scale) == (3.0, 1 / 5.0)
+    assert {layer.residual_scale for layer in granite.layers} == {0.3}
+    assert {layer.attention.scale for layer in granite.layers} == {0.2}
+    gemma = read_decoder(make_model("gemma2", torch.float32), 64)
+    assert gemma.logit_softcap == 4.0
+    assert gemma.layers[0].attention.softcap == 3.0
+
+
+def test_fused_projections_keep_their_names_for_adapters() -> None:
+    names = set(layers_of(sites_of(LeanForward(make_model("phi3", torch.float32), SETTINGS).network)))
+    parts = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+    assert names == {f"model.layers.{index}.{part}" for index in range(3) for part in parts}
+
+
+class Late(nn.Module):
+    """Changes queries from some position on, which the model's first tokens do not show."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden: Tensor, position_ids: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        cos, sin = self.inner(hidden, position_ids, **options)
+        late = torch.where(position_ids[..., None] >= 40, 2.0, 1.0).to(cos.dtype)
+        return cos * late, sin
+
+
+def test_what_only_late_tokens_show_is_seen() -> None:
+    model = make_model("llama", torch.float32)
+    model.model.rotary_emb = Late(model.model.rotary_emb)
+    with pytest.raises(ModelLoadError, match="more to queries and keys than normalise and rotate"):
+        LeanForward(model, SETTINGS)
+
+
+def test_angles_that_follow_the_batch_are_refused() -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    model = make_model("llama", torch.float32, rope_parameters=rope, max_position_embeddings=16)
+    assert LeanForward(model, ForwardSettings(max_model_len=16)).mode == "lean"
+    with pytest.raises(ModelLoadError, match="follow the longest request"):
+        LeanForward(model, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("self_attn", "more than one projection behind its attention"),
+        ("input_layernorm", "does more to the stream than normalise it"),
+        ("", "the result of model.layers.1"),
+    ],
+)
+def test_what_no_switch_says_is_refused_by_what_it_is(part: str, said: str) -> None:
+    model = make_model("llama", torch.float32)
+
+    def change(module: nn.Module, inputs: Any, result: Any) -> Any:
+        return (result[0].tanh(), *result[1:]) if isinstance(result, tuple) else result.tanh()
+
+    model.get_submodule(f"model.layers.1.{part}".rstrip(".")).register_forward_hook(change)
+    with pytest.raises(ModelLoadError, match=said):
+        LeanForward(model, SETTINGS)
+
+
+def adapted(forward: Forward, names: dict[str, tuple[int, int]]) -> list[Tensor]:
+    """Logits of ``steps`` with two adapters in turn and none."""
+    generator = torch.Generator().manual_seed(5)
+    slots = attach_adapters(forward, "it", num_slots=2, max_rank=4, is_deterministic=False)
+    for slot in range(2):
+        matrices = {
+            layer: LayerMatrices(
+                torch.randn(4, num_inputs, generator=generator), 0.1 * torch.randn(num_outputs, 4, generator=generator)
+            )
+            for layer, (num_inputs, num_outputs) in sorted(names.items())
+        }
+        slots.assign(slot, slots.prepare(matrices))
+    slots.flush()
+    forward.allocate(NUM_BLOCKS, BLOCK_SIZE, 3, torch.device("cpu"))
+    return [forward.run(replace(step, token_lora=torch.arange(len(step.token_ids)) % 3 - 1)) for step in steps()]
+
+
+DENSE = [variant for variant in SWITCHES if variant != "gpt oss"]
+
+
+@pytest.mark.parametrize("variant", DENSE)
+@torch.inference_mode()
+def test_adapters_add_what_they_add_the_general_way(variant: str) -> None:
+    packed = PackedForward(make_model(variant, torch.float32), SETTINGS)
+    lean = LeanForward(make_model(variant, torch.float32), SETTINGS)
+    pack_linear_layers(lean.network)
+    forward = make_native(lean, BLOCK_SIZE)
+    assert isinstance(forward, NativeForward)
+    names = layers_of(sites_of(forward.network))
+    for ours, theirs in zip(adapted(forward, names), adapted(packed, names), strict=True):
+        torch.testing.assert_close(ours, theirs.float(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("variant", DENSE)
+@pytest.mark.parametrize(("quantization", "tolerance"), [("int8", QUANTIZED_TOLERANCE), ("int4", FOUR_BITS_TOLERANCE)])
+@torch.inference_mode()
+def test_weights_in_bytes_and_in_four_bits(variant: str, quantization: str, tolerance: float) -> None:
+    model = make_model(variant, torch.bfloat16)
+    truth = Truth.of(model, 97)
+    lean = LeanForward(model, SETTINGS)
+    pack_linear_layers(lean.network, quantization)
+    forward = make_native(lean, BLOCK_SIZE)
+    assert isinstance(forward, NativeForward)
+    assert check_conformance(forward, truth, tolerance) > 0
+
+
+@pytest.mark.parametrize("variant", ["mistral, with a window", "gemma3", "gpt oss"])
+@torch.inference_mode()
+def test_conformance_runs_past_windows(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of 5 tokens at least, which sequences of 7 hardly show, and of any size: they are made narrow."""
+    model = make_model(variant, torch.float32, sliding_window=50)
+    truth = Truth.of(model, 97)
+    narrow = NarrowTruth.of(model, 97, SETTINGS)
+    assert narrow is not None
+    assert set(narrow.windows) - {None} == {3}
+    assert model.config.sliding_window == 50
+    lean = LeanForward(model, SETTINGS)
+    wide = lean.windows
+    assert set(wide) - {None} == {50}
+    pack_linear_layers(lean.network)
+    forward = make_native(lean, BLOCK_SIZE)
+    for one in (lean, forward):
+        check_conformance(one, truth)
+        narrow.check(one)
+        assert lean.windows == wide
+    own = attention_module.paged_attention
+
+    def without_window(*arguments: Any, window: int | None = None, **options: Any) -> Tensor:
+        return own(*arguments, **options)
+
+    monkeypatch.setattr(attention_module, "paged_attention", without_window)
+    check_conformance(lean, truth)
+    with pytest.raises(ModelLoadError, match="with windows shorter than a prompt"):
+        narrow.check(lean)
+
+
+@torch.inference_mode()
+def test_a_compiled_decoder_gets_its_windows_back() -> None:
+    model = make_model("gemma3", torch.float32, sliding_window=50)
+    narrow = NarrowTruth.of(model, 97, SETTINGS)
+    assert narrow is not None
+    lean = LeanForward(model, SETTINGS)
+    pack_linear_layers(lean.network)
+    forward = make_native(lean, BLOCK_SIZE)
+    before = run(forward)
+    narrow.check(forward)
+    assert all(map(torch.equal, run(forward), before))
+
+
+def run(forward: Forward) -> list[Tensor]:
+    forward.allocate(NUM_BLOCKS, BLOCK_SIZE, 3, torch.device("cpu"))
+    return [forward.run(step) for step in steps()]

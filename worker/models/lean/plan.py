@@ -1,0 +1,151 @@
+"""How a decoder is made, as data: what the lean path needs to know beside the weights.
+
+Every place where decoders of today differ from each other is a field here. Names are those of transformers' modules, as
+``get_submodule`` takes them, so a plan holds no tensor, and serves the same model loaded again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class NormPlan:
+    """A normalisation of rows.
+
+    Args:
+        is_centred: the mean is taken off first (LayerNorm); else by the root mean square alone.
+        is_wide: the weight is applied in float32, and the result rounded once. Else the row is rounded before.
+        offset: added to the weight: 1 in Gemma, whose weights are near 0.
+        size: of a row; a norm need not have a weight that would tell.
+    """
+
+    name: str
+    eps: float
+    size: int
+    is_centred: bool = False
+    is_wide: bool = False
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class RotationPlan:
+    """The rotary embedding of a layer.
+
+    Args:
+        source: which of ``DecoderPlan.angles``.
+        is_interleaved: pairs are neighbours ``(2 i, 2 i + 1)``; else halves ``(i, i + R / 2)``.
+    """
+
+    source: int
+    is_interleaved: bool = False
+
+
+@dataclass(frozen=True)
+class AnglesPlan:
+    """A call by which the model makes cosines and sines of positions.
+
+    Args:
+        arguments, options: of the call, behind the hidden states and the positions.
+        stride, repeats: the angle of the i-th pair is every ``stride``-th column; ``repeats`` is False where there are
+            as many columns as pairs.
+    """
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
+    stride: int = 1
+    repeats: bool = True
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """What happens between a layer's normalised input and what its output projection is given.
+
+    Args:
+        qkv: names of the projections: three, or one that makes queries, keys and values in this order.
+        scale: factor on the scores.
+        query_norm, key_norm: None where heads are not normalised.
+        norms_rows: they span all heads of a token; else each head.
+        norms_follow: they come behind the rotation.
+        rotation: None in a layer without positions.
+        softcap, sinks: as ``paged_attention`` takes them, the latter by name.
+    """
+
+    qkv: tuple[str, ...]
+    output: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    query_norm: NormPlan | None = None
+    key_norm: NormPlan | None = None
+    norms_rows: bool = False
+    norms_follow: bool = False
+    rotation: RotationPlan | None = None
+    softcap: float | None = None
+    sinks: str | None = None
+
+
+@dataclass(frozen=True)
+class FeedForwardPlan:
+    """What a layer does to each token by itself.
+
+    Args:
+        name: of the model's own module.
+        kind: "gated" (an activation times what it lets through), "plain" (an activation alone), "experts", "experts and
+            a shared one", or "own": the model's own code.
+        inner: names of the projections before the activation; one where gate and up are fused, or there is no gate.
+        down: name of the projection behind it.
+        activation: one of ``gated_activation.ACTIVATIONS``.
+    """
+
+    name: str
+    kind: str = "own"
+    inner: tuple[str, ...] = ()
+    down: str = ""
+    activation: str = "silu"
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One layer: where it normalises, and how it adds to the stream.
+
+    Args:
+        input_norm, mlp_norm: before attention, and before the feed-forward part.
+        attention_norm, mlp_out_norm: of what both make, before it is added.
+        is_parallel: both start from the layer's input; without a ``mlp_norm`` of its own the feed-forward part gets
+            what attention gets.
+        residual_scale: what is added is multiplied by it.
+    """
+
+    attention: AttentionPlan
+    mlp: FeedForwardPlan
+    input_norm: NormPlan | None = None
+    attention_norm: NormPlan | None = None
+    mlp_norm: NormPlan | None = None
+    mlp_out_norm: NormPlan | None = None
+    is_parallel: bool = False
+    residual_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class DecoderPlan:
+    """All of it.
+
+    Args:
+        embedding_scale: by which the embedding's own module multiplies its rows.
+        stream_scale: by which the model multiplies embeddings, wherever they are from.
+        logit_scale, logit_softcap: of what the head makes; the scale first.
+    """
+
+    embedding: str
+    head: str
+    norm: NormPlan
+    layers: tuple[LayerPlan, ...]
+    angles: tuple[AnglesPlan, ...] = field(default_factory=tuple)
+    embedding_scale: float = 1.0
+    stream_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None

@@ -1,0 +1,191 @@
+"""How a layer's attention comes from its input to what the attention interface is given."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from .....shared.errors import ModelLoadError
+from ..plan import AnglesPlan, AttentionPlan, NormPlan, RotationPlan
+from ..rotation import rotate
+from .matching import best, rows_of, same
+from .norms import read_norm
+from .trace import AttentionTrace, ModuleCall, Trace
+
+_QUERY, _KEY = 0, 1
+
+
+@dataclass
+class AnglesSource:
+    """A way in which the model makes angles, and those of the traced tokens, ``[T, R]`` each."""
+
+    plan: AnglesPlan
+    cos: Tensor
+    sin: Tensor
+
+
+def read_attention(trace: Trace, call: ModuleCall, sources: list[AnglesSource]) -> AttentionPlan:
+    """The plan of the attention module that ``call`` is.
+
+    Raises:
+        ModelLoadError: it does something that no field of a plan says.
+    """
+    (attention,) = [found for found in trace.attentions if found.name == call.name]
+    inner = trace.inside(call.name)
+    assert call.given is not None
+    projections = _linears_of(inner, call.given)
+    names, (query, key) = _projected(projections, attention)
+    output = _output_of(inner, attention, call)
+    norms = _HeadNorms.of(inner, attention)
+    made = _find_rotation(attention, query, key, norms, sources)
+    if made is None:
+        raise ModelLoadError(f"{type(call.module).__name__} does more to queries and keys than normalise and rotate")
+    rotation, follows = made
+    sinks = attention.options.get("s_aux")
+    scale = attention.options.get("scaling")
+    dims = attention.query.shape[2]
+    return AttentionPlan(
+        qkv=names,
+        output=output.name,
+        num_heads=attention.query.shape[1],
+        num_kv_heads=attention.key.shape[1],
+        head_dim=dims,
+        scale=dims**-0.5 if scale is None else float(scale),
+        query_norm=norms.plans[_QUERY] if norms else None,
+        key_norm=norms.plans[_KEY] if norms else None,
+        norms_rows=norms is not None and norms.span_rows,
+        norms_follow=follows,
+        rotation=rotation,
+        softcap=attention.options.get("softcap"),
+        sinks=None if sinks is None else _name_of_parameter(call, sinks),
+    )
+
+
+def _linears_of(calls: list[ModuleCall], given: Tensor) -> list[ModuleCall]:
+    return [call for call in calls if isinstance(call.module, nn.Linear) and same(call.given, given)]
+
+
+def _projected(
+    projections: list[ModuleCall], attention: AttentionTrace
+) -> tuple[tuple[str, ...], tuple[Tensor, Tensor]]:
+    """Names of what makes queries, keys and values, and the former two as made, ``[T, H, D]`` each."""
+    tokens, num_heads, dims = attention.query.shape
+    num_kv_heads = attention.key.shape[1]
+    if attention.value.shape != attention.key.shape:
+        raise ModelLoadError("its keys and values are of different sizes")
+    value = attention.value.reshape(tokens, -1)
+    outputs = [rows_of(call.made) for call in projections if call.made is not None]
+    sizes = [num_heads * dims, num_kv_heads * dims, num_kv_heads * dims]
+    if len(outputs) == 1 and outputs[0].shape[1] == sum(sizes):
+        query, key, own_value = outputs[0].split(sizes, dim=1)
+        names: tuple[str, ...] = (projections[0].name,)
+    elif len(outputs) == 3 and [output.shape[1] for output in outputs] == sizes:
+        query, key, own_value = outputs
+        names = tuple(call.name for call in projections)
+    else:
+        raise ModelLoadError("its queries, keys and values are not three projections of one input, or one")
+    if not same(own_value, value):
+        raise ModelLoadError("its values are not what their projection makes")
+    return names, (query.unflatten(1, (num_heads, dims)), key.unflatten(1, (num_kv_heads, dims)))
+
+
+def _output_of(calls: list[ModuleCall], attention: AttentionTrace, whole: ModuleCall) -> ModuleCall:
+    found = attention.found.flatten(1)
+    for call in calls:
+        is_linear = isinstance(call.module, nn.Linear) and call.given is not None and call.made is not None
+        if is_linear and same(rows_of(call.given), found) and same(call.made, whole.made):
+            return call
+    raise ModelLoadError("there is more than one projection behind its attention")
+
+
+@dataclass
+class _HeadNorms:
+    """Normalisations of queries and of keys: their plans, and the modules that say them."""
+
+    plans: tuple[NormPlan, NormPlan]
+    calls: tuple[ModuleCall, ModuleCall]
+    span_rows: bool
+
+    @classmethod
+    def of(cls, inner: list[ModuleCall], attention: AttentionTrace) -> _HeadNorms | None:
+        read = [(call, plan) for call in inner if (plan := read_norm(call)) is not None]
+        if not read:
+            return None
+        if len(read) != 2:
+            raise ModelLoadError(
+                f"{len(read)} normalisations inside of its attention, not one for queries and keys each"
+            )
+        (query, query_plan), (key, key_plan) = read
+        rows = (attention.query.shape[1] * query_plan.size, attention.key.shape[1] * key_plan.size)
+        if query_plan.size == key_plan.size == attention.query.shape[2]:
+            span_rows = False
+        elif (query_plan.size, key_plan.size) == tuple(
+            tensor.shape[1] * tensor.shape[2] for tensor in (attention.query, attention.key)
+        ):
+            span_rows = True
+        else:
+            raise ModelLoadError(f"normalisations of {rows} numbers inside of its attention")
+        if replace(query_plan, name="", size=0) != replace(key_plan, name="", size=0):
+            raise ModelLoadError("queries and keys are normalised in two ways")
+        if any(getattr(call.module, "bias", None) is not None for call in (query, key)):
+            raise ModelLoadError("normalisations inside of its attention add a bias")
+        return cls((query_plan, key_plan), (query, key), span_rows)
+
+    def apply(self, which: int, heads: Tensor) -> Tensor:
+        """Heads ``[T, H, D]``, normalised by the model's own module."""
+        module = self.calls[which].module
+        if self.span_rows:
+            return module(heads.flatten(1)[None])[0].unflatten(1, heads.shape[1:])
+        return module(heads[None])[0]
+
+
+def _find_rotation(
+    attention: AttentionTrace,
+    query: Tensor,
+    key: Tensor,
+    norms: _HeadNorms | None,
+    sources: list[AnglesSource],
+) -> tuple[RotationPlan | None, bool] | None:
+    """How heads are rotated, and whether norms come behind it; None if in no known way."""
+    dims = query.shape[2]
+
+    def guesses() -> Iterator[tuple[RotationPlan | None, bool]]:
+        yield None, False
+        orders = (False, True) if norms else (False,)
+        for (index, source), is_interleaved, follows in itertools.product(enumerate(sources), (False, True), orders):
+            if source.cos.shape[1] <= dims:
+                yield RotationPlan(index, is_interleaved), follows
+
+    def compute(guess: tuple[RotationPlan | None, bool]) -> Tensor:
+        rotation, follows = guess
+        made = []
+        for which, heads in ((_QUERY, query), (_KEY, key)):
+            if norms and not follows:
+                heads = norms.apply(which, heads)
+            if rotation is not None:
+                source = sources[rotation.source]
+                heads = rotate(heads, source.cos, source.sin, rotation)
+            if norms and follows:
+                heads = norms.apply(which, heads)
+            made.append(heads)
+        return _balanced(*made, attention)
+
+    return best(guesses(), compute, _balanced(attention.query, attention.key, attention))
+
+
+def _balanced(query: Tensor, key: Tensor, attention: AttentionTrace) -> Tensor:
+    """Both in one, each token's part of a size: one that is wrong is not outvoted by larger ones."""
+    sizes = (made.float().norm(dim=-1, keepdim=True).clamp(min=1e-12) for made in (attention.query, attention.key))
+    parts = [made.float() / size for made, size in zip((query, key), sizes, strict=True)]
+    return torch.cat(parts, dim=1).to(query.dtype)
+
+
+def _name_of_parameter(call: ModuleCall, tensor: Tensor) -> str:
+    for name, parameter in call.module.named_parameters():
+        if parameter is tensor or (parameter.shape == tensor.shape and same(parameter, tensor)):
+            return f"{call.name}.{name}"
+    raise ModelLoadError("its attention sinks are no parameter of it")

@@ -1,0 +1,110 @@
+"""Where a layer normalises, and how it adds to the stream."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .....shared.errors import ModelLoadError
+from ..plan import LayerPlan, NormPlan
+from .attention import AnglesSource, read_attention
+from .feed_forward import read_feed_forward
+from .matching import rows_of, same
+from .norms import norm_after, norm_before, read_norm
+from .numbers import must, scale_of_addition
+from .trace import ModuleCall, Trace
+
+
+def read_layer(trace: Trace, name: str, attention: str, sources: list[AnglesSource], numbers: list[float]) -> LayerPlan:
+    """The plan of the layer ``name``, whose attention is the module of that name.
+
+    Raises:
+        ModelLoadError: it is made in another way than any plan says.
+    """
+    parts = _Parts(trace, name, attention)
+    stream, attended, fed = parts.stream, parts.attention, parts.mlp
+    input_norm = parts.norm_between(stream, attended.given)
+    attention_norm, found = parts.norm_behind(attended.made)
+    mlp_out_norm, made = parts.norm_behind(fed.made)
+    given = rows_of(_tensor(fed.given))
+    plans = {
+        "attention": read_attention(trace, attended, sources),
+        "mlp": read_feed_forward(trace, fed),
+        "input_norm": input_norm,
+        "attention_norm": attention_norm,
+        "mlp_out_norm": mlp_out_norm,
+    }
+    between = parts.stream_before_mlp(given)
+    scale = None if between is None else scale_of_addition(stream, found, between, numbers)
+    if between is not None and scale is not None:
+        again = must(scale_of_addition(between, made, parts.result, numbers), f"the result of {name}")
+        if again != scale:
+            raise ModelLoadError(f"{name} adds with two factors, {scale} and {again}")
+        return LayerPlan(**plans, mlp_norm=parts.norm_between(between, given), residual_scale=scale)
+    is_shared = same(given, rows_of(_tensor(attended.given)))
+    mlp_norm = None if is_shared else parts.norm_between(stream, given)
+    scale = must(scale_of_addition(stream, found + made, parts.result, numbers), f"the result of {name}")
+    return LayerPlan(**plans, mlp_norm=mlp_norm, residual_scale=scale, is_parallel=True)
+
+
+class _Parts:
+    """What a layer called, told apart: attention, feed-forward part, normalisations."""
+
+    def __init__(self, trace: Trace, name: str, attention: str) -> None:
+        (whole,) = trace.of(name)
+        self.name = name
+        self.stream = rows_of(_tensor(whole.given))
+        self.result = rows_of(_tensor(whole.made))
+        children = [call for call in trace.inside(name) if call.name.count(".") == name.count(".") + 1]
+        self._norms = [call for call in children if read_norm(call) is not None]
+        (self.attention,) = trace.of(attention)
+        others = [
+            call
+            for call in children
+            if call.name != attention
+            and all(call is not norm for norm in self._norms)
+            and not isinstance(call.module, nn.Dropout | nn.Identity)
+        ]
+        if len(others) != 1:
+            told = ", ".join(call.name.rsplit(".", 1)[-1] for call in others) or "nothing"
+            raise ModelLoadError(f"{name} has beside attention and normalisations not one part, but {told}")
+        self.mlp = others[0]
+
+    def norm_between(self, stream: Tensor, given: Tensor | None) -> NormPlan | None:
+        """The normalisation by which ``stream`` becomes ``given``; None if that is ``stream`` itself."""
+        wanted = rows_of(_tensor(given))
+        if same(wanted, stream):
+            return None
+        found = norm_before(self._norms, wanted, stream)
+        if found is None:
+            raise ModelLoadError(f"{self.name} does more to the stream than normalise it")
+        return found
+
+    def norm_behind(self, made: Tensor | None) -> tuple[NormPlan | None, Tensor]:
+        """The normalisation of ``made``, if there is one, and what is added in the end."""
+        rows = rows_of(_tensor(made))
+        found = norm_after(self._norms, rows)
+        return (None, rows) if found is None else found
+
+    def stream_before_mlp(self, given: Tensor) -> Tensor | None:
+        """The stream of which the feed-forward part's input ``given`` was made; None if that is the layer's own."""
+        of_norm = next((call for call in self._norms if same(rows_of(_tensor(call.made)), given)), None)
+        before = given if of_norm is None else rows_of(_tensor(of_norm.given))
+        return None if same(before, self.stream) else before
+
+
+def _tensor(tensor: Tensor | None) -> Tensor:
+    if tensor is None:
+        raise ModelLoadError("one of its modules takes or makes no tensor")
+    return tensor
+
+
+def call_of(trace: Trace, name: str) -> ModuleCall:
+    """The one call of the module of that name.
+
+    Raises:
+        ModelLoadError: there is another number of them.
+    """
+    calls = trace.of(name)
+    if len(calls) != 1:
+        raise ModelLoadError(f"{name} is called {len(calls)} times, not once")
+    return calls[0]

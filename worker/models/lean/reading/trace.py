@@ -1,0 +1,156 @@
+"""What each module of a model is given and makes of it, in one forward of a few tokens."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+
+from ...causal_lm import CausalLM
+from ...packed import install_attention
+
+_NUMBERS = itertools.count()
+_NUM_TOKENS = 7
+_FIRST_TOKENS = 4
+
+
+@dataclass
+class ModuleCall:
+    """One call of a module.
+
+    Args:
+        given: its first tensor argument; None if it has none.
+        made: its result, the first one of several.
+        arguments, options, results: as they were.
+    """
+
+    name: str
+    module: nn.Module
+    given: Tensor | None
+    made: Tensor | None
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    results: Any
+
+
+@dataclass
+class AttentionTrace:
+    """One call of transformers' attention interface; heads as ``[T, H, D]``.
+
+    Args:
+        options: whatever else the model hands over.
+    """
+
+    name: str
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    found: Tensor
+    options: dict[str, Any]
+
+
+class Trace:
+    """A forward of ``module``, whose attention is replaced afterwards by one that is of no other use.
+
+    Positions are spread up to ``max_model_len``, so that what a model does to later tokens alone is seen, too.
+
+    Attributes:
+        calls: in the order in which they ended.
+    """
+
+    def __init__(self, module: PreTrainedModel, max_model_len: int) -> None:
+        self.module = module
+        self.calls: list[ModuleCall] = []
+        self.attentions: list[AttentionTrace] = []
+        self._names = {child: name for name, child in module.named_modules()}
+        device = module.device
+        self.positions = torch.tensor(_spread(max_model_len), device=device)
+        vocab_size = module.config.get_text_config().vocab_size
+        self.token_ids = (1 + torch.arange(len(self.positions), device=device)) * 7919 % vocab_size
+        attention = f"penstock_trace_{next(_NUMBERS)}"
+        AttentionInterface.register(attention, self._attend)
+        AttentionMaskInterface.register(attention, lambda *_, **__: None)
+        install_attention(module, attention)
+        try:
+            self.logits = self._run()
+        finally:
+            # The register outlives the model.
+            AttentionInterface.register(attention, _refuse)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.positions)
+
+    @property
+    def first_positions(self) -> Tensor:
+        """The beginning of ``positions``, for whoever asks whether the others change anything."""
+        return self.positions[:_FIRST_TOKENS]
+
+    def inside(self, name: str) -> list[ModuleCall]:
+        """Calls of modules within the one of that name."""
+        return [call for call in self.calls if call.name.startswith(f"{name}.")]
+
+    def of(self, name: str) -> list[ModuleCall]:
+        """Calls of the module of that name."""
+        return [call for call in self.calls if call.name == name]
+
+    def _run(self) -> Tensor:
+        rows = torch.arange(self.num_tokens, device=self.positions.device)
+        with self._watched():
+            return CausalLM(self.module).logits(
+                rows,
+                input_ids=self.token_ids[None],
+                position_ids=self.positions[None],
+                attention_mask=torch.ones_like(self.token_ids)[None],
+                use_cache=False,
+            )[0]
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        handles = [child.register_forward_hook(self._note, with_kwargs=True) for child in self._names]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _note(self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], results: Any) -> None:
+        given = _first_tensor((*arguments, options.get("hidden_states"), *options.values()))
+        made = _first_tensor(results if isinstance(results, tuple) else (results,))
+        call = ModuleCall(self._names[module], module, given, made, arguments, options, results)
+        self.calls.append(call)
+
+    def _attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+    ) -> tuple[Tensor, None]:
+        """Causal, whatever the model's own rule: any result will do that has a value for each token."""
+        group = query.shape[1] // key.shape[1]
+        scores = query.float() @ key.float().repeat_interleave(group, 1).transpose(2, 3) * query.shape[3] ** -0.5
+        hidden = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).triu(1)
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        found = (weights @ value.float().repeat_interleave(group, 1)).to(query.dtype).transpose(1, 2).contiguous()
+        heads = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        self.attentions.append(AttentionTrace(self._names[module], *heads, found[0], options))
+        return found, None
+
+
+def _refuse(*_: Any, **__: Any) -> tuple[Tensor, None]:
+    raise RuntimeError("the model was traced, and has been given no attention since")
+
+
+def _spread(max_model_len: int) -> list[int]:
+    """Positions: the first few, and some up to the last one."""
+    last = max_model_len - 1
+    chosen = {*range(min(_FIRST_TOKENS, max_model_len)), last // 3, last // 2, last}
+    return sorted(chosen)[-_NUM_TOKENS:] if len(chosen) <= _NUM_TOKENS else sorted(chosen)[:_NUM_TOKENS]
+
+
+def _first_tensor(values: Any) -> Tensor | None:
+    return next((value for value in values if isinstance(value, Tensor)), None)
