@@ -31,6 +31,7 @@ from .images.tower import take_tower, text_module
 from .lean.captured import make_captured
 from .lean.native import make_native
 from .packed_linear import pack_linear_layers
+from .parallel.groups import RankGroups
 from .pooling.encoder import EncoderForward, EncoderTruth, encoder_forward, is_bidirectional
 from .pooling.folder import PoolingFolder, pools
 from .pooling.loading import as_decoder, load_pooling_module, make_pooling
@@ -94,8 +95,12 @@ class LoadedModel:
         return next(self.network.parameters()).device
 
 
-def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
+def load_model(config: EngineConfig, folder: Path, groups: RankGroups | None = None) -> LoadedModel:
     """Load the model in ``folder`` onto the device of ``config``.
+
+    Args:
+        groups: the ranks that compute it together, each of which calls this at the same time and gets its part; None
+            for all of it.
 
     Raises:
         ModelLoadError: a file, the architecture or its attention is not what we can run; says which.
