@@ -38,6 +38,6 @@ def test_threads_of_torch_leave_a_core_to_others_and_our_own_need_not(
 
 
 def test_the_ranks_of_an_engine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_setup, "usable_cores", lambda: 16)
+    monkeypatch.setattr(host_setup, "usable_cores", lambda: 32)
     config = EngineConfig(model="m", num_engines_on_host=2, tensor_parallel_size=2, pipeline_parallel_size=2)
     assert host_setup.choose_num_threads(config, LARGE, is_native=False) == 3

@@ -16,7 +16,7 @@ import structlog
 from ....shared.log import add_log_arguments, configure_logging
 from .channel import RankChannel
 from .messages import RankCommand
-from .process import die_with
+from .parent import die_with
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -7,7 +7,6 @@ ends, whatever ends it.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -23,7 +22,6 @@ from .channel import RankChannel
 from .messages import RankAnswer
 
 PROGRAM = "penstock.worker.engine.ranks"
-_PR_SET_PDEATHSIG = 1
 
 
 class RankProcess:
@@ -84,13 +82,6 @@ class RankProcess:
         except ValueError:  # a real-time signal
             name = f"signal {-returncode}"
         return f"was killed by {name}", not is_own_fault(-returncode)
-
-
-def die_with(core_pid: int) -> None:
-    """Have the kernel kill this process when the core, its parent, ends; at once if it has."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != core_pid:
-        os._exit(0)
 
 
 def _is_alone() -> bool:
