@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from ...kernels.dispatch import AUTO
 from ...kernels.paged_attention import PagedBatch
 from .attention import AttentionCall
+from .parallel.groups import RankGroups
 
 
 @dataclass(slots=True)
@@ -50,11 +51,13 @@ class ForwardSettings:
         max_model_len: most tokens of a request.
         is_batch_invariant: attention gives a token the same bits in every batch.
         attention_backend: what attends; one of ``kernels.dispatch.BACKENDS``, or "auto" for what suits the device.
+        groups: the ranks that compute the model together; None where one does.
     """
 
     max_model_len: int
     is_batch_invariant: bool = False
     attention_backend: str = AUTO
+    groups: RankGroups | None = None
 
 
 class Forward(Protocol):

@@ -10,16 +10,14 @@ from typing import Any
 import structlog
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from ...shared.errors import ModelLoadError
 from ..config import EngineConfig
 from .adapters.slots import AdapterSlots
 from .attention_backend import check_attention_backend
 from .candidates import choose_forward
-from .checkpoint.errors import first_line
-from .checkpoint.load import check_finite, load_checkpoint
+from .checkpoint.load import check_finite
 from .checkpoint.model_config import eos_token_ids, max_model_len, read_config
 from .conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE
 from .device import device_of
@@ -30,14 +28,15 @@ from .images.seeing import SeeingModel, is_seeing_type, refusal_of, split_model
 from .images.tower import take_tower, text_module
 from .lean.captured import make_captured
 from .lean.native import make_native
+from .own_module import read_module
 from .packed_linear import pack_linear_layers
 from .parallel.groups import RankGroups
 from .pooling.encoder import EncoderForward, EncoderTruth, encoder_forward, is_bidirectional
 from .pooling.folder import PoolingFolder, pools
-from .pooling.loading import as_decoder, load_pooling_module, make_pooling
+from .pooling.loading import as_decoder, make_pooling
 from .pooling.pooler import PoolingModel
 from .quantized_linear import quantize_linear_layers
-from .weights import return_free_memory
+from .reading import read_model
 
 log = structlog.get_logger(__name__)
 
@@ -58,6 +57,7 @@ class LoadedModel:
         adapters: where adapters are computed with; None where none are served.
         seeing: what makes features of images, which stand in the place of tokens; None of a model that takes none.
         image_refusal: why it takes none.
+        groups: the ranks that compute it together; None of a model that one does.
     """
 
     forward: Forward
@@ -73,6 +73,7 @@ class LoadedModel:
     adapters: AdapterSlots | None = None
     seeing: SeeingModel | None = None
     image_refusal: str = ""
+    groups: RankGroups | None = None
 
     @property
     def network(self) -> nn.Module:
@@ -112,12 +113,13 @@ def load_model(config: EngineConfig, folder: Path, groups: RankGroups | None = N
     architecture = (model_config.architectures or [model_config.model_type])[0]
     longest = max_model_len(model_config.get_text_config(), config.max_model_len)
     vocab_size = model_config.get_text_config().vocab_size
-    module = _load_module(folder, model_config, architecture, config, device)
+    read = read_model(folder, model_config, architecture, config, device, groups)
+    module = read.module
     common = {
         "architecture": architecture,
         "is_length_chosen": config.max_model_len is not None,
         "vocab_size": vocab_size,
-        "num_parameters": sum(parameter.numel() for parameter in module.parameters()),
+        "num_parameters": read.num_parameters,
     }
     if pools(folder, model_config, config.runner):
         return _load_pooling(module, folder, config, longest, common)
@@ -131,7 +133,9 @@ def load_model(config: EngineConfig, folder: Path, groups: RankGroups | None = N
             trust_remote_code=config.trust_remote_code,
         )
     ending = eos_token_ids(module, vocab_size)
-    forward = _choose_forward(module, architecture, vocab_size, longest, config)
+    forward = _choose_forward(
+        module, architecture, vocab_size, longest, config, groups, truth=read.truth, modes=read.modes
+    )
     backend = _attention_backend(forward, config, architecture)
     return LoadedModel(
         forward=forward,
@@ -141,6 +145,7 @@ def load_model(config: EngineConfig, folder: Path, groups: RankGroups | None = N
         attention_backend=backend,
         seeing=seeing,
         image_refusal=refusal,
+        groups=groups,
         **common,
     )
 
@@ -185,16 +190,24 @@ def _encoder_forward(
 
 
 def _choose_forward(
-    module: PreTrainedModel, architecture: str, vocab_size: int, longest: int, config: EngineConfig
+    module: PreTrainedModel,
+    architecture: str,
+    vocab_size: int,
+    longest: int,
+    config: EngineConfig,
+    groups: RankGroups | None = None,
+    **tried: Any,
 ) -> Forward:
+    """``tried``: of ``choose_forward``."""
     return choose_forward(
         module,
         architecture,
         vocab_size,
-        ForwardSettings(longest, config.deterministic, config.attention_backend),
+        ForwardSettings(longest, config.deterministic, config.attention_backend, groups),
         partial(_prepare, config=config, device=device_of(config), vocab_size=vocab_size, max_model_len=longest),
         _tolerance(config),
         _described(config),
+        **tried,
     )
 
 
@@ -211,7 +224,7 @@ def load_module(config: EngineConfig, folder: Path) -> PreTrainedModel:
     """
     model_config = read_config(folder, config)
     architecture = (model_config.architectures or [model_config.model_type])[0]
-    return _load_module(folder, model_config, architecture, config, device_of(config))
+    return read_module(folder, model_config, architecture, config, device_of(config))
 
 
 def load_weights(config: EngineConfig, folder: Path, model: LoadedModel) -> nn.Module:
@@ -221,7 +234,11 @@ def load_weights(config: EngineConfig, folder: Path, model: LoadedModel) -> nn.M
 
     Raises: as ``load_model``.
     """
-    module = load_module(config, folder)
+    model_config = read_config(folder, config)
+    architecture = (model_config.architectures or [model_config.model_type])[0]
+    module = read_model(
+        folder, model_config, architecture, config, device_of(config), model.groups, wants_truth=False
+    ).module
     check_finite(module, type(module).__name__)
     is_pooled = pools(folder, module.config, config.runner)
     text = text_module(module) if is_seeing_type(module.config) and not is_pooled else module
@@ -265,42 +282,3 @@ def _pack(network: nn.Module, config: EngineConfig, device: torch.device) -> Non
         log.debug("linear_layers_packed", count=pack_linear_layers(network, config.quantization))
     elif config.quantization is not None:
         log.debug("linear_layers_quantized", count=quantize_linear_layers(network, config.quantization))
-
-
-def _load_module(
-    folder: Path, model_config: PretrainedConfig, architecture: str, config: EngineConfig, device: torch.device
-) -> PreTrainedModel:
-    if not config.needs_weights:
-        return _draw_module(model_config, architecture, config, device)
-    dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
-    load = load_pooling_module if pools(folder, model_config, config.runner) else _load_generating
-    module = load(folder, model_config, architecture, dtype=dtype, trust_remote_code=config.trust_remote_code)
-    # What quantised weights were unpacked in would stay with the allocator.
-    return_free_memory()
-    torch.nn.Module.to(module, device)
-    return module.eval()
-
-
-def _load_generating(
-    folder: Path, model_config: PretrainedConfig, architecture: str, **options: Any
-) -> PreTrainedModel:
-    return load_checkpoint(folder, model_config, architecture, auto_class=_auto_class(model_config), **options)
-
-
-def _auto_class(model_config: PretrainedConfig) -> Any:
-    return AutoModelForImageTextToText if is_seeing_type(model_config) else AutoModelForCausalLM
-
-
-def _draw_module(
-    model_config: PretrainedConfig, architecture: str, config: EngineConfig, device: torch.device
-) -> PreTrainedModel:
-    """A model of random weights, made where it computes: 8B parameters take seconds on a GPU, minutes on a host."""
-    dtype = getattr(torch, config.dtype) if config.dtype != "auto" else model_config.dtype or torch.float32
-    try:
-        with device:
-            module = _auto_class(model_config).from_config(
-                model_config, dtype=dtype, trust_remote_code=config.trust_remote_code, attn_implementation="eager"
-            )
-    except Exception as error:  # whatever the architecture's own code raises
-        raise ModelLoadError(f"{architecture} cannot be made from its config: {first_line(error)}") from error
-    return module.eval()

@@ -64,15 +64,35 @@ class LeanDecoder(nn.Module):
 
     def transform(self, hidden: Tensor, positions: Tensor, logit_rows: Tensor, attentions: Sequence[Attend]) -> Tensor:
         """``forward`` up to what ``lm_head`` makes logits of: ``[R, hidden size]``, normalised."""
+        return self.normalise(
+            *self.run_layers(hidden, torch.zeros_like(hidden), positions, attentions, last_rows=logit_rows)
+        )
+
+    def run_layers(
+        self,
+        hidden: Tensor,
+        residual: Tensor,
+        positions: Tensor,
+        attentions: Sequence[Attend],
+        *,
+        last_rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """What the layers here make of ``hidden`` and ``residual``, ``[T, hidden size]`` each.
+
+        Args:
+            last_rows: ``[R]``, all that the last of them transforms; None for every row.
+        """
         cos, sin = (angles[0] for angles in self.rotary_emb(hidden, positions[None]))
-        residual = torch.zeros_like(hidden)
         last = self.layers[-1]
         for layer, attend in zip(self.layers, attentions, strict=True):
             assert isinstance(layer, LeanLayer)
             found, residual = layer.attend(hidden, residual, cos, sin, attend)
-            if layer is last:
-                found, residual = found[logit_rows], residual[logit_rows]
-                self.token_adapters.keep(logit_rows)
+            if layer is last and last_rows is not None:
+                found, residual = found[last_rows], residual[last_rows]
+                self.token_adapters.keep(last_rows)
             hidden, residual = layer.transform(found, residual)
-        normed, _ = add_rms_norm(hidden, residual, self.norm.weight, self.norm.eps)
-        return normed
+        return hidden, residual
+
+    def normalise(self, hidden: Tensor, residual: Tensor) -> Tensor:
+        """What ``lm_head`` makes logits of, from what the last layer has made."""
+        return add_rms_norm(hidden, residual, self.norm.weight, self.norm.eps)[0]

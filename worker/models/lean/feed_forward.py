@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ....kernels import moe
 from ....kernels.gated_activation import silu_and_mul
 from ....shared.errors import ModelLoadError
+from ..parallel.summed import Summed
 from .fuse import fuse_linear
 
 
@@ -79,6 +80,12 @@ def make_feed_forward(layer: Any) -> nn.Module:
     own = getattr(layer, "mlp", None)
     if own is None:
         raise ModelLoadError(f"{type(layer).__name__} has no feed-forward part of a known name")
+    if isinstance(own, Summed):
+        return Summed(_of_block(own.inner), own.groups)
+    return _of_block(own)
+
+
+def _of_block(own: Any) -> nn.Module:
     if all(isinstance(getattr(own, name, None), nn.Linear) for name in ("gate_proj", "up_proj", "down_proj")):
         if not _is_silu(own.act_fn):
             raise ModelLoadError(f"its activation is {type(own.act_fn).__name__}, not SiLU")

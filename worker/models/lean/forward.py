@@ -15,7 +15,7 @@ from ..attention import AttentionCall, caches_of
 from ..forward import ForwardSettings, ModelInput
 from ..packed import PackedForward
 from .decoder import LeanDecoder
-from .layer import LeanLayer
+from .layer import Attend, LeanLayer
 
 
 class LeanForward:
@@ -82,18 +82,22 @@ class LeanForward:
 
     def transform(self, step: ModelInput) -> Tensor:
         """Compute ``step`` up to what ``lm_head`` makes logits of, ``[R, hidden size]``."""
+        attentions = self.attend_to(step)
+        self.network.token_adapters.begin(step.token_lora)
+        inputs = self.network.embed_tokens(step.token_ids) if step.inputs_embeds is None else step.inputs_embeds
+        return self.network.transform(inputs, step.positions, step.logit_rows, attentions)
+
+    def attend_to(self, step: ModelInput) -> list[Attend]:
+        """The attention of each layer, to the tokens of ``step``."""
         shared = {
             "batch": step.batch,
             "is_batch_invariant": self._settings.is_batch_invariant,
             "backend": self._settings.attention_backend,
         }
-        attentions = [
+        return [
             partial(call.rotate_and_attend, scale=layer.scale, **shared)
             for call, layer in zip(self._calls, self._layers, strict=True)
         ]
-        self.network.token_adapters.begin(step.token_lora)
-        inputs = self.network.embed_tokens(step.token_ids) if step.inputs_embeds is None else step.inputs_embeds
-        return self.network.transform(inputs, step.positions, step.logit_rows, attentions)
 
     def commit(self) -> None:
         """Keys and values of a step that is computed again are written again."""
@@ -102,10 +106,14 @@ class LeanForward:
         positions = torch.arange(
             min(num_tokens, self._settings.max_model_len), device=self.network.embed_tokens.weight.device
         )
-        attentions = [_attend_to_nothing] * len(self._layers)
+        attentions = self.attend_to_nothing()
         self.network.token_adapters.begin(None)
         inputs = self.network.embed_tokens(torch.zeros_like(positions))
         self.network(inputs, positions, positions[-num_logit_rows:], attentions)
+
+    def attend_to_nothing(self) -> list[Attend]:
+        """In place of ``attend_to``, to see what else a forward takes."""
+        return [_attend_to_nothing] * len(self._layers)
 
 
 def _attend_to_nothing(query_key: Tensor, value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

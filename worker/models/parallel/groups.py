@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from datetime import timedelta
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from ....shared.errors import ConfigurationError
 from .layout import ParallelLayout
+
+_LOADING_TIMEOUT_S = 3600
 
 
 class RankGroups:
@@ -21,7 +24,7 @@ class RankGroups:
     Args:
         layout: how the ranks of torch's default group, which is initialised, share the model.
         rank: this one, of the default group.
-        timeout_s: how long a collective waits.
+        timeout_s: how long a collective waits while steps are computed.
 
     Attributes:
         tensor_group: the ranks of this one's stage; None where it is alone in it.
@@ -39,11 +42,19 @@ class RankGroups:
         self.layout = layout
         self.rank = rank
         self.tensor_group: dist.ProcessGroup | None = None
+        timeout = timedelta(seconds=timeout_s)
         # All ranks make all groups, their own or not: torch wants it so.
         for ranks in layout.tensor_groups if layout.tensor > 1 else ():
-            group = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
+            group = dist.new_group(list(ranks), timeout=timeout)
             if rank in ranks:
                 self.tensor_group = group
+        # Of what is said while the model is loaded, when one may have to wait for another's disk.
+        self._loading = dist.new_group(backend="gloo", timeout=timedelta(seconds=_LOADING_TIMEOUT_S))
+        # What comes back has a group of its own: NCCL has one order for all that two ranks of a group send each other,
+        # and a step that goes on would wait for one that comes back, which waits for it.
+        ways = [dist.new_group(timeout=timeout) for _ in range(2)] if layout.pipeline > 1 else []
+        self._onwards, self._back = ways or (None, None)
+        self._sent: deque[tuple[dist.Work, Tensor]] = deque()
 
     @property
     def tensor_rank(self) -> int:
@@ -84,18 +95,30 @@ class RankGroups:
         return torch.cat(parts, dim=-1)
 
     def send_on(self, tensor: Tensor) -> None:
-        """Send ``tensor`` to the next stage, or from the last one back to the first."""
-        dist.send(tensor.contiguous(), self._neighbour(1))
+        """Send ``tensor`` to the next stage, or from the last one back to the first; does not wait until it is there.
+
+        What was sent before is waited for once as many steps are under way as there are stages.
+        """
+        tensor = tensor.contiguous()
+        way = self._back if self.is_last_stage else self._onwards
+        work = dist.isend(tensor, self._neighbour(1), group=way)
+        if work is not None:
+            self._sent.append((work, tensor))
+        while len(self._sent) > self.layout.pipeline:
+            self._sent.popleft()[0].wait()
 
     def receive(self, into: Tensor) -> Tensor:
         """Fill ``into`` with what the stage before has sent; the first stage's is the last. Return it."""
-        dist.recv(into, self._neighbour(-1))
+        dist.recv(into, self._neighbour(-1), group=self._back if self.is_first_stage else self._onwards)
         return into
 
-    def of_rank_zero(self, value: float, device: torch.device) -> float:
-        """Return what rank 0 has for ``value``, so that all ranks decide alike."""
-        told = torch.tensor([value], dtype=torch.float64, device=device)
-        dist.broadcast(told, src=0)
+    def of_rank_zero(self, value: float) -> float:
+        """Return what rank 0 has for ``value``, so that all decide alike while the model is loaded.
+
+        Waits for an hour: ranks may read their files at different speeds.
+        """
+        told = torch.tensor([value], dtype=torch.float64)
+        dist.broadcast(told, src=0, group=self._loading)
         return float(told.item())
 
     def _neighbour(self, offset: int) -> int:
