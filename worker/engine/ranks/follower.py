@@ -133,7 +133,9 @@ def follow(channel: RankChannel, rendezvous_fd: int) -> int:
         log.debug("engine_core_gone")
     except Exception as error:
         failure = failure_from(error)
-        log.error("rank_died", error=failure.message, trace=failure.trace)
+        # What a sentence explains the core says itself.
+        if failure.trace:
+            log.error("rank_died", error=failure.message, trace=failure.trace)
         with suppress(OSError):
             channel.send(failure)
         return 1
