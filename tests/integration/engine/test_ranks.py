@@ -59,6 +59,11 @@ def ask(core: CoreProcess, call: Utility) -> Any:
     return output.answer
 
 
+def receive_for_ever(core: CoreProcess) -> None:
+    while True:
+        core.receive()
+
+
 def await_end(process: psutil.Process) -> None:
     give_up_at = time.monotonic() + 60
     while not is_zombie(process):
@@ -95,13 +100,13 @@ def test_a_life_of_two_ranks(
     assert [path.name.count("-rank0-") for path in sorted((tmp_path / "profiles").iterdir())] == [1, 0]
 
     for level in (1, 2):
-        assert ask(core, Sleep(level)) == SleepState(level, ["weights", "kv_cache"])
+        assert ask(core, Sleep(level=level)) == SleepState(level, ["weights", "kv_cache"])
         assert ask(core, WakeUp(["kv_cache"])) == SleepState(level, ["weights"])
         assert ask(core, WakeUp()) == SleepState()
         assert tokens(core) == expected
 
     # What cannot be had on any rank leaves all asleep, to be tried again.
-    ask(core, Sleep(2))
+    ask(core, Sleep(level=2))
     hidden = (model / WEIGHTS).rename(tmp_path / "hidden")
     failed = core.call(WakeUp())
     assert failed.error is not None
@@ -120,9 +125,9 @@ def test_a_life_of_two_ranks(
 def test_the_end_of_a_rank_is_the_end_of_an_idle_core(core_process: CoreProcess, demo_model: Path) -> None:
     ranks = started(core_process, demo_model)
     os.kill(ranks.pids[1], signal.SIGKILL)
-    with pytest.raises(EOFError, match=rf"RankKilledError: rank 1 \(process {ranks.pids[1]}\) was killed by SIGKILL"):
-        while True:
-            core_process.receive()
+    words = rf"RankKilledError: rank 1 \(process {ranks.pids[1]}\) was killed by SIGKILL"
+    with pytest.raises(EOFError, match=words):
+        receive_for_ever(core_process)
     assert core_process.process.returncode == 1
 
 

@@ -61,7 +61,9 @@ class Follower:
     ) -> None:
         self._config = config
         self._model = model
-        self._steps = StepReceiver(model.device)
+        # Of the weights while they are there: those that sleep are nowhere.
+        self._device = model.device
+        self._steps = StepReceiver(self._device)
         self._weights = ModelWeights(model.weights, load_again)
         self._recorder = ProcessTraceRecorder(config, f"-rank{rank}")
         # Behind an error of these the other ranks wait in a collective: it ends the rank, and with it the engine.
@@ -111,8 +113,7 @@ class Follower:
         return Done()
 
     def _allocate(self, command: Allocate) -> None:
-        forward, device = self._model.forward, self._model.device
-        forward.allocate(command.num_blocks, command.block_size, command.num_slots, device)
+        self._model.forward.allocate(command.num_blocks, command.block_size, command.num_slots, self._device)
         if command.num_blocks == 0:
             return_free_memory()
 
