@@ -13,7 +13,6 @@ from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client
 from penstock.shared.ranks import RankSetup
 from penstock.shared.records import EngineHeartbeat
-from penstock.worker.process_tree import is_zombie
 
 from ..gate import Gate
 from .conftest import Start
@@ -32,8 +31,15 @@ def pids_of(beat: EngineHeartbeat) -> list[int]:
     return ranks_of(beat).pids
 
 
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def are_gone(processes: list[psutil.Process]) -> bool:
-    return all(is_zombie(process) for process in processes)
+    return all(map(is_gone, processes))
 
 
 async def log_of(stack: LocalStack) -> str:
