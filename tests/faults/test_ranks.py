@@ -67,7 +67,10 @@ async def test_two_ranks_make_the_tokens_of_one(start: Start, gate: Gate) -> Non
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(signal.SIGKILL, "RankKilledError: rank 1 (process {}) was killed by SIGKILL"), (signal.SIGSTOP, "stopped")],
+    [
+        (signal.SIGKILL, "the engine lost a rank: rank 1 (process {}) was killed by SIGKILL"),
+        (signal.SIGSTOP, "its rank of process id {} was stopped by a signal"),
+    ],
     ids=["killed", "stopped"],
 )
 async def test_generations_go_on_when_a_rank_ends(start: Start, gate: Gate, number: signal.Signals, words: str) -> None:
