@@ -25,6 +25,7 @@ from .kv_offload import KVOffloadStats
 from .params import GENERATE, LoRARequest, SamplingParams
 from .pooling import Pooled, PoolingParams, PoolingSetup
 from .prompt_embeds import PromptEmbeds
+from .ranks import RankSetup
 from .stats import RequestStats, StepStats
 from .tokenization import Tokenization
 
@@ -198,6 +199,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     more than one (measured where something guesses, else 0): those beyond the requests' own are for guesses.
     ``max_images`` are those that a request may have; with 0 ``image_refusal`` says why.
     ``logits_processors`` are the names that ``extra_args`` may have.
+    ``ranks`` are the processes that compute the model together; None where it is the core alone.
     """
 
     version: int = WIRE_VERSION
@@ -236,6 +238,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     max_images: int = 0
     image_refusal: str = ""
     logits_processors: tuple[str, ...] = ()
+    ranks: RankSetup | None = None
 
 
 class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):

@@ -78,6 +78,7 @@ from penstock.shared.messages import (
 from penstock.shared.params import LoRARequest, RepetitionDetectionParams, SamplingParams
 from penstock.shared.pooling import Pooled, PoolingParams
 from penstock.shared.prompt_embeds import PromptEmbeds
+from penstock.shared.ranks import RankSetup
 from penstock.shared.stats import RequestStats, StepStats
 from penstock.shared.tokenization import Tokenization
 
@@ -559,6 +560,23 @@ SAMPLES += [
     ),
     ("ready of a model that reads images", "CoreOutput", Ready(**OF_A_GPU, max_images=8)),
     ("ready of one that reads none", "CoreOutput", Ready(**OF_A_GPU, image_refusal="this model reads no images")),
+]
+SAMPLES += [
+    (
+        "ready of several ranks",
+        "CoreOutput",
+        Ready(
+            **OF_A_GPU,
+            ranks=RankSetup(
+                tensor_parallel_size=2,
+                pipeline_parallel_size=2,
+                enable_expert_parallel=True,
+                pids=[7, 8, 9, 10],
+                weight_bytes=[1 << 30] * 4,
+                kv_cache_bytes=[1 << 31] * 4,
+            ),
+        ),
+    ),
 ]
 
 

@@ -66,6 +66,7 @@ PROSE = (
     "operating/top",
     "operating/upgrade",
     "pooling",
+    "ranks",
     "simulator",
     "vllm",
 )

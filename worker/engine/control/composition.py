@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,18 +9,16 @@ import msgspec
 import torch
 
 from ....shared.control import KV_CACHE, WEIGHTS
-from ....shared.embedded import data_folder
-from ....shared.errors import ConfigurationError
 from ...config import EngineConfig
-from ...models.lean.captured import CapturedForward
 from ...models.loader import LoadedModel, load_module, load_weights
 from ...models.sharded_state import save_sharded_state
-from ...models.weights import ModelWeights, return_free_memory
+from ...models.weights import return_free_memory
 from ...progress import ProgressWriter
 from ..adapters.library import AdapterLibrary
 from ..core import EngineCore
 from ..execution.model_runner import ModelRunner
 from ..offload.offload import KVOffload
+from ..ranks.interface import Ranks
 from ..rpc import RpcEngine, RpcMethods, import_rpc_modules
 from . import rpc_methods as own_rpc_methods
 from .calls import ControlledParts, EngineControl
@@ -43,6 +40,7 @@ def compose_control(
     allocate_cache: Callable[[], None],
     rpc_methods: RpcMethods,
     progress: ProgressWriter,
+    ranks: Ranks,
     adapters: AdapterLibrary | None = None,
     offload: KVOffload | None = None,
 ) -> EngineControl:
@@ -51,6 +49,7 @@ def compose_control(
     Args:
         folder: where the model was loaded from.
         allocate_cache: makes the KV cache as it was made at first.
+        ranks: what computes the model.
         adapters: None if it serves none.
         offload: what keeps blocks beside it; None if nothing does.
     """
@@ -58,8 +57,8 @@ def compose_control(
     on_cpu = msgspec.structs.replace(config, device="cpu", quantization=None, attention_backend="auto")
     parts = ControlledParts(
         core=core,
-        sleep=_make_sleep(config, folder, model, allocate_cache, offload),
-        profiler=StepProfiler(core, _profile_folder(config), config.model_name),
+        sleep=_make_sleep(config, folder, model, allocate_cache, ranks, offload),
+        profiler=StepProfiler(core, ranks.recorder()),
         rpc_methods=rpc_methods,
         rpc_engine=RpcEngine(config, core, model),
         save_sharded_state=lambda call: save_sharded_state(model, lambda: load_module(on_cpu, folder), folder, call),
@@ -74,6 +73,7 @@ def _make_sleep(
     folder: Path,
     model: LoadedModel,
     allocate_cache: Callable[[], None],
+    ranks: Ranks,
     offload: KVOffload | None,
 ) -> EngineSleep:
     """The weights wake up first: a model that cannot be loaded again should not hold a cache."""
@@ -91,20 +91,10 @@ def _make_sleep(
 
     def on_awake() -> None:
         # A cache that woke up before the weights has captured nothing, and a step must not: it might look stalled.
-        if isinstance(model.forward, CapturedForward):
-            model.forward.capture()
+        ranks.awake()
         # The files may hold other weights by now.
         if offload is not None:
             offload.renew_identity()
 
-    weights, cache = ModelWeights(model.weights, load_again), SleepableCache(free_cache, allocate_cache)
-    return EngineSleep({WEIGHTS: weights, KV_CACHE: cache}, on_awake=on_awake)
-
-
-def _profile_folder(config: EngineConfig) -> Path:
-    if config.profile_dir:
-        return Path(config.profile_dir)
-    try:
-        return data_folder() / "profiles"
-    except ConfigurationError:  # a user without a home
-        return Path(tempfile.gettempdir()) / "penstock-profiles"
+    cache = SleepableCache(free_cache, allocate_cache)
+    return EngineSleep({WEIGHTS: ranks.weights(load_again), KV_CACHE: cache}, on_awake=on_awake)
