@@ -5,7 +5,6 @@ Jobs come as lines of JSON on the standard input, the same to every rank, and ea
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
@@ -25,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.config import EngineConfig
-from penstock.worker.engine import composition
+from penstock.worker.engine.ranks import one
 from penstock.worker.models.candidates import MODES, choose_forward, find_truth
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
 from penstock.worker.models.lean.staged import StagedForward, lean_forward
@@ -94,10 +93,7 @@ def serve(folder: str, layout: Layout, prompts: list[list[int]], tokens: list[li
         model.forward = Echoed(model.forward)  # pyright: ignore[reportAttributeAccessIssue]
         return model
 
-    where = composition
-    if not hasattr(where, "load_model"):
-        where = importlib.import_module("penstock.worker.engine.ranks.one")
-    where.load_model = load_part  # pyright: ignore[reportAttributeAccessIssue]
+    one.load_model = load_part  # pyright: ignore[reportPrivateImportUsage]
     model = load(folder, layout)
     told = trial.compare(Path(folder), trial.Expectation(prompts, tokens), model)
     return describe(model) | {"told": told}
