@@ -94,7 +94,7 @@ def test_a_life_of_two_ranks(
     assert len(set(ranks.weight_bytes)) == len(set(ranks.kv_cache_bytes)) == 1
     assert tokens(core) == expected
 
-    assert ask(core, StartProfile()).path == str(tmp_path / "profiles")
+    assert ask(core, StartProfile()).folder == str(tmp_path / "profiles")
     assert isinstance(ask(core, ExecuteDummyBatch()), DummyBatchDone)
     assert isinstance(ask(core, StopProfile()), ProfileSaved)
     assert [path.name.count("-rank0-") for path in sorted((tmp_path / "profiles").iterdir())] == [1, 0]

@@ -23,6 +23,8 @@ from .process import RankProcess
 # How long whoever notices a loss looks for the rank that is gone, and how long the core's own thread has to notice it,
 # before the process is ended under it: it may wait in a collective that never returns.
 GRACE_S = 1.0
+# The same while it loads: it reads for long before it meets the others, and then it can say what is wrong.
+LOAD_GRACE_S = 30.0
 # How long a core that knows of the loss has to end in order.
 EXIT_TIMEOUT_S = 2.0
 # How long ranks that were told to end have to.
@@ -47,6 +49,7 @@ class RankTeam:
     def __init__(self, processes: Sequence[RankProcess], timeout_s: float) -> None:
         self.processes = processes
         self._timeout_s = timeout_s
+        self._grace_s = LOAD_GRACE_S
         self._is_closing = False
         self._silence: RankLostError | None = None
         self._failures: list[tuple[RankProcess, RankFailed]] = []
@@ -112,22 +115,29 @@ class RankTeam:
         return result, answers  # type: ignore[return-value]  # None only where that is what ``act`` gives
 
     def loss(self, error: BaseException) -> EngineDeadError:
-        """Return why the ranks cannot go on, from what the core's own thread was told: ``error``.
-
-        A rank that refused its configuration or its model while it loaded gives that error.
-        """
+        """Return why the ranks cannot go on, from what the core's own thread was told: ``error``."""
         self._is_noticed.set()
         ended = self._await_end(GRACE_S)
         return self._reason() if ended else RankLostError(f"rank 0: {type(error).__name__}: {_first_line(error)}")
 
-    def refusal(self) -> PenstockError | None:
-        """What a rank that has ended says is wrong with configuration or model, in the words of one rank alone."""
-        self._await_end(GRACE_S)
-        self._take_failures()
-        for _, failure in sorted(self._failures, key=lambda pair: pair[1].at_ns):
-            if failure.code in _REFUSALS:
-                return _REFUSALS[failure.code](failure.message)
-        return None
+    def failed_load(self, error: Exception) -> PenstockError:
+        """Return why the model could not be loaded, from what this rank was told: ``error``.
+
+        It may be what follows from another rank's refusal, or from its death, in whatever words.
+        """
+        self._is_noticed.set()
+        if self._await_end(GRACE_S):
+            self._take_failures()
+            for _, failure in sorted(self._failures, key=lambda pair: pair[1].at_ns):
+                if failure.code in _REFUSALS:
+                    return _REFUSALS[failure.code](failure.message)
+            if any((process.poll() or 0) < 0 for process in self.processes):
+                return self._reason()
+        return error if isinstance(error, PenstockError) else self.loss(error)
+
+    def note_loaded(self) -> None:
+        """From now on the core's own thread soon notices what happens."""
+        self._grace_s = GRACE_S
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End the ranks: asked first, killed after a while. Twice does nothing."""
@@ -157,7 +167,7 @@ class RankTeam:
         select.select([process.pidfd for process in self.processes], [], [])
         if self._is_closing:
             return
-        if self._is_noticed.wait(GRACE_S):
+        if self._is_noticed.wait(self._grace_s):
             time.sleep(EXIT_TIMEOUT_S)
             if self._is_closing:
                 return
