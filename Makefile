@@ -81,8 +81,12 @@ screenshots: $(VENV)/.installed-dev
 portable: $(VENV)/.installed-dev
 	$(BIN)/python tests/portable/check.py
 
+# TENSOR_PARALLEL=2, PIPELINE_PARALLEL=2 and EXPERT_PARALLEL=1 make the table of engines of several ranks.
+RANK_OPTIONS = $(if $(TENSOR_PARALLEL),--tensor-parallel $(TENSOR_PARALLEL)) \
+	$(if $(PIPELINE_PARALLEL),--pipeline-parallel $(PIPELINE_PARALLEL)) $(if $(EXPERT_PARALLEL),--expert-parallel)
+RANK_NAME = $(if $(TENSOR_PARALLEL),-tp$(TENSOR_PARALLEL))$(if $(PIPELINE_PARALLEL),-pp$(PIPELINE_PARALLEL))$(if $(EXPERT_PARALLEL),-ep)
 models: $(VENV)/.installed
-	$(BIN)/python -m penstock.worker.survey --out ops/models.md
+	$(BIN)/python -m penstock.worker.survey $(RANK_OPTIONS) --out ops/models$(RANK_NAME).md
 
 install: $(VENV)/.installed
 

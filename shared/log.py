@@ -28,6 +28,7 @@ FORMATS = ("auto", "pretty", "json")
 
 MAX_ERROR_CHARS = 300
 _last_error: tuple[str, float] = ("", 0.0)
+_options: tuple[str, ...] = ()
 
 _EVENT = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+")
 _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
@@ -56,6 +57,8 @@ def configure_logging(level: str = "info", fmt: str = "auto", stream: TextIO | N
         raise ConfigurationError(f"log level must be one of {', '.join(LEVELS)}, got {shown(level)}")
     if fmt not in FORMATS:
         raise ConfigurationError(f"log format must be one of {', '.join(FORMATS)}, got {shown(fmt)}")
+    global _options  # of the process, as its log is
+    _options = ("--log-level", level, "--log-format", fmt)
     target = sys.stderr if stream is None else stream
     pretty = fmt == "pretty" or (fmt == "auto" and target.isatty())
     # What structlog does before its record reaches logging is the same for every format; everything else happens in the
@@ -89,6 +92,11 @@ def configure_logging(level: str = "info", fmt: str = "auto", stream: TextIO | N
     root.handlers = [*(h for h in root.handlers if not isinstance(h, _PenstockStream)), handler]
     root.setLevel(level.upper())
     logging.captureWarnings(True)
+
+
+def log_options() -> tuple[str, ...]:
+    """Return the options of ``add_log_arguments`` by which another process logs as this one does."""
+    return _options
 
 
 def last_error() -> tuple[str, float]:

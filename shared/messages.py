@@ -26,6 +26,7 @@ from .kv_offload import KVOffloadStats
 from .params import GENERATE, LoRARequest, SamplingParams
 from .pooling import Pooled, PoolingParams, PoolingSetup
 from .prompt_embeds import PromptEmbeds
+from .ranks import RankSetup
 from .stats import RequestStats, StepStats
 from .tokenization import Tokenization
 
@@ -200,6 +201,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     ``max_images`` are those that a request may have; with 0 ``image_refusal`` says why.
     ``logits_processors`` are the names that ``extra_args`` may have.
     ``weights_version`` is a digest of the weights; empty of an engine that does not say.
+    ``ranks`` are the processes that compute the model together; None where it is the core alone.
     """
 
     version: int = WIRE_VERSION
@@ -239,6 +241,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     image_refusal: str = ""
     logits_processors: tuple[str, ...] = ()
     weights_version: str = ""
+    ranks: RankSetup | None = None
 
 
 class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):

@@ -13,6 +13,7 @@ from .adapters import LoraSetup
 from .messages import WIRE_VERSION, EngineState
 from .params import GENERATE
 from .pooling import PoolingSetup
+from .ranks import RankSetup
 from .stats import EngineStats
 
 
@@ -22,7 +23,7 @@ class EngineSetup(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True)
     Args:
         kv_cache_size_tokens: what its KV cache holds.
         attention_backend, kv_cache_dtype, processor, instructions, kernel_instructions, engine, resume, lora,
-            speculative, num_free_rows: as in ``messages.Ready``.
+            speculative, num_free_rows, ranks: as in ``messages.Ready``.
         num_threads: of an engine on the CPU; 0 has chosen by itself.
         versions: of what it runs, by name.
     """
@@ -52,6 +53,7 @@ class EngineSetup(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True)
     lora: LoraSetup | None = None
     speculative: str = "off"
     num_free_rows: int = 0
+    ranks: RankSetup | None = None
 
 
 class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -15,10 +15,11 @@ from ..shared.keys import is_partition_name
 from .adapter_options import check_adapters
 from .config_checks import check_attention, check_engine, check_quantization, check_speculation
 from .image_options import DEFAULT_CACHE_MEMORY, DEFAULT_MAX_IMAGES, ImageCacheMemory, MaxImages
-from .kv_offload_options import KVOffloadOptions, check_kv_offload
+from .kv_offload_options import check_kv_offload
 from .options.option import Option, check_fields
 from .options.readers import Choice, ChoiceWithCount, Folder, Integer, Model, Reader, Share, Size, Switch, Texts
 from .ordering_options import SchedulingPolicy
+from .rank_options import RankOptions, check_ranks
 
 # Of one step. On the CPU a step with a larger share of prefill holds up everybody's next token (135M Llama: inter-token
 # p99 3.5 s with 2048, 0.6 s with 256, at the same throughput).
@@ -47,7 +48,7 @@ MODEL, PLACE, BATCH, COMPUTING, CONTROL = (
 )
 
 
-class EngineConfig(KVOffloadOptions, frozen=True, kw_only=True, omit_defaults=True):
+class EngineConfig(RankOptions, frozen=True, kw_only=True, omit_defaults=True):
     """How an engine core loads its model and schedules.
 
     Args:
@@ -121,7 +122,7 @@ class EngineConfig(KVOffloadOptions, frozen=True, kw_only=True, omit_defaults=Tr
     ] = "auto"
 
     device: Annotated[
-        str, Option("cpu, or cuda: one visible GPU for each engine", Choice("cpu", "cuda"), group=PLACE)
+        str, Option("cpu, or cuda: a visible GPU for each rank of an engine", Choice("cpu", "cuda"), group=PLACE)
     ] = "cpu"
     num_threads: Annotated[
         int,
@@ -169,7 +170,12 @@ class EngineConfig(KVOffloadOptions, frozen=True, kw_only=True, omit_defaults=Tr
     ] = None
     kv_cache_memory: Annotated[
         int | None,
-        Option("memory of the KV cache; overrides the share", Size(1, 1 << 50), default="the share", group=BATCH),
+        Option(
+            "memory of the KV cache, on each rank; instead of a share",
+            Size(1, 1 << 50),
+            default="the share",
+            group=BATCH,
+        ),
     ] = None
     # Off by default: they are input of another kind, from whoever may enqueue, that no tokenizer has limited to what
     # the model was trained on.
@@ -314,6 +320,7 @@ class EngineConfig(KVOffloadOptions, frozen=True, kw_only=True, omit_defaults=Tr
         check_adapters(self, self.engine)
         check_speculation(self.speculative, self.engine, async_scheduling=self.async_scheduling)
         check_kv_offload(self, enable_prefix_caching=self.enable_prefix_caching)
+        check_ranks(self, self.engine)
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigurationError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "

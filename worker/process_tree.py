@@ -8,6 +8,22 @@ from contextlib import suppress
 
 import psutil
 
+# What a process does to itself. Any other signal was sent by somebody.
+_FAULTS = frozenset(
+    {
+        signal.SIGSEGV,
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGTRAP,
+        signal.SIGSYS,
+        signal.SIGPIPE,
+        signal.SIGXCPU,
+        signal.SIGXFSZ,
+    }
+)
+
 
 def kill_process_tree(pid: int) -> None:
     """SIGKILL ``pid``, its descendants, and the process group it leads; does nothing if all are gone.
@@ -47,6 +63,20 @@ def is_zombie(process: psutil.Process) -> bool:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def is_own_fault(number: int) -> bool:
+    """Whether a process that died of this signal has sent it to itself, as far as one can tell."""
+    return number in _FAULTS
+
+
+def stopped_child(pid: int) -> int | None:
+    """The process id of a child of ``pid`` that is stopped; None if none is."""
+    try:
+        children = psutil.Process(pid).children()
+    except psutil.NoSuchProcess:
+        return None
+    return next((child.pid for child in children if is_stopped(child.pid)), None)
 
 
 def is_stopped(pid: int) -> bool:

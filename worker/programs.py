@@ -37,7 +37,7 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
     )
     gpus: Annotated[
         tuple[int, ...] | None,
-        Option("one engine on each of these GPUs", Indices(), default="every GPU", group=PLACE),
+        Option("engines on these GPUs, each on as many as it has ranks", Indices(), default="every GPU", group=PLACE),
     ] = None
     engines: Annotated[
         int | str | None,
@@ -51,7 +51,7 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
     gpus_per_engine: Annotated[
         int,
         Option(
-            "GPUs of each engine, for one of several ranks (vLLM's --tensor-parallel-size)",
+            "GPUs of each engine, where --engine-options gives vLLM several; else its ranks say how many",
             Integer(1, MAX_ENGINES_ON_HOST),
             group=PLACE,
         ),

@@ -29,6 +29,8 @@ from .redis_trouble import Action, RedisTrouble
 
 STOP_S = (0.5, 8.0)
 RECONNECT_TRIES = 5
+# A role beside those of a heartbeat.
+_RANK = "rank"
 
 log = structlog.get_logger()
 
@@ -40,6 +42,7 @@ class Disturber:
 
     Args:
         trio, loses_data: as of ``RedisTrouble``.
+        has_ranks: engines have several ranks, of which those above 0 are disturbed, too.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Disturber:
         trio: SentinelTrio | None = None,
         *,
         loses_data: bool = False,
+        has_ranks: bool = False,
     ) -> None:
         self._stack = stack
         self._random = Random(seed)
@@ -71,6 +75,9 @@ class Disturber:
             "drain": (1, self._drain),
             **self._redis.actions,
         }
+        if has_ranks:
+            self._actions["kill rank"] = (4, lambda: self._kill(_RANK))
+            self._actions["stop rank"] = (1, lambda: self._pause(_RANK))
 
     @property
     def num_kills(self) -> int:
@@ -125,7 +132,7 @@ class Disturber:
             broker = Broker(self._commands, Keys().model(victim.model, number), number)
             held += [request_id for request_id, _ in await broker.claims(victim.engine_id)]
         try:
-            psutil.Process(getattr(victim, role)).kill()
+            psutil.Process(self._pid_of(victim, role)).kill()
         except psutil.NoSuchProcess:
             return False
         self._clock.died(held)
@@ -138,7 +145,7 @@ class Disturber:
         if victim is None:
             return False
         try:
-            process = psutil.Process(getattr(victim, role))
+            process = psutil.Process(self._pid_of(victim, role))
         except psutil.NoSuchProcess:
             return False
         self._spawn(_stop_for([process], self._random.uniform(*STOP_S)))
@@ -191,6 +198,13 @@ class Disturber:
                 log.info("worker_not_started", error=str(error)[-200:])
                 await asyncio.to_thread(worker.await_end)
         raise ConfigurationError(f"a worker did not start {RECONNECT_TRIES} times in a row")
+
+    def _pid_of(self, beat: EngineHeartbeat, role: str) -> int:
+        """Of the process of that role; 0, which is nobody's, if it has none."""
+        if role != _RANK:
+            return getattr(beat, role)
+        ranks = beat.setup.ranks if beat.setup is not None else None
+        return self._random.choice(ranks.pids[1:]) if ranks is not None else 0
 
     def _worker_of(self, beat: EngineHeartbeat) -> LocalWorker | None:
         return next((worker for worker in self._stack.workers if worker.pid == beat.supervisor_pid), None)

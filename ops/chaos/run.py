@@ -66,6 +66,13 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = "penstock"
     engine_python: str = ""
     speculative: str = "off"
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Of each engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class ChaosReport(msgspec.Struct, kw_only=True):
@@ -110,7 +117,9 @@ def run_chaos(options: ChaosOptions) -> int:
 
 def _engine_options(options: ChaosOptions) -> list[str]:
     if options.engine == "penstock":
-        return ["--deterministic", "--speculative", options.speculative]
+        ranks = ["--tensor-parallel-size", str(options.tensor_parallel_size)]
+        ranks += ["--pipeline-parallel-size", str(options.pipeline_parallel_size)]
+        return ["--deterministic", "--speculative", options.speculative, *ranks]
     python = ["--engine-python", options.engine_python] if options.engine_python else []
     small = ["--enforce-eager", "--kv-cache-memory", "64MiB", "--max-model-len", "512"]
     return ["--engine", options.engine, *python, *small]
@@ -140,7 +149,15 @@ async def _run(
     undisturbed = await _load(stack, requests, options, "calm", RecoveryClock(), lambda n: n < len(requests))
     console.print(f"… {undisturbed.tokens_per_s:,.0f} tokens/s; the same under fire …")
     clock = RecoveryClock()
-    disturber = Disturber(stack, options.seed, options.interval_s, clock, trio, loses_data=options.loses_data)
+    disturber = Disturber(
+        stack,
+        options.seed,
+        options.interval_s,
+        clock,
+        trio,
+        loses_data=options.loses_data,
+        has_ranks=options.num_ranks > 1,
+    )
     async with AsyncExitStack() as watching:
         owners = [
             await watching.enter_async_context(_watching(url, partition_name(model, partition)))

@@ -43,6 +43,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--speculative", default="off", metavar="{off,ngram[:N],suffix[:N]}", help="as of `worker start` (default off)"
     )
+    for way in ("tensor", "pipeline"):
+        told = "ranks of each engine, which are killed, too; as of `worker start` (default 1)"
+        parser.add_argument(f"--{way}-parallel-size", type=int, default=1, metavar="N", help=told)
     parser.add_argument("--json", default="", help="where the report goes as JSON")
     parser.add_argument("--log", default="", help="where the workers' logs go")
 
@@ -56,6 +59,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--engines must be at least --shards ({arguments.shards}): each has a model to be served")
     if arguments.partitions > 1 and arguments.lose_data:
         raise UsageError("a home that loses its data forgets --partitions; leave --lose-data out")
+    if arguments.engine != "penstock" and (arguments.tensor_parallel_size, arguments.pipeline_parallel_size) != (1, 1):
+        raise UsageError(f"ranks of engine {arguments.engine} are its own; leave --tensor-parallel-size out")
     if not 1 <= arguments.partitions <= MAX_PARTITIONS:
         raise UsageError(f"--partitions must be in [1, {MAX_PARTITIONS}], got {arguments.partitions}")
     options = ChaosOptions(
@@ -76,6 +81,8 @@ def _run(arguments: argparse.Namespace) -> int:
         engine=arguments.engine,
         engine_python=arguments.engine_python,
         speculative=arguments.speculative,
+        tensor_parallel_size=arguments.tensor_parallel_size,
+        pipeline_parallel_size=arguments.pipeline_parallel_size,
     )
     return run_chaos(options)
 

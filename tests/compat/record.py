@@ -80,10 +80,11 @@ from penstock.shared.messages import (
 from penstock.shared.params import LoRARequest, RepetitionDetectionParams, SamplingParams
 from penstock.shared.pooling import Pooled, PoolingParams
 from penstock.shared.prompt_embeds import PromptEmbeds
+from penstock.shared.ranks import RankSetup
 from penstock.shared.stats import RequestStats, StepStats
 from penstock.shared.tokenization import Tokenization
-from penstock.worker.fleet.wire import AgentPhase, AgentSpec, AgentStatus
 from penstock.shared.weights_control import ReloadWeights, WeightsReloaded
+from penstock.worker.fleet.wire import AgentPhase, AgentSpec, AgentStatus
 
 PATH = Path(__file__).parent / "wire_v1.json"
 
@@ -597,6 +598,21 @@ SAMPLES += [
             phase=AgentPhase.ENDED,
             exit_status=-9,
             last_words=["error: it fell over"],
+        ),
+    ),
+    (
+        "ready of several ranks",
+        "CoreOutput",
+        Ready(
+            **OF_A_GPU,
+            ranks=RankSetup(
+                tensor_parallel_size=2,
+                pipeline_parallel_size=2,
+                enable_expert_parallel=True,
+                pids=[7, 8, 9, 10],
+                weight_bytes=[1 << 30] * 4,
+                kv_cache_bytes=[1 << 31] * 4,
+            ),
         ),
     ),
 ]

@@ -67,6 +67,7 @@ PROSE = (
     "operating/upgrade",
     "pooling",
     "ray",
+    "ranks",
     "simulator",
     "vllm",
 )

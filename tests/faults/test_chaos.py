@@ -32,6 +32,13 @@ def test_chaos(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(480)
+def test_chaos_with_ranks(tmp_path: Path) -> None:
+    """The seed is one with ranks among its first victims."""
+    report = run_chaos(tmp_path, 40, 12, "--tensor-parallel-size", "2", "--engines", "2", "--seed", "5")
+    assert report["events"]["kill rank"] >= 1
+
+
+@pytest.mark.timeout(480)
 def test_chaos_with_sentinels(tmp_path: Path) -> None:
     """The seed is one with several failovers among its first events."""
     if not has_sentinel_mode(tmp_path):

@@ -19,7 +19,7 @@ from .plugins import list_plugins
 
 _HEADER = (
     *("WORKER", "ENGINE", "MODEL", "DEVICE", "STATE", "PIDS", "RUN/WAIT", "KV", "STEP", "TOK/S", "RSS", "GPU MEM"),
-    *("RUNS", "RESUME", "ADAPTERS", "GUESSES", "WEIGHTS"),
+    *("RANKS", "RUNS", "RESUME", "ADAPTERS", "GUESSES", "WEIGHTS"),
 )
 
 
@@ -67,6 +67,7 @@ def _row(beat: EngineHeartbeat) -> list[str]:
         f"{beat.tokens_per_s:.0f}",
         format_bytes(beat.worker_rss_bytes + beat.core_rss_bytes),
         format_bytes(beat.device_memory_bytes) if beat.device_memory_bytes else "-",
+        _ranks(beat.setup) if beat.setup is not None else "-",
         *((_software(beat.setup), beat.setup.resume) if beat.setup is not None else ("-", "-")),
         str(len(beat.lora_digests)) if beat.setup is not None and beat.setup.lora is not None else "-",
         _guesses(beat.setup) if beat.setup is not None else "-",
@@ -77,6 +78,15 @@ def _row(beat: EngineHeartbeat) -> list[str]:
 def _software(setup: EngineSetup) -> str:
     """What computes, with its version: "penstock 0.2.0"."""
     return f"{setup.engine} {setup.versions.get(setup.engine, '')}".rstrip()
+
+
+def _ranks(setup: EngineSetup) -> str:
+    """How many, and what the fullest of them holds of weights and KV cache: "tp 2, 5.1 GiB each"."""
+    ranks = setup.ranks
+    if ranks is None:
+        return "-"
+    held = map(sum, zip(ranks.weight_bytes, ranks.kv_cache_bytes, strict=True))
+    return f"{ranks.describe()}, {format_bytes(max(held, default=0))} each"
 
 
 def _guesses(setup: EngineSetup) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
+import math
 import os
 import secrets
 import socket
@@ -66,13 +67,12 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
     host, given = settings.make(HostOptions), settings.fields_of(EngineConfig)
     with settings.naming_sources():
         device = given["device"] or KINDS[given["engine"]].device
-        placements = place_engines(host.gpus, device, _num_engines(host), host.gpus_per_engine)
+        placements = place_engines(host.gpus, device, _num_engines(host), *_gpus_per_engine(host, given))
         on_host = {"device": placements[0].device, "num_engines_on_host": len(placements)}
         engine = EngineConfig(**{**given, **on_host})
         check_name("the model's name (--served-model-name)", engine.model_name)
         kind = KINDS[engine.engine]
-        if host.gpus_per_engine > 1 and not kind.has_ranks:
-            raise UsageError(f"--gpus-per-engine {host.gpus_per_engine}: an engine of {engine.engine} has one GPU")
+        _check_gpus_per_engine(host, engine)
         kind.check(engine)
         factories = load_factories(host.stat_loggers)
     where = ", ".join(dict.fromkeys(map(str, placements)))
@@ -129,6 +129,29 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
 def _room(placements: Sequence[Placement]) -> int:
     """How many engines there is a place for: GPUs have one each, processors as many as are wanted."""
     return len(placements) if placements[0].visible_devices is not None else MAX_ENGINES_ON_HOST
+
+
+def _gpus_per_engine(host: HostOptions, given: dict[str, Any]) -> tuple[int, str]:
+    """How many, and which options say so."""
+    sizes = {name: given[name] for name in ("tensor_parallel_size", "pipeline_parallel_size") if given[name] > 1}
+    num_ranks = math.prod(sizes.values())
+    told_by = " ".join(f"--{name.replace('_', '-')} {size}" for name, size in sizes.items())
+    if num_ranks == 1:
+        return host.gpus_per_engine, f"--gpus-per-engine {host.gpus_per_engine}"
+    if host.gpus_per_engine not in (1, num_ranks):
+        raise UsageError(
+            f"--gpus-per-engine {host.gpus_per_engine} contradicts {told_by}, which needs {num_ranks}; leave it out"
+        )
+    return num_ranks, told_by
+
+
+def _check_gpus_per_engine(host: HostOptions, engine: EngineConfig) -> None:
+    """Nothing but vLLM, which has options of its own, has more GPUs than the ranks that it was told to have."""
+    if host.gpus_per_engine <= engine.num_ranks or engine.engine == "vllm":
+        return
+    count = host.gpus_per_engine
+    instead = f"give --tensor-parallel-size {count}" if KINDS[engine.engine].has_ranks else "leave it out"
+    raise UsageError(f"--gpus-per-engine {count}: an engine of {engine.engine} has a GPU for each rank; {instead}")
 
 
 def _metrics_server(host: HostOptions) -> AbstractContextManager[MetricsServer | None]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ...shared.log import add_log_arguments, configure_logging
 from ..ipc import CoreChannel
 from ..progress import ProgressWriter
+from . import last_words
 from .interface import BuildEngine
 from .loop import run_engine_core
 
@@ -28,5 +29,6 @@ def run_core(program: str, description: str | None, arguments: Sequence[str], bu
         faulthandler.enable(options.trace_fd)
         # Says where a core hangs: the handler needs no GIL.
         faulthandler.register(signal.SIGUSR1, options.trace_fd)
+    last_words.keep_in(options.trace_fd)
     channel = CoreChannel(socket.socket(fileno=options.fd))
-    return run_engine_core(channel, ProgressWriter(options.progress_fd), build, options.trace_fd)
+    return run_engine_core(channel, ProgressWriter(options.progress_fd), build)

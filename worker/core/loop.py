@@ -36,6 +36,7 @@ from ..config import EngineConfig
 from ..ipc import CoreChannel, Undecodable
 from ..progress import Phase, ProgressWriter
 from ..request_checks import refusal
+from . import last_words
 from .garbage import freeze_loaded_objects
 from .interface import BuildEngine, Engine
 
@@ -135,14 +136,11 @@ class CoreLoop:
             self._send([output])
 
 
-def run_engine_core(
-    channel: CoreChannel, progress: ProgressWriter, build: BuildEngine, trace_fd: int | None = None
-) -> int:
+def run_engine_core(channel: CoreChannel, progress: ProgressWriter, build: BuildEngine) -> int:
     """Shake hands, load, serve; returns the exit status of the process.
 
     Args:
         build: makes the engine of the configuration that the worker process sends.
-        trace_fd: where the traceback goes if an exception ends the process, for the worker process to read.
     """
     # Whoever stops a whole process group (a terminal, systemd) means the worker process: it drains first, then sends
     # Shutdown or closes the channel.
@@ -162,8 +160,7 @@ def run_engine_core(
         log.warning("worker_process_gone")
     except BaseException:  # the panic of a library in Rust is no Exception
         log.exception("engine_core_died")
-        if trace_fd is not None:
-            os.write(trace_fd, traceback.format_exc().encode())
+        last_words.write(traceback.format_exc())
         return 1
     return 0
 

@@ -12,14 +12,11 @@ import structlog
 import torch
 
 from ...kernels import native
-from ...shared.errors import ConfigurationError
 from ...shared.messages import Ready
 from ...shared.params import GENERATE, SamplingParams
 from ..config import EngineConfig
-from ..host import usable_cores
 from ..models.adapters.attach import attach_adapters
-from ..models.lean.native import NativeForward
-from ..models.loader import LoadedModel, load_model
+from ..models.loader import LoadedModel
 from ..progress import ProgressWriter
 from .adapters.library import AdapterLibrary
 from .control.calls import EngineControl
@@ -28,11 +25,10 @@ from .core import EngineCore
 from .dump import StepDump
 from .execution.deterministic import make_deterministic_runner
 from .execution.input_embeds import embeds_hidden_size
-from .execution.kv_cache import KVCacheSize, size_kv_cache
-from .execution.memory import measure_memory
 from .execution.model_runner import ModelRunner
 from .execution.overlap import OverlappingRunner
 from .guessing_setup import check_speculation, make_guessing
+from .host_setup import load_native_kernels
 from .images.admission import ImageAdmission
 from .images.interface import Images, NoImages
 from .logits_processors import load_logits_processors
@@ -46,6 +42,8 @@ from .own_ordering import load_ordering
 from .pooling.core import PoolingCore
 from .pooling.runner import PoolingRunner
 from .processor import processor
+from .ranks.choose import make_ranks
+from .ranks.interface import Ranks
 from .scheduling.batch_queue import BatchQueue
 from .scheduling.block_pool import BlockPool
 from .scheduling.prefix_cache import BlockHashCache, NoPrefixCache, PrefixCache
@@ -57,9 +55,6 @@ from .structured.admission import GrammarAdmission
 from .structured.loader import load_backend
 
 _VERSIONS = ("torch", "transformers")
-_SMALL_MODEL_PARAMETERS = 20_000_000
-# Its operations are too short to be cut into more pieces.
-_SMALL_MODEL_THREADS = 4
 
 log = structlog.get_logger(__name__)
 
@@ -72,12 +67,14 @@ class Engine:
     control: EngineControl
     ready: Ready
 
+    ranks: Ranks
     offload: KVOffload | None = None
 
     def close(self) -> None:
-        """Write the KV blocks that are to be kept."""
+        """Write the KV blocks that are to be kept, and end the other ranks."""
         if self.offload is not None:
             self.offload.close()
+        self.ranks.close()
 
 
 def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | None = None) -> Engine:
@@ -86,18 +83,23 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     Raises:
         ConfigurationError, ModelLoadError: a setting or the model does not fit; says which.
     """
-    progress = progress or ProgressWriter()
+    ranks = make_ranks(config, folder)
+    try:
+        return _build(config, folder, progress or ProgressWriter(), ranks)
+    except BaseException:
+        ranks.close()
+        raise
+
+
+def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: Ranks) -> Engine:
     rpc_methods = load_rpc_methods(config)
     processors = load_logits_processors(config.logits_processors)
     ordering = load_ordering(config.scheduling_policy)
     torch.manual_seed(config.seed)
-    _load_native_kernels(config)
-    model = load_model(config, folder)
-    if config.device == "cpu":
-        is_native = isinstance(model.forward, NativeForward)
-        _set_num_threads(choose_num_threads(config, model.num_parameters, is_native=is_native), is_native=is_native)
+    load_native_kernels(config)
+    model = ranks.load()
     adapters = _make_adapters(config, model)
-    size = _size_cache(config, model)
+    size = ranks.size_cache()
     model.max_model_len = size.max_model_len
     check_pooling(config, model)
     check_speculation(config, model)
@@ -141,72 +143,12 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
         rank=ordering.rank,
     )
     control = compose_control(
-        config, folder, model, core, runner, allocate_cache, rpc_methods, progress, adapters, offload
+        config, folder, model, core, runner, allocate_cache, rpc_methods, progress, ranks, adapters, offload
     )
     ready = _ready(config, model, size.num_blocks, guessing.num_free_rows, processors.names)
     ready.weights_version = control.weights_version
-    return Engine(core, control, ready, offload)
-
-
-def _size_cache(config: EngineConfig, model: LoadedModel) -> KVCacheSize:
-    """What there is memory for beside the model and its adapters."""
-    memory = measure_memory(model, config)
-    size = size_kv_cache(
-        config,
-        bytes_per_token=model.forward.bytes_per_token,
-        bytes_per_request=model.forward.bytes_per_request,
-        free_bytes=memory.free_bytes,
-        max_model_len=model.max_model_len,
-        is_length_chosen=model.is_length_chosen,
-    )
-    log.info("kv_cache", **size.describe(config.block_size), **memory.describe())
-    return size
-
-
-def choose_num_threads(config: EngineConfig, num_parameters: int, *, is_native: bool) -> int:
-    """Threads of a CPU engine: ``num_threads`` if that is set.
-
-    Else the engine's share of the cores where the library's own threads compute (``is_native``): one that waits for a
-    core holds up no more than its piece. Torch's hold up all: beside a busy process, on two cores, a 1.3M model made 85
-    tokens/s with two of them and 2,300 with one (4,200 and 3,000 with the machine to itself). So there it is one for a
-    small model, and for others a core less than the share.
-    """
-    if config.num_threads:
-        return config.num_threads
-    share = max(1, usable_cores() // config.num_engines_on_host)
-    is_small = num_parameters < _SMALL_MODEL_PARAMETERS
-    if is_native:
-        return min(share, _SMALL_MODEL_THREADS) if is_small else share
-    return 1 if is_small else max(1, share - 1)
-
-
-def _set_num_threads(num_threads: int, *, is_native: bool) -> None:
-    """Threads that compute: the library's or torch's. Torch's keep their cores for a while when they are done."""
-    native.set_num_threads(num_threads)
-    torch.set_num_threads(1 if is_native else num_threads)
-
-
-def _load_native_kernels(config: EngineConfig) -> None:
-    """Have the kernels of ``kernels/native`` compiled and used, where that can be.
-
-    Raises:
-        ConfigurationError: they cannot, and an option needs them.
-    """
-    if config.device != "cpu" or not config.native_kernels:
-        native.unload()
-        return
-    reason = native.load()
-    library = native.loaded()
-    if reason is None and library is not None:
-        log.info("native_kernels", instructions=library.instructions)
-        if library.tiles_refusal:
-            log.warning("tiles_refused", reason=library.tiles_refusal, instructions=library.instructions)
-        return
-    if config.quantization is not None:
-        raise ConfigurationError(f"quantization {config.quantization!r} needs the compiled kernels, and {reason}")
-    if config.attention_backend == "native":
-        raise ConfigurationError(f"attention_backend 'native' needs the compiled kernels, and {reason}")
-    log.info("native_kernels_missing", reason=reason)
+    ready.ranks = ranks.setup(size.num_blocks)
+    return Engine(core, control, ready, ranks, offload)
 
 
 def _is_encoder(model: LoadedModel) -> bool:

@@ -145,7 +145,7 @@ class EngineCore:
         failure of the accelerator tells nothing about the requests: it ends all of the batch.
 
         Raises:
-            EngineDeadError: the accelerator has failed several times in a row.
+            EngineDeadError: the accelerator has failed several times in a row, or a rank is lost.
         """
         ended = self._take_ready()
         if not self.scheduler.has_unfinished_requests:
@@ -295,6 +295,8 @@ class EngineCore:
 
     def _handle_failure(self, batch: SchedulerOutput, error: Exception) -> list[EngineCoreOutput]:
         self._dump.write(batch, error, self.scheduler, self.device_memory_bytes)
+        if isinstance(error, EngineDeadError):
+            raise error  # a rank is lost
         if isinstance(error, AcceleratorError):
             self._num_accelerator_failures += 1
             if self._num_accelerator_failures >= MAX_ACCELERATOR_FAILURES:

@@ -60,7 +60,7 @@ def _check_vllm(config: EngineConfig) -> None:
 
 KINDS = {
     "penstock": EngineKind(
-        libraries=("torch", "transformers", "psutil"), can_fork=True, has_ranks=False, check=_check_nothing
+        libraries=("torch", "transformers", "psutil"), can_fork=True, has_ranks=True, check=_check_nothing
     ),
     "vllm": EngineKind(libraries=("tokenizers", "jinja2", "psutil"), can_fork=False, has_ranks=True, check=_check_vllm),
     "http": EngineKind(

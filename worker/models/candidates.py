@@ -8,7 +8,7 @@ to ``CANDIDATES``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,8 +21,8 @@ from .checkpoint.load import spoilt_tensors
 from .conformance import SURE, Truth, check_conformance
 from .forward import Forward, ForwardSettings
 from .gather import gather_forward
-from .lean.forward import LeanForward
 from .lean.reading.decoder import has_layers
+from .lean.staged import lean_forward
 from .packed import PackedForward
 from .partition import CutRule
 from .split import split_forward
@@ -63,7 +63,7 @@ class Candidate:
 
 
 CANDIDATES: tuple[Candidate, ...] = (
-    Candidate("lean", LeanForward, suits=has_layers),
+    Candidate("lean", lean_forward, suits=has_layers),
     Candidate("packed", PackedForward),
     Candidate("split", partial(split_forward, rule=_SPLIT)),
     Candidate("split, later chunks token by token", partial(split_forward, rule=_SPLIT_TOKEN_BY_TOKEN)),
@@ -74,6 +74,9 @@ CANDIDATES: tuple[Candidate, ...] = (
         "gather, request by request and token by token", partial(gather_forward, rule=_GATHER_ALONE_TOKEN_BY_TOKEN)
     ),
 )
+
+
+MODES = tuple(dict.fromkeys(candidate.mode for candidate in CANDIDATES))
 
 
 @dataclass
@@ -95,6 +98,9 @@ def choose_forward(
     prepare: Callable[[Forward], Forward] = lambda forward: forward,
     prepared_tolerance: float | None = None,
     prepared_with: str = "packed layers",
+    *,
+    truth: Truth | None = None,
+    modes: Collection[str] = MODES,
 ) -> Forward:
     """Return the first of ``CANDIDATES`` that computes what ``module``, with eager attention, does on its own.
 
@@ -106,20 +112,16 @@ def choose_forward(
             model's own layers rounding hides less of what is wrong. What comes of it has to conform, too.
         prepared_tolerance: what it may differ by; None as much as any.
         prepared_with: what it has then, to say what went wrong.
+        truth: what the model does on its own; None to ask ``module``.
+        modes: those that may be tried.
 
     Raises:
         ModelLoadError: none does; says why, for each.
     """
-    try:
-        truth = Truth.of(module, vocab_size)
-    except Exception as error:  # whatever the architecture's own code raises
-        raise ModelLoadError(f"{architecture} cannot be served: on its own it fails with {_sentence(error)}") from error
-    if not all(bool(logits.isfinite().all()) for logits in truth.logits):
-        # Only now are the weights looked at, so a good model costs nothing.
-        reason = spoilt_tensors(module) or _out_of_range(module.dtype)
-        raise ModelLoadError(f"{architecture} cannot be served: {reason}")
-    narrow = NarrowTruth.of(module, vocab_size, settings)
-    trials = _try_candidates(module, truth, narrow, settings)
+    is_whole, truth = truth is None, truth or find_truth(module, architecture, vocab_size)
+    # A part of a model cannot be asked what the whole does with narrow windows.
+    narrow = NarrowTruth.of(module, vocab_size, settings) if is_whole else None
+    trials = _try_candidates(module, truth, narrow, settings, modes)
     smallest = max(SURE, min(trial.error for trial in trials))
     chosen = next(trial for trial in trials if trial.error <= _MUCH_CLOSER * smallest)
     told = _told(trials)
@@ -138,12 +140,34 @@ def choose_forward(
     return forward
 
 
+@torch.inference_mode()
+def find_truth(module: PreTrainedModel, architecture: str, vocab_size: int) -> Truth:
+    """Ask ``module`` what its logits are.
+
+    Raises:
+        ModelLoadError: it fails, or they are no numbers.
+    """
+    try:
+        truth = Truth.of(module, vocab_size)
+    except Exception as error:  # whatever the architecture's own code raises
+        raise ModelLoadError(f"{architecture} cannot be served: on its own it fails with {_sentence(error)}") from error
+    if not all(bool(logits.isfinite().all()) for logits in truth.logits):
+        # Only now are the weights looked at, so a good model costs nothing.
+        reason = spoilt_tensors(module) or _out_of_range(module.dtype)
+        raise ModelLoadError(f"{architecture} cannot be served: {reason}")
+    return truth
+
+
 def _try_candidates(
-    module: PreTrainedModel, truth: Truth, narrow: NarrowTruth | None, settings: ForwardSettings
+    module: PreTrainedModel,
+    truth: Truth,
+    narrow: NarrowTruth | None,
+    settings: ForwardSettings,
+    modes: Collection[str],
 ) -> list[_Trial]:
     """Try them in order, until one conforms for sure, or all of the mode of the first that conforms are through."""
     trials: list[_Trial] = []
-    for candidate in (candidate for candidate in CANDIDATES if candidate.suits(module)):
+    for candidate in (each for each in CANDIDATES if each.mode in modes and each.suits(module)):
         good = next((trial for trial in trials if trial.forward is not None), None)
         if good is not None and (good.error <= SURE or candidate.mode != good.candidate.mode):
             break

@@ -14,6 +14,8 @@ from transformers import PreTrainedModel
 from ...kernels.dispatch import AUTO
 from ...kernels.paged_attention import PagedBatch
 from .attention import AttentionCall
+from .lean.plan import DecoderPlan
+from .parallel.groups import RankGroups
 
 
 @dataclass(slots=True)
@@ -76,11 +78,15 @@ class ForwardSettings:
         max_model_len: most tokens of a request.
         is_batch_invariant: attention gives a token the same bits in every batch.
         attention_backend: what attends; one of ``kernels.dispatch.BACKENDS``, or "auto" for what suits the device.
+        groups: the ranks that compute the model together; None where one does.
+        plan: how the lean path computes a part of a model, which does not show it; None of a whole one.
     """
 
     max_model_len: int
     is_batch_invariant: bool = False
     attention_backend: str = AUTO
+    groups: RankGroups | None = None
+    plan: DecoderPlan | None = None
 
 
 class Forward(Protocol):

@@ -10,16 +10,14 @@ from typing import Any
 import structlog
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from ...shared.errors import ModelLoadError
 from ..config import EngineConfig
 from .adapters.slots import AdapterSlots
 from .attention_backend import check_attention_backend
 from .candidates import choose_forward
-from .checkpoint.errors import first_line
-from .checkpoint.load import check_finite, load_checkpoint
+from .checkpoint.load import check_finite
 from .checkpoint.model_config import eos_token_ids, max_model_len, read_config
 from .conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE
 from .device import device_of
@@ -30,13 +28,15 @@ from .images.seeing import SeeingModel, is_seeing_type, refusal_of, refusal_of_f
 from .images.tower import take_tower, text_module
 from .lean.captured import make_captured
 from .lean.native import make_native
+from .own_module import read_module
 from .packed_linear import pack_linear_layers
+from .parallel.groups import RankGroups
 from .pooling.encoder import EncoderForward, EncoderTruth, encoder_forward, is_bidirectional
 from .pooling.folder import PoolingFolder, pools
-from .pooling.loading import as_decoder, load_pooling_module, make_pooling
+from .pooling.loading import as_decoder, make_pooling
 from .pooling.pooler import PoolingModel
 from .quantized_linear import quantize_linear_layers
-from .weights import return_free_memory
+from .reading import ReadModel, read_model
 
 log = structlog.get_logger(__name__)
 
@@ -59,6 +59,7 @@ class LoadedModel:
         image_refusal: why it takes none.
         quantization: of its linear layers, chosen at the start; None where they are in the dtype.
         weight_conversions: how transformers named and fused what the files have, for the way back.
+        groups: the ranks that compute it together; None of a model that one does.
     """
 
     forward: Forward
@@ -76,6 +77,7 @@ class LoadedModel:
     image_refusal: str = ""
     quantization: str | None = None
     weight_conversions: Any = None
+    groups: RankGroups | None = None
 
     @property
     def network(self) -> nn.Module:
@@ -98,8 +100,12 @@ class LoadedModel:
         return next(self.network.parameters()).device
 
 
-def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
+def load_model(config: EngineConfig, folder: Path, groups: RankGroups | None = None) -> LoadedModel:
     """Load the model in ``folder`` onto the device of ``config``.
+
+    Args:
+        groups: the ranks that compute it together, each of which calls this at the same time and gets its part; None
+            for all of it.
 
     Raises:
         ModelLoadError: a file, the architecture or its attention is not what we can run; says which.
@@ -111,12 +117,13 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
     architecture = (model_config.architectures or [model_config.model_type])[0]
     longest = max_model_len(model_config.get_text_config(), config.max_model_len)
     vocab_size = model_config.get_text_config().vocab_size
-    module = _load_module(folder, model_config, architecture, config, device)
+    read = read_model(folder, model_config, architecture, config, device, groups, longest)
+    module = read.module
     common = {
         "architecture": architecture,
         "is_length_chosen": config.max_model_len is not None,
         "vocab_size": vocab_size,
-        "num_parameters": sum(parameter.numel() for parameter in module.parameters()),
+        "num_parameters": read.num_parameters,
         "quantization": config.quantization,
         "weight_conversions": getattr(module, "_weight_conversions", None),
     }
@@ -132,7 +139,7 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
             trust_remote_code=config.trust_remote_code,
         )
     ending = eos_token_ids(module, vocab_size)
-    forward = _choose_forward(module, architecture, vocab_size, longest, config)
+    forward = _choose_forward(module, architecture, vocab_size, longest, config, read, groups)
     if seeing is not None and (why := refusal_of_forward(seeing, forward, is_deterministic=config.deterministic)):
         seeing, refusal = None, why
     backend = _attention_backend(forward, config, architecture)
@@ -144,6 +151,7 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
         attention_backend=backend,
         seeing=seeing,
         image_refusal=refusal,
+        groups=groups,
         **common,
     )
 
@@ -188,16 +196,24 @@ def _encoder_forward(
 
 
 def _choose_forward(
-    module: PreTrainedModel, architecture: str, vocab_size: int, longest: int, config: EngineConfig
+    module: PreTrainedModel,
+    architecture: str,
+    vocab_size: int,
+    longest: int,
+    config: EngineConfig,
+    read: ReadModel | None = None,
+    groups: RankGroups | None = None,
 ) -> Forward:
+    """``read``: of which ``module`` is; None where ``module`` is whole."""
     return choose_forward(
         module,
         architecture,
         vocab_size,
-        ForwardSettings(longest, config.deterministic, config.attention_backend),
+        ForwardSettings(longest, config.deterministic, config.attention_backend, groups, read.plan if read else None),
         partial(_prepare, config=config, device=device_of(config), vocab_size=vocab_size, max_model_len=longest),
         _tolerance(config),
         _described(config),
+        **({"truth": read.truth, "modes": read.modes} if read else {}),
     )
 
 
@@ -214,7 +230,7 @@ def load_module(config: EngineConfig, folder: Path) -> PreTrainedModel:
     """
     model_config = read_config(folder, config)
     architecture = (model_config.architectures or [model_config.model_type])[0]
-    return _load_module(folder, model_config, architecture, config, device_of(config))
+    return read_module(folder, model_config, architecture, config, device_of(config))
 
 
 def load_weights(config: EngineConfig, folder: Path, model: LoadedModel) -> nn.Module:
@@ -224,7 +240,9 @@ def load_weights(config: EngineConfig, folder: Path, model: LoadedModel) -> nn.M
 
     Raises: as ``load_model``.
     """
-    module = load_module(config, folder)
+    model_config = read_config(folder, config)
+    architecture = (model_config.architectures or [model_config.model_type])[0]
+    module = read_model(folder, model_config, architecture, config, device_of(config), model.groups).module
     check_finite(module, type(module).__name__)
     is_pooled = pools(folder, module.config, config.runner)
     text = text_module(module) if is_seeing_type(module.config) and not is_pooled else module
@@ -268,42 +286,3 @@ def _pack(network: nn.Module, config: EngineConfig, device: torch.device) -> Non
         log.debug("linear_layers_packed", count=pack_linear_layers(network, config.quantization))
     elif config.quantization is not None:
         log.debug("linear_layers_quantized", count=quantize_linear_layers(network, config.quantization))
-
-
-def _load_module(
-    folder: Path, model_config: PretrainedConfig, architecture: str, config: EngineConfig, device: torch.device
-) -> PreTrainedModel:
-    if not config.needs_weights:
-        return _draw_module(model_config, architecture, config, device)
-    dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
-    load = load_pooling_module if pools(folder, model_config, config.runner) else _load_generating
-    module = load(folder, model_config, architecture, dtype=dtype, trust_remote_code=config.trust_remote_code)
-    # What quantised weights were unpacked in would stay with the allocator.
-    return_free_memory()
-    torch.nn.Module.to(module, device)
-    return module.eval()
-
-
-def _load_generating(
-    folder: Path, model_config: PretrainedConfig, architecture: str, **options: Any
-) -> PreTrainedModel:
-    return load_checkpoint(folder, model_config, architecture, auto_class=_auto_class(model_config), **options)
-
-
-def _auto_class(model_config: PretrainedConfig) -> Any:
-    return AutoModelForImageTextToText if is_seeing_type(model_config) else AutoModelForCausalLM
-
-
-def _draw_module(
-    model_config: PretrainedConfig, architecture: str, config: EngineConfig, device: torch.device
-) -> PreTrainedModel:
-    """A model of random weights, made where it computes: 8B parameters take seconds on a GPU, minutes on a host."""
-    dtype = getattr(torch, config.dtype) if config.dtype != "auto" else model_config.dtype or torch.float32
-    try:
-        with device:
-            module = _auto_class(model_config).from_config(
-                model_config, dtype=dtype, trust_remote_code=config.trust_remote_code, attn_implementation="eager"
-            )
-    except Exception as error:  # whatever the architecture's own code raises
-        raise ModelLoadError(f"{architecture} cannot be made from its config: {first_line(error)}") from error
-    return module.eval()

@@ -112,11 +112,14 @@ def pack_linear_layers(model: nn.Module, quantization: str | None = None) -> int
 
 
 def replace_linear_layers(model: nn.Module, make: Callable[[nn.Linear], nn.Module | None]) -> int:
-    """Put what ``make`` makes of each linear layer into its place, unless that is None; returns how many."""
+    """Put what ``make`` makes of each linear layer into its place, unless that is None; returns how many.
+
+    Those whose ``forward`` another has replaced, as transformers does where ranks share them, stay.
+    """
     num_replaced = 0
     for module in list(model.modules()):
         for name, child in module.named_children():
-            made = make(child) if type(child) is nn.Linear else None
+            made = make(child) if type(child) is nn.Linear and "forward" not in vars(child) else None
             if made is not None:
                 setattr(module, name, made)
                 num_replaced += 1

@@ -8,6 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+# On a copy, what it was copied from.
+_SOURCE = "penstock_source"
+
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """Return ``array`` as a tensor on ``device``, without waiting for it; on the CPU it is the same memory.
@@ -18,4 +21,15 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+    copy = tensor.pin_memory().to(device, non_blocking=True)
+    setattr(copy, _SOURCE, array)
+    return copy
+
+
+def host_array(tensor: Tensor) -> NDArray[Any]:
+    """Return the numbers of ``tensor`` on the host: without a wait for the device, where ``to_device`` made it.
+
+    The array that was given to ``to_device`` must not have changed since.
+    """
+    source = getattr(tensor, _SOURCE, None)
+    return tensor.detach().cpu().numpy() if source is None else source

@@ -33,7 +33,7 @@ class ModelWeights:
     @property
     def num_bytes(self) -> int:
         """What the weights take, on the device or wherever they are; those that are shared count once."""
-        sizes = {id(tensor): tensor.numel() * tensor.itemsize for _, _, tensor in _weights(self._module)}
+        sizes = {id(tensor): _local(tensor).numel() * tensor.itemsize for _, _, tensor in _weights(self._module)}
         return sum(sizes.values())
 
     def release(self, level: int) -> None:
@@ -100,6 +100,12 @@ def _weights(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
             for name, value in list(holder.items()):
                 if isinstance(value, Tensor):
                     yield holder, name, value
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """What lies here of a tensor that transformers has shared among ranks: a DTensor, whose import takes its time."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
 
 
 def _without_content(tensor: Tensor) -> Tensor:

@@ -7,23 +7,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..process_tree import is_stopped
+from ..process_tree import is_own_fault, is_stopped, stopped_child
 
-# What a process does to itself. Any other signal was sent by somebody.
-_FAULTS = frozenset(
-    {
-        signal.SIGSEGV,
-        signal.SIGABRT,
-        signal.SIGBUS,
-        signal.SIGFPE,
-        signal.SIGILL,
-        signal.SIGTRAP,
-        signal.SIGSYS,
-        signal.SIGPIPE,
-        signal.SIGXCPU,
-        signal.SIGXFSZ,
-    }
-)
+# How the traceback of a core ends that has lost a rank (`engine/ranks/errors.py`), to somebody outside or not.
+_RANK_LOST = {"RankKilledError": True, "RankLostError": False}
 
 
 class Cause(NamedTuple):
@@ -58,7 +45,14 @@ def cause_of_exit(returncode: int | None, *, num_oom_kills: int = 0, trace: str 
         trace: what the core left; that of an exception ends with its name.
     """
     if trace and (returncode is None or returncode > 0):
-        return Cause(f"the engine core died of {trace.splitlines()[-1]}", is_external=False)
+        last_line = trace.splitlines()[-1]
+        kind, _, words = last_line.partition(": ")
+        is_external = _RANK_LOST.get(kind.rpartition(".")[2])
+        if is_external is None:
+            return Cause(f"the engine core died of {last_line}", is_external=False)
+        if is_external and num_oom_kills > 0:
+            return Cause(f"the engine ran out of memory: {words}", is_external=False)
+        return Cause(f"the engine lost a rank: {words}", is_external=is_external)
     if returncode is None:
         return Cause("the engine core closed its channel and did not exit", is_external=False)
     if returncode >= 0:
@@ -66,13 +60,16 @@ def cause_of_exit(returncode: int | None, *, num_oom_kills: int = 0, trace: str 
     number = -returncode
     if number == signal.SIGKILL and num_oom_kills > 0:
         return Cause("the engine core ran out of memory: the kernel killed it", is_external=False)
-    return Cause(f"the engine core was killed by {_signal_name(number)}", is_external=number not in _FAULTS)
+    return Cause(f"the engine core was killed by {_signal_name(number)}", is_external=not is_own_fault(number))
 
 
 def cause_of_stall(sentence: str, pid: int) -> Cause:
     """Tell of a core that stalled, as long as it lives: if it was stopped by a signal, the stall is not its own."""
     if is_stopped(pid):
         return Cause(f"{sentence}: it was stopped by a signal", is_external=True)
+    rank_pid = stopped_child(pid)
+    if rank_pid is not None:
+        return Cause(f"{sentence}: its rank of process id {rank_pid} was stopped by a signal", is_external=True)
     return Cause(sentence, is_external=False)
 
 

@@ -98,9 +98,15 @@ class Heartbeat:
             await self._look()
 
     async def _look(self) -> None:
-        rss_bytes = await asyncio.to_thread(_rss_bytes, os.getpid(), self.core_pid)
-        self.told = msgspec.json.encode(self._snapshot(*rss_bytes))
+        own, *others = await asyncio.to_thread(_rss_bytes, os.getpid(), self.core_pid, *self._other_ranks)
+        self.told = msgspec.json.encode(self._snapshot(own, sum(others)))
         self._looked_at = time.monotonic()
+
+    @property
+    def _other_ranks(self) -> list[int]:
+        """Process ids of the ranks beside the core."""
+        setup = self._card.setup if self._card is not None else None
+        return [] if setup is None or setup.ranks is None else setup.ranks.pids[1:]
 
     async def _enter(self) -> None:
         """Write what stays in Redis without a time to live, where it is missing.

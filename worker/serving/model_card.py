@@ -76,6 +76,7 @@ def _setup(config: EngineConfig, ready: Ready) -> EngineSetup:
         lora=ready.lora,
         speculative=ready.speculative,
         num_free_rows=ready.num_free_rows,
+        ranks=ready.ranks,
     )
 
 

@@ -27,15 +27,20 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 def place_engines(
-    gpus: Sequence[int] | None, device: str | None, num_engines: int | None, gpus_per_engine: int = 1
+    gpus: Sequence[int] | None,
+    device: str | None,
+    num_engines: int | None,
+    gpus_per_engine: int = 1,
+    told_by: str = "--gpus-per-engine",
 ) -> list[Placement]:
     """Return one placement per engine: the GPUs asked for, or all GPUs, or the CPU where there is none.
 
     Args:
         gpus: indices among the GPUs this process may use.
         device: "cpu" or "cuda"; None takes what is there.
-        num_engines: engines on the CPU; a GPU has one each.
+        num_engines: engines on the CPU; on GPUs there is one for each ``gpus_per_engine``.
         gpus_per_engine: GPUs that an engine of several ranks has, which follow each other.
+        told_by: what asks for so many, for messages.
 
     Raises:
         UsageError: the arguments contradict each other or the machine.
@@ -51,7 +56,7 @@ def place_engines(
     if not present:
         raise UsageError(f"{asked_as}: this machine has no NVIDIA GPU; use --device cpu")
     if num_engines is not None:
-        raise UsageError(f"--engines {num_engines} is for --device cpu; each GPU gets one engine")
+        raise UsageError(f"--engines {num_engines} is for --device cpu; there are as many engines as GPUs for them")
     indices = range(len(present)) if gpus is None else gpus
     for index in indices:
         if index >= len(present):
@@ -59,7 +64,8 @@ def place_engines(
             raise UsageError(f"{asked_as}: there is no GPU {index}; this machine has {count}")
     if len(indices) % gpus_per_engine:
         raise UsageError(
-            f"--gpus-per-engine {gpus_per_engine} does not divide the {len(indices)} GPUs; name others with --gpus"
+            f"{told_by}: {gpus_per_engine} for each engine does not divide the {len(indices)} GPUs; name others with "
+            "--gpus"
         )
     groups = [indices[start : start + gpus_per_engine] for start in range(0, len(indices), gpus_per_engine)]
     return [Placement("cuda", ",".join(present[index] for index in group)) for group in groups]

@@ -6,16 +6,18 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from .child import try_in_child
 from .model_types import NOT_TEXT_DECODERS, causal_lm_types
 from .outcome import Outcome
-from .table import page
+from .table import page, told_options
 
 
 def main() -> int:
     """Parse the command line, try the types one by one, write the page; 1 if one was asked for that does not exist."""
     arguments = _parse_arguments()
+    options = _rank_options(arguments)
     known = causal_lm_types()
     wanted = arguments.only.split(",") if arguments.only else known
     unknown = sorted(set(wanted) - set(known))
@@ -27,12 +29,12 @@ def main() -> int:
     for model_type in wanted:
         if model_type not in skipped:
             start = time.monotonic()
-            outcomes.append(try_in_child(model_type, arguments.timeout_s))
+            outcomes.append(try_in_child(model_type, arguments.timeout_s, options))
             _tell(outcomes[-1], time.monotonic() - start)
     num_identical = sum(outcome.is_identical for outcome in outcomes)
     sys.stderr.write(f"{num_identical} of {len(outcomes)} give the tokens of transformers\n")
     if arguments.out:
-        arguments.out.write_text(page(outcomes, skipped))
+        arguments.out.write_text(page(outcomes, skipped, told_options(options)))
     return 0
 
 
@@ -46,7 +48,20 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="TYPE,TYPE", help="these model types instead of all")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the table there")
     parser.add_argument("--timeout-s", type=float, default=120.0, help="for one model type")
+    parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="ranks that share each layer")
+    parser.add_argument("--pipeline-parallel", type=int, default=1, metavar="N", help="stages of layers")
+    parser.add_argument("--expert-parallel", action="store_true", help="ranks have whole experts")
     return parser.parse_args()
+
+
+def _rank_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Of ``EngineConfig``, what is not its default."""
+    wanted = {
+        "tensor_parallel_size": arguments.tensor_parallel,
+        "pipeline_parallel_size": arguments.pipeline_parallel,
+        "enable_expert_parallel": arguments.expert_parallel,
+    }
+    return {name: value for name, value in wanted.items() if value not in (1, False)}
 
 
 if __name__ == "__main__":

@@ -8,13 +8,14 @@ import os
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
 import torch
 from transformers.utils import logging as transformers_logging
 
-from ...shared.errors import ModelLoadError
+from ...shared.errors import ConfigurationError
 from . import trial
 from .outcome import Outcome
 from .small_config import small_config
@@ -22,14 +23,17 @@ from .small_config import small_config
 _RESULT_FILE = "outcome.json"
 
 
-def try_in_child(model_type: str, timeout_s: float) -> Outcome:
+def try_in_child(model_type: str, timeout_s: float, options: dict[str, Any] | None = None) -> Outcome:
     """Try ``model_type``; says so if the process was not through in time or died.
+
+    Args:
+        options: of ``EngineConfig``.
 
     The child is forked, so that it need not import torch and transformers again; nothing here runs in threads.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        child = multiprocessing.get_context("fork").Process(target=_child, args=(model_type, folder))
+        child = multiprocessing.get_context("fork").Process(target=_child, args=(model_type, folder, options or {}))
         child.start()
         child.join(timeout_s)
         if child.is_alive():
@@ -42,7 +46,7 @@ def try_in_child(model_type: str, timeout_s: float) -> Outcome:
         return msgspec.json.decode(result.read_bytes(), type=Outcome)
 
 
-def try_model_type(model_type: str, folder: Path) -> Outcome:
+def try_model_type(model_type: str, folder: Path, options: dict[str, Any]) -> Outcome:
     """Try ``model_type`` in this process, in the empty ``folder``."""
     outcome = Outcome(model_type=model_type)
     stage = "no model to try"
@@ -50,29 +54,29 @@ def try_model_type(model_type: str, folder: Path) -> Outcome:
         config = small_config(model_type)
         trial.write_model(config, folder)
         stage = "not loaded"
-        model = trial.load(folder)
+        model = trial.load(folder, **options)
         outcome.mode = model.forward.mode
         stage = "no tokens to compare with"
         expectation = trial.find_model(config, folder)
         stage = "failed"
-        outcome.told = trial.compare(folder, expectation, model)
+        outcome.told = trial.compare(folder, expectation, model, **options)
     except Exception as error:  # whatever an architecture's own code raises
         outcome.reason = f"{stage}: {_first_line(error)}"
     return outcome
 
 
-def _child(model_type: str, folder: Path) -> None:
+def _child(model_type: str, folder: Path, options: dict[str, Any]) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    outcome = try_model_type(model_type, folder)
+    outcome = try_model_type(model_type, folder, options)
     (folder / _RESULT_FILE).write_bytes(msgspec.json.encode(outcome))
 
 
 def _first_line(error: Exception) -> str:
     line = next(iter(str(error).strip().splitlines()), "")
-    is_ours = isinstance(error, ModelLoadError | trial.UnsuitableModelError)
+    is_ours = isinstance(error, ConfigurationError | trial.UnsuitableModelError)
     return line if is_ours else f"{type(error).__name__}: {line}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
+from typing import Any
 
 import torch
 import transformers
@@ -13,8 +14,12 @@ from .outcome import WAYS, Outcome
 _MAX_REASON_CHARS = 700
 
 
-def page(outcomes: list[Outcome], skipped: dict[str, str]) -> str:
-    """The page of ``make models``: counts, then a row per model type."""
+def page(outcomes: list[Outcome], skipped: dict[str, str], options: str = "") -> str:
+    """The page of ``make models``: counts, then a row per model type.
+
+    Args:
+        options: a sentence about those of the engines.
+    """
     identical = [outcome for outcome in outcomes if outcome.is_identical]
     modes = Counter(outcome.mode for outcome in identical)
     told_modes = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
@@ -28,7 +33,7 @@ def page(outcomes: list[Outcome], skipped: dict[str, str]) -> str:
             f"{len(skipped)} other types, which are no text decoders.",
             "",
             f"Made by `make models` with transformers {transformers.__version__}, torch {torch.__version__}, Python "
-            f"{platform.python_version()}, in float32 on one thread of a CPU.",
+            f"{platform.python_version()}, in float32 on one thread of a CPU.{options}",
             "",
             *_METHOD,
             "",
@@ -38,6 +43,12 @@ def page(outcomes: list[Outcome], skipped: dict[str, str]) -> str:
             "",
         ]
     )
+
+
+def told_options(options: dict[str, Any]) -> str:
+    """A sentence about options of ``EngineConfig``; empty if there are none."""
+    told = ", ".join(f"`{name}` {value}" for name, value in options.items())
+    return f" Each engine has {told}: ranks are processes, which talk by gloo." if told else ""
 
 
 _METHOD = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from ...shared.errors import PenstockError
 from ...shared.messages import EngineCoreRequest
 from ...shared.params import SamplingParams
 from ..config import EngineConfig
-from ..engine.composition import build_engine
+from ..engine.composition import Engine, build_engine
 from ..engine.core import EngineCore
-from ..models.loader import LoadedModel, load_model
+from ..engine.ranks.choose import make_ranks
+from ..models.loader import LoadedModel
 from .outcome import NEVER, SAME
 from .small_config import VOCAB_SIZE
 
@@ -108,48 +110,66 @@ def _generate_by_transformers(folder: Path, prompts: list[list[int]]) -> tuple[l
     return tokens, min(leads)
 
 
-def load(folder: Path) -> LoadedModel:
-    """Load the model by the engine's own code.
+def load(folder: Path, **options: Any) -> LoadedModel:
+    """Load the model by the engine's own code; of several ranks, rank 0's part.
+
+    Args:
+        options: of ``EngineConfig``.
 
     Raises:
-        ModelLoadError: it cannot be served; says why.
+        ConfigurationError: it cannot be served; says why.
     """
-    return load_model(EngineConfig(model=str(folder), max_model_len=MAX_MODEL_LEN, num_threads=1), folder)
+    config = EngineConfig(model=str(folder), max_model_len=MAX_MODEL_LEN, num_threads=1, **options)
+    ranks = make_ranks(config, folder)
+    try:
+        return ranks.load()
+    finally:
+        ranks.close()
 
 
 def compare(folder: Path, expectation: Expectation, model: LoadedModel, **options: Any) -> dict[str, str]:
-    """Run ``expectation`` through engines; for each of ``WAYS``, ``SAME`` or how the tokens differ.
+    """Run ``expectation`` through engines, one after the other; for each of ``WAYS``, ``SAME`` or what differs.
 
     Args:
         model: as loaded from ``folder``, for the sizes of its caches.
         options: of ``EngineConfig``, for all engines.
     """
     prompts = expectation.prompts
-    roomy = build(folder, **options)
-    chunking = build(folder, max_num_batched_tokens=_SMALL_BUDGET, enable_prefix_caching=False, **options)
-    told = {
-        "alone": _judge(expectation, [generate(roomy, [prompt])[0] for prompt in prompts]),
-        "mixed": _judge(expectation, generate(roomy, prompts)),
-        "chunked": _judge(expectation, generate(chunking, prompts)),
-    }
+    with closing(build_whole(folder, **options)) as roomy:
+        told = {
+            "alone": _judge(expectation, [generate(roomy.core, [prompt])[0] for prompt in prompts]),
+            "mixed": _judge(expectation, generate(roomy.core, prompts)),
+        }
+    chunked = {"max_num_batched_tokens": _SMALL_BUDGET, "enable_prefix_caching": False, **options}
+    with closing(build_whole(folder, **chunked)) as chunking:
+        told["chunked"] = _judge(expectation, generate(chunking.core, prompts))
     if not model.forward.bytes_per_token:
         return told | {"preempted": NEVER}
-    cramped = build_cramped(folder, model, **options)
-    told["preempted"] = _judge(expectation, generate(cramped, prompts))
-    if not cramped.scheduler.stats().num_preemptions:
-        told["preempted"] = "was not preempted"
+    with closing(build_whole(folder, **_cramped(model), **options)) as cramped:
+        told["preempted"] = _judge(expectation, generate(cramped.core, prompts))
+        if not cramped.core.scheduler.stats().num_preemptions:
+            told["preempted"] = "was not preempted"
     return told
 
 
 def build_cramped(folder: Path, model: LoadedModel, **options: Any) -> EngineCore:
     """An engine whose KV cache holds little more than one request of the longest kind, with a small step budget."""
+    return build(folder, **_cramped(model), **options)
+
+
+def _cramped(model: LoadedModel) -> dict[str, Any]:
     num_tokens = MAX_MODEL_LEN + 4 * _BLOCK_SIZE
     memory = num_tokens * model.forward.bytes_per_token + _MAX_NUM_SEQS * model.forward.bytes_per_request
-    return build(folder, kv_cache_memory=memory, max_num_batched_tokens=_SMALL_BUDGET, **options)
+    return {"kv_cache_memory": memory, "max_num_batched_tokens": _SMALL_BUDGET}
 
 
 def build(folder: Path, **options: Any) -> EngineCore:
-    """An engine over the model in ``folder``."""
+    """The core of an engine of one rank over the model in ``folder``."""
+    return build_whole(folder, **options).core
+
+
+def build_whole(folder: Path, **options: Any) -> Engine:
+    """An engine over the model in ``folder``, to be closed."""
     config = EngineConfig(
         model=str(folder),
         max_model_len=MAX_MODEL_LEN,
@@ -158,7 +178,7 @@ def build(folder: Path, **options: Any) -> EngineCore:
         num_threads=1,
         **options,
     )
-    return build_engine(config, folder).core
+    return build_engine(config, folder)
 
 
 def generate(core: EngineCore, prompts: list[list[int]]) -> list[list[int]]:

@@ -88,6 +88,7 @@ def setup_facts(setup: EngineSetup | None) -> dict[str, str]:
         "structured outputs": setup.structured_outputs_backend,
         "adapters": _room_for_adapters(setup.lora) if setup.lora is not None else "",
         "speculation": f"{setup.speculative}, in {setup.num_free_rows} rows a step" if setup.num_free_rows else "",
+        "ranks": "" if setup.ranks is None else setup.ranks.describe(),
         "on": ", ".join(name for name, is_on in switches.items() if is_on),
         "processor": setup.processor,
         "instructions": " ".join(setup.instructions),

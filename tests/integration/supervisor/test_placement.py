@@ -52,8 +52,8 @@ def test_an_engine_of_several_ranks_has_several_gpus(devices: Path) -> None:
     add_gpus(devices, 4)
     assert place_engines(None, None, None, 2) == cuda("0,1", "2,3")
     assert place_engines((3, 1), None, None, 2) == cuda("3,1")
-    with pytest.raises(UsageError, match="--gpus-per-engine 3 does not divide the 4 GPUs"):
-        place_engines(None, None, None, 3)
+    with pytest.raises(UsageError, match="--tensor-parallel-size 3: 3 for each engine does not divide the 4 GPUs"):
+        place_engines(None, None, None, 3, "--tensor-parallel-size 3")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_an_engine_of_several_ranks_has_several_gpus(devices: Path) -> None:
     [
         ((0, 2), None, None, "there is no GPU 2; this machine has 2 GPUs, 0 to 1"),
         ((0,), "cpu", None, "--gpus 0 contradicts --device cpu"),
-        ((0,), None, 2, "each GPU gets one engine"),
+        ((0,), None, 2, "there are as many engines as GPUs for them"),
     ],
 )
 def test_wrong_arguments(

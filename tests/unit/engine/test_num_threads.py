@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.worker.config import EngineConfig
-from penstock.worker.engine import composition
+from penstock.worker.engine import host_setup
 
 LARGE, SMALL = 135_000_000, 1_000_000
 
@@ -31,7 +31,13 @@ def test_threads_of_torch_leave_a_core_to_others_and_our_own_need_not(
     of_torch: int,
     of_our_own: int,
 ) -> None:
-    monkeypatch.setattr(composition, "usable_cores", lambda: cores)
+    monkeypatch.setattr(host_setup, "usable_cores", lambda: cores)
     config = EngineConfig(model="m", num_threads=asked, num_engines_on_host=num_engines)
-    assert composition.choose_num_threads(config, num_parameters, is_native=False) == of_torch
-    assert composition.choose_num_threads(config, num_parameters, is_native=True) == of_our_own
+    assert host_setup.choose_num_threads(config, num_parameters, is_native=False) == of_torch
+    assert host_setup.choose_num_threads(config, num_parameters, is_native=True) == of_our_own
+
+
+def test_the_ranks_of_an_engine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_setup, "usable_cores", lambda: 32)
+    config = EngineConfig(model="m", num_engines_on_host=2, tensor_parallel_size=2, pipeline_parallel_size=2)
+    assert host_setup.choose_num_threads(config, LARGE, is_native=False) == 3

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from ....shared.control import KV_CACHE, WEIGHTS
-from ....shared.embedded import data_folder
-from ....shared.errors import ConfigurationError
+from ....shared.control import KV_CACHE, WEIGHTS, SaveShardedState, ShardedStateSaved
+from ....shared.errors import EngineStateError
 from ...config import EngineConfig
 from ...models.eight_bit_cache import fit_again
-from ...models.lean.captured import CapturedForward, plain_of
+from ...models.lean.captured import plain_of
 from ...models.live_state import empty_module
 from ...models.loader import LoadedModel, load_weights
 from ...models.sharded_state import save_sharded_state
@@ -23,6 +22,7 @@ from ..adapters.library import AdapterLibrary
 from ..core import EngineCore
 from ..execution.model_runner import ModelRunner
 from ..offload.offload import KVOffload
+from ..ranks.interface import Ranks
 from ..rpc import RpcEngine, RpcMethods, import_rpc_modules
 from . import rpc_methods as own_rpc_methods
 from .calls import ControlledParts, EngineControl
@@ -45,6 +45,7 @@ def compose_control(
     allocate_cache: Callable[[], None],
     rpc_methods: RpcMethods,
     progress: ProgressWriter,
+    ranks: Ranks,
     adapters: AdapterLibrary | None = None,
     offload: KVOffload | None = None,
 ) -> EngineControl:
@@ -53,27 +54,26 @@ def compose_control(
     Args:
         folder: where the model was loaded from.
         allocate_cache: makes the KV cache as it was made at first.
+        ranks: what computes the model.
         adapters: None if it serves none.
         offload: what keeps blocks beside it; None if nothing does.
     """
     source = WeightsSource.of(config, folder)
-    changing = _ChangingParts(config, source, model, allocate_cache, offload)
+    changing = _ChangingParts(config, source, model, allocate_cache, ranks, offload)
     parts = ControlledParts(
         core=core,
         sleep=EngineSleep({WEIGHTS: changing.weights, KV_CACHE: changing.cache}, on_awake=changing.on_awake),
-        profiler=StepProfiler(core, _profile_folder(config), config.model_name),
+        profiler=StepProfiler(core, ranks.recorder()),
         rpc_methods=rpc_methods,
         rpc_engine=RpcEngine(config, core, model),
-        save_sharded_state=lambda call: save_sharded_state(
-            model, lambda: empty_module(config, source.folder, model), source.folder, call
-        ),
+        save_sharded_state=partial(_save_sharded_state, config, source, model),
         execute_dummy_batch=runner.execute_dummy_batch,
         reload=WeightsReload(
             config,
             source,
             model,
             core,
-            changing.weights,
+            changing.weights if isinstance(changing.weights, ModelWeights) else None,
             changing.load,
             changing.cache,
             changing.refit,
@@ -85,6 +85,18 @@ def compose_control(
     return EngineControl(parts, progress)
 
 
+def _save_sharded_state(
+    config: EngineConfig, source: WeightsSource, model: LoadedModel, call: SaveShardedState
+) -> ShardedStateSaved:
+    if config.num_ranks > 1:
+        raise EngineStateError(
+            f"each of the engine's {config.num_ranks} ranks holds a part of the weights; save them from an "
+            "engine of one"
+        )
+    folder = source.folder
+    return save_sharded_state(model, lambda: empty_module(config, folder, model), folder, call)
+
+
 class _ChangingParts:
     """What gives its memory back, or is changed, while the engine lives, and what follows from that."""
 
@@ -94,16 +106,18 @@ class _ChangingParts:
         source: WeightsSource,
         model: LoadedModel,
         allocate_cache: Callable[[], None],
+        ranks: Ranks,
         offload: KVOffload | None,
     ) -> None:
         self._config = config
         self._source = source
         self._model = model
         self._allocate_cache = allocate_cache
+        self._ranks = ranks
         self._offload = offload
         self._device = model.device
         # The weights wake up first: a model that cannot be loaded again should not hold a cache.
-        self.weights = ModelWeights(model.weights, lambda: self.load(source.folder))
+        self.weights = ranks.weights(lambda: self.load(source.folder))
         self.cache = SleepableCache(self._free_cache, allocate_cache)
 
     def load(self, folder: Path) -> torch.nn.Module:
@@ -124,8 +138,7 @@ class _ChangingParts:
     def settle(self) -> None:
         """Do what needs weights and cache in place."""
         # A cache that woke up before the weights has captured nothing, and a step must not: it might look stalled.
-        if isinstance(self._model.forward, CapturedForward):
-            self._model.forward.capture()
+        self._ranks.awake()
         # The weights may be others by now.
         if self._offload is not None:
             self._offload.renew_identity()
@@ -140,12 +153,3 @@ class _ChangingParts:
     def _free_cache(self) -> None:
         self._model.forward.allocate(0, self._config.block_size, 0, self._device)
         return_free_memory()
-
-
-def _profile_folder(config: EngineConfig) -> Path:
-    if config.profile_dir:
-        return Path(config.profile_dir)
-    try:
-        return data_folder() / "profiles"
-    except ConfigurationError:  # a user without a home
-        return Path(tempfile.gettempdir()) / "penstock-profiles"

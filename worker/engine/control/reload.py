@@ -64,6 +64,7 @@ class WeightsReload:
     """See above.
 
     Args:
+        weights: None where several ranks have a part of them each.
         load: makes the network of the files of a folder, packed as the one that computes.
         cache: the KV cache.
         settle: called when weights were swapped and there is a cache: fits what depends on their numbers, and captures.
@@ -77,7 +78,7 @@ class WeightsReload:
         source: WeightsSource,
         model: LoadedModel,
         core: EngineCore,
-        weights: ModelWeights,
+        weights: ModelWeights | None,
         load: Callable[[Path], nn.Module],
         cache: Sleepable,
         refit: Callable[[], None],
@@ -113,7 +114,7 @@ class WeightsReload:
         if core.has_work or not core.forget_blocks():
             raise EngineStateError(f"weights cannot change while requests run ({core.num_unfinished_requests})")
         started = time.monotonic()
-        self._change(folder)
+        self._change(folder, self._whole_weights())
         # What was made of images, and what earlier requests left, was made with other weights.
         core.images.forget_encoded()
         self.source.folder, self.source.version, self.source.description = folder, version, description
@@ -131,6 +132,7 @@ class WeightsReload:
             raise EngineStateError("the engine was started with load_format dummy, and reads no weights")
         if self._model.pooling is not None:
             raise EngineStateError("the weights of a model that pools stay: start an engine with the other folder")
+        self._whole_weights()
         folder = resolve_model_folder(call.path) if call.path else self.source.folder
         if not folder.is_dir():
             raise ModelLoadError(f"model folder {folder} does not exist")
@@ -138,29 +140,36 @@ class WeightsReload:
         self.source.description.check_fits(description, folder)
         return folder, description
 
-    def _change(self, folder: Path) -> None:
+    def _whole_weights(self) -> ModelWeights:
+        if self._weights is None:
+            raise EngineStateError(
+                "the weights of an engine of several ranks stay: start an engine with the other folder"
+            )
+        return self._weights
+
+    def _change(self, folder: Path, weights: ModelWeights) -> None:
         # Its memory is what the new weights take until the old ones are gone.
         self._cache.release(1)
         try:
-            former = self._weights.replace(self._load(folder))
+            former = weights.replace(self._load(folder))
         except Exception:
-            self._go_back(None)
+            self._go_back(weights, None)
             raise
         try:
             self._begin()
         except Exception as error:
             log.exception("weights_not_usable", folder=str(folder))
-            self._go_back(former)
+            self._go_back(weights, former)
             raise EngineCallError(
                 f"the weights in {folder} cannot be used, the former ones serve on: {type(error).__name__}: {error}"
             ) from error
 
-    def _go_back(self, former: Sequence[Tensor] | None) -> None:
+    def _go_back(self, weights: ModelWeights, former: Sequence[Tensor] | None) -> None:
         """Compute with the former weights again; None where they are in place yet."""
         try:
             if former is not None:
                 self._cache.release(1)
-                self._weights.put(former)
+                weights.put(former)
             self._begin()
         except BaseException as error:
             raise WeightsLostError("neither the new weights nor the former ones can be used") from error

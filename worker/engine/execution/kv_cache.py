@@ -61,7 +61,7 @@ def size_kv_cache(
         share, source = config.kv_cache_memory, "kv_cache_memory"
     else:
         utilization = config.gpu_memory_utilization or DEFAULT_MEMORY_UTILIZATION[config.device]
-        num_sharers = config.num_engines_on_host if config.device == "cpu" else 1
+        num_sharers = config.num_engines_on_host * config.num_ranks if config.device == "cpu" else 1
         share, source = int(free_bytes * utilization) // num_sharers, "gpu_memory_utilization"
     state_bytes = _state_bytes(config, bytes_per_request, share, source)
     share -= state_bytes

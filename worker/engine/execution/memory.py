@@ -14,8 +14,6 @@ from ...models.lean.captured import CapturedForward, capture_sizes
 from ...models.loader import LoadedModel
 from ..scheduling.prompt_budget import MAX_PROMPT_ROWS
 
-_MIB = 1 << 20
-
 
 @dataclass(frozen=True)
 class DeviceMemory:
@@ -31,12 +29,6 @@ class DeviceMemory:
     free_bytes: int
     activation_bytes: int = 0
     graph_bytes: int = 0
-
-    def describe(self) -> dict[str, int]:
-        """Figures for the log."""
-        if self.activation_bytes == 0:
-            return {}
-        return {"activations_mib": self.activation_bytes // _MIB, "cuda_graphs_mib": self.graph_bytes // _MIB}
 
 
 def measure_memory(model: LoadedModel, config: EngineConfig) -> DeviceMemory:

@@ -23,11 +23,14 @@ _WHEN_GIVEN = {
     "block_size": "--block-size",
     "gpu_memory_utilization": "--gpu-memory-utilization",
     "kv_cache_memory": "--kv-cache-memory-bytes",
+    "tensor_parallel_size": "--tensor-parallel-size",
+    "pipeline_parallel_size": "--pipeline-parallel-size",
 }
 _SWITCHES = {
     "trust_remote_code": "--trust-remote-code",
     "enforce_eager": "--enforce-eager",
     "async_scheduling": "--async-scheduling",
+    "enable_expert_parallel": "--enable-expert-parallel",
 }
 # What this adapter or the worker process sees to, or what is no option.
 _OWN = frozenset(

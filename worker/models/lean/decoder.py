@@ -57,21 +57,43 @@ class LeanDecoder(nn.Module):
 
     def transform(self, hidden: Tensor, positions: Tensor, logit_rows: Tensor, attentions: Sequence[Attend]) -> Tensor:
         """``forward`` up to what ``logits`` are made of: ``[R, hidden size]``, normalised."""
-        angles = self.angles(hidden, positions)
+        return self.normalise(*self.run_layers(*self.begin(hidden), positions, attentions, last_rows=logit_rows))
+
+    def begin(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What the first layer is given of embeddings ``[T, hidden size]``: these, and a stream with nothing in it."""
         if self.plan.stream_scale != 1.0:
             hidden = hidden * self.plan.stream_scale
-        residual = torch.zeros_like(hidden)
+        return hidden, torch.zeros_like(hidden)
+
+    def run_layers(
+        self,
+        hidden: Tensor,
+        residual: Tensor,
+        positions: Tensor,
+        attentions: Sequence[Attend],
+        *,
+        last_rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """What the layers here make of ``hidden`` and ``residual``, ``[T, hidden size]`` each.
+
+        Args:
+            last_rows: ``[R]``, all that the last of them transforms; None for every row.
+        """
+        angles = self.angles(hidden, positions)
         last = self.layers[-1]
         for layer, attend in zip(self.layers, attentions, strict=True):
             assert isinstance(layer, LeanLayer)
             rotation = layer.plan.attention.rotation
             found, kept = layer.attend(hidden, residual, None if rotation is None else angles[rotation.source], attend)
-            if layer is last:
-                found, kept = found[logit_rows], tuple(rows[logit_rows] for rows in kept)
-                self.token_adapters.keep(logit_rows)
+            if layer is last and last_rows is not None:
+                found, kept = found[last_rows], tuple(rows[last_rows] for rows in kept)
+                self.token_adapters.keep(last_rows)
             hidden, residual = layer.transform(found, kept)
-        normed, _ = self.norm.add(hidden, residual)
-        return normed
+        return hidden, residual
+
+    def normalise(self, hidden: Tensor, residual: Tensor) -> Tensor:
+        """What ``logits`` are made of, from what the last layer has made."""
+        return self.norm.add(hidden, residual)[0]
 
     def logits(self, normed: Tensor) -> Tensor:
         """``[R, V]`` of what ``transform`` has made."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ....kernels import moe
 from ....kernels.gated_activation import activate, activate_and_mul
+from ..parallel.summed import Summed
 from .fuse import fuse_linear
 from .plan import FeedForwardPlan
 
@@ -88,4 +89,6 @@ def make_feed_forward(own: nn.Module, plan: FeedForwardPlan) -> nn.Module:
         down: Any = own.get_submodule(plan.down)
         return GatedMlp(inner, down, plan.activation, is_gated=plan.kind == "gated")
     kinds = {"experts": SparseMlp, "experts and a shared one": SharedExpertMlp, "own": OwnMlp}
+    if isinstance(module, Summed):
+        return Summed(kinds[plan.kind](module.inner), module.groups)
     return kinds[plan.kind](module)

@@ -15,7 +15,7 @@ from ..attention import AttentionCall, caches_of
 from ..forward import ForwardSettings, ModelInput
 from ..packed import PackedForward
 from .decoder import LeanDecoder
-from .layer import Angles, LeanLayer
+from .layer import Angles, Attend, LeanLayer
 from .reading.decoder import read_decoder
 
 
@@ -32,7 +32,7 @@ class LeanForward:
     bytes_per_request = 0
 
     def __init__(self, module: PreTrainedModel, settings: ForwardSettings) -> None:
-        plan = read_decoder(module, settings.max_model_len)
+        plan = settings.plan or read_decoder(module, settings.max_model_len)
         self.network = LeanDecoder(module, plan)
         self._settings = settings
         self._layers = [layer for layer in self.network.layers if isinstance(layer, LeanLayer)]
@@ -86,12 +86,19 @@ class LeanForward:
 
     def transform(self, step: ModelInput) -> Tensor:
         """Compute ``step`` up to what ``lm_head`` makes logits of, ``[R, hidden size]``."""
+        attentions = self.attend_to(step)
+        self.network.token_adapters.begin(step.token_lora)
+        inputs = self.network.embed_tokens(step.token_ids) if step.inputs_embeds is None else step.inputs_embeds
+        return self.network.transform(inputs, step.positions, step.logit_rows, attentions)
+
+    def attend_to(self, step: ModelInput) -> list[Attend]:
+        """The attention of each layer, to the tokens of ``step``."""
         shared = {
             "batch": step.batch,
             "is_batch_invariant": self._settings.is_batch_invariant,
             "backend": self._settings.attention_backend,
         }
-        attentions = [
+        return [
             partial(
                 call.rotate_and_attend,
                 scale=layer.scale,
@@ -101,9 +108,6 @@ class LeanForward:
             )
             for call, layer in zip(self._calls, self._layers, strict=True)
         ]
-        self.network.token_adapters.begin(step.token_lora)
-        inputs = self.network.embed_tokens(step.token_ids) if step.inputs_embeds is None else step.inputs_embeds
-        return self.network.transform(inputs, step.positions, step.logit_rows, attentions)
 
     def commit(self) -> None:
         """Keys and values of a step that is computed again are written again."""
@@ -112,10 +116,14 @@ class LeanForward:
         positions = torch.arange(
             min(num_tokens, self._settings.max_model_len), device=self.network.embed_tokens.weight.device
         )
-        attentions = [_attend_to_nothing] * len(self._layers)
+        attentions = self.attend_to_nothing()
         self.network.token_adapters.begin(None)
         inputs = self.network.embed_tokens(torch.zeros_like(positions))
         self.network(inputs, positions, positions[-num_logit_rows:], attentions)
+
+    def attend_to_nothing(self) -> list[Attend]:
+        """In place of ``attend_to``, to see what else a forward takes."""
+        return [_attend_to_nothing] * len(self._layers)
 
 
 def _attend_to_nothing(query_key: Tensor, value: Tensor, angles: Angles | None, is_interleaved: bool) -> Tensor:

@@ -1,0 +1,106 @@
+"""An engine of several ranks ends when one of them does; no request loses or repeats a token, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import psutil
+import pytest
+
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import Client
+from penstock.shared.ranks import RankSetup
+from penstock.shared.records import EngineHeartbeat
+
+from ..gate import Gate
+from .conftest import Start
+from .watching import PARAMS, PROMPT, Watched, busiest, engines, finish, start_streams, undisturbed, until
+
+RANKS = ("--tensor-parallel-size", "2", "--deterministic")
+
+
+def ranks_of(beat: EngineHeartbeat) -> RankSetup:
+    assert beat.setup is not None
+    assert beat.setup.ranks is not None
+    return beat.setup.ranks
+
+
+def pids_of(beat: EngineHeartbeat) -> list[int]:
+    return ranks_of(beat).pids
+
+
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def are_gone(processes: list[psutil.Process]) -> bool:
+    return all(map(is_gone, processes))
+
+
+async def log_of(stack: LocalStack) -> str:
+    return await asyncio.to_thread(lambda: stack.workers[0].log)
+
+
+async def test_two_ranks_make_the_tokens_of_one(start: Start, gate: Gate) -> None:
+    alone = await start(1, "--deterministic")
+    async with Client.connect(alone.url) as client:
+        expected = await undisturbed(client)
+    await asyncio.to_thread(alone.stop)
+    stack = await start(1, *RANKS)
+    async with Client.connect(stack.url) as client:
+        found = await undisturbed(client)
+    assert [answer.token_ids for answer in found] == [answer.token_ids for answer in expected]
+    (beat,) = await engines(stack.url)
+    core, *others = pids_of(beat)
+    assert core == beat.core_pid
+    assert [psutil.Process(pid).ppid() for pid in others] == [core]
+    assert len(set(ranks_of(beat).weight_bytes)) == 1
+    ranks = [psutil.Process(pid) for pid in others]
+    await asyncio.to_thread(stack.stop)
+    await until(lambda: are_gone(ranks), what="ranks outlive their worker")
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGKILL, "the engine lost a rank: rank 1 (process {}) was killed by SIGKILL"),
+        (signal.SIGSTOP, "its rank of process id {} was stopped by a signal"),
+    ],
+    ids=["killed", "stopped"],
+)
+async def test_generations_go_on_when_a_rank_ends(start: Start, gate: Gate, number: signal.Signals, words: str) -> None:
+    stack = await start(2, *RANKS, "--stall-timeout", "3")
+    async with Client.connect(stack.url) as client:
+        whole, watched = await start_streams(client, gate, 3)
+        beat = await busiest(stack.url)
+        team = [psutil.Process(pid) for pid in pids_of(beat)]
+        os.kill(pids_of(beat)[1], number)
+        await finish(watched, whole, gate)
+        await until(lambda: are_gone(team), what="what is left of the engine lives on")
+        log = await log_of(stack)
+        assert words.format(pids_of(beat)[1]) in log
+        assert '"is_external": true' in log
+        # The one that follows it computes what it did.
+        again = [Watched(client.stream(PROMPT, params)) for params in PARAMS]
+        await finish(again, whole[: len(PARAMS)], gate)
+
+
+async def test_generations_go_on_at_the_restarted_engine_and_no_rank_outlives_its_core(
+    start: Start, gate: Gate
+) -> None:
+    stack = await start(1, *RANKS)
+    async with Client.connect(stack.url) as client:
+        whole, watched = await start_streams(client, gate)
+        (beat,) = await engines(stack.url)
+        team = [psutil.Process(pid) for pid in pids_of(beat)]
+        os.kill(beat.core_pid, signal.SIGKILL)
+        await until(lambda: are_gone(team), what="a rank outlives its core")
+        await finish(watched, whole, gate)
+        (beat,) = await engines(stack.url)
+    assert beat.num_restarts == 1
+    assert not {process.pid for process in team} & set(pids_of(beat))

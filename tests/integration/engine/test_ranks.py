@@ -1,0 +1,147 @@
+"""A real engine core of two ranks: tokens, control calls and ends are those of one, and all end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock.shared.control import (
+    DummyBatchDone,
+    ExecuteDummyBatch,
+    IsSleeping,
+    ProfileSaved,
+    Sleep,
+    SleepState,
+    StartProfile,
+    StopProfile,
+    Utility,
+    WakeUp,
+)
+from penstock.shared.messages import Ready, Shutdown, StartupFailed
+from penstock.shared.ranks import RankSetup
+from penstock.worker.config import EngineConfig
+from penstock.worker.process_tree import is_zombie
+
+from .harness import CoreProcess, request
+
+PROMPTS = [[5, 6, 7], [9] * 40]
+WEIGHTS = "model.safetensors"
+
+
+def start(core: CoreProcess, model: Path, **options: Any) -> Any:
+    config = EngineConfig(model=str(model), num_threads=1, max_num_seqs=4, kv_cache_memory=1 << 24, **options)
+    return core.start(config.encode())
+
+
+def started(core: CoreProcess, model: Path, **options: Any) -> RankSetup:
+    ready = start(core, model, tensor_parallel_size=2, **options)
+    assert isinstance(ready, Ready), ready
+    assert ready.ranks is not None
+    return ready.ranks
+
+
+def tokens(core: CoreProcess) -> list[list[int]]:
+    for index, prompt in enumerate(PROMPTS):
+        core.send(request(str(index), prompt))
+    outputs = core.collect(len(PROMPTS))
+    return [[token for row in outputs[str(index)] for token in row.new_token_ids] for index in range(len(PROMPTS))]
+
+
+def ask(core: CoreProcess, call: Utility) -> Any:
+    output = core.call(call)
+    assert output.error is None, output.error
+    return output.answer
+
+
+def receive_for_ever(core: CoreProcess) -> None:
+    while True:
+        core.receive()
+
+
+def await_end(process: psutil.Process) -> None:
+    give_up_at = time.monotonic() + 60
+    while not is_zombie(process):
+        assert time.monotonic() < give_up_at, "a rank lives on"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def other_core() -> Any:
+    process = CoreProcess()
+    yield process
+    process.process.kill()
+    process.close()
+
+
+def test_a_life_of_two_ranks(
+    core_process: CoreProcess, other_core: CoreProcess, demo_model: Path, tmp_path: Path
+) -> None:
+    model, core = tmp_path / "model", core_process
+    model.mkdir()
+    for path in demo_model.iterdir():
+        if path.is_file():
+            (model / path.name).symlink_to(path)
+    assert isinstance(start(other_core, model), Ready)
+    expected = tokens(other_core)
+    ranks = started(core, model, profile_dir=str(tmp_path / "profiles"))
+    assert (ranks.tensor_parallel_size, len(ranks.pids)) == (2, 2)
+    assert len(set(ranks.weight_bytes)) == len(set(ranks.kv_cache_bytes)) == 1
+    assert tokens(core) == expected
+
+    assert ask(core, StartProfile()).folder == str(tmp_path / "profiles")
+    assert isinstance(ask(core, ExecuteDummyBatch()), DummyBatchDone)
+    assert isinstance(ask(core, StopProfile()), ProfileSaved)
+    assert [path.name.count("-rank0-") for path in sorted((tmp_path / "profiles").iterdir())] == [1, 0]
+
+    for level in (1, 2):
+        assert ask(core, Sleep(level=level)) == SleepState(level, ["weights", "kv_cache"])
+        assert ask(core, WakeUp(["kv_cache"])) == SleepState(level, ["weights"])
+        assert ask(core, WakeUp()) == SleepState()
+        assert tokens(core) == expected
+
+    # What cannot be had on any rank leaves all asleep, to be tried again.
+    ask(core, Sleep(level=2))
+    hidden = (model / WEIGHTS).rename(tmp_path / "hidden")
+    failed = core.call(WakeUp())
+    assert failed.error is not None
+    assert WEIGHTS in failed.error.message or str(model) in failed.error.message
+    assert ask(core, IsSleeping()).level == 2
+    hidden.rename(model / WEIGHTS)
+    assert ask(core, WakeUp()) == SleepState()
+    assert tokens(core) == expected
+
+    rank = psutil.Process(ranks.pids[1])
+    core.send(Shutdown())
+    assert core.process.wait() == 0
+    await_end(rank)
+
+
+def test_the_end_of_a_rank_is_the_end_of_an_idle_core(core_process: CoreProcess, demo_model: Path) -> None:
+    ranks = started(core_process, demo_model)
+    os.kill(ranks.pids[1], signal.SIGKILL)
+    words = rf"RankKilledError: rank 1 \(process {ranks.pids[1]}\) was killed by SIGKILL"
+    with pytest.raises(EOFError, match=words):
+        receive_for_ever(core_process)
+    assert core_process.process.returncode == 1
+
+
+def test_ranks_end_with_a_core_that_is_killed(core_process: CoreProcess, demo_model: Path) -> None:
+    """One that is stopped as well, and so in no state to notice."""
+    rank = psutil.Process(started(core_process, demo_model).pids[1])
+    rank.suspend()
+    core_process.process.kill()
+    await_end(rank)
+
+
+def test_what_no_rank_can_do_is_refused_in_its_own_words(core_process: CoreProcess, demo_model: Path) -> None:
+    failed = start(core_process, demo_model, tensor_parallel_size=5)
+    assert isinstance(failed, StartupFailed)
+    assert failed.code == "configuration_error"
+    assert failed.trace == ""
+    assert "tensor_parallel_size is 5" in failed.message

@@ -1,0 +1,194 @@
+"""``python -m tests.integration.models.rank_process RANK WORLD MEETING ANSWERS_FD``: one rank of a test.
+
+Jobs come as lines of JSON on the standard input, the same to every rank, and each is answered by a line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from penstock.shared.errors import ConfigurationError
+from penstock.worker.config import EngineConfig
+from penstock.worker.engine.ranks import one
+from penstock.worker.models.candidates import MODES, choose_forward, find_truth
+from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
+from penstock.worker.models.lean.part import plan_of_part
+from penstock.worker.models.lean.reading.decoder import read_decoder
+from penstock.worker.models.lean.staged import StagedForward, lean_forward
+from penstock.worker.models.loader import LoadedModel, load_model, load_weights
+from penstock.worker.models.packed import PackedForward
+from penstock.worker.models.parallel.cut import check_layout, cut_decoder
+from penstock.worker.models.parallel.groups import RankGroups
+from penstock.worker.models.parallel.layout import ParallelLayout
+from penstock.worker.models.weights import ModelWeights
+from penstock.worker.survey import trial
+
+from .lean_models import BLOCK_SIZE, NUM_BLOCKS, SETTINGS, logits_of, make_model, make_step
+
+Layout = list[Any]
+
+
+class Echoed:
+    """A forward whose logits all ranks have: so each runs the same scheduler, as if it were alone."""
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._forward, name)
+
+    def run(self, step: ModelInput) -> Tensor:
+        logits = self._forward.run(step).contiguous()
+        shape: list[Any] = [list(logits.shape)]
+        dist.broadcast_object_list(shape, 0)
+        logits = logits if dist.get_rank() == 0 else logits.new_empty(shape[0])
+        dist.broadcast(logits, 0)
+        return logits
+
+
+def two_steps(forward: Forward) -> list[ModelInput]:
+    """Prompts of different requests; caches are made for them."""
+    forward.allocate(NUM_BLOCKS, BLOCK_SIZE, 3, torch.device("cpu"))
+    token_ids, table = torch.arange(90).view(3, 30), torch.arange(24).view(3, 8)
+    return [make_step(work, [0, 0, 0], token_ids, table, BLOCK_SIZE) for work in (((0, 9),), ((1, 4), (2, 13)))]
+
+
+@cache
+def groups_of(tensor: int, pipeline: int, is_expert_parallel: bool) -> RankGroups:
+    return RankGroups(ParallelLayout(tensor, pipeline, is_expert_parallel), dist.get_rank(), timeout_s=60)
+
+
+def load(folder: str, layout: Layout, **options: Any) -> LoadedModel:
+    config = EngineConfig(model=folder, max_model_len=trial.MAX_MODEL_LEN, num_threads=1, **options)
+    return load_model(config, Path(folder), groups_of(*layout))
+
+
+def describe(model: LoadedModel) -> dict[str, Any]:
+    return {
+        "mode": model.forward.mode,
+        "bytes_per_token": model.forward.bytes_per_token,
+        "num_parameters": model.num_parameters,
+        "weight_bytes": ModelWeights(model.weights, lambda: model.weights).num_bytes,
+    }
+
+
+def serve(folder: str, layout: Layout, prompts: list[list[int]], tokens: list[list[int]]) -> dict[str, Any]:
+    """Run the survey's comparison through engines."""
+
+    def load_part(config: EngineConfig, path: Path) -> LoadedModel:
+        model = load_model(config, path, groups_of(*layout))
+        model.forward = Echoed(model.forward)  # pyright: ignore[reportAttributeAccessIssue]
+        return model
+
+    one.load_model = load_part  # pyright: ignore[reportPrivateImportUsage]
+    model = load(folder, layout)
+    told = trial.compare(Path(folder), trial.Expectation(prompts, tokens), model)
+    return describe(model) | {"told": told}
+
+
+def only_load(folder: str, layout: Layout, **options: Any) -> dict[str, Any]:
+    return describe(load(folder, layout, **options))
+
+
+def cut(module: PreTrainedModel, groups: RankGroups) -> ForwardSettings:
+    """Leave the part of this rank, and say how it is computed."""
+    plan = plan_of_part(read_decoder(module, SETTINGS.max_model_len), groups.layout, groups.rank)
+    cut_decoder(module, groups)
+    return ForwardSettings(SETTINGS.max_model_len, groups=groups, plan=plan)
+
+
+@torch.inference_mode()
+def lean_logits(variant: str, layout: Layout, **changed: Any) -> dict[str, Any]:
+    """How far the logits of a lean part are from those of the whole model by the general way."""
+    groups = groups_of(*layout)
+    expected = logits_of(PackedForward(make_model(variant, torch.float32, **changed), SETTINGS))
+    module = make_model(variant, torch.float32, **changed)
+    check_layout(module.config, groups.layout, variant)
+    settings = cut(module, groups)
+    actual = logits_of(lean_forward(module, settings))
+    if groups.rank:
+        return {"error": 0.0}
+    return {"error": max((ours - own).abs().max().item() for ours, own in zip(actual, expected, strict=True))}
+
+
+@torch.inference_mode()
+def in_flight(variant: str) -> dict[str, Any]:
+    """Two steps of requests of their own under way at once, beside one after the other."""
+    groups = groups_of(1, 2, False)
+    module = make_model(variant, torch.float32)
+    forward = lean_forward(module, cut(module, groups))
+    assert isinstance(forward, StagedForward)
+    first, second = two_steps(forward)
+    expected = [forward.run(first), forward.run(second)]
+    for step in (first, second):
+        forward.start(step)
+    actual = [forward.finish(), forward.finish()]
+    return {"same": all(map(torch.equal, actual, expected)), "differ": not torch.equal(*expected)}
+
+
+@torch.inference_mode()
+def sleep(folder: str, layout: Layout) -> dict[str, Any]:
+    """Weights that were discarded are read again, each rank its own."""
+    config = EngineConfig(model=folder, max_model_len=trial.MAX_MODEL_LEN, num_threads=1)
+    model = load(folder, layout)
+    step, _ = two_steps(model.forward)
+    before = model.forward.run(step)
+    weights = ModelWeights(model.weights, lambda: load_weights(config, Path(folder), model))
+    weights.release(2)
+    weights.restore()
+    return {"same": torch.equal(model.forward.run(step), before)}
+
+
+@torch.inference_mode()
+def disagreeing(variant: str) -> dict[str, Any]:
+    """Rank 1 finds other logits than those it is told are right; rank 0 does not."""
+    groups = groups_of(2, 1, False)
+    module = make_model(variant, torch.float32)
+    truth = find_truth(module, variant, module.config.vocab_size).to(module.device, groups.of_rank_zero)
+    settings = cut(module, groups)
+    forward = choose_forward(module, variant, module.config.vocab_size, settings, truth=truth, modes=MODES)
+    return {"mode": forward.mode}
+
+
+JOBS: dict[str, Callable[..., dict[str, Any]]] = {
+    job.__name__: job for job in (serve, only_load, lean_logits, in_flight, sleep, disagreeing)
+}
+
+
+def main(rank: int, world: int, meeting: str, answers_fd: int) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    transformers_logging.set_verbosity_error()
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+    with os.fdopen(answers_fd, "w", buffering=1) as answers:
+        for line in sys.stdin:
+            name, arguments = json.loads(line)
+            try:
+                answer = JOBS[name](**arguments)
+            except ConfigurationError as error:
+                answer = {"refusal": str(error)}
+            except Exception:
+                answer = {"failure": traceback.format_exc()}
+            answers.write(json.dumps(answer) + "\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

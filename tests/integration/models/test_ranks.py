@@ -1,0 +1,294 @@
+"""One model over two ranks: real processes, real collectives; tokens of transformers' own ``generate``.
+
+One pair of processes serves all tests here, since its start takes seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from transformers.distributed import DistributedConfig
+
+from penstock.worker.models.loader import LoadedModel
+from penstock.worker.models.weights import ModelWeights
+from penstock.worker.survey import trial
+from penstock.worker.survey.outcome import SAME, WAYS
+from penstock.worker.survey.small_config import small_config
+
+from .lean_models import VARIANTS
+
+pytestmark = pytest.mark.xdist_group("ranks")
+
+ROOT = Path(__file__).parents[3]
+ALL_SAME = dict.fromkeys(WAYS, SAME)
+TENSOR, STAGES, EXPERTS = [2, 1, False], [1, 2, False], [2, 1, True]
+HAS_EXPERT_RANKS = "ep_size" in DistributedConfig.__dataclass_fields__
+needs_expert_ranks = pytest.mark.skipif(not HAS_EXPERT_RANKS, reason="needs transformers 5.23")
+
+
+class Pair:
+    """Two ranks that do the same jobs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._answers = []
+        self._processes = []
+        for rank in range(2):
+            reader, writer = os.pipe()
+            command = [sys.executable, "-m", "tests.integration.models.rank_process"]
+            self._processes.append(
+                subprocess.Popen(
+                    [*command, str(rank), "2", str(folder / "meeting"), str(writer)],
+                    cwd=ROOT,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[writer],
+                    text=True,
+                )
+            )
+            os.close(writer)
+            self._answers.append(os.fdopen(reader))
+
+    def do(self, job: str, **arguments: Any) -> list[dict[str, Any]]:
+        """What each rank answers."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps([job, arguments]) + "\n")
+            process.stdin.flush()
+        answers = [json.loads(answers.readline()) for answers in self._answers]
+        failures = [answer["failure"] for answer in answers if "failure" in answer]
+        assert not failures, "\n".join(failures)
+        return answers
+
+    def close(self) -> None:
+        with ExitStack() as stack:
+            for process, answers in zip(self._processes, self._answers, strict=True):
+                stack.callback(answers.close)
+                stack.enter_context(process)
+                stack.callback(process.kill)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    pair = Pair(tmp_path_factory.mktemp("pair"))
+    yield pair
+    pair.close()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, trial.Expectation]]:
+    """A small model of a type, and what transformers generates with it; the same for the same type and fields."""
+    made: dict[str, tuple[Path, trial.Expectation]] = {}
+
+    def find(model_type: str, **fields: Any) -> tuple[Path, trial.Expectation]:
+        key = f"{model_type} {fields}"
+        if key not in made:
+            config = small_config(model_type)
+            config.update(fields)
+            folder = tmp_path_factory.mktemp("model")
+            made[key] = folder, trial.find_model(config, folder)
+        return made[key]
+
+    return find
+
+
+def serve(pair: Pair, found: tuple[Path, trial.Expectation], layout: list[Any]) -> list[dict[str, Any]]:
+    folder, expectation = found
+    return pair.do("serve", folder=str(folder), layout=layout, prompts=expectation.prompts, tokens=expectation.tokens)
+
+
+LEAN: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "qwen3": ("qwen3", {}),
+    "mixtral": ("mixtral", {}),
+}
+
+
+@pytest.mark.parametrize("layout", [TENSOR, STAGES], ids=["tensor", "stages"])
+@pytest.mark.parametrize("name", LEAN)
+def test_lean_parts_give_the_tokens_of_transformers(
+    name: str, layout: list[Any], pair: Pair, found: Callable[..., tuple[Path, trial.Expectation]]
+) -> None:
+    model_type, fields = LEAN[name]
+    model = found(model_type, **fields)
+    whole = trial.load(model[0])
+    first, second = serve(pair, model, layout)
+    assert first["told"] == ALL_SAME
+    assert first["mode"] == second["mode"] == "lean"
+    for part in (first, second):
+        assert part["bytes_per_token"] * 2 == whole.forward.bytes_per_token
+        assert part["num_parameters"] == whole.num_parameters
+    # Embeddings and norms are whole on ranks of one stage, and with the first of several.
+    assert second["weight_bytes"] < 0.75 * ModelWeights(whole.weights, lambda: whole.weights).num_bytes
+
+
+@pytest.mark.parametrize(("model_type", "shares_cache"), [("gemma2", True), ("olmo2", False)])
+def test_transformers_plans_give_its_tokens(
+    model_type: str, shares_cache: bool, pair: Pair, found: Callable[..., tuple[Path, trial.Expectation]]
+) -> None:
+    """olmo2 normalises all heads together, so its plan leaves keys and values whole."""
+    check_planned(serve(pair, found(model_type), TENSOR), trial.load(found(model_type)[0]), shares_cache=shares_cache)
+
+
+@needs_expert_ranks
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
+def test_ranks_that_share_experts_give_the_tokens_of_transformers(
+    model_type: str, pair: Pair, found: Callable[..., tuple[Path, trial.Expectation]]
+) -> None:
+    check_planned(serve(pair, found(model_type), EXPERTS), trial.load(found(model_type)[0]), shares_cache=True)
+
+
+def check_planned(parts: list[dict[str, Any]], whole: LoadedModel, *, shares_cache: bool) -> None:
+    assert parts[0]["told"] == ALL_SAME
+    for part in parts:
+        assert part["mode"] == "packed"
+        assert part["bytes_per_token"] * (2 if shares_cache else 1) == whole.forward.bytes_per_token
+        assert part["num_parameters"] == whole.num_parameters
+
+
+@pytest.mark.parametrize("layout", [TENSOR, STAGES], ids=["tensor", "stages"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_of_every_family_are_those_of_the_whole_model(variant: str, layout: list[Any], pair: Pair) -> None:
+    """With three layers, 97 words, and biases, windows by layer, tied embeddings."""
+    assert pair.do("lean_logits", variant=variant, layout=layout)[0]["error"] < 1e-4
+
+
+def test_two_ranks_may_have_the_same_head_of_keys(pair: Pair) -> None:
+    answers = pair.do("lean_logits", variant="llama", layout=TENSOR, num_key_value_heads=1)
+    assert answers[0]["error"] < 1e-4
+
+
+def test_the_first_stage_may_be_two_steps_ahead(pair: Pair) -> None:
+    assert pair.do("in_flight", variant="llama")[0] == {"same": True, "differ": True}
+
+
+def test_all_ranks_decide_as_rank_0_does(pair: Pair) -> None:
+    """Rank 1 has no logits to judge by, and must not try the next way while rank 0 goes on."""
+    assert pair.do("disagreeing", variant="llama") == [{"mode": "lean"}] * 2
+
+
+@pytest.mark.parametrize("layout", [TENSOR, STAGES], ids=["tensor", "stages"])
+def test_weights_come_back_to_each_rank(
+    layout: list[Any], pair: Pair, found: Callable[..., tuple[Path, trial.Expectation]]
+) -> None:
+    assert [answer["same"] for answer in pair.do("sleep", folder=str(found("llama")[0]), layout=layout)] == [True] * 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"quantization": "int8"}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "fp8"}, {"load_format": "dummy"}],
+    ids=lambda options: next(iter(options)),
+)
+def test_parts_take_the_options_of_whole_models(
+    options: dict[str, Any], pair: Pair, found: Callable[..., tuple[Path, trial.Expectation]]
+) -> None:
+    """What they compute with these is compared with the whole model while they are loaded."""
+    answers = pair.do("only_load", folder=str(found("llama")[0]), layout=TENSOR, **options)
+    assert [answer.get("mode", answer) for answer in answers] == ["lean"] * 2
+
+
+REFUSALS: dict[str, tuple[str, dict[str, Any], list[Any], dict[str, Any], str]] = {
+    "heads": (
+        "llama",
+        {"num_attention_heads": 3, "num_key_value_heads": 3},
+        TENSOR,
+        {},
+        "tensor_parallel_size is 2, but the 3 attention heads of LlamaForCausalLM cannot be shared evenly by as many "
+        "ranks; use 1 or 3",
+    ),
+    "feed-forward part": (
+        "llama",
+        {"intermediate_size": 95},
+        TENSOR,
+        {},
+        "tensor_parallel_size is 2, but the 95 intermediate_size of LlamaForCausalLM cannot be shared evenly by as "
+        "many ranks; use 1, 5 or 19",
+    ),
+    "more stages than layers": (
+        "llama",
+        {"num_hidden_layers": 1},
+        STAGES,
+        {},
+        "pipeline_parallel_size is 2, but LlamaForCausalLM has 1 layers; use at most as many stages",
+    ),
+    "key heads of a plan": (
+        "gemma2",
+        {"num_key_value_heads": 1},
+        TENSOR,
+        {},
+        "tensor_parallel_size is 2, but the 1 heads of keys and values of Gemma2ForCausalLM cannot be shared evenly by "
+        "as many ranks; use 1",
+    ),
+    "stages of a plan": (
+        "gemma2",
+        {},
+        STAGES,
+        {},
+        "pipeline_parallel_size is 2, but Gemma2ForCausalLM is not among the families that are computed in stages; use "
+        "tensor_parallel_size 2 instead",
+    ),
+    "no plan": (
+        "gpt2",
+        {},
+        TENSOR,
+        {},
+        f"tensor_parallel_size is 2, but transformers {transformers.__version__} has no plan for how ranks share "
+        "GPT2LMHeadModel; use tensor_parallel_size 1",
+    ),
+    "quantised by a plan": (
+        "gemma2",
+        {},
+        TENSOR,
+        {"quantization": "int8"},
+        "tensor_parallel_size is 2, but Gemma2ForCausalLM is shared by transformers' own plan, which keeps linear "
+        "layers as they are, and quantization is 'int8'; leave it out",
+    ),
+    "adapters": (
+        "llama",
+        {},
+        TENSOR,
+        {"enable_lora": True},
+        "tensor_parallel_size is 2, but adapters are computed by one rank; leave enable_lora out (LlamaForCausalLM): "
+        "use tensor_parallel_size 1 and pipeline_parallel_size 1, and more engines",
+    ),
+    "pooling": (
+        "llama",
+        {},
+        STAGES,
+        {"runner": "pooling"},
+        "pipeline_parallel_size is 2, but a model that pools is computed by one rank (LlamaForCausalLM): use "
+        "tensor_parallel_size 1 and pipeline_parallel_size 1, and more engines",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_ranks_cannot_share_is_refused_by_name(name: str, pair: Pair, tmp_path: Path) -> None:
+    model_type, fields, layout, options, sentence = REFUSALS[name]
+    config = small_config(model_type)
+    config.update(fields)
+    trial.write_model(config, tmp_path)
+    assert pair.do("only_load", folder=str(tmp_path), layout=layout, **options) == [{"refusal": sentence}] * 2
+
+
+def test_states_are_refused_on_all_ranks(pair: Pair, tmp_path: Path) -> None:
+    """jamba has a plan, and layers whose states our packed way does not know."""
+    trial.write_model(small_config("jamba"), tmp_path)
+    refusals = [answer["refusal"] for answer in pair.do("only_load", folder=str(tmp_path), layout=TENSOR)]
+    assert all("JambaForCausalLM cannot be served" in refusal for refusal in refusals), refusals
+
+
+@pytest.mark.skipif(HAS_EXPERT_RANKS, reason="transformers is new enough")
+def test_experts_of_an_older_transformers_are_refused(pair: Pair, tmp_path: Path) -> None:
+    trial.write_model(small_config("mixtral"), tmp_path)
+    answers = pair.do("only_load", folder=str(tmp_path), layout=EXPERTS)
+    assert all("enable_expert_parallel needs transformers 5.23 or newer" in answer["refusal"] for answer in answers)

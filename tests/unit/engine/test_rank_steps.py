@@ -1,0 +1,111 @@
+"""Steps on their way to other ranks: what arrives is what was sent, and of block tables only changes travel."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from penstock.kernels.paged_attention import PagedBatch
+from penstock.worker.engine.ranks.channel import RankChannel, encode
+from penstock.worker.engine.ranks.messages import Allocate, RankCommand, RunStep, StopRank
+from penstock.worker.engine.ranks.step_codec import StepReceiver, StepSender
+from penstock.worker.models.forward import ModelInput
+from penstock.worker.models.to_device import host_array, to_device
+
+CPU = torch.device("cpu")
+
+
+def step(slots: list[int], table: list[list[int]], **others: Any) -> ModelInput:
+    """A decode of the requests in these rows, whose tables are those."""
+    count = len(slots)
+    numbers = torch.arange(count)
+    batch = PagedBatch(torch.tensor(table), numbers * 3, [1] * count, [5 + row for row in range(count)], 4)
+    return ModelInput(numbers + 7, numbers + 4, numbers, batch, np.array(slots), **others)
+
+
+def arrive(sender: StepSender, receiver: StepReceiver, sent: ModelInput) -> tuple[RunStep, ModelInput]:
+    message = sender.message_of(sent)
+    return message, receiver.step_of(msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=RunStep))
+
+
+def check_same(sent: ModelInput, found: ModelInput) -> None:
+    for name in ("token_ids", "positions", "logit_rows", "inputs_embeds", "token_lora", "token_types"):
+        was, came = getattr(sent, name), getattr(found, name)
+        assert (came is None) == (was is None)
+        if isinstance(was, Tensor):
+            assert came.dtype == was.dtype
+            assert torch.equal(came, was)
+    assert found.state_slots.tolist() == sent.state_slots.tolist()
+    assert torch.equal(found.batch.block_table, sent.batch.block_table)
+    assert torch.equal(found.batch.slot_mapping, sent.batch.slot_mapping)
+    for name in ("query_lens", "seq_lens", "block_size"):
+        assert getattr(found.batch, name) == getattr(sent.batch, name)
+
+
+@given(st.data())
+def test_every_step_arrives_as_it_was_sent(data: st.DataObject) -> None:
+    sender, receiver = StepSender(), StepReceiver(CPU)
+    for _ in range(data.draw(st.integers(1, 5))):
+        slots = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=6))
+        width = data.draw(st.integers(1, 40))
+        rows = {slot: data.draw(st.lists(st.integers(0, 9), min_size=width, max_size=width)) for slot in slots}
+        sent = step(slots, [rows[slot] for slot in slots])
+        check_same(sent, arrive(sender, receiver, sent)[1])
+
+
+def test_what_is_given_beside_tokens_arrives() -> None:
+    given_beside = {
+        "inputs_embeds": torch.randn(2, 8).to(torch.bfloat16),
+        "token_lora": torch.tensor([1, -1]),
+        "token_types": torch.tensor([0, 1]),
+    }
+    sent = step([3, 1], [[1], [2]], **given_beside)
+    check_same(sent, arrive(StepSender(), StepReceiver(CPU), sent)[1])
+
+
+def test_only_changes_of_block_tables_travel() -> None:
+    sender, receiver = StepSender(), StepReceiver(CPU)
+    table = np.arange(1, 1 + 64 * 512).reshape(64, 512)
+    slots = list(range(64))
+    first, _ = arrive(sender, receiver, step(slots, table.tolist()))
+    assert len(first.changed_blocks) == table.nbytes
+    again, _ = arrive(sender, receiver, step(slots, table.tolist()))
+    assert again.changed_blocks == b""
+    table[5, 511] += 1
+    sent = step(slots, table.tolist())
+    changed, found = arrive(sender, receiver, sent)
+    assert len(changed.changed_blocks) == 8
+    check_same(sent, found)
+
+
+def test_messages_come_whole_and_in_order_and_the_end_is_seen() -> None:
+    ours, theirs = socket.socketpair()
+    near, far = RankChannel(ours, RankCommand), RankChannel(theirs, RankCommand)
+    assert far.receive(0.0) is None
+    large = Allocate(1, 2, 3), StepSender().message_of(step([0], [[9]])), StopRank()
+    near.send_bytes(b"".join(map(encode, large)))
+    assert [far.receive() for _ in large] == list(large)
+    near.close()
+    with pytest.raises(EOFError):
+        far.receive()
+    far.close()
+
+
+def test_the_numbers_of_a_copy_are_those_of_the_host() -> None:
+    """On another device they are what was copied from: reading them back would wait for it."""
+    meta = torch.device("meta")
+    array = np.arange(4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tensor, "pin_memory", lambda self: self)
+        copy = to_device(array, meta)
+    assert copy.device == meta
+    assert host_array(copy) is array
+    assert host_array(torch.tensor([3, 4])).tolist() == [3, 4]

@@ -1,0 +1,100 @@
+"""Records what torch does, when somebody asks for it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from ....shared.embedded import data_folder
+from ....shared.errors import ConfigurationError, EngineStateError
+from ...config import EngineConfig
+
+if TYPE_CHECKING:
+    from torch.profiler import profile
+
+log = structlog.get_logger(__name__)
+
+
+class TraceRecorder(Protocol):
+    """One recording at a time, each to a file of its own."""
+
+    def start(self) -> Path:
+        """Record from now on; returns the folder.
+
+        Raises:
+            EngineStateError: a recording runs already, or the folder cannot be written to.
+        """
+        ...
+
+    def stop(self) -> Path:
+        """Write the trace and return its file.
+
+        Raises:
+            EngineStateError: nothing is being recorded, or the file cannot be written; the recording is over then.
+        """
+        ...
+
+
+class ProcessTraceRecorder:
+    """The ``TraceRecorder`` of this process.
+
+    Args:
+        config: says where traces go; the folder is made when the first is begun.
+        suffix: of the model's name, with which the files' names begin.
+    """
+
+    def __init__(self, config: EngineConfig, suffix: str = "") -> None:
+        self._folder = _profile_folder(config)
+        self._name = config.model_name.replace("/", "_") + suffix
+        self._profile: profile | None = None
+
+    def start(self) -> Path:
+        """See ``TraceRecorder``."""
+        import torch.profiler
+        from torch._C._profiler import _ExperimentalConfig
+
+        if self._profile is not None:
+            raise EngineStateError("a profile is being recorded already; stop it first")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EngineStateError(f"the folder of profiles cannot be made: {error}; set --profile-dir") from error
+        if not os.access(self._folder, os.W_OK):
+            raise EngineStateError(f"the folder of profiles {self._folder} is not writable; set --profile-dir")
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        # Forwards may have a thread of their own.
+        all_threads = _ExperimentalConfig(profile_all_threads=True)
+        recording = torch.profiler.profile(activities=activities, experimental_config=all_threads)
+        recording.start()
+        self._profile = recording
+        return self._folder
+
+    def stop(self) -> Path:
+        """See ``TraceRecorder``."""
+        recording, self._profile = self._profile, None
+        if recording is None:
+            raise EngineStateError("no profile is being recorded; start one first")
+        recording.stop()
+        path = self._folder / f"{self._name}-{os.getpid()}-{time.time_ns()}.json"
+        try:
+            recording.export_chrome_trace(str(path))
+        except (OSError, RuntimeError) as error:
+            raise EngineStateError(f"the profile cannot be written to {path}: {error}") from error
+        log.info("profile_saved", path=str(path))
+        return path
+
+
+def _profile_folder(config: EngineConfig) -> Path:
+    if config.profile_dir:
+        return Path(config.profile_dir)
+    try:
+        return data_folder() / "profiles"
+    except ConfigurationError:  # a user without a home
+        return Path(tempfile.gettempdir()) / "penstock-profiles"

@@ -1,0 +1,54 @@
+"""``python -m penstock.worker.engine.ranks``: a rank of an engine, above 0. Only the engine core starts it."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+import structlog
+
+from ....shared.log import add_log_arguments, configure_logging
+from .channel import RankChannel
+from .messages import RankCommand
+from .parent import die_with
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run until the core says otherwise; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="penstock.worker.engine.ranks", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="file descriptor of the inherited Unix socket")
+    parser.add_argument("--rendezvous-fd", type=int, required=True, help="file in which the ranks find each other")
+    parser.add_argument("--core-pid", type=int, required=True, help="process id of the engine core")
+    parser.add_argument("--rank", type=int, required=True, help="its number")
+    add_log_arguments(parser)
+    options = parser.parse_args(arguments)
+    # Whoever stops a whole process group means the worker process, and the core tells us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with(options.core_pid)
+    configure_logging(options.log_level, options.log_format)
+    structlog.contextvars.bind_contextvars(rank=options.rank)
+    # A core that has forked this process has them write elsewhere.
+    faulthandler.enable(2)
+    faulthandler.register(signal.SIGUSR1, 2)
+    with suppress(OSError), open("/proc/self/comm", "w") as comm:
+        comm.write(f"rank {options.rank}")
+    channel = RankChannel(socket.socket(fileno=options.fd), RankCommand)
+    # Here, not above: torch and transformers take seconds to import, and a core may end meanwhile.
+    from .follower import follow
+
+    return follow(channel, options.rendezvous_fd)
+
+
+if __name__ == "__main__":
+    status = run(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The threads of a collective that never ended would keep the process.
+    os._exit(status)

@@ -1,0 +1,167 @@
+"""A rank above 0: it holds its part of the model and of the caches, and does what rank 0 tells it.
+
+It has no requests, no scheduler, no sampling: what it computes, the collectives inside the model bring to rank 0.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from torch import nn
+
+from ....shared.errors import PenstockError
+from ...config import EngineConfig
+from ...core.garbage import freeze_loaded_objects
+from ...models.loader import LoadedModel, load_model, load_weights
+from ...models.weights import ModelWeights, return_free_memory
+from ..control.traces import ProcessTraceRecorder
+from ..host_setup import load_native_kernels, set_num_threads
+from .channel import RankChannel
+from .memory import capture_again, measure_rank
+from .messages import (
+    Allocate,
+    CommitStep,
+    Done,
+    Measure,
+    Profile,
+    RankConfigure,
+    RankFailed,
+    RankLoaded,
+    ReleaseWeights,
+    RestoreWeights,
+    RunStep,
+    StartTrace,
+    StopRank,
+    StopTrace,
+    WakeUpWhole,
+)
+from .rendezvous import join
+from .step_codec import StepReceiver
+
+log = structlog.get_logger(__name__)
+
+
+class Follower:
+    """Does commands on its part of the model.
+
+    Args:
+        model: its part.
+        load_again: makes the part's weights anew.
+    """
+
+    def __init__(
+        self, config: EngineConfig, model: LoadedModel, rank: int, load_again: Callable[[], nn.Module]
+    ) -> None:
+        self._config = config
+        self._model = model
+        # Of the weights while they are there: those that sleep are nowhere.
+        self._device = model.device
+        self._steps = StepReceiver(self._device)
+        self._weights = ModelWeights(model.weights, load_again)
+        self._recorder = ProcessTraceRecorder(config, f"-rank{rank}")
+        # Behind an error of these the other ranks wait in a collective: it ends the rank, and with it the engine.
+        self._computing: dict[type, Callable[[Any], Any]] = {
+            RunStep: self._run,
+            CommitStep: lambda _: model.forward.commit(),
+            Profile: self._profile,
+            Measure: lambda _: measure_rank(model, config),
+            WakeUpWhole: self._wake_up_whole,
+        }
+        # Of these it is an answer.
+        self._preparing: dict[type, Callable[[Any], None]] = {
+            Allocate: self._allocate,
+            ReleaseWeights: lambda command: self._weights.release(command.level),
+            RestoreWeights: lambda _: self._weights.restore(),
+            StartTrace: lambda _: self._recorder.start(),
+            StopTrace: lambda _: self._recorder.stop(),
+        }
+
+    def do(self, command: Any) -> Any:
+        """Do it; returns the answer, None where none is due.
+
+        Raises:
+            Exception: whatever a computation raises.
+        """
+        computing = self._computing.get(type(command))
+        if computing is not None:
+            return computing(command)
+        try:
+            self._preparing[type(command)](command)
+        except Exception as error:
+            log.exception("rank_command_failed", command=type(command).__name__)
+            return failure_from(error)
+        return Done()
+
+    @torch.inference_mode()
+    def _run(self, command: RunStep) -> None:
+        self._model.forward.run(self._steps.step_of(command))
+
+    @torch.inference_mode()
+    def _profile(self, command: Profile) -> Done:
+        self._model.forward.profile(command.num_tokens, command.num_logit_rows)
+        return Done()
+
+    def _wake_up_whole(self, _: WakeUpWhole) -> Done:
+        capture_again(self._model)
+        return Done()
+
+    def _allocate(self, command: Allocate) -> None:
+        self._model.forward.allocate(command.num_blocks, command.block_size, command.num_slots, self._device)
+        if command.num_blocks == 0:
+            return_free_memory()
+
+
+def follow(channel: RankChannel, rendezvous_fd: int) -> int:
+    """Load, and do what comes until the core says otherwise or is gone; returns the exit status of the process."""
+    try:
+        first = channel.receive()
+        assert isinstance(first, RankConfigure)
+        follower = _load(first, rendezvous_fd)
+        freeze_loaded_objects()
+        channel.send(RankLoaded())
+        while not isinstance(command := channel.receive(), StopRank):
+            answer = follower.do(command)
+            if answer is not None:
+                channel.send(answer)
+    except (EOFError, BrokenPipeError):
+        log.debug("engine_core_gone")
+    except Exception as error:
+        failure = failure_from(error)
+        # What a sentence explains the core says itself.
+        if failure.trace:
+            log.error("rank_died", error=failure.message, trace=failure.trace)
+        with suppress(OSError):
+            channel.send(failure)
+        return 1
+    return 0
+
+
+def failure_from(error: Exception) -> RankFailed:
+    """What to tell of an error."""
+    if isinstance(error, PenstockError):
+        return RankFailed(error.code, str(error), at_ns=time.monotonic_ns())
+    first_line = next(iter(str(error).strip().splitlines()), "")
+    trace = "".join(traceback.format_exception(error))
+    return RankFailed("", f"{type(error).__name__}: {first_line}", trace, time.monotonic_ns())
+
+
+def _load(first: RankConfigure, rendezvous_fd: int) -> Follower:
+    config, folder = EngineConfig.decode(first.config_json), Path(first.folder)
+    torch.manual_seed(config.seed)
+    load_native_kernels(config)
+    groups = join(rendezvous_fd, config.layout, first.rank, config.device, first.timeout_s)
+    model = load_model(config, folder, groups)
+    set_num_threads(config, model)
+
+    def load_again() -> nn.Module:
+        torch.manual_seed(config.seed)
+        return load_weights(config, folder, model)
+
+    return Follower(config, model, first.rank, load_again)

@@ -1,0 +1,54 @@
+"""What the engine core needs of its ranks, and how it is where there is only one: the core itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import nn
+
+from ....shared.ranks import RankSetup
+from ...models.loader import LoadedModel
+from ..control.sleep import Sleepable
+from ..control.traces import TraceRecorder
+from ..execution.kv_cache import KVCacheSize
+
+
+class Ranks(Protocol):
+    """All that compute the model of an engine."""
+
+    def load(self) -> LoadedModel:
+        """Load the model; what is asked of its forward is done by all ranks.
+
+        Raises:
+            ModelLoadError, ConfigurationError: it does not fit, on whatever rank.
+        """
+        ...
+
+    def size_cache(self) -> KVCacheSize:
+        """Decide how large the KV cache is, once the model is loaded; caches have to be allocated afterwards.
+
+        Raises:
+            ConfigurationError: not one request fits; says which option to change.
+        """
+        ...
+
+    def weights(self, load_again: Callable[[], nn.Module]) -> Sleepable:
+        """The weights of all ranks; ``load_again`` makes this one's anew."""
+        ...
+
+    def awake(self) -> None:
+        """All that slept is back: capture what a forward needs to have captured."""
+        ...
+
+    def recorder(self) -> TraceRecorder:
+        """What records profiles."""
+        ...
+
+    def setup(self, num_blocks: int) -> RankSetup | None:
+        """What to tell of them; None where there is one."""
+        ...
+
+    def close(self) -> None:
+        """End those above 0."""
+        ...

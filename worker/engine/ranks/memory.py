@@ -1,0 +1,69 @@
+"""What memory each rank has, and the KV cache that all of them have room for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from ...config import EngineConfig
+from ...models.lean.captured import CapturedForward
+from ...models.loader import LoadedModel
+from ...models.weights import ModelWeights
+from ..execution.kv_cache import KVCacheSize, size_kv_cache
+from ..execution.memory import measure_memory
+from .messages import RankMemory
+
+_MIB = 1 << 20
+
+log = structlog.get_logger(__name__)
+
+
+def measure_rank(model: LoadedModel, config: EngineConfig) -> RankMemory:
+    """Try this rank's part of ``model`` out; the other ranks do the same at this moment. Its caches are gone then."""
+    memory = measure_memory(model, config)
+    return RankMemory(
+        free_bytes=memory.free_bytes,
+        activation_bytes=memory.activation_bytes,
+        graph_bytes=memory.graph_bytes,
+        bytes_per_token=model.forward.bytes_per_token,
+        bytes_per_request=model.forward.bytes_per_request,
+        # They are only counted.
+        weight_bytes=ModelWeights(model.weights, lambda: model.weights).num_bytes,
+    )
+
+
+def size_for_all(config: EngineConfig, model: LoadedModel, memories: Sequence[RankMemory]) -> KVCacheSize:
+    """The cache of the rank that has room for least: blocks have the same numbers on all.
+
+    Raises:
+        ConfigurationError: not one request fits; says which option to change.
+    """
+    sizes = [
+        size_kv_cache(
+            config,
+            bytes_per_token=memory.bytes_per_token,
+            bytes_per_request=memory.bytes_per_request,
+            free_bytes=memory.free_bytes,
+            max_model_len=model.max_model_len,
+            is_length_chosen=model.is_length_chosen,
+        )
+        for memory in memories
+    ]
+    size = min(sizes, key=lambda size: size.num_blocks)
+    smallest = memories[sizes.index(size)]
+    log.info("kv_cache", **size.describe(config.block_size), **_described(smallest))
+    return size
+
+
+def _described(memory: RankMemory) -> dict[str, int]:
+    """Figures for the log."""
+    if memory.activation_bytes == 0:
+        return {}
+    return {"activations_mib": memory.activation_bytes // _MIB, "cuda_graphs_mib": memory.graph_bytes // _MIB}
+
+
+def capture_again(model: LoadedModel) -> None:
+    """Capture what this rank's forward needs to have captured, if its weights or caches have moved."""
+    if isinstance(model.forward, CapturedForward):
+        model.forward.capture()

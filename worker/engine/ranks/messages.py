@@ -1,0 +1,164 @@
+"""What the engine core, which is rank 0, and the other ranks of an engine say to each other.
+
+RankConfigure                    ──▶  rank
+                                 ◀──  RankLoaded | RankFailed
+RunStep, CommitStep              ──▶         no answer: the model's collectives are the answer
+Allocate, Measure, Release, …    ──▶
+                                 ◀──  Done, RankMemory | RankFailed
+StopRank                         ──▶
+
+Both ends are the same code, started by one another, so nothing of this has to be understood by another version.
+Arrays travel as their bytes: int64, little-endian, whatever they are.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class RankConfigure(msgspec.Struct, array_like=True, tag="configure"):
+    """What a rank is to load, and who it is.
+
+    Args:
+        config_json: the engine's configuration.
+        folder: of the model.
+        rank: its number; 0 is the core.
+        timeout_s: how long a collective waits for the other ranks.
+    """
+
+    config_json: bytes
+    folder: str
+    rank: int
+    timeout_s: float
+
+
+class RunStep(msgspec.Struct, array_like=True, tag="run"):
+    """A ``ModelInput``. Of its block table only what has changed: ``changed_blocks`` at rows and columns.
+
+    ``table_width`` are its columns, and its rows are ``state_slots``.
+    """
+
+    token_ids: bytes
+    positions: bytes
+    logit_rows: bytes
+    slot_mapping: bytes
+    query_lens: bytes
+    seq_lens: bytes
+    state_slots: bytes
+    block_size: int
+    table_width: int
+    changed_rows: bytes
+    changed_columns: bytes
+    changed_blocks: bytes
+    token_lora: bytes | None = None
+    token_types: bytes | None = None
+    embeds: bytes | None = None
+    embeds_dtype: str = ""
+
+
+class CommitStep(msgspec.Struct, array_like=True, tag="commit"):
+    """See ``Forward.commit``."""
+
+
+class Allocate(msgspec.Struct, array_like=True, tag="allocate"):
+    """See ``Forward.allocate``."""
+
+    num_blocks: int
+    block_size: int
+    num_slots: int
+
+
+class Profile(msgspec.Struct, array_like=True, tag="profile"):
+    """See ``Forward.profile``."""
+
+    num_tokens: int
+    num_logit_rows: int
+
+
+class Measure(msgspec.Struct, array_like=True, tag="measure"):
+    """Say what memory there is; all ranks try their largest forward together."""
+
+
+class ReleaseWeights(msgspec.Struct, array_like=True, tag="release"):
+    """See ``Sleepable.release``."""
+
+    level: int
+
+
+class RestoreWeights(msgspec.Struct, array_like=True, tag="restore"):
+    """See ``Sleepable.restore``."""
+
+
+class WakeUpWhole(msgspec.Struct, array_like=True, tag="awake"):
+    """Everything is back in its place: capture what needs it."""
+
+
+class StartTrace(msgspec.Struct, array_like=True, tag="start_trace"):
+    """Record what torch does."""
+
+
+class StopTrace(msgspec.Struct, array_like=True, tag="stop_trace"):
+    """Write the file."""
+
+
+class StopRank(msgspec.Struct, array_like=True, tag="stop"):
+    """End."""
+
+
+class RankLoaded(msgspec.Struct, array_like=True, tag="loaded"):
+    """The rank's part of the model is there."""
+
+
+class RankMemory(msgspec.Struct, array_like=True, frozen=True, tag="measured"):
+    """What a rank has room for, and what its part of the model takes.
+
+    Args:
+        free_bytes, activation_bytes, graph_bytes: as ``execution.memory.DeviceMemory``.
+        bytes_per_token, bytes_per_request: as ``Forward`` says, of this rank's layers and heads.
+        weight_bytes: of its part of the model.
+    """
+
+    free_bytes: int
+    bytes_per_token: int
+    bytes_per_request: int
+    weight_bytes: int
+    activation_bytes: int = 0
+    graph_bytes: int = 0
+
+
+class Done(msgspec.Struct, array_like=True, tag="done"):
+    """What was asked has been done."""
+
+
+class RankFailed(msgspec.Struct, array_like=True, tag="failed"):
+    """It could not be done. Behind a load or a step the rank ends; else it stays.
+
+    Args:
+        code: of a ``PenstockError``, else empty.
+        message: a sentence, or type and first line of what was raised.
+        trace: empty for errors that a sentence explains.
+        at_ns: when, by the clock of ``time.monotonic_ns``, which all ranks of a host share: who failed first is to
+            blame, and others fail of it.
+    """
+
+    code: str
+    message: str
+    trace: str = ""
+    at_ns: int = 0
+
+
+RankCommand = (
+    RankConfigure
+    | RunStep
+    | CommitStep
+    | Allocate
+    | Profile
+    | Measure
+    | ReleaseWeights
+    | RestoreWeights
+    | WakeUpWhole
+    | StartTrace
+    | StopTrace
+    | StopRank
+)
+RankAnswer = RankLoaded | RankMemory | Done | RankFailed

@@ -1,0 +1,55 @@
+"""An engine whose core computes the whole model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import nn
+
+from ....shared.ranks import RankSetup
+from ...config import EngineConfig
+from ...models.loader import LoadedModel, load_model
+from ...models.weights import ModelWeights
+from ..control.sleep import Sleepable
+from ..control.traces import ProcessTraceRecorder, TraceRecorder
+from ..execution.kv_cache import KVCacheSize
+from ..host_setup import set_num_threads
+from .memory import capture_again, measure_rank, size_for_all
+
+
+class OneRank:
+    """See ``interface.Ranks``."""
+
+    def __init__(self, config: EngineConfig, folder: Path) -> None:
+        self._config = config
+        self._folder = folder
+        self._model: LoadedModel | None = None
+
+    @property
+    def model(self) -> LoadedModel:
+        assert self._model is not None, "load comes first"
+        return self._model
+
+    def load(self) -> LoadedModel:
+        self._model = load_model(self._config, self._folder)
+        set_num_threads(self._config, self._model)
+        return self._model
+
+    def size_cache(self) -> KVCacheSize:
+        return size_for_all(self._config, self.model, [measure_rank(self.model, self._config)])
+
+    def weights(self, load_again: Callable[[], nn.Module]) -> Sleepable:
+        return ModelWeights(self.model.weights, load_again)
+
+    def awake(self) -> None:
+        capture_again(self.model)
+
+    def recorder(self) -> TraceRecorder:
+        return ProcessTraceRecorder(self._config)
+
+    def setup(self, num_blocks: int) -> RankSetup | None:
+        return None
+
+    def close(self) -> None:
+        """There is none."""

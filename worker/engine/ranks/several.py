@@ -1,0 +1,163 @@
+"""An engine of several ranks, as rank 0 has it: the engine core."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+import torch.distributed as dist
+from torch import nn
+
+from ....shared.ranks import RankSetup
+from ...config import EngineConfig
+from ...models.loader import LoadedModel, load_model
+from ...models.parallel.groups import RankGroups
+from ...models.weights import ModelWeights
+from ..control.sleep import Sleepable
+from ..control.traces import ProcessTraceRecorder, TraceRecorder
+from ..execution.kv_cache import KVCacheSize
+from ..host_setup import set_num_threads
+from .errors import RankLostError
+from .memory import capture_again, measure_rank, size_for_all
+from .messages import (
+    Measure,
+    RankConfigure,
+    RankFailed,
+    RankMemory,
+    ReleaseWeights,
+    RestoreWeights,
+    StartTrace,
+    StopTrace,
+    WakeUpWhole,
+)
+from .process import RankProcess
+from .rendezvous import COLLECTIVE_TIMEOUT_S, join, make_rendezvous
+from .sharded_forward import ShardedForward
+from .team import RankTeam, failure_of
+
+log = structlog.get_logger(__name__)
+
+
+class SeveralRanks:
+    """See ``interface.Ranks``. Processes start at once, so that they import what they need while others load.
+
+    Raises:
+        OSError: the host has no room for another process.
+    """
+
+    def __init__(self, config: EngineConfig, folder: Path, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
+        self._config = config
+        self._folder = folder
+        self._timeout_s = timeout_s
+        self._rendezvous = make_rendezvous()
+        # CUDA that has been started does not survive a fork, and whoever asks for it may have started it.
+        may_fork = config.device == "cpu"
+        processes = [
+            RankProcess(rank, self._rendezvous, may_fork=may_fork) for rank in range(1, config.layout.world_size)
+        ]
+        self._team = RankTeam(processes, timeout_s)
+        for process in processes:
+            log.info("rank_started", rank=process.rank, rank_pid=process.pid, is_forked=process.is_forked)
+        self._groups: RankGroups | None = None
+        self._local: LoadedModel | None = None
+        self._memories: list[RankMemory] = []
+
+    @property
+    def local(self) -> LoadedModel:
+        """This rank's part."""
+        assert self._local is not None, "load comes first"
+        return self._local
+
+    def load(self) -> LoadedModel:
+        config = self._config
+        try:
+            for process in self._team.processes:
+                mine = RankConfigure(config.encode(), str(self._folder), process.rank, self._timeout_s)
+                process.channel.send(mine)
+            self._groups = join(self._rendezvous, config.layout, 0, config.device, self._timeout_s)
+            self._local = load_model(config, self._folder, self._groups)
+            answers = self._team.gather()
+        except Exception as error:
+            raise self._team.failed_load(error) from error
+        for process, answer in zip(self._team.processes, answers, strict=True):
+            if isinstance(answer, RankFailed):
+                failure = failure_of(process, answer)
+                raise self._team.failed_load(failure) from failure
+        self._team.note_loaded()
+        set_num_threads(config, self._local)
+        return dataclasses.replace(self._local, forward=ShardedForward(self._local.forward, self._team))
+
+    def size_cache(self) -> KVCacheSize:
+        mine, others = self._team.together(Measure(), lambda: measure_rank(self.local, self._config))
+        self._memories = [mine, *(answer for answer in others if isinstance(answer, RankMemory))]
+        return size_for_all(self._config, self.local, self._memories)
+
+    def weights(self, load_again: Callable[[], nn.Module]) -> Sleepable:
+        return _Weights(ModelWeights(self.local.weights, load_again), self._team)
+
+    def awake(self) -> None:
+        self._team.together(WakeUpWhole(), lambda: capture_again(self.local))
+
+    def recorder(self) -> TraceRecorder:
+        return _Recorder(ProcessTraceRecorder(self._config, "-rank0"), self._team)
+
+    def setup(self, num_blocks: int) -> RankSetup | None:
+        config, block_size = self._config, self._config.block_size
+        return RankSetup(
+            tensor_parallel_size=config.tensor_parallel_size,
+            pipeline_parallel_size=config.pipeline_parallel_size,
+            enable_expert_parallel=config.enable_expert_parallel,
+            pids=[os.getpid(), *self._team.pids],
+            weight_bytes=[memory.weight_bytes for memory in self._memories],
+            kv_cache_bytes=[num_blocks * block_size * memory.bytes_per_token for memory in self._memories],
+        )
+
+    def close(self) -> None:
+        self._team.stop()
+        if self._rendezvous >= 0:
+            os.close(self._rendezvous)
+            self._rendezvous = -1
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class _Weights:
+    """The ``Sleepable`` of all ranks' weights: they are all there, or none of them is."""
+
+    def __init__(self, local: ModelWeights, team: RankTeam) -> None:
+        self._local = local
+        self._team = team
+
+    def release(self, level: int) -> None:
+        self._team.together(ReleaseWeights(level), lambda: self._local.release(level))
+
+    def restore(self) -> None:
+        try:
+            self._team.together(RestoreWeights(), self._local.restore)
+        except RankLostError:
+            raise
+        except Exception:
+            # Those that have theirs give them back: the next attempt finds all ranks alike.
+            self.release(2)
+            raise
+
+
+class _Recorder:
+    """The ``TraceRecorder`` of all ranks: each writes a file of its own into the same folder."""
+
+    def __init__(self, local: TraceRecorder, team: RankTeam) -> None:
+        self._local = local
+        self._team = team
+
+    def start(self) -> Path:
+        folder = self._local.start()
+        self._team.together(StartTrace(), lambda: None)
+        return folder
+
+    def stop(self) -> Path:
+        """Returns the file of rank 0."""
+        path, _ = self._team.together(StopTrace(), self._local.stop)
+        return path

@@ -1,0 +1,100 @@
+"""The forward of a model that several ranks compute together, as rank 0 has it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ...models.attention import AttentionCall
+from ...models.forward import Forward, ModelInput
+from .messages import Allocate, CommitStep, Profile
+from .step_codec import StepSender
+from .team import RankTeam
+
+
+class ShardedForward:
+    """See ``forward.Forward``: what is asked of it is sent to the other ranks, and done here.
+
+    What raises in ``run`` or ``profile``, on whatever rank, ends the engine: the others wait in a collective then, or
+    have raised somewhere else, and nobody can tell what they would agree on. So a request that makes a forward raise is
+    known by the engines that die on it (decision 0014), not by the isolation of a batch.
+
+    Args:
+        local: this rank's part.
+        team: the other ranks, each with its own part of the same model.
+    """
+
+    def __init__(self, local: Forward, team: RankTeam) -> None:
+        self.local = local
+        self._team = team
+        self._sender = StepSender()
+
+    @property
+    def mode(self) -> str:
+        return self.local.mode
+
+    @property
+    def network(self) -> nn.Module:
+        """This rank's part."""
+        return self.local.network
+
+    def network_of(self, module: PreTrainedModel) -> nn.Module:
+        return self.local.network_of(module)
+
+    @property
+    def takes_embeds(self) -> bool:
+        return self.local.takes_embeds
+
+    @property
+    def keeps_state(self) -> bool:
+        return self.local.keeps_state
+
+    @property
+    def attention_calls(self) -> list[AttentionCall]:
+        """This rank's."""
+        return self.local.attention_calls
+
+    @property
+    def caches(self) -> list[Tensor]:
+        """This rank's."""
+        return self.local.caches
+
+    @property
+    def bytes_per_token(self) -> int:
+        """On this rank."""
+        return self.local.bytes_per_token
+
+    @property
+    def bytes_per_request(self) -> int:
+        """On this rank."""
+        return self.local.bytes_per_request
+
+    def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
+        """On all ranks; raises what failed here, else what failed elsewhere."""
+        self._team.together(
+            Allocate(num_blocks, block_size, num_slots),
+            lambda: self.local.allocate(num_blocks, block_size, num_slots, device),
+        )
+
+    def run(self, step: ModelInput) -> Tensor:
+        """On all ranks; raises ``RankLostError`` if it does not succeed on all."""
+        self._team.send(self._sender.message_of(step))
+        try:
+            return self.local.run(step)
+        except Exception as error:
+            raise self._team.loss(error) from error
+
+    def commit(self) -> None:
+        if self.local.keeps_state:
+            self._team.send(CommitStep())
+        self.local.commit()
+
+    def profile(self, num_tokens: int, num_logit_rows: int) -> None:
+        """On all ranks; raises as ``run``."""
+        self._team.send(Profile(num_tokens, num_logit_rows))
+        try:
+            self.local.profile(num_tokens, num_logit_rows)
+        except Exception as error:
+            raise self._team.loss(error) from error
+        self._team.gather()

@@ -1,0 +1,217 @@
+"""The ranks above 0, as rank 0 has them: what they are told, what they answer, and that all end when one does."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+import structlog
+
+from ....shared.errors import ConfigurationError, EngineDeadError, ModelLoadError, PenstockError
+from ...core import last_words
+from ...process_tree import is_stopped
+from .channel import encode
+from .errors import RankKilledError, RankLostError
+from .messages import RankAnswer, RankCommand, RankFailed, StopRank
+from .process import RankProcess
+
+# How long whoever notices a loss looks for the rank that is gone, and how long the core's own thread has to notice it,
+# before the process is ended under it: it may wait in a collective that never returns.
+GRACE_S = 1.0
+# The same while it loads: it reads for long before it meets the others, and then it can say what is wrong.
+LOAD_GRACE_S = 30.0
+# How long a core that knows of the loss has to end in order.
+EXIT_TIMEOUT_S = 2.0
+# How long ranks that were told to end have to.
+STOP_TIMEOUT_S = 5.0
+_WORDS_TIMEOUT_S = 0.05
+_REFUSALS: dict[str, type[PenstockError]] = {error.code: error for error in (ConfigurationError, ModelLoadError)}
+_T = TypeVar("_T")
+
+log = structlog.get_logger(__name__)
+
+
+class RankTeam:
+    """Processes of ranks, in their order.
+
+    One that ends is the end of this process, whatever it does at the moment: the core's own thread raises what
+    ``loss`` returns, or, if it does not get to it, the process is ended with the same words.
+
+    Args:
+        timeout_s: a rank that does not answer for so long hangs.
+    """
+
+    def __init__(self, processes: Sequence[RankProcess], timeout_s: float) -> None:
+        self.processes = processes
+        self._timeout_s = timeout_s
+        self._grace_s = LOAD_GRACE_S
+        self._is_closing = False
+        self._silence: RankLostError | None = None
+        self._failures: list[tuple[RankProcess, RankFailed]] = []
+        self._is_noticed = threading.Event()
+        self._watching = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._watching.start()
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.processes]
+
+    def send(self, command: RankCommand) -> None:
+        """Tell all ranks the same.
+
+        Raises:
+            RankLostError: one is gone.
+        """
+        data = encode(command)
+        for process in self.processes:
+            try:
+                process.channel.send_bytes(data)
+            except OSError as error:
+                raise self.loss(error) from error
+
+    def gather(self) -> list[RankAnswer]:
+        """Return what each answers to the last command that has an answer.
+
+        Raises:
+            RankLostError: one is gone.
+        """
+        answers: list[RankAnswer] = []
+        for process in self.processes:
+            try:
+                answer = process.channel.receive(self._timeout_s)
+            except EOFError as error:
+                raise self.loss(error) from error
+            if answer is None:
+                raise self._end_silence(process)
+            answers.append(answer)
+        return answers
+
+    def together(self, command: RankCommand, act: Callable[[], _T]) -> tuple[_T, list[RankAnswer]]:
+        """Have all ranks do what can fail without harm, this one by ``act``; returns what that gave, and the answers.
+
+        Raises:
+            RankLostError: a rank is gone.
+            Exception: what ``act`` raises.
+            EngineDeadError: another rank failed and stays; the message says how.
+        """
+        self.send(command)
+        failure: Exception | None = None
+        result: _T | None = None
+        try:
+            result = act()
+        except Exception as error:
+            failure = error
+        answers = self.gather()
+        if failure is not None:
+            raise failure
+        for process, answer in zip(self.processes, answers, strict=True):
+            if isinstance(answer, RankFailed):
+                raise failure_of(process, answer)
+        return result, answers  # type: ignore[return-value]  # None only where that is what ``act`` gives
+
+    def loss(self, error: BaseException) -> EngineDeadError:
+        """Return why the ranks cannot go on, from what the core's own thread was told: ``error``."""
+        self._is_noticed.set()
+        ended = self._await_end(GRACE_S)
+        return self._reason() if ended else RankLostError(f"rank 0: {type(error).__name__}: {_first_line(error)}")
+
+    def failed_load(self, error: Exception) -> PenstockError:
+        """Return why the model could not be loaded, from what this rank was told: ``error``.
+
+        It may be what follows from another rank's refusal, or from its death, in whatever words.
+        """
+        self._is_noticed.set()
+        if self._await_end(GRACE_S):
+            self._take_failures()
+            for _, failure in sorted(self._failures, key=lambda pair: pair[1].at_ns):
+                if failure.code in _REFUSALS:
+                    return _REFUSALS[failure.code](failure.message)
+            if any((process.poll() or 0) < 0 for process in self.processes):
+                return self._reason()
+        return error if isinstance(error, PenstockError) else self.loss(error)
+
+    def note_loaded(self) -> None:
+        """From now on the core's own thread soon notices what happens."""
+        self._grace_s = GRACE_S
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """End the ranks: asked first, killed after a while. Twice does nothing."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        for process in self.processes:
+            with suppress(OSError):
+                process.channel.send(StopRank())
+        give_up_at = time.monotonic() + timeout_s
+        for process in self.processes:
+            select.select([process.pidfd], [], [], max(0.0, give_up_at - time.monotonic()))
+            process.kill()
+        self._watching.join()
+        for process in self.processes:
+            process.close()
+
+    def _end_silence(self, process: RankProcess) -> RankLostError:
+        stopped = ": it was stopped by a signal" if is_stopped(process.pid) else ""
+        words = f"rank {process.rank} (process {process.pid}) did not answer for {self._timeout_s:g} s{stopped}"
+        self._silence = RankKilledError(words) if stopped else RankLostError(words)
+        process.kill()
+        return self._silence
+
+    def _watch(self) -> None:
+        """In a thread of its own: end this process once a rank has ended."""
+        select.select([process.pidfd for process in self.processes], [], [])
+        if self._is_closing:
+            return
+        if self._is_noticed.wait(self._grace_s):
+            time.sleep(EXIT_TIMEOUT_S)
+            if self._is_closing:
+                return
+        reason = self._reason()
+        log.error("rank_lost", error=str(reason))
+        last_words.write(f"{type(reason).__module__}.{type(reason).__qualname__}: {reason}\n")
+        os._exit(1)
+
+    def _await_end(self, timeout_s: float) -> bool:
+        """Whether a rank has ended, or ends within that time."""
+        return bool(select.select([process.pidfd for process in self.processes], [], [], timeout_s)[0])
+
+    def _reason(self) -> EngineDeadError:
+        """Of the loss: first a signal, for what others fail of then follows from it, else who failed first."""
+        if self._silence is not None:
+            return self._silence
+        self._take_failures()
+        ended = [(process, *process.describe_end()) for process in self.processes if process.poll() is not None]
+        killed = [one for one in ended if (one[0].poll() or 0) < 0]
+        for process, words, is_external in sorted(killed, key=lambda one: not one[2]):
+            kind = RankKilledError if is_external else RankLostError
+            return kind(f"rank {process.rank} (process {process.pid}) {words}")
+        if self._failures:
+            process, failure = min(self._failures, key=lambda pair: pair[1].at_ns)
+            return failure_of(process, failure)
+        process, words, _ = ended[0]
+        return RankLostError(f"rank {process.rank} (process {process.pid}) {words}")
+
+    def _take_failures(self) -> None:
+        """Read what ranks said at their end."""
+        known = {process.rank for process, _ in self._failures}
+        for process in self.processes:
+            with suppress(EOFError, OSError):
+                while (answer := process.channel.receive(_WORDS_TIMEOUT_S)) is not None:
+                    if isinstance(answer, RankFailed) and process.rank not in known:
+                        self._failures.append((process, answer))
+                        if answer.trace:
+                            log.error("rank_failed", rank=process.rank, error=answer.message, trace=answer.trace)
+
+
+def failure_of(process: RankProcess, failure: RankFailed) -> RankLostError:
+    """What a rank could not do."""
+    return RankLostError(f"rank {process.rank} failed: {failure.message}")
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "")

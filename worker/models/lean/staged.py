@@ -1,0 +1,102 @@
+"""The lean path as one stage of a pipeline: some of the layers, between a stage before and a stage after."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..forward import ForwardSettings, ModelInput
+from ..parallel.groups import RankGroups
+from .forward import LeanForward
+from .layer import Attend
+from .of_lean import OfLean
+
+
+class StagedForward(OfLean):
+    """See ``forward.Forward``. Every stage runs the same steps in the same order.
+
+    The first stage has embeddings and head, the last one the final norm: what goes between stages are hidden and
+    residual rows ``[2, T, hidden size]``, and back to the first the rows whose logits are wanted.
+
+    ``run`` is ``start`` and ``finish``. The first stage may start as many steps as there are stages before it finishes
+    one, if they share no request; the others do all of their part in ``start``.
+
+    Args:
+        lean: with the layers of this stage.
+    """
+
+    def __init__(self, lean: LeanForward, groups: RankGroups) -> None:
+        super().__init__(lean)
+        self._groups = groups
+        self._num_logit_rows: deque[int] = deque()
+
+    def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
+        self._lean.allocate(num_blocks, block_size, num_slots, device)
+
+    @property
+    def caches(self) -> list[Tensor]:
+        """Of the layers of this stage."""
+        return self._lean.caches
+
+    def run(self, step: ModelInput) -> Tensor:
+        """Logits ``[R, V]`` at the first stage; elsewhere zeros ``[R, 1]``."""
+        self.start(step)
+        return self.finish()
+
+    def start(self, step: ModelInput) -> None:
+        """Compute what this stage has of ``step``, and hand it on."""
+        self.network.token_adapters.begin(step.token_lora)
+        attentions = self._lean.attend_to(step)
+        self._compute(step.token_ids, step.positions, step.logit_rows, step.inputs_embeds, attentions)
+
+    def finish(self) -> Tensor:
+        """What ``run`` returns, of the oldest step that was started."""
+        num_rows = self._num_logit_rows.popleft()
+        weight = self.network.norm.weight
+        if not self._groups.is_first_stage:
+            return weight.new_zeros(num_rows, 1)
+        return self.network.logits(self._groups.receive(weight.new_empty(num_rows, len(weight))))
+
+    def profile(self, num_tokens: int, num_logit_rows: int) -> None:
+        device = self.network.norm.weight.device
+        positions = torch.arange(min(num_tokens, self._lean.max_model_len), device=device)
+        self.network.token_adapters.begin(None)
+        rows = positions[-num_logit_rows:]
+        self._compute(torch.zeros_like(positions), positions, rows, None, self._lean.attend_to_nothing())
+        self.finish()
+
+    def _compute(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        logit_rows: Tensor,
+        inputs_embeds: Tensor | None,
+        attentions: list[Attend],
+    ) -> None:
+        network, groups = self.network, self._groups
+        if groups.is_first_stage:
+            hidden = network.embed_tokens(token_ids) if inputs_embeds is None else inputs_embeds
+            hidden, residual = network.begin(hidden)
+        else:
+            weight = network.norm.weight
+            hidden, residual = groups.receive(weight.new_empty(2, len(positions), len(weight)))
+        if groups.is_last_stage:
+            last = network.run_layers(hidden, residual, positions, attentions, last_rows=logit_rows)
+            groups.send_on(network.normalise(*last))
+        else:
+            passed = network.run_layers(hidden, residual, positions, attentions, last_rows=None)
+            groups.send_on(torch.stack(passed))
+        self._num_logit_rows.append(len(logit_rows))
+
+
+def lean_forward(module: PreTrainedModel, settings: ForwardSettings) -> LeanForward | StagedForward:
+    """Compute ``module``, or the stage of it that a rank has, by the lean path.
+
+    Raises: as ``LeanForward``.
+    """
+    lean = LeanForward(module, settings)
+    groups = settings.groups
+    return lean if groups is None or groups.layout.pipeline == 1 else StagedForward(lean, groups)

@@ -1,0 +1,125 @@
+"""What the ranks of one model say to each other while it computes."""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ....shared.errors import ConfigurationError
+from .layout import ParallelLayout
+
+_LOADING_TIMEOUT_S = 3600
+
+
+class RankGroups:
+    """One rank's place in the layout, and the collectives of the model.
+
+    Every rank of the default group makes one at the same time, since groups are made together. All collectives wait for
+    the others, and raise what torch raises (``RuntimeError``) once one is gone or silent for ``timeout_s``.
+
+    Args:
+        layout: how the ranks of torch's default group, which is initialised, share the model.
+        rank: this one, of the default group.
+        timeout_s: how long a collective waits while steps are computed.
+
+    Attributes:
+        tensor_group: the ranks of this one's stage; None where it is alone in it.
+
+    Raises:
+        ConfigurationError: the default group has another size than the layout.
+    """
+
+    def __init__(self, layout: ParallelLayout, rank: int, *, timeout_s: float) -> None:
+        if dist.get_world_size() != layout.world_size:
+            raise ConfigurationError(
+                f"tensor_parallel_size {layout.tensor} and pipeline_parallel_size {layout.pipeline} are "
+                f"{layout.world_size} ranks, but {dist.get_world_size()} have met"
+            )
+        self.layout = layout
+        self.rank = rank
+        self.tensor_group: dist.ProcessGroup | None = None
+        timeout = timedelta(seconds=timeout_s)
+        # All ranks make all groups, their own or not: torch wants it so.
+        for ranks in layout.tensor_groups if layout.tensor > 1 else ():
+            group = dist.new_group(list(ranks), timeout=timeout)
+            if rank in ranks:
+                self.tensor_group = group
+        # Of what is said while the model is loaded, when one may have to wait for another's disk.
+        self._loading = dist.new_group(backend="gloo", timeout=timedelta(seconds=_LOADING_TIMEOUT_S))
+        # What comes back has a group of its own: NCCL has one order for all that two ranks of a group send each other,
+        # and a step that goes on would wait for one that comes back, which waits for it.
+        ways = [dist.new_group(timeout=timeout) for _ in range(2)] if layout.pipeline > 1 else []
+        self._onwards, self._back = ways or (None, None)
+        self._sent: deque[tuple[dist.Work, Tensor]] = deque()
+
+    @property
+    def tensor_rank(self) -> int:
+        return self.layout.tensor_rank(self.rank)
+
+    @property
+    def pipeline_rank(self) -> int:
+        return self.layout.pipeline_rank(self.rank)
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.pipeline_rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.pipeline_rank == self.layout.pipeline - 1
+
+    def all_reduce(self, part: Tensor) -> Tensor:
+        """Sum ``part`` over the ranks of the stage, in place; return it."""
+        if self.tensor_group is not None:
+            dist.all_reduce(part, group=self.tensor_group)
+        return part
+
+    def gather(self, part: Tensor) -> Tensor:
+        """Put the parts ``[..., V / tensor]`` of the ranks of the stage side by side, ``[..., V]``.
+
+        Only the stage's first rank has them; the others get zeros of that shape, which nobody is to look at.
+        """
+        if self.tensor_group is None:
+            return part
+        first = self.layout.rank_at(self.pipeline_rank, 0)
+        part = part.contiguous()
+        if self.rank != first:
+            dist.gather(part, dst=first, group=self.tensor_group)
+            return part.new_zeros(1).expand(*part.shape[:-1], part.shape[-1] * self.layout.tensor)
+        parts = [torch.empty_like(part) for _ in range(self.layout.tensor)]
+        dist.gather(part, parts, dst=first, group=self.tensor_group)
+        return torch.cat(parts, dim=-1)
+
+    def send_on(self, tensor: Tensor) -> None:
+        """Send ``tensor`` to the next stage, or from the last one back to the first; does not wait until it is there.
+
+        What was sent before is waited for once as many steps are under way as there are stages.
+        """
+        tensor = tensor.contiguous()
+        way = self._back if self.is_last_stage else self._onwards
+        work = dist.isend(tensor, self._neighbour(1), group=way)
+        if work is not None:
+            self._sent.append((work, tensor))
+        while len(self._sent) > self.layout.pipeline:
+            self._sent.popleft()[0].wait()
+
+    def receive(self, into: Tensor) -> Tensor:
+        """Fill ``into`` with what the stage before has sent; the first stage's is the last. Return it."""
+        dist.recv(into, self._neighbour(-1), group=self._back if self.is_first_stage else self._onwards)
+        return into
+
+    def of_rank_zero(self, value: float) -> float:
+        """Return what rank 0 has for ``value``, so that all decide alike while the model is loaded.
+
+        Waits for an hour: ranks may read their files at different speeds.
+        """
+        told = torch.tensor([value], dtype=torch.float64)
+        dist.broadcast(told, src=0, group=self._loading)
+        return float(told.item())
+
+    def _neighbour(self, offset: int) -> int:
+        return self.layout.rank_at((self.pipeline_rank + offset) % self.layout.pipeline, self.tensor_rank)

@@ -1,0 +1,56 @@
+"""Which ranks compute one model together: numbers alone, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ParallelLayout:
+    """Ranks ``0 .. world_size`` in a grid: those of one stage follow each other.
+
+    With ``tensor`` 2 and ``pipeline`` 2 stage 0 is ranks 0 and 1, stage 1 is ranks 2 and 3.
+
+    Args:
+        tensor: ranks that share each layer.
+        pipeline: stages, each of which has a part of the layers.
+        is_expert_parallel: the ranks of a stage share experts whole, instead of a part of each.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    is_expert_parallel: bool = False
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor * self.pipeline
+
+    def tensor_rank(self, rank: int) -> int:
+        """Its number among those that share its layers."""
+        return rank % self.tensor
+
+    def pipeline_rank(self, rank: int) -> int:
+        """Its stage."""
+        return rank // self.tensor
+
+    def rank_at(self, pipeline_rank: int, tensor_rank: int) -> int:
+        return pipeline_rank * self.tensor + tensor_rank
+
+    @property
+    def tensor_groups(self) -> tuple[tuple[int, ...], ...]:
+        """For each stage, the ranks that share its layers."""
+        return tuple(
+            tuple(self.rank_at(stage, number) for number in range(self.tensor)) for stage in range(self.pipeline)
+        )
+
+    @property
+    def pipeline_chains(self) -> tuple[tuple[int, ...], ...]:
+        """For each tensor rank, the ranks that hand a step on, in the order of the stages."""
+        return tuple(
+            tuple(self.rank_at(stage, number) for stage in range(self.pipeline)) for number in range(self.tensor)
+        )
+
+    def stage_layers(self, rank: int, num_layers: int) -> range:
+        """The layers of the rank's stage, of ``num_layers`` in all: as even as they go."""
+        stage = self.pipeline_rank(rank)
+        return range(num_layers * stage // self.pipeline, num_layers * (stage + 1) // self.pipeline)
