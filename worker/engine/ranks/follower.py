@@ -75,7 +75,7 @@ class Follower:
             WakeUpWhole: self._wake_up_whole,
         }
         # Of these it is an answer.
-        self._preparing: dict[type, Callable[[Any], None]] = {
+        self._preparing: dict[type, Callable[[Any], Any]] = {
             Allocate: self._allocate,
             ReleaseWeights: lambda command: self._weights.release(command.level),
             RestoreWeights: lambda _: self._weights.restore(),
