@@ -92,9 +92,4 @@ class ShardedForward:
 
     def profile(self, num_tokens: int, num_logit_rows: int) -> None:
         """On all ranks; raises as ``run``."""
-        self._team.send(Profile(num_tokens, num_logit_rows))
-        try:
-            self.local.profile(num_tokens, num_logit_rows)
-        except Exception as error:
-            raise self._team.loss(error) from error
-        self._team.gather()
+        self._team.compute(Profile(num_tokens, num_logit_rows), lambda: self.local.profile(num_tokens, num_logit_rows))
