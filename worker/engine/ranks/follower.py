@@ -92,8 +92,12 @@ class Follower:
         computing = self._computing.get(type(command))
         if computing is not None:
             return computing(command)
+        preparing = self._preparing[type(command)]
+        if isinstance(command, Allocate) and command.captures:
+            preparing(command)
+            return Done()
         try:
-            self._preparing[type(command)](command)
+            preparing(command)
         except Exception as error:
             log.exception("rank_command_failed", command=type(command).__name__)
             return failure_from(error)
