@@ -16,6 +16,9 @@ from penstock.shared.records import EngineHeartbeat
 
 from ..gate import Gate
 from .conftest import Start
+from .faulty_model import RAISE
+from .test_poison import PARAMS as POISON_PARAMS
+from .test_poison import await_parking
 from .watching import PARAMS, PROMPT, Watched, busiest, engines, finish, start_streams, undisturbed, until
 
 RANKS = ("--tensor-parallel-size", "2", "--deterministic")
@@ -104,3 +107,16 @@ async def test_generations_go_on_at_the_restarted_engine_and_no_rank_outlives_it
         (beat,) = await engines(stack.url)
     assert beat.num_restarts == 1
     assert not {process.pid for process in team} & set(pids_of(beat))
+
+
+@pytest.mark.timeout(300)
+async def test_a_request_on_which_a_forward_raises_is_parked_for_the_engines_that_died(
+    start_faulty: Start, gate: Gate
+) -> None:
+    """Its neighbours are not harmed."""
+    stack = await start_faulty(2, *RANKS)
+    async with Client.connect(stack.url) as client:
+        whole = (await client.generate(PROMPT, POISON_PARAMS)).outputs[0]
+        dead = await await_parking(client, stack, gate, RAISE, whole)
+    assert dead.cause is not None
+    assert dead.cause.reason == "the engine lost a rank: rank 1 failed: RuntimeError: a fault of one request"

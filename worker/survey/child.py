@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import tempfile
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import structlog
 import torch
 from transformers.utils import logging as transformers_logging
 
 from ...shared.errors import ConfigurationError
+from ...shared.log import configure_logging
 from . import trial
 from .outcome import Outcome
 from .small_config import small_config
@@ -71,7 +70,7 @@ def _child(model_type: str, folder: Path, options: dict[str, Any]) -> None:
     warnings.simplefilter("ignore")
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    configure_logging("error")
     outcome = try_model_type(model_type, folder, options)
     (folder / _RESULT_FILE).write_bytes(msgspec.json.encode(outcome))
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from penstock.shared.control import (
+    CollectiveRpc,
     DummyBatchDone,
     ExecuteDummyBatch,
     IsSleeping,
@@ -30,6 +31,16 @@ from penstock.worker.process_tree import is_zombie
 
 from .harness import CoreProcess, request
 
+SPOILING = """
+from penstock.worker.engine.rpc import rpc_method
+
+@rpc_method("spoil")
+def spoil(engine):
+    def run(step):
+        raise ValueError("here alone")
+
+    engine.model.forward.local.run = run
+"""
 PROMPTS = [[5, 6, 7], [9] * 40]
 WEIGHTS = "model.safetensors"
 
@@ -129,6 +140,26 @@ def test_the_end_of_a_rank_is_the_end_of_an_idle_core(core_process: CoreProcess,
     with pytest.raises(EOFError, match=words):
         receive_for_ever(core_process)
     assert core_process.process.returncode == 1
+
+
+def test_a_forward_that_fails_on_rank_0_ends_the_engine_whoever_asked_for_it(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other ranks wait in a collective: computing on would add what they have to another step's."""
+    (tmp_path / "spoiling.py").write_text(SPOILING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    core = CoreProcess()
+    try:
+        started(core, demo_model, rpc_modules=("spoiling",))
+        ask(core, CollectiveRpc("spoil"))
+        failed = core.call(ExecuteDummyBatch())
+        assert failed.error is not None
+        assert failed.error.code == "engine_dead"
+        with pytest.raises(EOFError, match="rank 0: ValueError: here alone"):
+            receive_for_ever(core)
+    finally:
+        core.process.kill()
+        core.close()
 
 
 def test_ranks_end_with_a_core_that_is_killed(core_process: CoreProcess, demo_model: Path) -> None:

@@ -199,7 +199,7 @@ def test_parts_take_the_options_of_whole_models(
 REFUSALS: dict[str, tuple[str, dict[str, Any], list[Any], dict[str, Any], str]] = {
     "heads": (
         "llama",
-        {"num_attention_heads": 3, "num_key_value_heads": 3},
+        {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3},
         TENSOR,
         {},
         "tensor_parallel_size is 2, but the 3 attention heads of LlamaForCausalLM cannot be shared evenly by as many "

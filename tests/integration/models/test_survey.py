@@ -34,6 +34,16 @@ def test_the_table_of_some_types(tmp_path: Path) -> None:
     assert skipped.count("|") == lines[lines.index(skipped) - 1].count("|")
 
 
+def test_the_table_of_engines_of_two_ranks(tmp_path: Path) -> None:
+    out = tmp_path / "models.md"
+    assert survey("--only", "llama,gpt2", "--tensor-parallel", "2", "--out", str(out)).returncode == 0
+    lines = out.read_text().splitlines()
+    assert any("Each engine has `tensor_parallel_size` 2" in line for line in lines)
+    assert "| llama | lean | same | same | same | same |  |" in lines
+    (refused,) = [line for line in lines if line.startswith("| gpt2 ")]
+    assert "has no plan for how ranks share GPT2LMHeadModel" in refused
+
+
 def test_a_type_that_takes_too_long(tmp_path: Path) -> None:
     out = tmp_path / "models.md"
     done = survey("--only", "gpt2", "--timeout-s", "0.01", "--out", str(out))

@@ -9,6 +9,8 @@ import pytest
 from penstock.shared.command_line import UsageError
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.ranks import RankSetup
+from penstock.shared.records import EngineSetup
+from penstock.worker.cli.listing import _ranks
 from penstock.worker.cli.start import _check_gpus_per_engine, _gpus_per_engine
 from penstock.worker.config import EngineConfig
 from penstock.worker.programs import HostOptions
@@ -58,6 +60,14 @@ def test_gpus_beyond_its_ranks_are_vllms_alone() -> None:
     _check_gpus_per_engine(host, EngineConfig(model="m", tensor_parallel_size=2))
     with pytest.raises(UsageError, match="a GPU for each rank; give --tensor-parallel-size 2"):
         _check_gpus_per_engine(host, EngineConfig(model="m"))
+
+
+def test_how_ranks_are_listed() -> None:
+    ranks = RankSetup(
+        tensor_parallel_size=2, pids=[1, 2], weight_bytes=[3 << 20] * 2, kv_cache_bytes=[1 << 20, 2 << 20]
+    )
+    assert _ranks(EngineSetup(ranks=ranks)) == "tp 2, 5 MiB each"
+    assert _ranks(EngineSetup()) == "-"
 
 
 def test_how_ranks_are_told() -> None:

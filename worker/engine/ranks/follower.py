@@ -75,7 +75,7 @@ class Follower:
             WakeUpWhole: self._wake_up_whole,
         }
         # Of these it is an answer.
-        self._preparing: dict[type, Callable[[Any], None]] = {
+        self._preparing: dict[type, Callable[[Any], Any]] = {
             Allocate: self._allocate,
             ReleaseWeights: lambda command: self._weights.release(command.level),
             RestoreWeights: lambda _: self._weights.restore(),
@@ -92,8 +92,12 @@ class Follower:
         computing = self._computing.get(type(command))
         if computing is not None:
             return computing(command)
+        preparing = self._preparing[type(command)]
+        if isinstance(command, Allocate) and command.captures:
+            preparing(command)
+            return Done()
         try:
-            self._preparing[type(command)](command)
+            preparing(command)
         except Exception as error:
             log.exception("rank_command_failed", command=type(command).__name__)
             return failure_from(error)

@@ -91,7 +91,7 @@ class SeveralRanks:
         return dataclasses.replace(self._local, forward=ShardedForward(self._local.forward, self._team))
 
     def size_cache(self) -> KVCacheSize:
-        mine, others = self._team.together(Measure(), lambda: measure_rank(self.local, self._config))
+        mine, others = self._team.compute(Measure(), lambda: measure_rank(self.local, self._config))
         self._memories = [mine, *(answer for answer in others if isinstance(answer, RankMemory))]
         return size_for_all(self._config, self.local, self._memories)
 
@@ -99,7 +99,7 @@ class SeveralRanks:
         return _Weights(ModelWeights(self.local.weights, load_again), self._team)
 
     def awake(self) -> None:
-        self._team.together(WakeUpWhole(), lambda: capture_again(self.local))
+        self._team.compute(WakeUpWhole(), lambda: capture_again(self.local))
 
     def recorder(self) -> TraceRecorder:
         return _Recorder(ProcessTraceRecorder(self._config, "-rank0"), self._team)

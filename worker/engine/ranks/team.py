@@ -51,7 +51,7 @@ class RankTeam:
         self._timeout_s = timeout_s
         self._grace_s = LOAD_GRACE_S
         self._is_closing = False
-        self._silence: RankLostError | None = None
+        self._verdict: EngineDeadError | None = None
         self._failures: list[tuple[RankProcess, RankFailed]] = []
         self._is_noticed = threading.Event()
         self._watching = threading.Thread(target=self._watch, name="ranks", daemon=True)
@@ -67,6 +67,8 @@ class RankTeam:
         Raises:
             RankLostError: one is gone.
         """
+        if self._verdict is not None:
+            raise self._verdict
         data = encode(command)
         for process in self.processes:
             try:
@@ -114,11 +116,32 @@ class RankTeam:
                 raise failure_of(process, answer)
         return result, answers  # type: ignore[return-value]  # None only where that is what ``act`` gives
 
+    def compute(self, command: RankCommand, act: Callable[[], _T]) -> tuple[_T, list[RankAnswer]]:
+        """As ``together``, of what has collectives in it: where it fails, nobody knows what the others wait for.
+
+        Raises:
+            EngineDeadError: it failed, here or elsewhere.
+        """
+        self.send(command)
+        try:
+            result = act()
+        except Exception as error:
+            raise self.loss(error) from error
+        return result, self.gather()
+
     def loss(self, error: BaseException) -> EngineDeadError:
-        """Return why the ranks cannot go on, from what the core's own thread was told: ``error``."""
+        """Return why the ranks cannot go on, from what the core's own thread was told: ``error``.
+
+        Whoever may swallow what is raised then: no rank computes any more, and this process ends.
+        """
         self._is_noticed.set()
-        ended = self._await_end(GRACE_S)
-        return self._reason() if ended else RankLostError(f"rank 0: {type(error).__name__}: {_first_line(error)}")
+        if self._verdict is None:
+            ended = self._await_end(GRACE_S)
+            words = f"rank 0: {type(error).__name__}: {_first_line(error)}"
+            self._verdict = self._reason() if ended else RankLostError(words)
+            for process in self.processes:
+                process.kill()
+        return self._verdict
 
     def failed_load(self, error: Exception) -> PenstockError:
         """Return why the model could not be loaded, from what this rank was told: ``error``.
@@ -155,12 +178,14 @@ class RankTeam:
         for process in self.processes:
             process.close()
 
-    def _end_silence(self, process: RankProcess) -> RankLostError:
+    def _end_silence(self, process: RankProcess) -> EngineDeadError:
         stopped = ": it was stopped by a signal" if is_stopped(process.pid) else ""
         words = f"rank {process.rank} (process {process.pid}) did not answer for {self._timeout_s:g} s{stopped}"
-        self._silence = RankKilledError(words) if stopped else RankLostError(words)
-        process.kill()
-        return self._silence
+        self._is_noticed.set()
+        self._verdict = RankKilledError(words) if stopped else RankLostError(words)
+        for one in self.processes:
+            one.kill()
+        return self._verdict
 
     def _watch(self) -> None:
         """In a thread of its own: end this process once a rank has ended."""
@@ -182,8 +207,8 @@ class RankTeam:
 
     def _reason(self) -> EngineDeadError:
         """Of the loss: first a signal, for what others fail of then follows from it, else who failed first."""
-        if self._silence is not None:
-            return self._silence
+        if self._verdict is not None:
+            return self._verdict
         self._take_failures()
         ended = [(process, *process.describe_end()) for process in self.processes if process.poll() is not None]
         killed = [one for one in ended if (one[0].poll() or 0) < 0]
