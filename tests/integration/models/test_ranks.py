@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import transformers
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from penstock.worker.models.loader import LoadedModel
 from penstock.worker.models.weights import ModelWeights
@@ -173,7 +173,13 @@ def test_the_first_stage_may_be_two_steps_ahead(pair: Pair) -> None:
 
 def test_all_ranks_decide_as_rank_0_does(pair: Pair) -> None:
     """Rank 1 has no logits to judge by, and must not try the next way while rank 0 goes on."""
-    assert pair.do("disagreeing", variant="llama") == [{"mode": "lean"}] * 2
+    assert pair.do("choose", variant="qwen2 moe", is_miscut=False) == [{"mode": "lean"}] * 2
+
+
+def test_a_wrong_cut_is_found_on_all_ranks(pair: Pair) -> None:
+    """It agrees with itself: only the whole model tells."""
+    for answer in pair.do("choose", variant="qwen2 moe", is_miscut=True):
+        assert "it gives other results when requests are batched" in answer["refusal"]
 
 
 @pytest.mark.parametrize("layout", [TENSOR, STAGES], ids=["tensor", "stages"])
