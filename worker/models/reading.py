@@ -127,6 +127,9 @@ def _planned_part(
         )
     if not config.needs_weights:
         raise ConfigurationError(f"{told} reads files, and load_format is 'dummy'; use load_format 'auto'")
+    if config.enable_prompt_embeds:
+        # Rank 0 alone embeds tokens beside what is given, and would wait for the others.
+        raise ConfigurationError(f"{told} shares the embeddings, too; leave enable_prompt_embeds out, or use one rank")
     with chosen_device(device):
         module = read_module(folder, model_config, architecture, config, device, **options)
     num_parameters = _num_parameters(module)

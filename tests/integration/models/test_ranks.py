@@ -258,6 +258,14 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[Any], dict[str, Any], str]] 
         "tensor_parallel_size is 2, but Gemma2ForCausalLM is shared by transformers' own plan, which keeps linear "
         "layers as they are, and quantization is 'int8'; leave it out",
     ),
+    "prompt embeddings by a plan": (
+        "gemma2",
+        {},
+        TENSOR,
+        {"enable_prompt_embeds": True},
+        "tensor_parallel_size is 2, but Gemma2ForCausalLM is shared by transformers' own plan, which shares the "
+        "embeddings, too; leave enable_prompt_embeds out, or use one rank",
+    ),
     "adapters": (
         "llama",
         {},
