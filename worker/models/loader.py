@@ -36,7 +36,7 @@ from .pooling.folder import PoolingFolder, pools
 from .pooling.loading import as_decoder, make_pooling
 from .pooling.pooler import PoolingModel
 from .quantized_linear import quantize_linear_layers
-from .reading import ReadModel, read_model
+from .reading import ReadModel, naming_ranks, read_model
 
 log = structlog.get_logger(__name__)
 
@@ -139,7 +139,8 @@ def load_model(config: EngineConfig, folder: Path, groups: RankGroups | None = N
             trust_remote_code=config.trust_remote_code,
         )
     ending = eos_token_ids(module, vocab_size)
-    forward = _choose_forward(module, architecture, vocab_size, longest, config, read, groups)
+    with naming_ranks(groups):
+        forward = _choose_forward(module, architecture, vocab_size, longest, config, read, groups)
     if seeing is not None and (why := refusal_of_forward(seeing, forward, is_deterministic=config.deterministic)):
         seeing, refusal = None, why
     backend = _attention_backend(forward, config, architecture)

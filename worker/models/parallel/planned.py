@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from ....shared.errors import ConfigurationError
 from .cut import check_shares
