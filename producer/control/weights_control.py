@@ -6,7 +6,8 @@ from typing import Unpack
 
 import msgspec
 
-from ...shared.errors import EngineCallError
+from ...shared.control import IsSleeping, SleepState
+from ...shared.errors import EngineCallError, PenstockError
 from ...shared.timeouts import check_timeout
 from ...shared.weights_control import ReloadWeights, WeightsReloaded
 from ..client_core import ClientCore
@@ -68,22 +69,30 @@ class WeightsControl(ClientCore):
             return await self._call_engines(checking, WeightsReloaded, options)
         model = options.get("model") or ""
         async with self._operations.audit.audited("engine.reload_weights", target, model=model, **told):
-            checked = await self._call_engines(checking, WeightsReloaded, options)
-            return await self._roll(call, sorted(checked), options)
+            answers: dict[str, WeightsReloaded] = {}
+            waiting = sorted(await self._call_engines(checking, WeightsReloaded, options))
+            while waiting:
+                await self._roll(call, waiting, options, answers)
+                if options.get("engine_id") is not None:
+                    break
+                # Some may have begun meanwhile, with what their command lines say.
+                waiting = sorted((await self._call_engines(IsSleeping(), SleepState, options)).keys() - answers.keys())
+            return answers
 
     async def _roll(
-        self, call: ReloadWeights, engine_ids: list[str], options: CallOptions
-    ) -> dict[str, WeightsReloaded]:
-        answers: dict[str, WeightsReloaded] = {}
+        self, call: ReloadWeights, engine_ids: list[str], options: CallOptions, answers: dict[str, WeightsReloaded]
+    ) -> None:
+        """Ask one after the other, and add to ``answers``."""
         for place, engine_id in enumerate(engine_ids):
-            options["engine_id"] = engine_id
+            of_one: CallOptions = {**options, "engine_id": engine_id}
             try:
-                answers |= await self._call_engines(call, WeightsReloaded, options)
-            except EngineCallError as error:
+                answers |= await self._call_engines(call, WeightsReloaded, of_one)
+            except PenstockError as error:
+                # One that has died since it was asked first has no answer of its own.
+                errors = error.errors if isinstance(error, EngineCallError) else {engine_id: error}
                 left = ", ".join(engine_ids[place + 1 :]) or "none"
                 raise EngineCallError(
                     f"{error}; changed before: {', '.join(answers) or 'none'}; not asked: {left}",
                     answers=dict(answers),
-                    errors=error.errors,
+                    errors=errors,
                 ) from error
-        return answers

@@ -64,8 +64,8 @@ class Scaling:
 
     def scale(self, num_engines: int) -> None:
         """Have so many engines from now on; says why not in the log, where that cannot be. Returns at once."""
-        if self._is_over or not 1 <= num_engines <= self._max_engines:
-            reason = "the worker leaves" if self._is_over else f"there is room for 1 to {self._max_engines}"
+        reason = self._obstacle(num_engines)
+        if reason:
             log.warning("scale_refused", num_engines=num_engines, reason=reason)
             return
         staying = self._staying
@@ -81,6 +81,13 @@ class Scaling:
         self._is_over = True
         for task in self._leaving.values():
             task.cancel()
+
+    def _obstacle(self, num_engines: int) -> str:
+        if self._is_over:
+            return "the worker leaves"
+        if len(self._running) < len(self._engines):
+            return "the worker has not begun yet"
+        return "" if 1 <= num_engines <= self._max_engines else f"there is room for 1 to {self._max_engines}"
 
     def _free_slot(self) -> int:
         free = (slot for slot, task in enumerate(self._running) if task.done())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 import pytest
@@ -51,6 +52,14 @@ class PlayedEngine:
         await self._commands.execute("SADD", self._keys.engines(), self.name)
         await self._commands.execute("SET", self._keys.engine(self.name), msgspec.json.encode(beat), "PX", 60_000)
 
+    def appear(self) -> None:
+        """``beat``, from an answer."""
+        self._later(self.beat())
+
+    def retire(self) -> None:
+        """Beat no more, from an answer."""
+        self._later(self._commands.execute("DEL", self._keys.engine(self.name)))
+
     async def listen(self, subscriber: Subscriber) -> None:
         await subscriber.subscribe(self.calls.keys.engine_commands(self.name), self._on_command)
 
@@ -66,9 +75,12 @@ class PlayedEngine:
                 reply.error = outcome
             else:
                 reply.answer = outcome
-            task = asyncio.create_task(self.calls.reply(reply))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._later(self.calls.reply(reply))
+
+    def _later(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 Play = Callable[[str], PlayedEngine]
