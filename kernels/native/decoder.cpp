@@ -6,6 +6,7 @@
 #include "layer_switches.h"
 #include "tile_attention.h"
 #include "vector_attention.h"
+#include "workspace.h"
 
 namespace {
 
@@ -14,30 +15,6 @@ constexpr int64_t LOGITS_PER_PIECE = 16384;
 // Rows (tokens by heads of a group) of a prompt that one thread attends for: several tiles, so that what was read of the
 // cache is read from near again.
 constexpr int64_t ROWS_PER_PIECE = 48;
-
-// Memory that is kept from step to step, cut into parts.
-class Workspace {
- public:
-  explicit Workspace(size_t num_bytes) {
-    if (memory().size() < num_bytes) memory().resize(num_bytes);
-    next_ = memory().data();
-  }
-
-  template <typename T>
-  T* take(int64_t num) {
-    T* taken = reinterpret_cast<T*>(next_);
-    next_ += (num * sizeof(T) + VECTOR_BYTES - 1) / VECTOR_BYTES * VECTOR_BYTES;
-    return taken;
-  }
-
- private:
-  static std::vector<char>& memory() {
-    static thread_local std::vector<char> kept;
-    return kept;
-  }
-
-  char* next_;
-};
 
 // One step of a model of dtype T.
 template <typename T>

@@ -19,9 +19,10 @@ void for_rows(int64_t num_rows, int64_t size, const Body& body) {
   });
 }
 
-// Of inputs + residual, which residual becomes; without a residual of inputs alone. weight repeats every weight_rows.
-template <typename T>
-void rms_norm(const T* inputs, int64_t stride, T* residual, const T* weight, int64_t weight_rows, T* out,
+// Of inputs + residual, which residual becomes; without a residual of inputs alone. weight repeats every weight_rows, and
+// is of the dtype or of floats, see norm_row.
+template <typename T, typename W>
+void rms_norm(const T* inputs, int64_t stride, T* residual, const W* weight, int64_t weight_rows, T* out,
               int64_t num_rows, int64_t size, float eps) {
   for_rows(num_rows, size, [&](int64_t row) {
     const T* values = inputs + row * stride;
@@ -52,9 +53,14 @@ void silu_and_mul(const T* gate_up, T* out, int64_t num_rows, int64_t size) {
 }  // namespace
 
 #define PENSTOCK_LAYER_OPS(T, suffix)                                                                               \
-  extern "C" void rms_norm_##suffix(const T* inputs, int64_t stride, T* residual, const T* weight,                  \
-                                    int64_t weight_rows, T* out, int64_t num_rows, int64_t size, float eps) {      \
-    rms_norm<T>(inputs, stride, residual, weight, weight_rows, out, num_rows, size, eps);                          \
+  extern "C" void rms_norm_##suffix(const T* inputs, int64_t stride, T* residual, const void* weight,               \
+                                    int64_t is_wide, int64_t weight_rows, T* out, int64_t num_rows, int64_t size,  \
+                                    float eps) {                                                                    \
+    if (is_wide) {                                                                                                  \
+      rms_norm(inputs, stride, residual, static_cast<const float*>(weight), weight_rows, out, num_rows, size, eps); \
+    } else {                                                                                                        \
+      rms_norm(inputs, stride, residual, static_cast<const T*>(weight), weight_rows, out, num_rows, size, eps);     \
+    }                                                                                                               \
   }                                                                                                                 \
   extern "C" void rotary_##suffix(const T* heads, int64_t token_stride, int64_t head_stride, const T* cos,          \
                                   const T* sin, T* out, int64_t num_tokens, int64_t num_heads, int64_t head_dim) { \

@@ -21,7 +21,7 @@ _ANY_DTYPE: dict[str, list[Any]] = {
     "store_rows": [_POINTER, _INT, _POINTER, _POINTER, _INT, _INT],
 }
 _SIGNATURES: dict[str, list[Any]] = {
-    "rms_norm": [_POINTER, _INT, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT, _FLOAT],
+    "rms_norm": [_POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _POINTER, _INT, _INT, _FLOAT],
     "rotary": [_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT],
     "silu_and_mul": [_POINTER, _POINTER, _INT, _INT],
     "pack_linear": [_POINTER, _POINTER, _INT, _INT],

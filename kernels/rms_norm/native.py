@@ -12,7 +12,7 @@ from . import reference
 def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See ``rms_norm.rms_norm``."""
     function = library("rms_norm", inputs.dtype)
-    if function is None or not weight.is_contiguous() or weight.dtype != inputs.dtype:
+    if function is None or not weight.is_contiguous():
         return reference.rms_norm(inputs, weight, eps)
     size = inputs.shape[-1]
     rows = inputs.reshape(-1, size)
@@ -20,7 +20,8 @@ def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
         rows = rows.contiguous()
     out = torch.empty(inputs.shape, dtype=inputs.dtype)
     function(
-        *(rows.data_ptr(), rows.stride(0), None, weight.data_ptr(), weight.numel() // size),
+        *(rows.data_ptr(), rows.stride(0), None, weight.data_ptr()),
+        *(weight.dtype == torch.float32, weight.numel() // size),
         *(out.data_ptr(), rows.shape[0], size, eps),
     )
     return out
@@ -30,12 +31,13 @@ def add_rms_norm(inputs: Tensor, residual: Tensor, weight: Tensor, eps: float) -
     """See ``rms_norm.add_rms_norm``."""
     function = library("rms_norm", inputs.dtype)
     are_plain = inputs.is_contiguous() and residual.is_contiguous() and weight.is_contiguous()
-    if function is None or not are_plain or weight.dtype != inputs.dtype:
+    if function is None or not are_plain:
         return reference.add_rms_norm(inputs, residual, weight, eps)
     num_rows, size = inputs.shape
     out = torch.empty_like(inputs)
     function(
-        *(inputs.data_ptr(), size, residual.data_ptr(), weight.data_ptr(), 1),
+        *(inputs.data_ptr(), size, residual.data_ptr(), weight.data_ptr()),
+        *(weight.dtype == torch.float32, 1),
         *(out.data_ptr(), num_rows, size, eps),
     )
     return out, residual

@@ -47,7 +47,8 @@ class TestLayerOps:
     def test_rms_norm(self, num_tokens: int, size: int, dtype: torch.dtype) -> None:
         weight = random(size, dtype=dtype)
         for inputs in (random(num_tokens, size, dtype=dtype), random(num_tokens, 2 * size, dtype=dtype)[:, size:]):
-            assert_close(rms_norm(inputs, weight, 1e-5), norm_reference.rms_norm(inputs, weight, 1e-5))
+            for own in (weight, weight.float()):
+                assert_close(rms_norm(inputs, own, 1e-5), norm_reference.rms_norm(inputs, own, 1e-5))
 
     def test_rms_norm_of_heads_with_a_weight_each(self, dtype: torch.dtype) -> None:
         heads, weight = random(9, 7, 32, dtype=dtype)[:, 1:6], random(5, 32, dtype=dtype)

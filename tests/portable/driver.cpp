@@ -163,13 +163,14 @@ void try_attention() {
   }
 }
 
-// Two layers on a prompt, whole and in two parts.
+// Two layers on a prompt, whole and in two parts: one as Llama's, one with whatever else a layer may do.
 template <typename T>
 struct SmallDecoder {
   static constexpr int64_t HIDDEN = 64, HEADS = 6, KV_HEADS = 2, DIM = 32, MLP = 96, VOCAB = 70, BLOCK = 4, TOKENS = 21,
                            BLOCKS = 6, LAYERS = 2;
   Weight<T> qkv, output, gate_up, down, lm_head;
-  std::vector<T> ones, embeddings, cos, sin;
+  std::vector<T> ones, embeddings;
+  std::vector<float> wide, sinks, cos, sin;
   std::vector<char> caches[2 * LAYERS];
   DecoderLayer layers[LAYERS];
 
@@ -181,13 +182,22 @@ struct SmallDecoder {
         lm_head(VOCAB, HIDDEN, kind, 5),
         ones(HIDDEN, from_float<T>(1)),
         embeddings(random_numbers<T>(VOCAB * HIDDEN, 6)),
-        cos(random_numbers<T>(TOKENS * DIM, 7)),
-        sin(random_numbers<T>(TOKENS * DIM, 8)) {
+        wide(HIDDEN, 1.1f),
+        sinks(random_numbers<float>(HEADS, 9)),
+        cos(random_numbers<float>(TOKENS * DIM, 7)),
+        sin(random_numbers<float>(TOKENS * DIM, 8)) {
     for (auto& cache : caches) cache.resize(BLOCKS * KV_HEADS * 16 * DIM * sizeof(T));
+    const Norm narrow{ones.data(), nullptr, RMS_NORM, 1e-5f}, none{};
     for (int64_t i = 0; i < LAYERS; ++i) {
-      layers[i] = {ones.data(),  ones.data(),           nullptr,                   nullptr, qkv.linear,        output.linear,
-                   gate_up.linear, down.linear, caches[2 * i].data(), caches[2 * i + 1].data(), 0.02f, i * 6};
+      layers[i] = {narrow, none, narrow, none, none, none, qkv.linear, output.linear, gate_up.linear, down.linear};
+      layers[i].keys = caches[2 * i].data(), layers[i].values = caches[2 * i + 1].data();
+      layers[i].scale = 0.02f, layers[i].residual_scale = 1, layers[i].window = i * 6, layers[i].is_gated = 1;
     }
+    DecoderLayer& other = layers[1];
+    other.input_norm = {wide.data(), wide.data(), CENTRED_NORM, 1e-5f};
+    other.attention_norm = other.mlp_out_norm = {wide.data(), nullptr, WIDE_RMS_NORM, 1e-5f};
+    other.sinks = sinks.data(), other.softcap = 2, other.residual_scale = 0.5f, other.is_interleaved = 1;
+    other.activation = GELU;
   }
 
   // The logits of the last token of start .. end.
@@ -197,9 +207,10 @@ struct SmallDecoder {
     for (int64_t i = 0; i < BLOCKS; ++i) table.push_back(i);
     const int64_t num = end - start, last = num - 1;
     std::vector<float> logits(VOCAB);
-    const Decoder decoder{layers, LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, MLP, BLOCK, 1e-5f, 1e-5f, embeddings.data(),
-                          ones.data(), lm_head.linear};
-    const DecoderStep step{num, 1, 1, ids.data(), positions.data(), positions.data(), nullptr, cos.data(), sin.data(),
+    const Decoder decoder{layers, LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, MLP, BLOCK, 2, 1, 0.5f, 3, embeddings.data(),
+                          {ones.data(), nullptr, RMS_NORM, 1e-5f}, lm_head.linear};
+    const Angles angles{cos.data(), sin.data(), DIM};
+    const DecoderStep step{num, 1, 1, ids.data(), positions.data(), positions.data(), nullptr, &angles,
                            table.data(), BLOCKS, &num, &end, &last, logits.data()};
     Library<T>::run_decoder(&decoder, &step);
     return logits;

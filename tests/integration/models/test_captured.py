@@ -149,7 +149,7 @@ def assert_equal(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
         ("llama", 64, {"num_hidden_layers": 2}),
         ("qwen3", 128, SMALLEST),
         ("mistral, with a window", 64, SMALLEST),
-        ("stablelm", 64, SMALLEST),
+        ("cohere", 64, {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}),
     ],
 )
 @torch.inference_mode()

@@ -118,7 +118,7 @@ def test_angles_that_follow_the_batch_are_refused() -> None:
     ("part", "said"),
     [
         ("self_attn", "more than one projection behind its attention"),
-        ("input_layernorm", "does more to the stream than normalise it"),
+        ("input_layernorm", "not one part, but input_layernorm, mlp"),
         ("", "the result of model.layers.1"),
     ],
 )

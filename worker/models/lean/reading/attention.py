@@ -129,6 +129,8 @@ class _HeadNorms:
             span_rows = True
         else:
             raise ModelLoadError(f"normalisations of {rows} numbers inside of its attention")
+        if query_plan.is_wide != key_plan.is_wide:  # with weights near 1 in 16 bits rounding alone tells them apart
+            query_plan, key_plan = (replace(plan, is_wide=True) for plan in (query_plan, key_plan))
         if replace(query_plan, name="", size=0) != replace(key_plan, name="", size=0):
             raise ModelLoadError("queries and keys are normalised in two ways")
         if any(getattr(call.module, "bias", None) is not None for call in (query, key)):

@@ -23,6 +23,12 @@ _FAINT = 1e-3
 @torch.inference_mode()
 def read_norm(call: ModuleCall) -> NormPlan | None:
     """The plan of the normalisation that ``call`` is; None if it is none that is known."""
+    if not call.is_norm_read:
+        call.norm, call.is_norm_read = _guess_norm(call), True
+    return call.norm
+
+
+def _guess_norm(call: ModuleCall) -> NormPlan | None:
     if call.given is None or call.made is None or call.given.shape != call.made.shape or not _may_be(call.module):
         return None
     given, size = call.given, call.given.shape[-1]

@@ -15,6 +15,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from ...causal_lm import CausalLM
 from ...packed import install_attention
+from ..plan import NormPlan
 
 _NUMBERS = itertools.count()
 _NUM_TOKENS = 7
@@ -29,6 +30,7 @@ class ModuleCall:
         given: its first tensor argument; None if it has none.
         made: its result, the first one of several.
         arguments, options, results: as they were.
+        norm: the normalisation that it is, once ``is_norm_read``.
     """
 
     name: str
@@ -38,6 +40,8 @@ class ModuleCall:
     arguments: tuple[Any, ...]
     options: dict[str, Any]
     results: Any
+    norm: NormPlan | None = None
+    is_norm_read: bool = False
 
 
 @dataclass
