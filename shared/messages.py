@@ -27,6 +27,7 @@ from .pooling import Pooled, PoolingParams, PoolingSetup
 from .prompt_embeds import PromptEmbeds
 from .stats import RequestStats, StepStats
 from .tokenization import Tokenization
+from .waves import LeaveWave, StartWave, WaveState
 
 WIRE_VERSION = 1
 # What a resumed generation goes on with: what a request may demand, and what `Ready` tells of an engine.
@@ -170,7 +171,7 @@ class Shutdown(msgspec.Struct, array_like=True, tag="shutdown"):
     """Leave the busy loop and exit with status 0."""
 
 
-CoreInput = EngineCoreRequest | AbortRequests | Configure | UtilityCall | Shutdown
+CoreInput = EngineCoreRequest | AbortRequests | Configure | UtilityCall | Shutdown | StartWave | LeaveWave
 
 
 # --------------------------------------------------------------------- engine core -> worker
@@ -198,6 +199,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     more than one (measured where something guesses, else 0): those beyond the requests' own are for guesses.
     ``max_images`` are those that a request may have; with 0 ``image_refusal`` says why.
     ``logits_processors`` are the names that ``extra_args`` may have.
+    ``num_shared_experts`` are those of a layer, which the ranks of a data-parallel group share; 0 of other engines.
     """
 
     version: int = WIRE_VERSION
@@ -236,6 +238,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     max_images: int = 0
     image_refusal: str = ""
     logits_processors: tuple[str, ...] = ()
+    num_shared_experts: int = 0
 
 
 class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):
@@ -307,7 +310,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
 
     ``prefix_cache_queries`` and ``prefix_cache_hits`` count tokens since the start: those of requests that looked for
     cached ones, and those found. ``num_draft_tokens`` are those guessed, ``num_accepted_tokens`` those guessed right.
-    ``kv_offload`` is of blocks kept beside the KV cache; None where none are.
+    ``kv_offload`` is of blocks kept beside the KV cache; None where none are. ``wave`` is that of a rank's group.
     """
 
     num_running_reqs: int = 0
@@ -322,6 +325,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     kv_offload: KVOffloadStats | None = None
+    wave: WaveState | None = None
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag="outputs"):

@@ -14,6 +14,7 @@ from .messages import WIRE_VERSION, EngineState
 from .params import GENERATE
 from .pooling import PoolingSetup
 from .stats import EngineStats
+from .waves import GroupStanding
 
 
 class EngineSetup(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
@@ -131,6 +132,8 @@ class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     setup: EngineSetup | None = None
     # Of the adapters that it has loaded.
     lora_digests: list[str] = []
+    # Of a rank of a data-parallel group.
+    group: GroupStanding | None = None
 
 
 class DeathCause(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True):

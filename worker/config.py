@@ -14,8 +14,9 @@ from ..shared.errors import ConfigurationError
 from ..shared.keys import is_partition_name
 from .adapter_options import check_adapters
 from .config_checks import check_attention, check_engine, check_quantization, check_speculation
+from .data_parallel_options import DataParallelOptions, check_data_parallel
 from .image_options import DEFAULT_CACHE_MEMORY, DEFAULT_MAX_IMAGES, ImageCacheMemory, MaxImages
-from .kv_offload_options import KVOffloadOptions, check_kv_offload
+from .kv_offload_options import check_kv_offload
 from .options.option import Option, check_fields
 from .options.readers import Choice, ChoiceWithCount, Folder, Integer, Model, Reader, Share, Size, Switch, Texts
 
@@ -47,7 +48,7 @@ MODEL, PLACE, BATCH, COMPUTING, CONTROL = (
 )
 
 
-class EngineConfig(KVOffloadOptions, frozen=True, kw_only=True, omit_defaults=True):
+class EngineConfig(DataParallelOptions, frozen=True, kw_only=True, omit_defaults=True):
     """How an engine core loads its model and schedules.
 
     Args:
@@ -320,6 +321,15 @@ class EngineConfig(KVOffloadOptions, frozen=True, kw_only=True, omit_defaults=Tr
         check_adapters(self, self.engine)
         check_speculation(self.speculative, self.engine, async_scheduling=self.async_scheduling)
         check_kv_offload(self, enable_prefix_caching=self.enable_prefix_caching)
+        check_data_parallel(
+            self,
+            self.engine,
+            self.device,
+            deterministic=self.deterministic,
+            async_scheduling=self.async_scheduling,
+            speculative=self.speculative,
+            enforce_eager=self.enforce_eager,
+        )
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigurationError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "

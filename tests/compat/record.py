@@ -80,6 +80,7 @@ from penstock.shared.pooling import Pooled, PoolingParams
 from penstock.shared.prompt_embeds import PromptEmbeds
 from penstock.shared.stats import RequestStats, StepStats
 from penstock.shared.tokenization import Tokenization
+from penstock.shared.waves import LeaveWave, StartWave, WavePhase, WaveStarted, WaveState
 
 PATH = Path(__file__).parent / "wire_v1.json"
 
@@ -559,6 +560,17 @@ SAMPLES += [
     ),
     ("ready of a model that reads images", "CoreOutput", Ready(**OF_A_GPU, max_images=8)),
     ("ready of one that reads none", "CoreOutput", Ready(**OF_A_GPU, image_refusal="this model reads no images")),
+]
+SAMPLES += [
+    ("start wave", "CoreInput", StartWave(7)),
+    ("leave wave", "CoreInput", LeaveWave()),
+    (
+        "step outputs of a rank",
+        "CoreOutput",
+        EngineCoreOutputs(scheduler_stats=SchedulerStats(wave=WaveState(7, WavePhase.STARTING)), timestamp=2.5),
+    ),
+    ("ready of a rank", "CoreOutput", Ready(**OF_A_GPU, num_shared_experts=64)),
+    ("wave started", "WaveStarted", WaveStarted(1_763_931_000_000_000, 7)),
 ]
 
 

@@ -32,6 +32,7 @@ from penstock.shared.metrics import engines_samples
 from penstock.shared.metrics.exposition import expose
 from penstock.shared.request_events import EventKind, RequestEvent, decode_event
 from penstock.shared.stats import Histogram
+from penstock.shared.waves import WaveStarted
 
 RECORDED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "wire_v1.json").read_text())
 TYPES: dict[str, Any] = {
@@ -46,6 +47,7 @@ TYPES: dict[str, Any] = {
     "WebhookTarget": WebhookTarget,
     "WebhookSecret": WebhookSecret,
     "WebhookEvent": WebhookEvent,
+    "WaveStarted": WaveStarted,
 }
 
 

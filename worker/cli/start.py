@@ -28,6 +28,7 @@ from ..options.settings import Settings, read_settings
 from ..options.told import effective_config
 from ..programs import PROGRAMS, START, HostOptions
 from ..worker_config import WorkerConfig
+from .groups import group_engines
 
 if TYPE_CHECKING:
     from ..supervisor.host_metrics import MetricsServer
@@ -65,6 +66,8 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
             raise UsageError(f"--gpus-per-engine {host.gpus_per_engine}: an engine of {engine.engine} has one GPU")
         kind.check(engine)
         factories = load_factories(host.stat_loggers)
+        name = host.worker_name or socket.gethostname()
+        engines = group_engines(engine, len(placements), name)
     where = ", ".join(dict.fromkeys(map(str, placements)))
     count = f"{len(placements)} engine{'s' if len(placements) > 1 else ''}"
 
@@ -73,7 +76,6 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
         print(line, flush=True)
         tell_ready(line)
 
-    name = host.worker_name or socket.gethostname()
     # In containers a name and a process id come again. What the one before has claimed must not look like ours.
     worker_id = f"{name}-{os.getpid()}-{secrets.token_hex(2)}"
     with (
@@ -89,7 +91,7 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
                 engine_name=f"{name}-{index}",
                 redis_url=redis_url,
                 shards=shards_text(host.shards or ""),
-                engine=engine,
+                engine=engines[index],
                 visible_devices=placement.visible_devices,
                 supervisor_pid=os.getpid(),
                 fork_server=fork_server,

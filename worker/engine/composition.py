@@ -35,6 +35,10 @@ from .execution.overlap import OverlappingRunner
 from .guessing_setup import check_speculation, make_guessing
 from .images.admission import ImageAdmission
 from .images.interface import Images, NoImages
+from .lockstep.composition import check_rank, grouped_core, meet_ranks
+from .lockstep.control import GroupedControl
+from .lockstep.core import GroupedCore
+from .lockstep.runner import LockstepRunner
 from .logits_processors import load_logits_processors
 from .look_ahead import LookAheadCore
 from .model_checks import check_images, check_pooling
@@ -70,7 +74,7 @@ class Engine:
     """A core that can take requests, what else it can be asked, and what to tell the worker process about it."""
 
     core: EngineCore
-    control: EngineControl
+    control: EngineControl | GroupedControl
     ready: Ready
 
     offload: KVOffload | None = None
@@ -92,7 +96,8 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     processors = load_logits_processors(config.logits_processors)
     torch.manual_seed(config.seed)
     _load_native_kernels(config)
-    model = load_model(config, folder)
+    model = load_model(config, folder, meet_ranks(config))
+    check_rank(model)
     if config.device == "cpu":
         is_native = isinstance(model.forward, NativeForward)
         _set_num_threads(choose_num_threads(config, model.num_parameters, is_native=is_native), is_native=is_native)
@@ -142,6 +147,10 @@ def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | 
     control = compose_control(
         config, folder, model, core, runner, allocate_cache, rpc_methods, progress, adapters, offload
     )
+    if isinstance(core, GroupedCore):
+        control = GroupedControl(core, control)
+    if model.expert_ranks is not None:
+        model.expert_ranks.settle()
     ready = _ready(config, model, size.num_blocks, guessing.num_free_rows, processors.names)
     return Engine(core, control, ready, offload)
 
@@ -234,12 +243,16 @@ def _token_budget(config: EngineConfig, model: LoadedModel) -> int:
 def _make_core(config: EngineConfig, model: LoadedModel, runner: ModelRunner) -> Callable[..., EngineCore]:
     if model.pooling is not None:
         return partial(PoolingCore, model.pooling)
+    if isinstance(runner, LockstepRunner) and model.expert_ranks is not None:
+        return grouped_core(model.expert_ranks, runner)
     return partial(LookAheadCore, BatchQueue(OverlappingRunner(runner))) if config.async_scheduling else EngineCore
 
 
 def _make_runner(config: EngineConfig, model: LoadedModel) -> ModelRunner:
     if model.pooling is not None:
         return PoolingRunner(model, max_num_seqs=config.max_num_seqs, block_size=config.block_size)
+    if model.expert_ranks is not None:
+        return LockstepRunner(model, max_num_seqs=config.max_num_seqs, block_size=config.block_size)
     make = make_deterministic_runner if config.deterministic else ModelRunner
     return make(model, max_num_seqs=config.max_num_seqs, block_size=config.block_size)
 
@@ -328,4 +341,5 @@ def _ready(
         max_images=0 if model.seeing is None else min(config.max_images, model.seeing.most_images),
         image_refusal=model.image_refusal,
         logits_processors=logits_processors,
+        num_shared_experts=model.num_experts,
     )

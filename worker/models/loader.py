@@ -36,6 +36,8 @@ from .pooling.folder import PoolingFolder, pools
 from .pooling.loading import as_decoder, load_pooling_module, make_pooling
 from .pooling.pooler import PoolingModel
 from .quantized_linear import quantize_linear_layers
+from .shared_experts.ranks import ExpertRanks
+from .shared_experts.share import share_and_check, share_experts
 from .weights import return_free_memory
 
 log = structlog.get_logger(__name__)
@@ -57,6 +59,8 @@ class LoadedModel:
         adapters: where adapters are computed with; None where none are served.
         seeing: what makes features of images, which stand in the place of tokens; None of a model that takes none.
         image_refusal: why it takes none.
+        expert_ranks: who has the other experts; None of a model that has all.
+        num_experts: of a layer, at all ranks together; 0 where they are not shared.
     """
 
     forward: Forward
@@ -72,6 +76,8 @@ class LoadedModel:
     adapters: AdapterSlots | None = None
     seeing: SeeingModel | None = None
     image_refusal: str = ""
+    expert_ranks: ExpertRanks | None = None
+    num_experts: int = 0
 
     @property
     def network(self) -> nn.Module:
@@ -94,8 +100,11 @@ class LoadedModel:
         return next(self.network.parameters()).device
 
 
-def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
+def load_model(config: EngineConfig, folder: Path, expert_ranks: ExpertRanks | None = None) -> LoadedModel:
     """Load the model in ``folder`` onto the device of ``config``.
+
+    Args:
+        expert_ranks: with whom its experts are shared. All ranks load at the same time, and compute to try it out.
 
     Raises:
         ModelLoadError: a file, the architecture or its attention is not what we can run; says which.
@@ -113,6 +122,8 @@ def load_model(config: EngineConfig, folder: Path) -> LoadedModel:
         "is_length_chosen": config.max_model_len is not None,
         "vocab_size": vocab_size,
         "num_parameters": sum(parameter.numel() for parameter in module.parameters()),
+        "expert_ranks": expert_ranks,
+        "num_experts": 0 if expert_ranks is None else share_and_check(module, expert_ranks, architecture),
     }
     if pools(folder, model_config, config.runner):
         return _load_pooling(module, folder, config, longest, common)
@@ -218,6 +229,8 @@ def load_weights(config: EngineConfig, folder: Path, model: LoadedModel) -> nn.M
     """
     module = load_module(config, folder)
     check_finite(module, type(module).__name__)
+    if model.expert_ranks is not None:
+        share_experts(module, model.expert_ranks, model.architecture)
     is_pooled = pools(folder, module.config, config.runner)
     text = text_module(module) if is_seeing_type(module.config) and not is_pooled else module
     if is_pooled and not isinstance(model.forward, EncoderForward):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ..exit_status import GROUP_BROKEN
 from ..process_tree import is_stopped
 
 # What a process does to itself. Any other signal was sent by somebody.
@@ -58,7 +59,8 @@ def cause_of_exit(returncode: int | None, *, num_oom_kills: int = 0, trace: str 
         trace: what the core left; that of an exception ends with its name.
     """
     if trace and (returncode is None or returncode > 0):
-        return Cause(f"the engine core died of {trace.splitlines()[-1]}", is_external=False)
+        is_external = returncode == GROUP_BROKEN
+        return Cause(f"the engine core died of {trace.splitlines()[-1]}", is_external=is_external)
     if returncode is None:
         return Cause("the engine core closed its channel and did not exit", is_external=False)
     if returncode >= 0:

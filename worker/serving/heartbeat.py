@@ -17,6 +17,7 @@ from ...shared.keys import Keys
 from ...shared.messages import EngineState, SchedulerStats
 from ...shared.records import EngineHeartbeat, ModelCard
 from ...shared.stats import EngineStats
+from ...shared.waves import GroupStanding
 from ..progress import Phase, Progress, ProgressReader
 from ..worker_config import WorkerConfig
 from .stall import StallWatch
@@ -44,6 +45,7 @@ class Heartbeat:
         self.engine_stats: EngineStats | None = None
         self.num_tokens = 0
         self.lora_digests: list[str] = []
+        self._group: GroupStanding | None = None
         self._started_at = time.time()
         self._num_beats = 0
         self._card: ModelCard | None = None
@@ -57,6 +59,10 @@ class Heartbeat:
     def watch(self, progress: ProgressReader, stall_watch: StallWatch) -> None:
         """Tell what these know of the core, too; without them the core is seen to do nothing."""
         self._progress, self._stall_watch = progress, stall_watch
+
+    def tell_group(self, group: GroupStanding) -> None:
+        """Tell where it stands in its data-parallel group, too."""
+        self._group = group
 
     async def register(self, card: ModelCard) -> None:
         """Let clients know of the model that is served from now on."""
@@ -141,6 +147,7 @@ class Heartbeat:
             stats=self.engine_stats,
             setup=self._card.setup if self._card is not None else None,
             lora_digests=self.lora_digests,
+            group=self._group,
         )
 
     def _state(self, progress: Progress) -> EngineState:
