@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -134,13 +133,6 @@ class RankGroup:
         numbers = {rank.waves[-1].wave for rank in self.ranks}
         assert len(numbers) == 1
         return numbers.pop()
-
-    def await_ends(self) -> float:
-        """Wait until all cores have ended; returns how long that took."""
-        began = time.monotonic()
-        for rank in self.ranks:
-            rank.until(lambda rank=rank: rank.last_words, "it lives on")
-        return time.monotonic() - began
 
     def close(self) -> None:
         for rank in self.ranks:

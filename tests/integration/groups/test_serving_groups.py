@@ -12,6 +12,7 @@ import pytest
 
 from penstock.producer import Client, SamplingParams
 from penstock.shared.connection import CommandConnection
+from penstock.shared.groups.errors import GroupSizeError
 from penstock.shared.keys import Keys
 from penstock.shared.records import EngineHeartbeat
 
@@ -42,6 +43,16 @@ async def generate(client: Client, prompt: list[int]) -> list[int]:
         assert delta.index == len(tokens)
         tokens += delta.token_ids
     return tokens
+
+
+async def running_everywhere(client: Client, gate: Gate) -> list[asyncio.Task[list[int]]]:
+    """Requests that all run, and are held after ten tokens."""
+    gate.hold_at(10)
+    running = [asyncio.create_task(generate(client, prompt)) for prompt in prompts()]
+    async with asyncio.timeout(DEADLINE_S):
+        while sum(beat.num_running_reqs for beat in (await beats(client)).values()) < 4 * len(await beats(client)):
+            await asyncio.sleep(0.05)
+    return running
 
 
 async def beats(client: Client) -> dict[int, EngineHeartbeat]:
@@ -85,11 +96,7 @@ async def test_ranks_die_and_no_token_is_lost_or_other(
     assert "0/3, wave" in listed
 
     for number in (signal.SIGKILL, signal.SIGSTOP):
-        gate.hold_at(10)
-        running = [asyncio.create_task(generate(client, prompt)) for prompt in prompts()]
-        async with asyncio.timeout(DEADLINE_S):
-            while sum(beat.num_running_reqs for beat in (await beats(client)).values()) < NUM_REQUESTS:
-                await asyncio.sleep(0.05)
+        running = await running_everywhere(client, gate)
         (await core_of(client, 1)).send_signal(number)
         gate.open()
         assert await asyncio.gather(*running) == expected
@@ -99,3 +106,26 @@ async def test_ranks_die_and_no_token_is_lost_or_other(
     assert len(lost) == 6
     assert all(event["is_external"] for event in lost)
     assert await commands.execute("ZCARD", Keys(namespace).model("demo").dead) == 0
+
+
+async def test_a_group_shrinks_and_grows_under_load(
+    start_worker: StartWorker, client: Client, moe_folder: Path, gate: Gate
+) -> None:
+    worker = start_worker(*OPTIONS, "--engines", "3", "--data-parallel-size", "3", model=moe_folder)
+    worker.await_ready()
+    await until_serving(client, 3)
+    expected = await asyncio.gather(*(generate(client, prompt) for prompt in prompts()))
+    with pytest.raises(GroupSizeError, match="has 3 engines"):
+        await client.scale_elastic_ep(6)
+    with pytest.raises(GroupSizeError, match="does not divide the 6 experts"):
+        await client.scale_elastic_ep(4)
+    for size in (2, 3):
+        running = await running_everywhere(client, gate)
+        scaling = asyncio.create_task(client.scale_elastic_ep(size))
+        # Held requests are handed back as others are, and held by the next generation.
+        assert [rank.rank for rank in await scaling] == list(range(size))
+        gate.open()
+        assert await asyncio.gather(*running) == expected
+    assert [rank.size for rank in await client.scale_elastic_ep(3)] == [3, 3, 3]
+    # In order: no engine was lost for another reason than that it left with the others.
+    assert not any(event["event"] == "core_requests_taken_back" for event in worker.events)
