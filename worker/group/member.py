@@ -191,8 +191,8 @@ class GroupMember:
                 place, address=self._address, serves=self._is_serving, num_experts=self._num_experts
             )
             if renewal.standing in _LEFT_BEHIND and not self.has_left.is_set():
+                # Each time, for the core may only be about to start.
                 self._core.end_for(_LEFT_BEHIND[renewal.standing])
-                return
             if renewal.standing is Standing.LEAVE and self._is_serving:
                 self._core.tell(LeaveWave())
             await asyncio.sleep(self._config.lease_ttl_s / 3)

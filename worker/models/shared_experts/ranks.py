@@ -37,9 +37,8 @@ class ExpertRanks:
         host, _, port = place.address.rpartition(":")
         patience = timedelta(seconds=LOAD_TIMEOUT_S)
         try:
-            store = dist.TCPStore(
-                host, int(port), place.size, place.rank == 0, timedelta(seconds=place.timeout_s), wait_for_workers=False
-            )
+            # Whoever comes first waits for the first rank to listen; its worker process knows better whether it will.
+            store = dist.TCPStore(host, int(port), place.size, place.rank == 0, patience, wait_for_workers=False)
             dist.init_process_group(
                 "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
                 # Whoever still is of another generation has other keys, should it get here at all.
@@ -59,11 +58,6 @@ class ExpertRanks:
         except RuntimeError as error:
             raise _broken(error) from error
         self.sum_of(torch.zeros(1, dtype=torch.int64))
-
-    def close(self) -> None:
-        """Let go of the others."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
     def sum_of(self, part: Tensor) -> Tensor:
         """Sum ``part`` over all ranks, in place; return it. Its shape is the same at all."""
