@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
 
 from ....shared.groups.errors import GroupBrokenError
 from ...data_parallel_options import RankPlace
@@ -24,7 +26,8 @@ class ExpertRanks:
     def __init__(self, place: RankPlace) -> None:
         self.rank, self.size = place.rank, place.size
         self._timeout_s = place.timeout_s
-        self._group: dist.ProcessGroup | None = None
+        # None is all of them; what `new_group` returns has no public type.
+        self._group: Any = None
 
     @classmethod
     def meet(cls, place: RankPlace, device: str) -> ExpertRanks:
@@ -38,11 +41,13 @@ class ExpertRanks:
         patience = timedelta(seconds=LOAD_TIMEOUT_S)
         try:
             # Whoever comes first waits for the first rank to listen; its worker process knows better whether it will.
-            store = dist.TCPStore(host, int(port), place.size, place.rank == 0, patience, wait_for_workers=False)
+            store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage] - torch's documentation says so
+                host, int(port), place.size, place.rank == 0, patience, wait_for_workers=False
+            )
             dist.init_process_group(
                 "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
                 # Whoever still is of another generation has other keys, should it get here at all.
-                store=dist.PrefixStore(f"{place.generation}", store),
+                store=PrefixStore(f"{place.generation}", store),
                 rank=place.rank,
                 world_size=place.size,
                 timeout=patience,
