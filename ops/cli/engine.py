@@ -10,11 +10,13 @@ from typing import Any
 import msgspec
 
 from ...producer import Client
+from ...producer.control.group_control import SCALE_TIMEOUT_S
 from ...producer.engine_calls import CALL_TIMEOUT_S, CallOptions
 from ...shared.command_line import Command, UsageError, add_redis_arguments, format_bytes, format_table
 from ...shared.control import SLEEP_LEVELS, SLEEP_MODES, SLEEP_TAGS, ShardedStateSaved, SleepState
 from ...shared.embedded import resolve_redis_url
 from ...shared.errors import EngineCallError
+from ...shared.waves import GroupStanding
 from .broker_command import print_json
 
 # What is asked of a client, with the options of every call; returns answers by engine id.
@@ -53,6 +55,13 @@ def _add_save_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pattern", metavar="NAME", help="of the files, with {part} (model-rank-0-part-N.safetensors)")
     parser.add_argument("--max-size", type=int, metavar="BYTES", help="most tensors in a file (default: one file)")
     _add_arguments(parser)
+
+
+def _add_scale_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("size", type=int, help="ranks; at most as many as it has engines, those that stand by included")
+    parser.add_argument("--group", metavar="NAME", help="as worker list shows it; may be left out while there is one")
+    _add_arguments(parser)
+    parser.set_defaults(timeout=SCALE_TIMEOUT_S)
 
 
 def _add_rpc_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,6 +108,10 @@ def _describe_reset(success: bool) -> str:
 
 def _describe_saved(saved: ShardedStateSaved) -> str:
     return f"{format_bytes(saved.num_bytes)} in {len(saved.files)} files in {saved.path}"
+
+
+def _describe_rank(rank: GroupStanding) -> str:
+    return f"serves in generation {rank.generation}"
 
 
 def _describe_time(time_s: float) -> str:
@@ -153,6 +166,13 @@ async def _rpc(client: Client, arguments: argparse.Namespace, options: CallOptio
     return await client.collective_rpc(arguments.method, args, kwargs, **options)
 
 
+async def _scale(client: Client, arguments: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
+    ranks = await client.scale_elastic_ep(
+        arguments.size, arguments.timeout, model=options.get("model"), group=arguments.group
+    )
+    return {f"{rank.group} {rank.rank}/{rank.size}": rank for rank in ranks}
+
+
 async def _dummy_batch(client: Client, _: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
     return await client.execute_dummy_batch(**options)
 
@@ -185,6 +205,7 @@ COMMAND = Command(
         ),
         _leaf("save", "Write the loaded weights into a new folder.", _save, _describe_saved, _add_save_arguments),
         _leaf("rpc", "Run a registered method.", _rpc, _describe_result, _add_rpc_arguments),
+        _leaf("scale", "Give a data-parallel group more or fewer ranks.", _scale, _describe_rank, _add_scale_arguments),
         _leaf("dummy-batch", "Run one token that is no request's.", _dummy_batch, _describe_time),
     ),
 )

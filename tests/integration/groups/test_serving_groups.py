@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -108,8 +110,13 @@ async def test_ranks_die_and_no_token_is_lost_or_other(
     assert await commands.execute("ZCARD", Keys(namespace).model("demo").dead) == 0
 
 
+def scale_by_command(size: int, namespace: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock.ops.cli", "engine", "scale", str(size), "--namespace", namespace]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+
 async def test_a_group_shrinks_and_grows_under_load(
-    start_worker: StartWorker, client: Client, moe_folder: Path, gate: Gate
+    start_worker: StartWorker, client: Client, namespace: str, moe_folder: Path, gate: Gate
 ) -> None:
     worker = start_worker(*OPTIONS, "--engines", "3", "--data-parallel-size", "3", model=moe_folder)
     worker.await_ready()
@@ -121,9 +128,13 @@ async def test_a_group_shrinks_and_grows_under_load(
         await client.scale_elastic_ep(4)
     for size in (2, 3):
         running = await running_everywhere(client, gate)
-        scaling = asyncio.create_task(client.scale_elastic_ep(size))
         # Held requests are handed back as others are, and held by the next generation.
-        assert [rank.rank for rank in await scaling] == list(range(size))
+        if size == 3:
+            assert [rank.rank for rank in await client.scale_elastic_ep(size)] == [0, 1, 2]
+        else:
+            scaled = await asyncio.to_thread(scale_by_command, size, namespace)
+            assert scaled.returncode == 0, scaled.stderr
+            assert all(f"-0 {rank}/2" in scaled.stdout for rank in range(2))
         gate.open()
         assert await asyncio.gather(*running) == expected
     assert [rank.size for rank in await client.scale_elastic_ep(3)] == [3, 3, 3]
