@@ -15,6 +15,7 @@ from .beam_search import BeamSearches
 from .client_tracing import enqueue_spans
 from .control.adapter_control import AdapterControl
 from .control.engine_control import EngineControl
+from .control.group_control import GroupControl
 from .control.model_view import ModelView
 from .control.queue_control import QueueControl
 from .control.request_view import RequestView
@@ -47,6 +48,7 @@ class Client(
     EngineControl,
     WeightsControl,
     AdapterControl,
+    GroupControl,
     WorkerControl,
     ModelView,
     TextControl,

@@ -66,6 +66,8 @@ class LLMControl(ABC):
     visible_adapters = _blocking(Client.visible_adapters)
     wake_up = _blocking(Client.wake_up)
 
+    scale_elastic_ep = _blocking(Client.scale_elastic_ep)
+
     drain_worker = _blocking(Client.drain_worker)
     scale_worker = _blocking(Client.scale_worker)
     stop_worker = _blocking(Client.stop_worker)

@@ -75,6 +75,8 @@ A namespace keeps deployments (and tests) on one Redis apart.
     NS:{MODEL}:adapter:DIGEST              zset      engines that have it loaded -> ms until that counts; as these say
     NS:{MODEL}:adapters_of:ENGINE          set       digests of adapters that it has loaded; expires if not said again
     NS:{MODEL}:warm_for:ENGINE             zset      what waits in lanes and is to come to that engine, by arrival
+    NS:{MODEL}:group:GROUP                 hash      generation of a data-parallel group, its ranks; for ever
+    NS:{MODEL}:waves:GROUP                 channel   WaveStarted, from a rank of it to the others
     NS:{MODEL}:wake                        channel   "look again", to all engines: the queue goes on, policies changed
     NS:{MODEL}:engine:ENGINE:wake          channel   "something came for you", to one engine with room
     NS:{MODEL}:request:ID                  hash      state of a request; result_ttl_ms after its end
@@ -343,6 +345,12 @@ class ModelKeys:
 
     def parked(self, request_id: str) -> str:
         return f"{self.prefix}parked:{check_text('request_id', request_id)}"
+
+    def group(self, group: str) -> str:
+        return f"{self.prefix}group:{check_name('data_parallel_group', group)}"
+
+    def group_waves(self, group: str) -> str:
+        return f"{self.prefix}waves:{check_name('data_parallel_group', group)}"
 
     def engine_commands(self, engine_id: str) -> str:
         return f"{self.prefix}engine:{engine_id}:commands"

@@ -29,6 +29,7 @@ from .prompt_embeds import PromptEmbeds
 from .ranks import RankSetup
 from .stats import RequestStats, StepStats
 from .tokenization import Tokenization
+from .waves import LeaveWave, StartWave, WaveState
 
 WIRE_VERSION = 1
 # What a resumed generation goes on with: what a request may demand, and what `Ready` tells of an engine.
@@ -172,7 +173,7 @@ class Shutdown(msgspec.Struct, array_like=True, tag="shutdown"):
     """Leave the busy loop and exit with status 0."""
 
 
-CoreInput = EngineCoreRequest | AbortRequests | Configure | UtilityCall | Shutdown
+CoreInput = EngineCoreRequest | AbortRequests | Configure | UtilityCall | Shutdown | StartWave | LeaveWave
 
 
 # --------------------------------------------------------------------- engine core -> worker
@@ -202,6 +203,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     ``logits_processors`` are the names that ``extra_args`` may have.
     ``weights_version`` is a digest of the weights; empty of an engine that does not say.
     ``ranks`` are the processes that compute the model together; None where it is the core alone.
+    ``num_shared_experts`` are those of a layer, which the ranks of a data-parallel group share; 0 of other engines.
     """
 
     version: int = WIRE_VERSION
@@ -242,6 +244,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     logits_processors: tuple[str, ...] = ()
     weights_version: str = ""
     ranks: RankSetup | None = None
+    num_shared_experts: int = 0
 
 
 class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):
@@ -314,6 +317,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     ``prefix_cache_queries`` and ``prefix_cache_hits`` count tokens since the start: those of requests that looked for
     cached ones, and those found. ``num_draft_tokens`` are those guessed, ``num_accepted_tokens`` those guessed right.
     ``kv_offload`` is of blocks kept beside the KV cache, ``images`` of a model that reads some; None of others.
+    ``wave`` is that of a rank's group.
     """
 
     num_running_reqs: int = 0
@@ -329,6 +333,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     num_accepted_tokens: int = 0
     kv_offload: KVOffloadStats | None = None
     images: ImageStats | None = None
+    wave: WaveState | None = None
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag="outputs"):

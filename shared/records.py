@@ -15,6 +15,7 @@ from .params import GENERATE
 from .pooling import PoolingSetup
 from .ranks import RankSetup
 from .stats import EngineStats
+from .waves import GroupStanding
 
 
 class EngineSetup(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
@@ -140,6 +141,8 @@ class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     lora_digests: list[str] = []
     # What the weights are called that it serves: a name that they were given, or a digest.
     weights_version: str = ""
+    # Of a rank of a data-parallel group.
+    group: GroupStanding | None = None
 
 
 class DeathCause(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True):

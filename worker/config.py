@@ -14,12 +14,13 @@ from ..shared.errors import ConfigurationError
 from ..shared.keys import is_partition_name
 from .adapter_options import check_adapters
 from .config_checks import check_attention, check_engine, check_quantization, check_speculation
+from .data_parallel_options import DataParallelOptions, check_data_parallel
 from .image_options import DEFAULT_CACHE_MEMORY, DEFAULT_MAX_IMAGES, ImageCacheMemory, MaxImages
 from .kv_offload_options import check_kv_offload
 from .options.option import Option, check_fields
 from .options.readers import Choice, ChoiceWithCount, Folder, Integer, Model, Reader, Share, Size, Switch, Texts
 from .ordering_options import SchedulingPolicy
-from .rank_options import RankOptions, check_ranks
+from .rank_options import check_ranks
 
 # Of one step. On the CPU a step with a larger share of prefill holds up everybody's next token (135M Llama: inter-token
 # p99 3.5 s with 2048, 0.6 s with 256, at the same throughput).
@@ -48,7 +49,7 @@ MODEL, PLACE, BATCH, COMPUTING, CONTROL = (
 )
 
 
-class EngineConfig(RankOptions, frozen=True, kw_only=True, omit_defaults=True):
+class EngineConfig(DataParallelOptions, frozen=True, kw_only=True, omit_defaults=True):
     """How an engine core loads its model and schedules.
 
     Args:
@@ -321,6 +322,15 @@ class EngineConfig(RankOptions, frozen=True, kw_only=True, omit_defaults=True):
         check_speculation(self.speculative, self.engine, async_scheduling=self.async_scheduling)
         check_kv_offload(self, enable_prefix_caching=self.enable_prefix_caching)
         check_ranks(self, self.engine)
+        check_data_parallel(
+            self,
+            self.engine,
+            self.device,
+            deterministic=self.deterministic,
+            async_scheduling=self.async_scheduling,
+            speculative=self.speculative,
+            enforce_eager=self.enforce_eager,
+        )
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigurationError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "

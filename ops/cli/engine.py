@@ -10,12 +10,14 @@ from typing import Any
 import msgspec
 
 from ...producer import Client
+from ...producer.control.group_control import SCALE_TIMEOUT_S
 from ...producer.control.weights_control import RELOAD_TIMEOUT_S
 from ...producer.engine_calls import CALL_TIMEOUT_S, CallOptions
 from ...shared.command_line import Command, UsageError, add_redis_arguments, format_bytes, format_table
 from ...shared.control import SLEEP_LEVELS, SLEEP_MODES, SLEEP_TAGS, ShardedStateSaved, SleepState
 from ...shared.embedded import resolve_redis_url
 from ...shared.errors import EngineCallError
+from ...shared.waves import GroupStanding
 from ...shared.weights_control import RELOAD_MODES, WeightsReloaded
 from .broker_command import print_json
 
@@ -74,6 +76,13 @@ def _add_reload_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(timeout=RELOAD_TIMEOUT_S)
 
 
+def _add_scale_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("size", type=int, help="ranks; at most as many as it has engines, those that stand by included")
+    parser.add_argument("--group", metavar="NAME", help="as worker list shows it; may be left out while there is one")
+    _add_arguments(parser)
+    parser.set_defaults(timeout=SCALE_TIMEOUT_S)
+
+
 def _add_rpc_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("method", help="a registered method, such as device_info")
     parser.add_argument("--args", default="[]", metavar="JSON", help="its arguments, as a JSON array")
@@ -123,6 +132,10 @@ def _describe_saved(saved: ShardedStateSaved) -> str:
 def _describe_reloaded(reloaded: WeightsReloaded) -> str:
     change = f"{reloaded.former_version or 'unknown'} -> {reloaded.version} of {reloaded.path}"
     return f"{change} in {reloaded.load_time_s:.1f} s" if reloaded.load_time_s else f"could change: {change}"
+
+
+def _describe_rank(rank: GroupStanding) -> str:
+    return f"serves in generation {rank.generation}"
 
 
 def _describe_time(time_s: float) -> str:
@@ -188,6 +201,13 @@ async def _rpc(client: Client, arguments: argparse.Namespace, options: CallOptio
     return await client.collective_rpc(arguments.method, args, kwargs, **options)
 
 
+async def _scale(client: Client, arguments: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
+    ranks = await client.scale_elastic_ep(
+        arguments.size, arguments.timeout, model=options.get("model"), group=arguments.group
+    )
+    return {f"{rank.group} {rank.rank}/{rank.size}": rank for rank in ranks}
+
+
 async def _dummy_batch(client: Client, _: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
     return await client.execute_dummy_batch(**options)
 
@@ -227,6 +247,7 @@ COMMAND = Command(
             _add_reload_arguments,
         ),
         _leaf("rpc", "Run a registered method.", _rpc, _describe_result, _add_rpc_arguments),
+        _leaf("scale", "Give a data-parallel group more or fewer ranks.", _scale, _describe_rank, _add_scale_arguments),
         _leaf("dummy-batch", "Run one token that is no request's.", _dummy_batch, _describe_time),
     ),
 )

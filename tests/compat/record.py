@@ -83,6 +83,7 @@ from penstock.shared.prompt_embeds import PromptEmbeds
 from penstock.shared.ranks import RankSetup
 from penstock.shared.stats import RequestStats, StepStats
 from penstock.shared.tokenization import Tokenization
+from penstock.shared.waves import LeaveWave, StartWave, WavePhase, WaveStarted, WaveState
 from penstock.shared.weights_control import ReloadWeights, WeightsReloaded
 from penstock.worker.fleet.wire import AgentPhase, AgentSpec, AgentStatus
 
@@ -615,6 +616,15 @@ SAMPLES += [
             ),
         ),
     ),
+    ("start wave", "CoreInput", StartWave(7)),
+    ("leave wave", "CoreInput", LeaveWave()),
+    (
+        "step outputs of a rank",
+        "CoreOutput",
+        EngineCoreOutputs(scheduler_stats=SchedulerStats(wave=WaveState(7, WavePhase.STARTING)), timestamp=2.5),
+    ),
+    ("ready of a rank", "CoreOutput", Ready(**OF_A_GPU, num_shared_experts=64)),
+    ("wave started", "WaveStarted", WaveStarted(1_763_931_000_000_000, 7)),
 ]
 
 

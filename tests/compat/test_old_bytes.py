@@ -32,6 +32,7 @@ from penstock.shared.metrics import engines_samples
 from penstock.shared.metrics.exposition import expose
 from penstock.shared.request_events import EventKind, RequestEvent, decode_event
 from penstock.shared.stats import Histogram
+from penstock.shared.waves import WaveStarted
 from penstock.worker.fleet.wire import AgentSpec, AgentStatus
 
 RECORDED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "wire_v1.json").read_text())
@@ -49,6 +50,7 @@ TYPES: dict[str, Any] = {
     "WebhookEvent": WebhookEvent,
     "AgentSpec": AgentSpec,
     "AgentStatus": AgentStatus,
+    "WaveStarted": WaveStarted,
 }
 
 

@@ -47,6 +47,7 @@ PROSE = (
     "checkpoints",
     "commands",
     "configuration",
+    "data_parallel",
     "failures",
     "figures",
     "http_engines",

@@ -14,12 +14,13 @@ from ...shared.keys import Keys
 from ...shared.messages import EngineState
 from ...shared.records import EngineHeartbeat, EngineSetup
 from ...shared.redis_check import checked_client
+from ...shared.waves import GroupStanding
 from .heartbeats import read_heartbeats
 from .plugins import list_plugins
 
 _HEADER = (
     *("WORKER", "ENGINE", "MODEL", "DEVICE", "STATE", "PIDS", "RUN/WAIT", "KV", "STEP", "TOK/S", "RSS", "GPU MEM"),
-    *("RANKS", "RUNS", "RESUME", "ADAPTERS", "GUESSES", "WEIGHTS"),
+    *("RANKS", "RUNS", "RESUME", "ADAPTERS", "GUESSES", "GROUP", "WEIGHTS"),
 )
 
 
@@ -72,6 +73,7 @@ def _row(beat: EngineHeartbeat) -> list[str]:
         str(len(beat.lora_digests)) if beat.setup is not None and beat.setup.lora is not None else "-",
         _guesses(beat.setup) if beat.setup is not None else "-",
         beat.weights_version or "-",
+        _place(beat.group) if beat.group is not None else "-",
     ]
 
 
@@ -92,6 +94,11 @@ def _ranks(setup: EngineSetup) -> str:
 def _guesses(setup: EngineSetup) -> str:
     """What guesses, and in how many rows of a step, those of the requests among them: "ngram/16"."""
     return f"{setup.speculative}/{setup.num_free_rows}" if setup.num_free_rows else "-"
+
+
+def _place(group: GroupStanding) -> str:
+    """Group, rank and wave: "host-0 1/2, wave 7 running"."""
+    return f"{group.group} {group.rank}/{group.size}, wave {group.wave} {group.phase}"
 
 
 def _describe_death(beat: EngineHeartbeat) -> str:

@@ -32,6 +32,7 @@ from ..options.settings import Settings, read_settings
 from ..options.told import effective_config
 from ..programs import PROGRAMS, START, HostOptions
 from ..worker_config import WorkerConfig
+from .groups import group_engines
 
 if TYPE_CHECKING:
     from ..supervisor import Placement
@@ -75,6 +76,8 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
         _check_gpus_per_engine(host, engine)
         kind.check(engine)
         factories = load_factories(host.stat_loggers)
+        name = host.worker_name or socket.gethostname()
+        engines = group_engines(engine, len(placements), name)
     where = ", ".join(dict.fromkeys(map(str, placements)))
     count = f"{len(placements)} engine{'s' if len(placements) > 1 else ''}"
 
@@ -83,7 +86,6 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
         print(line, flush=True)
         tell_ready(line)
 
-    name = host.worker_name or socket.gethostname()
     # In containers a name and a process id come again. What the one before has claimed must not look like ours.
     worker_id = f"{name}-{os.getpid()}-{secrets.token_hex(2)}"
     with (
@@ -102,7 +104,7 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
                 engine_name=f"{name}-{index}",
                 redis_url=redis_url,
                 shards=shards_text(host.shards or ""),
-                engine=msgspec.structs.replace(engine, num_engines_on_host=num_engines),
+                engine=msgspec.structs.replace(engines[min(index, len(engines) - 1)], num_engines_on_host=num_engines),
                 visible_devices=placement.visible_devices,
                 supervisor_pid=os.getpid(),
                 fork_server=fork_server,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from ...shared.messages import (
     UtilityOutput,
 )
 from ...shared.stats import StepStats
+from ...shared.waves import LeaveWave, StartWave
 from ..config import EngineConfig
 from ..progress import ProgressWriter
 
@@ -69,6 +71,14 @@ class Core(Protocol):
     def check_invariants(self) -> None:
         """Verify the bookkeeping; called whenever there is nothing else to do."""
         ...
+
+
+class GroupCore(ABC):
+    """What a core that is a rank of a data-parallel group has beside ``Core``; its ``stats`` tell of its wave."""
+
+    @abstractmethod
+    def hear(self, message: StartWave | LeaveWave) -> None:
+        """Take what another rank, or an operator, has said."""
 
 
 class Control(Protocol):

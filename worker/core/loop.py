@@ -20,6 +20,7 @@ from typing import Any
 import structlog
 
 from ...shared.errors import ConfigurationError, ValidationError
+from ...shared.groups.errors import GroupBrokenError
 from ...shared.messages import (
     WIRE_VERSION,
     AbortRequests,
@@ -32,13 +33,15 @@ from ...shared.messages import (
     StartupFailed,
     UtilityCall,
 )
+from ...shared.waves import LeaveWave, StartWave
 from ..config import EngineConfig
+from ..exit_status import GROUP_BROKEN
 from ..ipc import CoreChannel, Undecodable
 from ..progress import Phase, ProgressWriter
 from ..request_checks import refusal
 from . import last_words
 from .garbage import freeze_loaded_objects
-from .interface import BuildEngine, Engine
+from .interface import BuildEngine, Engine, GroupCore
 
 # Asking torch takes about as long as a small step.
 DEVICE_MEMORY_INTERVAL_S = 1.0
@@ -113,6 +116,8 @@ class CoreLoop:
                 self._unanswered.append(message)
         elif isinstance(message, Shutdown):
             self._is_stopping = True
+        elif isinstance(message, StartWave | LeaveWave) and isinstance(self._core, GroupCore):
+            self._core.hear(message)
         elif isinstance(message, Undecodable):
             self._refuse(message)
         else:
@@ -158,10 +163,10 @@ def run_engine_core(channel: CoreChannel, progress: ProgressWriter, build: Build
         engine.close()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         log.warning("worker_process_gone")
-    except BaseException:  # the panic of a library in Rust is no Exception
+    except BaseException as error:  # the panic of a library in Rust is no Exception
         log.exception("engine_core_died")
         last_words.write(traceback.format_exc())
-        return 1
+        return GROUP_BROKEN if isinstance(error, GroupBrokenError) else 1
     return 0
 
 
@@ -175,6 +180,8 @@ def _start(channel: CoreChannel, first: Any, progress: ProgressWriter, build: Bu
     except ConfigurationError as error:
         channel.send(StartupFailed(error.code, str(error)))
         return None
+    except GroupBrokenError:
+        raise
     except Exception as error:
         channel.send(StartupFailed("core_startup_failed", f"{type(error).__name__}: {error}", traceback.format_exc()))
         return None

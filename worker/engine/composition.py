@@ -31,6 +31,10 @@ from .guessing_setup import check_speculation, make_guessing
 from .host_setup import load_native_kernels
 from .images.admission import ImageAdmission
 from .images.interface import Images, NoImages
+from .lockstep.composition import check_rank, grouped_core
+from .lockstep.control import GroupedControl
+from .lockstep.core import GroupedCore
+from .lockstep.runner import LockstepRunner
 from .logits_processors import load_logits_processors
 from .look_ahead import LookAheadCore
 from .model_checks import check_images, check_pooling
@@ -64,7 +68,7 @@ class Engine:
     """A core that can take requests, what else it can be asked, and what to tell the worker process about it."""
 
     core: EngineCore
-    control: EngineControl
+    control: EngineControl | GroupedControl
     ready: Ready
 
     ranks: Ranks
@@ -98,6 +102,7 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
     torch.manual_seed(config.seed)
     load_native_kernels(config)
     model = ranks.load()
+    check_rank(model)
     adapters = _make_adapters(config, model)
     size = ranks.size_cache()
     model.max_model_len = size.max_model_len
@@ -145,8 +150,13 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
     control = compose_control(
         config, folder, model, core, runner, allocate_cache, rpc_methods, progress, ranks, adapters, offload
     )
+    weights_version = control.weights_version
+    if isinstance(core, GroupedCore):
+        control = GroupedControl(core, control)
+    if model.expert_ranks is not None:
+        model.expert_ranks.settle()
     ready = _ready(config, model, size.num_blocks, guessing.num_free_rows, processors.names)
-    ready.weights_version = control.weights_version
+    ready.weights_version = weights_version
     ready.ranks = ranks.setup(size.num_blocks)
     return Engine(core, control, ready, ranks, offload)
 
@@ -178,12 +188,16 @@ def _token_budget(config: EngineConfig, model: LoadedModel) -> int:
 def _make_core(config: EngineConfig, model: LoadedModel, runner: ModelRunner) -> Callable[..., EngineCore]:
     if model.pooling is not None:
         return partial(PoolingCore, model.pooling)
+    if isinstance(runner, LockstepRunner) and model.expert_ranks is not None:
+        return grouped_core(model.expert_ranks, runner)
     return partial(LookAheadCore, BatchQueue(OverlappingRunner(runner))) if config.async_scheduling else EngineCore
 
 
 def _make_runner(config: EngineConfig, model: LoadedModel) -> ModelRunner:
     if model.pooling is not None:
         return PoolingRunner(model, max_num_seqs=config.max_num_seqs, block_size=config.block_size)
+    if model.expert_ranks is not None:
+        return LockstepRunner(model, max_num_seqs=config.max_num_seqs, block_size=config.block_size)
     make = make_deterministic_runner if config.deterministic else ModelRunner
     return make(model, max_num_seqs=config.max_num_seqs, block_size=config.block_size)
 
@@ -272,4 +286,5 @@ def _ready(
         max_images=0 if model.seeing is None else min(config.max_images, model.seeing.most_images),
         image_refusal=model.image_refusal,
         logits_processors=logits_processors,
+        num_shared_experts=model.num_experts,
     )

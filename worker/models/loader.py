@@ -37,6 +37,8 @@ from .pooling.loading import as_decoder, make_pooling
 from .pooling.pooler import PoolingModel
 from .quantized_linear import quantize_linear_layers
 from .reading import ReadModel, naming_ranks, read_model
+from .shared_experts.ranks import ExpertRanks
+from .shared_experts.share import share_and_check, share_experts
 
 log = structlog.get_logger(__name__)
 
@@ -60,6 +62,8 @@ class LoadedModel:
         quantization: of its linear layers, chosen at the start; None where they are in the dtype.
         weight_conversions: how transformers named and fused what the files have, for the way back.
         groups: the ranks that compute it together; None of a model that one does.
+        expert_ranks: who has the other experts; None of a model that has all.
+        num_experts: of a layer, at all ranks together; 0 where they are not shared.
     """
 
     forward: Forward
@@ -78,6 +82,8 @@ class LoadedModel:
     quantization: str | None = None
     weight_conversions: Any = None
     groups: RankGroups | None = None
+    expert_ranks: ExpertRanks | None = None
+    num_experts: int = 0
 
     @property
     def network(self) -> nn.Module:
@@ -100,12 +106,21 @@ class LoadedModel:
         return next(self.network.parameters()).device
 
 
-def load_model(config: EngineConfig, folder: Path, groups: RankGroups | None = None) -> LoadedModel:
+def load_model(
+    config: EngineConfig,
+    folder: Path,
+    groups: RankGroups | None = None,
+    *,
+    expert_ranks: ExpertRanks | None = None,
+) -> LoadedModel:
     """Load the model in ``folder`` onto the device of ``config``.
 
     Args:
         groups: the ranks that compute it together, each of which calls this at the same time and gets its part; None
             for all of it.
+
+    Args:
+        expert_ranks: with whom its experts are shared. All ranks load at the same time, and compute to try it out.
 
     Raises:
         ModelLoadError: a file, the architecture or its attention is not what we can run; says which.
@@ -126,6 +141,8 @@ def load_model(config: EngineConfig, folder: Path, groups: RankGroups | None = N
         "num_parameters": read.num_parameters,
         "quantization": config.quantization,
         "weight_conversions": getattr(module, "_weight_conversions", None),
+        "expert_ranks": expert_ranks,
+        "num_experts": 0 if expert_ranks is None else share_and_check(module, expert_ranks, architecture),
     }
     if pools(folder, model_config, config.runner):
         return _load_pooling(module, folder, config, longest, common)
@@ -245,6 +262,8 @@ def load_weights(config: EngineConfig, folder: Path, model: LoadedModel) -> nn.M
     architecture = (model_config.architectures or [model_config.model_type])[0]
     module = read_model(folder, model_config, architecture, config, device_of(config), model.groups).module
     check_finite(module, type(module).__name__)
+    if model.expert_ranks is not None:
+        share_experts(module, model.expert_ranks, model.architecture)
     is_pooled = pools(folder, module.config, config.runner)
     text = text_module(module) if is_seeing_type(module.config) and not is_pooled else module
     if is_pooled and not isinstance(model.forward, EncoderForward):

@@ -39,6 +39,7 @@ from ...shared.messages import (
     UtilityCall,
     UtilityOutput,
 )
+from ...shared.waves import LeaveWave, StartWave
 from ..config import CORE_MODULES, EngineConfig
 from ..host import num_oom_kills
 from ..ipc import WorkerChannel, socket_pair
@@ -169,6 +170,10 @@ class CoreClient:
         """Stop computing these; unknown ones are ignored."""
         self._send(AbortRequests(request_ids))
 
+    def tell(self, message: StartWave | LeaveWave) -> None:
+        """Hand on what the core of a rank has to hear of its group."""
+        self._send(message)
+
     async def call(self, call: Utility) -> UtilityAnswer:
         """Ask the core something and return its answer.
 
@@ -208,6 +213,12 @@ class CoreClient:
         if self._process is not None:
             self._loss = LoadTimeoutError
             self.kill(finding)
+
+    def end_for(self, reason: str) -> None:
+        """Kill a core that cannot go on, for which neither it nor its requests are to blame."""
+        if self._process is not None and not self.dead.is_set():
+            self._cause = Cause(reason, is_external=True)
+            self._kill()
 
     async def end(self) -> CoreDeath:
         """Say how the core ended; waits for its end, and helps if it lets go of the channel but does not exit."""

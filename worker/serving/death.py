@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ..exit_status import GROUP_BROKEN
 from ..process_tree import is_own_fault, is_stopped, stopped_child
 
 # How the traceback of a core ends that has lost a rank (`engine/ranks/errors.py`), to somebody outside or not.
@@ -49,7 +50,7 @@ def cause_of_exit(returncode: int | None, *, num_oom_kills: int = 0, trace: str 
         kind, _, words = last_line.partition(": ")
         is_external = _RANK_LOST.get(kind.rpartition(".")[2])
         if is_external is None:
-            return Cause(f"the engine core died of {last_line}", is_external=False)
+            return Cause(f"the engine core died of {last_line}", is_external=returncode == GROUP_BROKEN)
         if is_external and num_oom_kills > 0:
             return Cause(f"the engine ran out of memory: {words}", is_external=False)
         return Cause(f"the engine lost a rank: {words}", is_external=is_external)

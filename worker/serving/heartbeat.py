@@ -17,6 +17,7 @@ from ...shared.keys import Keys
 from ...shared.messages import EngineState, SchedulerStats
 from ...shared.records import EngineHeartbeat, ModelCard
 from ...shared.stats import EngineStats
+from ...shared.waves import GroupStanding
 from ..progress import Phase, Progress, ProgressReader
 from ..worker_config import WorkerConfig
 from .stall import StallWatch
@@ -48,6 +49,7 @@ class Heartbeat:
         self.lora_digests: list[str] = []
         self.weights_version = ""
         self.weights_folder = ""
+        self._group: GroupStanding | None = None
         self._started_at = time.time()
         self._num_beats = 0
         self._card: ModelCard | None = None
@@ -61,6 +63,10 @@ class Heartbeat:
     def watch(self, progress: ProgressReader, stall_watch: StallWatch) -> None:
         """Tell what these know of the core, too; without them the core is seen to do nothing."""
         self._progress, self._stall_watch = progress, stall_watch
+
+    def tell_group(self, group: GroupStanding) -> None:
+        """Tell where it stands in its data-parallel group, too."""
+        self._group = group
 
     async def register(self, card: ModelCard) -> None:
         """Let clients know of the model that is served from now on."""
@@ -158,6 +164,7 @@ class Heartbeat:
             setup=self._card.setup if self._card is not None else None,
             lora_digests=self.lora_digests,
             weights_version=self.weights_version,
+            group=self._group,
         )
 
     def _state(self, progress: Progress) -> EngineState:

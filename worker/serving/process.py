@@ -26,6 +26,7 @@ from ...shared.messages import EngineCoreOutputs, EngineState, Ready
 from ...shared.records import DeathCause
 from ...shared.shards import make_connections
 from ...shared.tracing.endpoint import is_enabled
+from ..group.member import GroupMember, NoGroup
 from ..text.tokenizer import TextCodec
 from ..worker_config import WorkerConfig
 from .core_client import CoreClient, CoreLostError, CoreStartupError, LoadTimeoutError
@@ -89,6 +90,10 @@ class WorkerProcess:
         self._core = CoreClient(
             self._on_outputs, log_options, engine_id=config.engine_id, fork_server=config.fork_server
         )
+        self._group: GroupMember | NoGroup = NoGroup(config.engine)
+        if config.engine.is_grouped:
+            tell = self._heartbeat.tell_group
+            self._group = GroupMember(config, self._commands, self._subscriber, self._core, tell)
         self._service = WorkerService(config, self._commands, self._subscriber, self._core, self._heartbeat)
         self._step_log = StepLog(config.step_log, config.engine_id)
         self._stall_watch = StallWatch(self._core.progress, config.stall_timeout_s)
@@ -118,7 +123,7 @@ class WorkerProcess:
 
     async def _start(self, signals: StopSignals) -> tuple[Ready, TextCodec] | None:
         """Load the model; None if a stop came first."""
-        starting = asyncio.create_task(self._core.start(self._config.engine, self._config.visible_devices))
+        starting = asyncio.create_task(self._start_core())
         stopping = asyncio.create_task(signals.stop.wait())
         watching = asyncio.create_task(self._watch_loading())
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -135,6 +140,10 @@ class WorkerProcess:
         )
         return ready, codec
 
+    async def _start_core(self) -> Ready:
+        config = await self._group.enter()
+        return await self._core.start(config, self._config.visible_devices)
+
     async def _serve(self, ready: Ready, codec: TextCodec, signals: StopSignals) -> int:
         signals.is_serving = True
         self._heartbeat.weights_version = ready.weights_version
@@ -147,12 +156,16 @@ class WorkerProcess:
         _collect_garbage_rarely()
         self._status.report(EngineState.READY)
         watching = asyncio.create_task(self._watch_for_stalls())
+        leaving = asyncio.create_task(self._leave_with_group(signals))
+        self._group.serve(ready)
         await self._service.serve(ready, codec, signals.stop)
         if not self._core.dead.is_set():
             self._status.report(EngineState.DRAINING)
             num_returned = await self._service.drain(self._config.drain_timeout_s, signals.at_once)
             if num_returned:
                 log.info("requests_handed_back", num_requests=num_returned)
+            await self._group.leave(self._config.drain_timeout_s, signals.at_once)
+        leaving.cancel()
         watching.cancel()
         if not self._core.dead.is_set():
             return 0
@@ -171,6 +184,12 @@ class WorkerProcess:
         finding = await self._stall_watch.run()
         log.error("core_stalled", finding=finding)
         self._core.kill(finding)
+
+    async def _leave_with_group(self, signals: StopSignals) -> None:
+        """The next generation of the group begins without what runs here: hand it back, and come again."""
+        await self._group.has_left.wait()
+        signals.stop.set()
+        signals.at_once.set()
 
     async def _bury_core(self) -> None:
         """Say why the core died, and give what it held to others."""
@@ -216,12 +235,14 @@ class WorkerProcess:
         self._step_log.write()
         if beating is not None:
             with contextlib.suppress(PenstockError):
+                await self._group.close()
                 await self._heartbeat.leave()
         await self._subscriber.close()
         await self._commands.close()
 
     def _on_outputs(self, outputs: EngineCoreOutputs) -> None:
         self._service.on_outputs(outputs)
+        self._group.note(outputs.scheduler_stats)
         self._step_log.note(outputs)
 
     def _report_failure(self, error: Exception) -> None:

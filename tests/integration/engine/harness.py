@@ -69,6 +69,10 @@ MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         **SHAPE, head_dim=16, query_pre_attn_scalar=16, sliding_window=9, attn_logit_softcapping=20.0
     ),
     "phi3": lambda: transformers.Phi3Config(**SHAPE),
+    "mixtral": lambda: transformers.MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **SHAPE, head_dim=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=48
+    ),
     "gpt_oss": lambda: transformers.GptOssConfig(
         **SHAPE, head_dim=16, sliding_window=8, num_local_experts=4, num_experts_per_tok=2
     ),

@@ -69,6 +69,8 @@ def test_a_configuration_is_the_same_however_it_was_given(write: Callable[[str],
     of_others = {"engine_url": "", "engine_command": "", "speculative": "off", "enable_lora": False}
     # Neither goes with that of `enable_prefix_caching`.
     of_others |= {"kv_offload_memory": None, "kv_offload_dir": ""}
+    # Nor these with those of `deterministic` and others.
+    of_others |= {"data_parallel_size": 1, "data_parallel_group": "", "data_parallel_address": ""}
     chosen = {"device": "cuda", "max_num_batched_tokens": 64, **of_others}
 
     def config(settings: Settings) -> EngineConfig:

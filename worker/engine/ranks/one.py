@@ -15,6 +15,7 @@ from ..control.sleep import Sleepable
 from ..control.traces import ProcessTraceRecorder, TraceRecorder
 from ..execution.kv_cache import KVCacheSize
 from ..host_setup import set_num_threads
+from ..lockstep.composition import meet_ranks
 from .memory import capture_again, measure_rank, size_for_all
 
 
@@ -32,7 +33,7 @@ class OneRank:
         return self._model
 
     def load(self) -> LoadedModel:
-        self._model = load_model(self._config, self._folder)
+        self._model = load_model(self._config, self._folder, expert_ranks=meet_ranks(self._config))
         set_num_threads(self._config, self._model)
         return self._model
 

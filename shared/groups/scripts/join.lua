@@ -1,0 +1,43 @@
+-- An engine wants to be a rank of a group. KEYS: group. ARGV: engine, asked size, ttl_ms, standby_ms, patience_ms.
+-- Returns status, generation, rank, size: 'joined', or 'full' where it stands by. A generation is open to who comes
+-- until it is full. The next one begins when it is over, when an engine of it comes again, or when one has gone without
+-- a word: what the others would compute with is gone.
+local group, engine = KEYS[1], ARGV[1]
+local time = redis.call('TIME')
+local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
+local now = math.floor(now_us / 1000)
+local function field(name) return redis.call('HGET', group, name) end
+local function number(name) return tonumber(field(name) or '0') end
+
+local generation, count, size = number('generation'), number('count'), number('size')
+local is_over, has_living = generation == 0 or field('over') == '1', false
+-- One that serves may be late: its collectives tell sooner whether it is gone.
+local patience = field('formed') == '1' and tonumber(ARGV[5]) or 0
+for rank = 0, count - 1 do
+  local until_ms = number('until:' .. rank) + patience
+  if field('engine:' .. rank) == engine or until_ms < now then
+    is_over = true
+  else
+    has_living = true
+  end
+end
+if not has_living and field('asked') ~= ARGV[2] then
+  size = tonumber(ARGV[2])
+  redis.call('HSET', group, 'size', size, 'asked', size)
+end
+if not is_over and (count >= size or field('formed') == '1' or field('leave') == '1') then
+  redis.call('HSET', group, 'standby:' .. engine, now + tonumber(ARGV[4]))
+  return {'full', string.format('%.0f', generation), -1, size}
+end
+if is_over then
+  for rank = 0, count - 1 do
+    redis.call('HDEL', group, 'engine:' .. rank, 'until:' .. rank, 'serves:' .. rank)
+  end
+  redis.call('HDEL', group, 'over', 'formed', 'address', 'leave')
+  -- As an epoch: a count alone would be given twice where a failover has forgotten the last one.
+  generation, count = math.max(generation + 1, now_us), 0
+end
+redis.call('HDEL', group, 'standby:' .. engine)
+redis.call('HSET', group, 'generation', string.format('%.0f', generation), 'count', count + 1,
+  'engine:' .. count, engine, 'until:' .. count, now + tonumber(ARGV[3]))
+return {'joined', string.format('%.0f', generation), count, size}

@@ -1,0 +1,20 @@
+-- The next generation has another size, and this one leaves. KEYS: group. ARGV: size. Returns status and a number: 'ok';
+-- 'absent'; 'few', with the engines that there are; 'experts', with those of the model, which the size does not divide.
+local group, size = KEYS[1], tonumber(ARGV[1])
+local time = redis.call('TIME')
+local now = math.floor(tonumber(time[1]) * 1000 + tonumber(time[2]) / 1000)
+local fields, at = redis.call('HGETALL', group), {}
+for i = 1, #fields, 2 do at[fields[i]] = fields[i + 1] end
+if not at.generation then return {'absent', 0} end
+local experts = tonumber(at.experts or '0')
+if experts > 0 and experts % size ~= 0 then return {'experts', experts} end
+if tonumber(at.size) == size then return {'ok', size} end
+local engines = tonumber(at.count)
+for name, value in pairs(at) do
+  if string.sub(name, 1, 8) == 'standby:' then
+    if tonumber(value) < now then redis.call('HDEL', group, name) else engines = engines + 1 end
+  end
+end
+if engines < size then return {'few', engines} end
+redis.call('HSET', group, 'size', size, 'leave', '1')
+return {'ok', size}

@@ -1,0 +1,142 @@
+"""Groups of real workers: requests through Redis, ranks that are killed and stopped, groups that grow and shrink."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.producer import Client, SamplingParams
+from penstock.shared.connection import CommandConnection
+from penstock.shared.groups.errors import GroupSizeError
+from penstock.shared.keys import Keys
+from penstock.shared.records import EngineHeartbeat
+
+from ...gate import Gate
+from ..supervisor.conftest import DEADLINE_S, StartWorker, run_worker
+
+pytestmark = pytest.mark.slow
+
+NUM_REQUESTS, NUM_TOKENS = 12, 40
+OPTIONS = ("--device", "cpu", "--max-num-seqs", "4", "--stall-timeout", "6")
+
+
+@pytest.fixture
+async def client(redis_url: str, namespace: str) -> AsyncIterator[Client]:
+    async with Client.connect(redis_url, namespace=namespace) as client:
+        yield client
+
+
+def prompts() -> list[list[int]]:
+    return [[3 + (7 * number + 5 * place) % 120 for place in range(3 + number)] for number in range(NUM_REQUESTS)]
+
+
+async def generate(client: Client, prompt: list[int]) -> list[int]:
+    """Each delta is checked: none comes twice, none is missing."""
+    tokens: list[int] = []
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    async for delta in client.stream({"prompt_token_ids": prompt}, params, model="demo"):
+        assert delta.index == len(tokens)
+        tokens += delta.token_ids
+    return tokens
+
+
+async def running_everywhere(client: Client, gate: Gate) -> list[asyncio.Task[list[int]]]:
+    """Requests that all run, and are held after ten tokens."""
+    gate.hold_at(10)
+    running = [asyncio.create_task(generate(client, prompt)) for prompt in prompts()]
+    async with asyncio.timeout(DEADLINE_S):
+        while sum(beat.num_running_reqs for beat in (await beats(client)).values()) < 4 * len(await beats(client)):
+            await asyncio.sleep(0.05)
+    return running
+
+
+async def beats(client: Client) -> dict[int, EngineHeartbeat]:
+    """Of the engines that are in a group, by rank."""
+    engines = await client.engines()
+    return {beat.group.rank: beat for beat in engines if beat.group is not None}
+
+
+async def until_serving(client: Client, size: int, after: int = 0) -> int:
+    """Wait for a generation of that many ranks later than ``after``, all between two waves; returns it."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            found = await beats(client)
+            groups = [beat.group for beat in found.values() if beat.group is not None]
+            generations = {group.generation for group in groups}
+            ready = all(beat.state in ("ready", "busy") for beat in found.values())
+            if len(found) == size and len(generations) == 1 and min(generations) > after and ready:
+                return generations.pop()
+            await asyncio.sleep(0.05)
+
+
+async def core_of(client: Client, rank: int) -> psutil.Process:
+    return psutil.Process((await beats(client))[rank].core_pid)
+
+
+async def test_ranks_die_and_no_token_is_lost_or_other(
+    start_worker: StartWorker,
+    client: Client,
+    commands: CommandConnection,
+    namespace: str,
+    moe_folder: Path,
+    gate: Gate,
+) -> None:
+    worker = start_worker(*OPTIONS, "--engines", "3", "--data-parallel-size", "3", model=moe_folder)
+    worker.await_ready()
+    generation = await until_serving(client, 3)
+    expected = await asyncio.gather(*(generate(client, prompt) for prompt in prompts()))
+    assert {len(tokens) for tokens in expected} == {NUM_TOKENS}
+
+    listed = run_worker("list", "--namespace", namespace).stdout
+    assert "0/3, wave" in listed
+
+    for number in (signal.SIGKILL, signal.SIGSTOP):
+        running = await running_everywhere(client, gate)
+        (await core_of(client, 1)).send_signal(number)
+        gate.open()
+        assert await asyncio.gather(*running) == expected
+        generation = await until_serving(client, 3, after=generation)
+    # Nobody was to blame for the deaths of the others.
+    lost = [event for event in worker.events if event["event"] == "engine_lost"]
+    assert len(lost) == 6
+    assert all(event["is_external"] for event in lost)
+    assert await commands.execute("ZCARD", Keys(namespace).model("demo").dead) == 0
+
+
+def scale_by_command(size: int, namespace: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock.ops.cli", "engine", "scale", str(size), "--namespace", namespace]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+
+async def test_a_group_shrinks_and_grows_under_load(
+    start_worker: StartWorker, client: Client, namespace: str, moe_folder: Path, gate: Gate
+) -> None:
+    worker = start_worker(*OPTIONS, "--engines", "3", "--data-parallel-size", "3", model=moe_folder)
+    worker.await_ready()
+    await until_serving(client, 3)
+    expected = await asyncio.gather(*(generate(client, prompt) for prompt in prompts()))
+    with pytest.raises(GroupSizeError, match="has 3 engines"):
+        await client.scale_elastic_ep(6)
+    with pytest.raises(GroupSizeError, match="does not divide the 6 experts"):
+        await client.scale_elastic_ep(4)
+    for size in (2, 3):
+        running = await running_everywhere(client, gate)
+        # Held requests are handed back as others are, and held by the next generation.
+        if size == 3:
+            assert [rank.rank for rank in await client.scale_elastic_ep(size)] == [0, 1, 2]
+        else:
+            scaled = await asyncio.to_thread(scale_by_command, size, namespace)
+            assert scaled.returncode == 0, scaled.stderr
+            assert all(f"-0 {rank}/2" in scaled.stdout for rank in range(2))
+        gate.open()
+        assert await asyncio.gather(*running) == expected
+    assert [rank.size for rank in await client.scale_elastic_ep(3)] == [3, 3, 3]
+    # In order: no engine was lost for another reason than that it left with the others.
+    assert not any(event["event"] == "core_requests_taken_back" for event in worker.events)

@@ -1,0 +1,83 @@
+"""Control calls of a rank: what would compute or sleep on its own is agreed with the others first, or refused."""
+
+from __future__ import annotations
+
+import time
+
+from ....shared.control import (
+    CallError,
+    CollectiveRpc,
+    ExecuteDummyBatch,
+    IsSleeping,
+    SaveShardedState,
+    Sleep,
+    SleepState,
+    WakeUp,
+)
+from ....shared.errors import EngineStateError, UnsupportedCallError
+from ....shared.messages import UtilityCall, UtilityOutput
+from ....shared.weights_control import ReloadWeights
+from ...core.interface import Control
+from .core import GroupedCore
+
+# For which the other ranks are waited for, that are to be told to sleep, too.
+PAUSE_TIMEOUT_S = 10.0
+
+_REFUSED = {
+    ExecuteDummyBatch: "the ranks of a data-parallel group run dummy batches by themselves, in every wave",
+    SaveShardedState: "a rank of a data-parallel group has a part of the experts only; save an engine that has all",
+    ReloadWeights: "the ranks of a data-parallel group keep their weights; start a group with the other folder",
+}
+
+
+class GroupedControl:
+    """``control`` of a core that is a rank.
+
+    Sleep waits until all ranks are to sleep: one that has given its weights back could not compute for the others.
+    """
+
+    def __init__(self, core: GroupedCore, control: Control) -> None:
+        self._core = core
+        self._control = control
+        self._give_up_at: float | None = None
+
+    def answer(self, message: UtilityCall) -> UtilityOutput | None:
+        """As ``Control``."""
+        call = message.call
+        if type(call) in _REFUSED:
+            return _refusal(message, UnsupportedCallError(_REFUSED[type(call)]))
+        if isinstance(call, CollectiveRpc) and call.method == "execute_dummy_batch":
+            return _refusal(message, UnsupportedCallError(_REFUSED[ExecuteDummyBatch]))
+        if isinstance(call, Sleep):
+            return self._sleep(message)
+        output = self._control.answer(message)
+        if isinstance(call, WakeUp | IsSleeping) and output is not None and isinstance(output.answer, SleepState):
+            self._follow(output.answer)
+        return output
+
+    def _sleep(self, message: UtilityCall) -> UtilityOutput | None:
+        wave = self._core.wave
+        if self._core.has_requests:
+            return self._control.answer(message)  # which refuses it
+        wave.want_pause()
+        if wave.is_paused:
+            self._give_up_at = None
+            return self._control.answer(message)
+        now = time.monotonic()
+        if self._give_up_at is None:
+            self._give_up_at = now + PAUSE_TIMEOUT_S
+        if now < self._give_up_at:
+            return None
+        self._give_up_at = None
+        wave.resume()
+        told = "all ranks of a data-parallel group sleep together; call sleep on all engines of the model at once"
+        return _refusal(message, EngineStateError(told))
+
+    def _follow(self, state: SleepState) -> None:
+        """Compute again once nothing sleeps. A failed sleep is asked about, too, and leaves the group awake."""
+        if not state.is_sleeping:
+            self._core.wave.resume()
+
+
+def _refusal(message: UtilityCall, error: UnsupportedCallError | EngineStateError) -> UtilityOutput:
+    return UtilityOutput(message.call_id, CallError(error.code, str(error)))

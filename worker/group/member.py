@@ -1,0 +1,264 @@
+"""Holds a rank of a group for the engine, and carries the word that a wave has begun between the ranks.
+
+    join ──all ranks known──▶ the core starts, which meets the others ──ready──▶ serve
+      ▲                                                                           │ renewed each second
+      └── the next life of this process ◀── the generation is over: the core ends ┘
+
+Nobody leads: each rank says by itself that it has begun a wave. Only where all shall leave (``leave`` of a renewal),
+the first rank passes that on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+import msgspec
+import structlog
+
+from ...shared.connection import CommandConnection, Subscriber
+from ...shared.groups.membership import Membership, Place, Standing
+from ...shared.keys import Keys
+from ...shared.messages import Ready, SchedulerStats
+from ...shared.waves import GroupStanding, LeaveWave, StartWave, WavePhase, WaveStarted, WaveState
+from ..config import EngineConfig
+from ..data_parallel_options import RankPlace
+from ..worker_config import WorkerConfig
+
+# Between two looks for ranks that are still to come, or for a place that gets free.
+JOIN_INTERVAL_S = 0.2
+STANDBY_INTERVAL_S = 1.0
+# Until all are in a wave its beginning is said again: pub/sub delivers once or not at all.
+REPEAT_INTERVAL_S = 0.25
+# How long ranks that are told to leave may take to do it together.
+LEAVE_TIMEOUT_S = 5.0
+# Of the stall watch's patience, so that the ranks find out by themselves who is gone.
+_TIMEOUT_SHARE = 0.75
+_LEFT_BEHIND = {
+    Standing.OVER: "a rank of its data-parallel group is gone",
+    Standing.STALE: "its data-parallel group has begun another generation without it",
+}
+
+log = structlog.get_logger()
+_encoder = msgspec.msgpack.Encoder()
+
+
+class RankCore(Protocol):
+    """What a member needs of a ``CoreClient``."""
+
+    @property
+    def dead(self) -> asyncio.Event: ...
+
+    def tell(self, message: StartWave | LeaveWave) -> None: ...
+
+    def end_for(self, reason: str) -> None: ...
+
+
+class GroupMember:
+    """``enter`` before the core starts, ``serve`` once it is ready, ``close`` at the end.
+
+    Args:
+        core: of the rank.
+        tell: called with the place and the wave whenever one of them has changed.
+
+    Attributes:
+        has_left: set when all ranks have left their waves for good; this process has to end, and its requests to go on.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        commands: CommandConnection,
+        subscriber: Subscriber,
+        core: RankCore,
+        tell: Callable[[GroupStanding], None],
+    ) -> None:
+        self._config = config
+        self._engine = config.engine
+        self._commands = commands
+        self._subscriber = subscriber
+        self._core = core
+        self._tell = tell
+        keys = Keys(config.namespace).model(self._engine.model_name)
+        self._channel = keys.group_waves(self._engine.data_parallel_group)
+        ttl_ms = int(config.lease_ttl_s * 1000)
+        self._membership = Membership(commands, keys, self._engine.data_parallel_group, config.engine_id, ttl_ms=ttl_ms)
+        self.has_left = asyncio.Event()
+        self._place: Place | None = None
+        self._address = ""
+        self._num_experts = 0
+        self._is_serving = False
+        self._wave = WaveState(0, WavePhase.IDLE)
+        self._has_moved = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
+        self._calling: asyncio.Task[None] | None = None
+
+    async def enter(self) -> EngineConfig:
+        """Wait until all ranks of a generation are known; returns the configuration of this one."""
+        await self._subscriber.subscribe(self._channel, self._on_message)
+        while True:
+            self._place = place = await self._join()
+            self._address = f"{self._engine.data_parallel_address}:{_free_port()}" if place.rank == 0 else ""
+            address = await self._wait_for_others(place)
+            if address is not None:
+                break
+        self._say()
+        self._keeping = asyncio.create_task(self._keep(place))
+        rank_place = RankPlace(
+            generation=place.generation,
+            rank=place.rank,
+            size=place.size,
+            address=address,
+            timeout_s=self._config.stall_timeout_s * _TIMEOUT_SHARE,
+        )
+        return msgspec.structs.replace(self._engine, place=rank_place)
+
+    def serve(self, ready: Ready) -> None:
+        """The core is ready; from now on it hears of waves."""
+        self._num_experts = ready.num_shared_experts
+        self._is_serving = True
+
+    def note(self, stats: SchedulerStats | None) -> None:
+        """Take where the core's wave is."""
+        if stats is None or stats.wave is None or stats.wave == self._wave:
+            return
+        self._wave = stats.wave
+        self._has_moved.set()
+        self._say()
+        if self._calling is not None:
+            self._calling.cancel()
+            self._calling = None
+        if self._wave.phase is WavePhase.STARTING:
+            self._calling = asyncio.create_task(self._call(self._wave.wave))
+        elif self._wave.phase is WavePhase.LEFT:
+            self.has_left.set()
+
+    async def leave(self, patience_s: float, at_once: asyncio.Event) -> None:
+        """Have all ranks leave, this one for good: between two waves, or after ``patience_s``, or in a hurry."""
+        if self._place is None or self._core.dead.is_set():
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                hurry = asyncio.create_task(at_once.wait())
+                await self._until({WavePhase.IDLE, WavePhase.PAUSED, WavePhase.LEFT}, hurry)
+        self._core.tell(LeaveWave())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                await self._until({WavePhase.LEFT}, asyncio.create_task(self._core.dead.wait()))
+
+    async def close(self) -> None:
+        """Say that the generation is over, if it got that far: no other rank can go on without this one."""
+        tasks = [task for task in (self._keeping, self._calling) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._place is not None:
+            await self._membership.finish(self._place)
+
+    async def _join(self) -> Place:
+        stands_by = False
+        while (place := await self._membership.join(self._engine.data_parallel_size)) is None:
+            if not stands_by:
+                log.info("group_full", group=self._engine.data_parallel_group)
+                stands_by = True
+            await asyncio.sleep(STANDBY_INTERVAL_S)
+        log.info(
+            "group_joined",
+            group=self._engine.data_parallel_group,
+            generation=place.generation,
+            rank=place.rank,
+            size=place.size,
+        )
+        return place
+
+    async def _wait_for_others(self, place: Place) -> str | None:
+        """Return where all meet; None if this generation will not come about."""
+        while True:
+            renewal = await self._membership.renew(place, address=self._address)
+            if renewal.is_full:
+                return renewal.address
+            if renewal.standing in _LEFT_BEHIND:
+                return None
+            await asyncio.sleep(JOIN_INTERVAL_S)
+
+    async def _keep(self, place: Place) -> None:
+        """Say that the rank lives, until its generation is over."""
+        while True:
+            renewal = await self._membership.renew(
+                place, address=self._address, serves=self._is_serving, num_experts=self._num_experts
+            )
+            if renewal.standing in _LEFT_BEHIND and not self.has_left.is_set():
+                # Each time, for the core may only be about to start.
+                self._core.end_for(_LEFT_BEHIND[renewal.standing])
+            if renewal.standing is Standing.LEAVE and self._is_serving:
+                self._core.tell(LeaveWave())
+            await asyncio.sleep(self._config.lease_ttl_s / 3)
+
+    async def _call(self, wave: int) -> None:
+        """Have the other ranks come into a wave that was begun here."""
+        assert self._place is not None
+        data = _encoder.encode(WaveStarted(self._place.generation, wave))
+        while True:
+            await self._commands.execute("PUBLISH", self._channel, data)
+            await asyncio.sleep(REPEAT_INTERVAL_S)
+
+    async def _until(self, phases: set[WavePhase], end: asyncio.Task[bool]) -> None:
+        """Wait until the wave is in one of these phases, or ``end`` is done; cancels that."""
+        try:
+            while self._wave.phase not in phases and not end.done():
+                self._has_moved.clear()
+                moved = asyncio.create_task(self._has_moved.wait())
+                await asyncio.wait([moved, end], return_when=asyncio.FIRST_COMPLETED)
+                moved.cancel()
+        finally:
+            end.cancel()
+
+    def _on_message(self, data: bytes) -> None:
+        try:
+            message = msgspec.msgpack.decode(data, type=WaveStarted)
+        except msgspec.DecodeError as error:
+            log.warning("wave_message_undecodable", error=str(error))
+            return
+        if self._is_serving and self._place is not None and message.generation == self._place.generation:
+            self._core.tell(StartWave(message.wave))
+
+    def _say(self) -> None:
+        place = self._place
+        if place is not None:
+            group = self._engine.data_parallel_group
+            self._tell(
+                GroupStanding(group, place.generation, place.rank, place.size, self._wave.wave, self._wave.phase)
+            )
+
+
+class NoGroup:
+    """In place of a ``GroupMember`` where the engine is no rank."""
+
+    def __init__(self, engine: EngineConfig) -> None:
+        self._engine = engine
+        self.has_left = asyncio.Event()
+
+    async def enter(self) -> EngineConfig:
+        return self._engine
+
+    def serve(self, ready: Ready) -> None:
+        pass
+
+    def note(self, stats: SchedulerStats | None) -> None:
+        pass
+
+    async def leave(self, patience_s: float, at_once: asyncio.Event) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+def _free_port() -> int:
+    """A port that is free now; should another program take it first, the ranks do not meet, and begin anew."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

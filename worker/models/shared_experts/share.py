@@ -1,0 +1,136 @@
+"""Puts a part of each layer's experts in the place of all of them.
+
+transformers holds the experts of a layer in one module: tensors ``[E, ...]``, and a forward of (hidden states
+``[T, H]``, chosen experts ``[T, K]``, their weights ``[T, K]``). Here each of ``D`` ranks keeps ``E / D`` of them. In a
+forward all ranks get the tokens of all. Each computes the pairs of token and expert that are its own, as tokens with
+one choice each, and what they give is added up. So a forward is a collective, also of a rank that has nothing to
+compute.
+
+What a token gets is added up in another order than alone, and so rounded otherwise. What else could differ is looked at
+once, when a model is loaded: each layer's experts give a few drawn rows what they gave before.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ....shared.errors import ConfigurationError
+from .ranks import ExpertRanks
+
+_ARGUMENTS = ("hidden_states", "top_k_index", "top_k_weights")
+_CHECKED_ROWS = 5
+_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+class SharedExperts(nn.Module):
+    """Experts ``[rank * E / D, (rank + 1) * E / D)`` of a layer, in the place of all.
+
+    Args:
+        experts: transformers' module; it keeps its own part alone.
+    """
+
+    def __init__(self, experts: Any, ranks: ExpertRanks) -> None:
+        super().__init__()
+        self._ranks = ranks
+        total = int(experts.num_experts)
+        self._num_here = total // ranks.size
+        self._first = ranks.rank * self._num_here
+        for name, parameter in list(experts.named_parameters(recurse=False)):
+            if parameter.shape[:1] == (total,):
+                part = parameter.detach()[self._first : self._first + self._num_here].clone()
+                setattr(experts, name, nn.Parameter(part, requires_grad=False))
+        experts.num_experts = self._num_here
+        self.local = experts
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Return ``[T, H]`` for this rank's tokens; see the top of the file."""
+        ranks = self._ranks
+        counts = ranks.counts(len(hidden_states), hidden_states.device)
+        hidden = ranks.gather_rows(hidden_states, counts)
+        index = ranks.gather_rows(top_k_index, counts) - self._first
+        weights = ranks.gather_rows(top_k_weights, counts)
+        tokens, choices = torch.nonzero((index >= 0) & (index < self._num_here), as_tuple=True)
+        sums = torch.zeros_like(hidden)
+        if len(tokens):
+            pairs = (hidden[tokens], index[tokens, choices, None], weights[tokens, choices, None])
+            sums.index_add_(0, tokens, self.local(*pairs).to(sums.dtype))
+        ranks.sum_of(sums)
+        first = sum(counts[: ranks.rank])
+        return sums[first : first + len(hidden_states)]
+
+
+def share_experts(module: nn.Module, ranks: ExpertRanks, architecture: str) -> int:
+    """Keep this rank's part of the experts of ``module``, in all layers; returns how many a layer has in all.
+
+    Raises:
+        ConfigurationError: there are none, or they cannot be divided.
+    """
+    found: list[tuple[str, Any]] = [(name, part) for name, part in module.named_modules() if _is_experts(part)]
+    if not found:
+        raise ConfigurationError(
+            f"data_parallel_size is for models whose experts ranks share, and {architecture} has none here; start more "
+            "engines of it without that option: each takes requests from the queue as it has room"
+        )
+    totals = {int(part.num_experts) for _, part in found}
+    for total in totals:
+        if total % ranks.size:
+            raise ConfigurationError(
+                f"data_parallel_size {ranks.size} does not divide the {total} experts of {architecture}"
+            )
+    for name, part in found:
+        module.set_submodule(name, SharedExperts(part, ranks))
+    return max(totals)
+
+
+@torch.inference_mode()
+def share_and_check(module: nn.Module, ranks: ExpertRanks, architecture: str) -> int:
+    """As ``share_experts``, and see that each layer's experts still give what they gave. All ranks do it together.
+
+    Raises:
+        ConfigurationError: as ``share_experts``, or they do not.
+    """
+    found: dict[str, Any] = {name: part for name, part in module.named_modules() if _is_experts(part)}
+    drawn = {name: _draw(part) for name, part in found.items()}
+    before = {name: found[name](*inputs) for name, inputs in drawn.items()}
+    total = share_experts(module, ranks, architecture)
+    for name, inputs in drawn.items():
+        after = module.get_submodule(name)(*inputs)
+        error = (after - before[name]).abs().max() / before[name].abs().max().clamp(min=1e-6)
+        if not error <= _TOLERANCES.get(after.dtype, 5e-2):
+            raise ConfigurationError(
+                f"data_parallel_size: the experts of {architecture} ({name}) give something else when ranks share them"
+            )
+    return total
+
+
+def _is_experts(part: nn.Module) -> bool:
+    """Whether it is what the top of the file says."""
+    total = getattr(part, "num_experts", None)
+    if not isinstance(total, int) or isinstance(part, SharedExperts):
+        return False
+    has_tensors = any(tensor.ndim > 1 and len(tensor) == total for _, tensor in part.named_parameters(recurse=False))
+    return has_tensors and tuple(inspect.signature(part.forward).parameters)[:3] == _ARGUMENTS
+
+
+def _draw(experts: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The same rows at all ranks, which go to all experts in turn."""
+    some = next(tensor for _, tensor in experts.named_parameters(recurse=False) if tensor.ndim > 1)
+    width = _hidden_size(experts)
+    generator = torch.Generator().manual_seed(0)
+    total = int(experts.num_experts)
+    num_rows = max(_CHECKED_ROWS, -(-total // 2))
+    hidden = torch.randn(num_rows, width, generator=generator).to(some)
+    index = (torch.arange(2 * num_rows) % total).reshape(num_rows, 2).to(some.device)
+    weights = torch.rand(num_rows, 2, generator=generator).to(some)
+    return hidden, index, weights
+
+
+def _hidden_size(experts: Any) -> int:
+    for name in ("hidden_dim", "hidden_size"):
+        if isinstance(size := getattr(experts, name, None), int):
+            return size
+    return int(experts.config.hidden_size)
