@@ -21,7 +21,7 @@ from penstock.shared.control import (
 from penstock.worker.engine.composition import Engine
 
 from ...conftest import DEMO_MODEL
-from ..models.lean_models import VARIANTS, make_model
+from ..models.lean_models import make_model
 from .harness import MakeEngine, ask, refusal, tokens
 
 
@@ -81,8 +81,8 @@ def test_saved_weights_can_be_served(
         assert saved_tensors(answer).keys() == original.keys()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_every_form_of_the_lean_layout_has_a_way_back(make_engine: MakeEngine, variant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", ["llama, tied embeddings and as many key heads", "qwen3 moe, with a dense layer"])
+def test_what_is_saved_is_in_memory(make_engine: MakeEngine, variant: str, tmp_path: Path) -> None:
     """The files are gone, and other numbers are in memory by now: those are what is saved, by the files' names."""
     model = make_model(variant, torch.float32, eos_token_id=2)
     folder = tmp_path / "model"

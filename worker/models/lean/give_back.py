@@ -1,7 +1,7 @@
 """From the lean layout back to transformers' module: each weight under the name that it was taken from.
 
-The inverse of what ``decoder.py``, ``layer.py``, ``feed_forward.py`` and ``fuse.py`` do. What lies in memory is looked
-at and not copied, unless it is packed.
+The inverse of what ``decoder.py``, ``layer.py``, ``norms.py``, ``feed_forward.py`` and ``fuse.py`` do, by the same plan.
+What lies in memory is looked at and not copied, unless it is packed or was widened.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ....shared.errors import ModelLoadError
 from ..plain import put_linear, put_modules, put_weight
 from .decoder import LeanDecoder
 from .feed_forward import GatedMlp, OwnMlp, SharedExpertMlp, SparseMlp
-from .layer import HeadNorm, LeanLayer
+from .layer import HeadNorm, LeanLayer, RowNorm
+from .norms import AnyNorm, NoNorm
+from .plan import AttentionPlan, FeedForwardPlan, NormPlan
 
 
 def give_back(network: LeanDecoder, own: PreTrainedModel) -> None:
@@ -25,48 +27,88 @@ def give_back(network: LeanDecoder, own: PreTrainedModel) -> None:
     Raises:
         ModelLoadError: ``own`` is of another form.
     """
-    base = cast(Any, own).model
-    put_modules(network.embed_tokens, base.embed_tokens)
-    if len(base.layers) != len(network.layers):
-        raise ModelLoadError(f"the model has {len(network.layers)} layers, and its configuration {len(base.layers)}")
-    for layer, place in zip(network.layers, base.layers, strict=True):
-        assert isinstance(layer, LeanLayer)
-        _give_layer(layer, place)
-    put_weight(base.norm, "weight", network.norm.weight)
-    put_linear(network.lm_head, cast(Any, own).lm_head)
+    plan = network.plan
+    try:
+        put_modules(network.embed_tokens, own.get_submodule(plan.embedding))
+        for layer in network.layers:
+            assert isinstance(layer, LeanLayer)
+            _give_layer(layer, own)
+        _give_norm(network.norm, plan.norm, own)
+        put_linear(network.lm_head, _linear(own, plan.head))
+    except AttributeError as error:
+        raise ModelLoadError(f"the model's configuration makes another model than is in memory: {error}") from error
 
 
-def _give_layer(layer: LeanLayer, own: Any) -> None:
-    attention = own.self_attn
-    _split_linear(layer.qkv_proj, [attention.q_proj, attention.k_proj, attention.v_proj])
-    put_linear(layer.o_proj, attention.o_proj)
-    put_weight(own.input_layernorm, "weight", layer.input_norm.weight)
-    put_weight(own.post_attention_layernorm, "weight", layer.mlp_norm.weight)
-    if isinstance(layer.head_norm, HeadNorm):
-        # One row for each head, and those of a kind are the same.
-        put_weight(attention.q_norm, "weight", layer.head_norm.weight[0])
-        put_weight(attention.k_norm, "weight", layer.head_norm.weight[layer.num_heads])
-    _give_feed_forward(layer.mlp, own.mlp)
+def _give_layer(layer: LeanLayer, own: PreTrainedModel) -> None:
+    plan = layer.plan
+    _split_linear(layer.qkv_proj, [_linear(own, name) for name in plan.attention.qkv])
+    put_linear(layer.o_proj, _linear(own, plan.attention.output))
+    _give_norm(layer.input_norm, plan.input_norm, own)
+    _give_norm(layer.attention_norm, plan.attention_norm, own)
+    _give_norm(layer.mlp_norm, plan.mlp_norm, own)
+    _give_norm(layer.mlp_out_norm, plan.mlp_out_norm, own)
+    _give_head_norm(layer, plan.attention, own)
+    if plan.attention.sinks is not None and layer.sinks is not None:
+        holder, _, name = plan.attention.sinks.rpartition(".")
+        _put_narrow(own.get_submodule(holder), name, layer.sinks)
+    _give_feed_forward(layer.mlp, plan.mlp, own)
 
 
-def _give_feed_forward(mlp: nn.Module, own: Any) -> None:
+def _give_norm(norm: AnyNorm, plan: NormPlan | None, own: PreTrainedModel) -> None:
+    if plan is None or isinstance(norm, NoNorm):
+        return
+    module = own.get_submodule(plan.name)
+    if getattr(module, "weight", None) is not None:
+        _put_narrow(module, "weight", norm.weight.detach() - plan.offset if plan.is_wide else norm.weight)
+    if norm.bias is not None:
+        _put_narrow(module, "bias", norm.bias)
+
+
+def _give_head_norm(layer: LeanLayer, plan: AttentionPlan, own: PreTrainedModel) -> None:
+    norm = layer.head_norm
+    if isinstance(norm, RowNorm):
+        _give_norm(norm.query, plan.query_norm, own)
+        _give_norm(norm.key, plan.key_norm, own)
+    elif isinstance(norm, HeadNorm):
+        of_query, of_key = norm.weight.detach().split([plan.num_heads, plan.num_kv_heads])
+        for weight, of_kind in ((of_query, plan.query_norm), (of_key, plan.key_norm)):
+            if of_kind is None:
+                continue
+            module: Any = own.get_submodule(of_kind.name)
+            if getattr(module, "weight", None) is not None:
+                weight = weight - of_kind.offset if of_kind.is_wide else weight
+                # One row for each head; those of a weight that all heads share are the same.
+                _put_narrow(module, "weight", weight[0] if module.weight.ndim == 1 else weight)
+
+
+def _give_feed_forward(mlp: nn.Module, plan: FeedForwardPlan, own: PreTrainedModel) -> None:
+    module: Any = own.get_submodule(plan.name)
     if isinstance(mlp, GatedMlp):
-        _split_linear(mlp.gate_up_proj, [own.gate_proj, own.up_proj])
-        put_linear(mlp.down_proj, own.down_proj)
+        _split_linear(mlp.gate_up_proj, [_linear(own, name) for name in plan.inner])
+        put_linear(mlp.down_proj, _linear(own, plan.down))
     elif isinstance(mlp, SharedExpertMlp):
-        _give_feed_forward(mlp.routed, own)
-        _give_feed_forward(mlp.shared, own.shared_expert)
-        put_linear(mlp.gate, own.shared_expert_gate)
+        _give_experts(mlp.routed, module)
+        shared = module.shared_expert
+        _split_linear(mlp.shared.gate_up_proj, [shared.gate_proj, shared.up_proj])
+        put_linear(mlp.shared.down_proj, shared.down_proj)
+        put_linear(mlp.gate, module.shared_expert_gate)
     elif isinstance(mlp, SparseMlp):
-        put_weight(own.gate, "weight", mlp.router_weight)
-        put_weight(own.experts, "gate_up_proj", mlp.gate_up_proj)
-        put_weight(own.experts, "down_proj", mlp.down_proj)
+        _give_experts(mlp, module)
     else:
         assert isinstance(mlp, OwnMlp)
-        put_modules(mlp.own, own)
+        put_modules(mlp.own, module)
+
+
+def _give_experts(mlp: SparseMlp, own: Any) -> None:
+    put_weight(own.gate, "weight", mlp.router_weight)
+    put_weight(own.experts, "gate_up_proj", mlp.gate_up_proj)
+    put_weight(own.experts, "down_proj", mlp.down_proj)
 
 
 def _split_linear(fused: nn.Module, parts: Sequence[nn.Linear]) -> None:
+    if len(parts) == 1:
+        put_linear(fused, parts[0])
+        return
     weight, bias = cast(Any, fused).weight, cast(Any, fused).bias
     start = 0
     for part in parts:
@@ -77,3 +119,13 @@ def _split_linear(fused: nn.Module, parts: Sequence[nn.Linear]) -> None:
         start = end
     if start != len(weight):
         raise ModelLoadError(f"layers of {len(weight)} outputs in memory have {start} in the model's configuration")
+
+
+def _put_narrow(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """``put_weight`` of what may have been widened to float32; nothing that its own dtype has is lost on the way."""
+    own = cast(Tensor, getattr(module, name))
+    put_weight(module, name, tensor.detach().to(own.dtype))
+
+
+def _linear(own: PreTrainedModel, name: str) -> nn.Linear:
+    return cast(nn.Linear, own.get_submodule(name))

@@ -1,0 +1,27 @@
+"""Weights of the lean layout have a way back to where they were taken from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from penstock.worker.models.lean.forward import LeanForward
+from penstock.worker.models.lean.give_back import give_back
+from penstock.worker.models.live_state import plain_state
+
+from .lean_models import SETTINGS, VARIANTS, make_model
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_weight_comes_back_under_its_name(variant: str) -> None:
+    own = make_model(variant, torch.bfloat16)
+    original = {name: tensor.clone() for name, tensor in plain_state(own).items()}
+    network = LeanForward(own, SETTINGS).network
+    with torch.device("meta"):
+        empty = type(own)(own.config).to(torch.bfloat16)
+    give_back(network, empty)
+    state = plain_state(empty)
+    assert state.keys() == original.keys()
+    for name, tensor in original.items():
+        assert state[name].dtype == tensor.dtype
+        assert torch.equal(state[name], tensor), name
