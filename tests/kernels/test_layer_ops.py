@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -124,7 +126,7 @@ def test_rotary_and_store_is_both(cache_dtype: torch.dtype) -> None:
     query_key, value = fused.split([5, 2], dim=1)
     angles = random(5, 4, dtype=torch.bfloat16).repeat(1, 2)
     slots = torch.tensor([4, -1, 0, 7, 2])
-    scales = {"key_scale": 0.5, "value_scale": 2.0} if cache_dtype.itemsize == 1 else {}
+    scales: dict[str, Any] = {"key_scale": 0.5, "value_scale": 2.0} if cache_dtype.itemsize == 1 else {}
     found, expected = ([torch.zeros(2, 4, 2, 8, dtype=cache_dtype) for _ in range(2)] for _ in range(2))
     query = rotary_and_store(query_key, value, angles.cos(), angles.sin(), found[0], found[1], slots, **scales)
     rotated = apply_rotary(query_key, angles.cos(), angles.sin())

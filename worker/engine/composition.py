@@ -68,7 +68,7 @@ class Engine:
     """A core that can take requests, what else it can be asked, and what to tell the worker process about it."""
 
     core: EngineCore
-    control: EngineControl | GroupedControl
+    control: EngineControl
     ready: Ready
 
     ranks: Ranks
@@ -147,16 +147,12 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
         processors=processors,
         rank=ordering.rank,
     )
-    control = compose_control(
-        config, folder, model, core, runner, allocate_cache, rpc_methods, progress, ranks, adapters, offload
-    )
-    weights_version = control.weights_version
-    if isinstance(core, GroupedCore):
-        control = GroupedControl(core, control)
+    parts = compose_control(config, folder, model, core, runner, allocate_cache, rpc_methods, ranks, adapters, offload)
+    control = GroupedControl(core, parts, progress) if isinstance(core, GroupedCore) else EngineControl(parts, progress)
     if model.expert_ranks is not None:
         model.expert_ranks.settle()
     ready = _ready(config, model, size.num_blocks, guessing.num_free_rows, processors.names)
-    ready.weights_version = weights_version
+    ready.weights_version = control.weights_version
     ready.ranks = ranks.setup(size.num_blocks)
     return Engine(core, control, ready, ranks, offload)
 

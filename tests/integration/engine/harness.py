@@ -58,6 +58,12 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+QWEN3_EXPERTS: dict[str, Any] = {
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+}
 # Large enough that linear layers are packed.
 LARGE: dict[str, Any] = {**SHAPE, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
 MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
@@ -70,9 +76,7 @@ MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     ),
     "phi3": lambda: transformers.Phi3Config(**SHAPE),
     "mixtral": lambda: transformers.MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2),
-    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
-        **SHAPE, head_dim=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=48
-    ),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**SHAPE, **QWEN3_EXPERTS),
     "gpt_oss": lambda: transformers.GptOssConfig(
         **SHAPE, head_dim=16, sliding_window=8, num_local_experts=4, num_experts_per_tok=2
     ),

@@ -313,7 +313,8 @@ def test_what_cannot_be_captured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     invariant = LeanForward(make_model("llama", torch.float32), ForwardSettings(64, is_batch_invariant=True))
     experts = LeanForward(make_model("mixtral", torch.float32), SETTINGS)
     follows_batch = LeanForward(make_model("llama", torch.float32), SETTINGS)
-    follows_batch.network.rotary_embs[0].rope_type = "dynamic"
+    rotary: Any = follows_batch.network.rotary_embs[0]
+    rotary.rope_type = "dynamic"
     for other in (invariant, experts, follows_batch):
         assert make_captured(other) is other
 

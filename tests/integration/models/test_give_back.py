@@ -18,7 +18,8 @@ def test_every_weight_comes_back_under_its_name(variant: str) -> None:
     original = {name: tensor.clone() for name, tensor in plain_state(own).items()}
     network = LeanForward(own, SETTINGS).network
     with torch.device("meta"):
-        empty = type(own)(own.config).to(torch.bfloat16)
+        empty = type(own)(own.config)
+    torch.nn.Module.to(empty, torch.bfloat16)
     give_back(network, empty)
     state = plain_state(empty)
     assert state.keys() == original.keys()

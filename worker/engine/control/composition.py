@@ -17,7 +17,6 @@ from ...models.live_state import empty_module
 from ...models.loader import LoadedModel, load_weights
 from ...models.sharded_state import save_sharded_state
 from ...models.weights import ModelWeights, return_free_memory
-from ...progress import ProgressWriter
 from ..adapters.library import AdapterLibrary
 from ..core import EngineCore
 from ..execution.model_runner import ModelRunner
@@ -25,7 +24,7 @@ from ..offload.offload import KVOffload
 from ..ranks.interface import Ranks
 from ..rpc import RpcEngine, RpcMethods, import_rpc_modules
 from . import rpc_methods as own_rpc_methods
-from .calls import ControlledParts, EngineControl
+from .calls import ControlledParts
 from .profiling import StepProfiler
 from .reload import WeightsReload, WeightsSource
 from .sleep import EngineSleep, SleepableCache
@@ -44,11 +43,10 @@ def compose_control(
     runner: ModelRunner,
     allocate_cache: Callable[[], None],
     rpc_methods: RpcMethods,
-    progress: ProgressWriter,
     ranks: Ranks,
     adapters: AdapterLibrary | None = None,
     offload: KVOffload | None = None,
-) -> EngineControl:
+) -> ControlledParts:
     """Put the parts together.
 
     Args:
@@ -60,7 +58,7 @@ def compose_control(
     """
     source = WeightsSource.of(config, folder)
     changing = _ChangingParts(config, source, model, allocate_cache, ranks, offload)
-    parts = ControlledParts(
+    return ControlledParts(
         core=core,
         sleep=EngineSleep({WEIGHTS: changing.weights, KV_CACHE: changing.cache}, on_awake=changing.on_awake),
         profiler=StepProfiler(core, ranks.recorder()),
@@ -82,7 +80,6 @@ def compose_control(
         ),
         adapters=adapters,
     )
-    return EngineControl(parts, progress)
 
 
 def _save_sharded_state(

@@ -17,7 +17,8 @@ from ....shared.control import (
 from ....shared.errors import EngineStateError, UnsupportedCallError
 from ....shared.messages import UtilityCall, UtilityOutput
 from ....shared.weights_control import ReloadWeights
-from ...core.interface import Control
+from ...progress import ProgressWriter
+from ..control.calls import ControlledParts, EngineControl
 from .core import GroupedCore
 
 # For which the other ranks are waited for, that are to be told to sleep, too.
@@ -30,15 +31,15 @@ _REFUSED = {
 }
 
 
-class GroupedControl:
-    """``control`` of a core that is a rank.
+class GroupedControl(EngineControl):
+    """The control of a core that is a rank.
 
     Sleep waits until all ranks are to sleep: one that has given its weights back could not compute for the others.
     """
 
-    def __init__(self, core: GroupedCore, control: Control) -> None:
+    def __init__(self, core: GroupedCore, parts: ControlledParts, progress: ProgressWriter) -> None:
+        super().__init__(parts, progress)
         self._core = core
-        self._control = control
         self._give_up_at: float | None = None
 
     def answer(self, message: UtilityCall) -> UtilityOutput | None:
@@ -49,20 +50,20 @@ class GroupedControl:
         if isinstance(call, CollectiveRpc) and call.method == "execute_dummy_batch":
             return _refusal(message, UnsupportedCallError(_REFUSED[ExecuteDummyBatch]))
         if isinstance(call, Sleep):
-            return self._sleep(message)
-        output = self._control.answer(message)
+            return self._sleep_together(message)
+        output = super().answer(message)
         if isinstance(call, WakeUp | IsSleeping) and output is not None and isinstance(output.answer, SleepState):
             self._follow(output.answer)
         return output
 
-    def _sleep(self, message: UtilityCall) -> UtilityOutput | None:
+    def _sleep_together(self, message: UtilityCall) -> UtilityOutput | None:
         wave = self._core.wave
         if self._core.has_requests:
-            return self._control.answer(message)  # which refuses it
+            return super().answer(message)  # which refuses it
         wave.want_pause()
         if wave.is_paused:
             self._give_up_at = None
-            return self._control.answer(message)
+            return super().answer(message)
         now = time.monotonic()
         if self._give_up_at is None:
             self._give_up_at = now + PAUSE_TIMEOUT_S

@@ -144,8 +144,7 @@ class Wave:
     def flags(self, *, has_work: bool) -> Flags:
         """What to say at a meeting. Nothing else is called until ``met``: the meeting blocks."""
         self._must_meet = False
-        flags = (has_work, self._wants_pause, self.is_paused, self._wants_to_leave)
-        return Flags(*map(int, flags), self.number)
+        return Flags(int(has_work), int(self._wants_pause), int(self.is_paused), int(self._wants_to_leave), self.number)
 
     def met(self, sums: Flags) -> None:
         """Learn what all have said.

@@ -1,7 +1,7 @@
 """From the lean layout back to transformers' module: each weight under the name that it was taken from.
 
-The inverse of what ``decoder.py``, ``layer.py``, ``norms.py``, ``feed_forward.py`` and ``fuse.py`` do, by the same plan.
-What lies in memory is looked at and not copied, unless it is packed or was widened.
+The inverse of what ``decoder.py``, ``layer.py``, ``norms.py``, ``feed_forward.py`` and ``fuse.py`` do, by the same
+plan. What lies in memory is looked at and not copied, unless it is packed or was widened.
 """
 
 from __future__ import annotations

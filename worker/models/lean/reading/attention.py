@@ -96,8 +96,9 @@ def _projected(
 def _output_of(calls: list[ModuleCall], attention: AttentionTrace, whole: ModuleCall) -> ModuleCall:
     found = attention.found.flatten(1)
     for call in calls:
-        is_linear = isinstance(call.module, nn.Linear) and call.given is not None and call.made is not None
-        if is_linear and same(rows_of(call.given), found) and same(call.made, whole.made):
+        if not isinstance(call.module, nn.Linear) or call.given is None or call.made is None:
+            continue
+        if same(rows_of(call.given), found) and same(call.made, whole.made):
             return call
     raise ModelLoadError("there is more than one projection behind its attention")
 
@@ -174,7 +175,7 @@ def _find_rotation(
             if norms and follows:
                 heads = norms.apply(which, heads)
             made.append(heads)
-        return _balanced(*made, attention)
+        return _balanced(made[0], made[1], attention)
 
     return best(guesses(), compute, _balanced(attention.query, attention.key, attention))
 

@@ -140,8 +140,8 @@ class Trace:
         hidden = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).triu(1)
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         found = (weights @ value.float().repeat_interleave(group, 1)).to(query.dtype).transpose(1, 2).contiguous()
-        heads = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        self.attentions.append(AttentionTrace(self._names[module], *heads, found[0], options))
+        queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        self.attentions.append(AttentionTrace(self._names[module], queries, keys, values, found[0], options))
         return found, None
 
 
