@@ -7,6 +7,8 @@ PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .bench-peers
 VERSIONS ?= .versions
+# Processes that share the tests, of which some wait at any time; each costs a collection and some 700 MB.
+LANES ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) < 6 ? $$(getconf _NPROCESSORS_ONLN) + 3 : 8 )))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
@@ -20,7 +22,7 @@ demo-dashboard: $(VENV)/.installed-dashboard
 	$(BIN)/penstock demo --dashboard
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 4 --dist loadgroup
+	$(BIN)/python -m pytest -n $(LANES) --dist loadgroup --no-loadscope-reorder
 
 # Which tests cost what, in seconds of processors; TESTS are files or folders.
 test-cost: $(VENV)/.installed-dev

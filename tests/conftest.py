@@ -27,6 +27,7 @@ from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE, running
 
 from .fast import NEED_TORCH, SLOW, be_quick, do_without_torch, is_among
 from .gate import Gate
+from .lanes import arrange
 from .redis_server import RedisServer
 
 HAS_GPU = os.path.exists("/dev/nvidia0")
@@ -233,12 +234,15 @@ def demo_model() -> Path:
     return DEMO_MODEL
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests marked gpu are skipped, and printed as such, where no NVIDIA device exists; fast is what is not slow."""
     if config.getoption("--fast"):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in set(slow)]
+    if config.getoption("loadgroup", default=False):
+        arrange(items)
     if HAS_GPU:
         return
     for item in items:

@@ -30,12 +30,12 @@ class Meter:
     """Counts what the processes of this run have computed: those that live, and the children that they have reaped."""
 
     def __init__(self) -> None:
-        self._is_ours: dict[int, bool] = {os.getpid(): True}
+        self._known = {os.getpid()}
 
     def read_s(self) -> float:
         """Seconds so far, without what was computed by orphans that have ended."""
         pids = {int(entry) for entry in os.listdir("/proc") if entry.isdecimal()}
-        self._is_ours = {pid: known for pid, known in self._is_ours.items() if pid in pids}
+        self._known &= pids
         ticks = 0
         for pid in filter(self._belongs, pids):
             try:
@@ -46,14 +46,15 @@ class Meter:
         return ticks / _TICKS_PER_S
 
     def _belongs(self, pid: int) -> bool:
-        known = self._is_ours.get(pid)
-        if known is None:
+        # Asked again until it is: a child that has not become its program yet has its parent's variables.
+        if pid not in self._known:
             try:
-                known = f"{_VARIABLE}={_MARK}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+                if f"{_VARIABLE}={_MARK}".encode() not in Path(f"/proc/{pid}/environ").read_bytes():
+                    return False
             except OSError:
                 return False
-            self._is_ours[pid] = known
-        return known
+            self._known.add(pid)
+        return True
 
 
 class _Cost:

@@ -16,7 +16,7 @@ from typing import Any
 
 GATE_VARIABLE = "PENSTOCK_TEST_GATE"
 # While every request is held the core looks for messages, and at the gate, so often.
-HELD_STEP_S = 0.002
+HELD_STEP_S = 0.01
 
 
 class CoreGate:

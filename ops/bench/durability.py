@@ -18,6 +18,7 @@ from ...shared.connection import CommandConnection
 from ...shared.errors import ConfigurationError
 from ...shared.keys import Keys
 from ...shared.messages import Delta
+from ...shared.redis_url import parse_pool
 
 # The requests of a step, unless it is said otherwise: those that the row of the engines runs at once.
 BATCH_SIZE = 64
@@ -54,7 +55,7 @@ async def durability_cost(url: str, batch_size: int = BATCH_SIZE) -> DurabilityC
     if batch_size < 1:
         raise ConfigurationError(f"batch_size must be at least 1, got {batch_size}")
     commands = CommandConnection(url)
-    client = redis.asyncio.Redis.from_url(url)
+    client = redis.asyncio.Redis.from_pool(parse_pool(url))
     broker = Broker(commands, Keys().model(f"bench-durability-{uuid.uuid4().hex[:8]}"))
     request_ids = [f"r{i}" for i in range(batch_size)]
     for request_id in request_ids:

@@ -22,6 +22,7 @@ from ...shared.connection import CommandConnection
 from ...shared.errors import BrokerError
 from ...shared.keys import Keys
 from ...shared.messages import Delta, FinishReason
+from ...shared.redis_url import parse_pool
 from .private_redis import private_redis
 
 MODEL = "bench-follow"
@@ -100,7 +101,7 @@ async def _count(handle: RequestHandle) -> int:
 
 
 async def _until_subscribed(url: str, num_streams: int) -> None:
-    server = redis.asyncio.Redis.from_url(url)
+    server = redis.asyncio.Redis.from_pool(parse_pool(url))
     try:
         async with asyncio.timeout(TIMEOUT_S):
             while len(await server.pubsub_channels()) < num_streams:  # noqa: ASYNC110  # only Redis knows it

@@ -19,6 +19,7 @@ import redis.asyncio
 
 from ...producer import Client, SamplingParams
 from ...shared.keys import Keys
+from ...shared.redis_url import parse_pool
 from .private_redis import private_redis
 
 MODEL = "bench-enqueue"
@@ -67,7 +68,7 @@ def measure_enqueue(rounds: int = ROUNDS, size: float = 1.0) -> EnqueueRow:
 
 
 async def _measure(url: str, connecting: Awaitable[Any] | None, rounds: int, size: float) -> EnqueueRow:
-    server = redis.asyncio.Redis.from_url(url)
+    server = redis.asyncio.Redis.from_pool(parse_pool(url))
     arq = None if connecting is None else await connecting
     try:
         async with Client.connect(url, model=MODEL, wait_for_model=True) as client:

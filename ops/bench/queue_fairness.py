@@ -24,6 +24,7 @@ import redis.asyncio
 
 from ...producer import Client, SamplingParams
 from ...shared.keys import Keys
+from ...shared.redis_url import parse_pool
 from ..demo.run import MODEL
 from ..latency import StreamTimes, percentile
 from ..local_stack import LocalStack
@@ -101,7 +102,7 @@ async def _measure(url: str, rounds: int, seed: int) -> FairnessRow:
     small, flood = work(NUM_SMALL, seed), work(NUM_SMALL * FLOOD_FACTOR, seed + 1)
     alone: list[_Round] = []
     flooded: list[_Round] = []
-    server = redis.asyncio.Redis.from_url(url)
+    server = redis.asyncio.Redis.from_pool(parse_pool(url))
     try:
         async with Client.connect(url, model="demo") as client:
             await _round(client, server, small[:4], [], "flood")

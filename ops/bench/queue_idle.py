@@ -18,6 +18,7 @@ from redis.asyncio.client import Monitor
 
 from ...producer import Client, SamplingParams
 from ...shared.broker import SCRIPTS
+from ...shared.redis_url import parse_pool
 from ..demo.run import MODEL
 from ..latency import percentile
 from ..local_stack import LocalStack
@@ -62,7 +63,7 @@ def measure_idle(watch_s: float = WATCH_S, num_wakes: int = NUM_WAKES) -> IdleRo
 
 
 async def _measure(url: str, watch_s: float, num_wakes: int) -> tuple[Counter[str], list[float]]:
-    server = redis.asyncio.Redis.from_url(url)
+    server = redis.asyncio.Redis.from_pool(parse_pool(url))
     try:
         async with Client.connect(url, model="demo") as client:
             # The first request of an engine is slower, and not what is measured.

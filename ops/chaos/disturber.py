@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Awaitable
 from contextlib import suppress
@@ -28,9 +29,11 @@ from ..sentinel_trio import SentinelTrio
 from .redis_trouble import Action, RedisTrouble
 
 STOP_S = (0.5, 8.0)
-RECONNECT_TRIES = 5
 # A role beside those of a heartbeat.
 _RANK = "rank"
+# A worker that is started while Redis is away ends at once: how long it is started again and again.
+START_PATIENCE_S = 120.0
+START_PAUSE_S = 0.2
 
 log = structlog.get_logger()
 
@@ -61,6 +64,7 @@ class Disturber:
         self._interval_s = interval_s
         self._clock = clock
         self._background: set[asyncio.Task[None]] = set()
+        self._failures: list[BaseException] = []
         self._reviving: set[LocalWorker] = set()
         self.events: Counter[str] = Counter()
         self._redis = RedisTrouble(stack, self._random, trio, loses_data=loses_data)
@@ -107,10 +111,16 @@ class Disturber:
             await self._commands.close()
 
     async def settle(self) -> None:
-        """Wait until everything that was stopped goes on and every worker serves again."""
+        """Wait until everything that was stopped goes on and every worker serves again.
+
+        Raises:
+            ConfigurationError: a worker could not be started again.
+        """
         await self._redis.settle()
         while self._background:
-            await asyncio.gather(*self._background)
+            await asyncio.wait(self._background)
+        for failure in self._failures:
+            raise failure
         for worker in self._stack.workers:
             if not worker.is_running:
                 await self._revive(worker)
@@ -189,7 +199,8 @@ class Disturber:
 
     async def _start_again(self, worker: LocalWorker) -> None:
         await asyncio.to_thread(worker.await_end)
-        for _ in range(RECONNECT_TRIES):
+        until = time.monotonic() + START_PATIENCE_S
+        while True:
             await asyncio.to_thread(worker.spawn)
             try:
                 await asyncio.to_thread(worker.await_ready)
@@ -197,7 +208,9 @@ class Disturber:
             except ConfigurationError as error:  # it was killed while it started, or Redis is away
                 log.info("worker_not_started", error=str(error)[-200:])
                 await asyncio.to_thread(worker.await_end)
-        raise ConfigurationError(f"a worker did not start {RECONNECT_TRIES} times in a row")
+                if time.monotonic() > until:
+                    raise
+                await asyncio.sleep(START_PAUSE_S)
 
     def _pid_of(self, beat: EngineHeartbeat, role: str) -> int:
         """Of the process of that role; 0, which is nobody's, if it has none."""
@@ -212,7 +225,13 @@ class Disturber:
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Future[None]) -> None:
+        self._background.discard(task)
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None:
+            self._failures.append(failure)
 
 
 async def _to_its_end(action: Awaitable[bool]) -> bool:

@@ -15,7 +15,7 @@ from penstock.ops.sentinel_trio import has_sentinel_mode
 def run_chaos(tmp_path: Path, num_requests: int, num_events: int, *options: str) -> dict:
     report_path, log_path = tmp_path / "chaos.json", tmp_path / "worker.log"
     command = [sys.executable, "-m", "penstock.ops.cli", "chaos", "--requests", str(num_requests)]
-    command += ["--events", str(num_events), "--interval", "1", "--json", str(report_path), "--log", str(log_path)]
+    command += ["--events", str(num_events), "--interval", "0.5", "--json", str(report_path), "--log", str(log_path)]
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
     report = msgspec.json.decode(report_path.read_bytes())

@@ -141,7 +141,7 @@ def run_tests(run: Run, folder: Path, pins: list[str], num_processes: int) -> in
     print(f"\n{run.name}, Python {run.python}:", *(pin for pin in listed if name_of(pin) in names), flush=True)
     if run.left_out:
         print(f"left out, as {ARQ} wants redis < 6:", *run.left_out, flush=True)
-    command = [program, "-m", "pytest", "-q", "-n", str(num_processes), "--dist", "loadgroup"]
+    command = [program, "-m", "pytest", "-q", "-n", str(num_processes), "--dist", "loadgroup", "--no-loadscope-reorder"]
     command += ["--without-torch", *(f"--ignore={path}" for path in run.left_out)]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from importlib.util import find_spec
 
 import psutil
 import pytest
@@ -26,7 +27,8 @@ def printed(rows: QueueRows) -> str:
 
 def test_enqueue() -> None:
     row = measure_enqueue(rounds=1, size=0.02)
-    assert [pairing.ratio is not None and pairing.ratio > 0 for pairing in row.pairings] == [True] * 3
+    has_arq = find_spec("arq") is not None  # the rival of the first two
+    assert [bool(pairing.ratio) for pairing in row.pairings] == [has_arq, has_arq, True]
     assert "submit_many" in printed(QueueRows(enqueue=row))
 
 

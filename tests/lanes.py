@@ -1,0 +1,75 @@
+"""In which order the tests of a run go to its lanes, the processes that share them.
+
+A file is a lane's own, so that what its tests share is made once; several files are one if they name one group. What
+mostly computes and what mostly waits (for starts, for deaths to be noticed) come in turns, so that processors have
+something to do while others wait, and what takes longest comes first. `make test-cost` tells what that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+
+# Minutes of a busy machine, each.
+LONGEST = (
+    "faults/test_chaos.py",
+    "integration/supervisor/test_worker_start.py",
+    "faults/test_supervision.py",
+    "integration/models/test_identity.py",
+    "integration/commands/test_gpu_check.py",
+    "integration/models/test_captured.py",
+    "integration/supervisor/test_fork_server.py",
+    "integration/commands/test_bench_sides.py",
+    "faults/test_deaths.py",
+    "integration/broker/test_contract.py",
+)
+# By the first that a file lies in; all else is quick and comes last, where it evens out the ends of the lanes.
+COMPUTING = ("kernels", "integration/models", "integration/engine", "integration/checkpoints")
+WAITING = ("e2e", "engines", "faults", "integration")
+
+
+def arrange(items: list[pytest.Item]) -> None:
+    """Put the tests of a lane into the order in which they are given out, and those of a file into one group."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        mark = item.get_closest_marker("xdist_group")
+        name = mark.args[0] if mark else item.path.relative_to(TESTS).as_posix()
+        if mark is None:
+            item.add_marker(pytest.mark.xdist_group(name))
+        groups.setdefault(name, []).append(item)
+    order = in_turns({name: _place_of({item.path for item in group}) for name, group in groups.items()})
+    items[:] = [item for name in order for item in groups[name]]
+
+
+def _place_of(paths: set[Path]) -> tuple[int, str]:
+    """Several files that are one group take long together."""
+    return (0, "") if len(paths) > 1 else place(min(paths))
+
+
+def place(path: Path) -> tuple[int, str]:
+    """Which kind of file it is: 0 for the longest, 1 for what computes, 2 for what waits, 3 for what is quick."""
+    name = path.relative_to(TESTS).as_posix()
+    if name in LONGEST:
+        return 0, f"{LONGEST.index(name):02}"
+    for kind, folders in ((1, COMPUTING), (2, WAITING)):
+        if any(name.startswith(f"{folder}/") for folder in folders):
+            return kind, name
+    return 3, name
+
+
+def in_turns(places: dict[str, tuple[int, str]]) -> list[str]:
+    """Names by their places, those of kind 1 spread evenly among those of kind 2."""
+    kinds: list[list[str]] = [[], [], [], []]
+    for name in sorted(places, key=lambda name: (places[name], name)):
+        kinds[places[name][0]].append(name)
+    longest, computing, waiting, quick = kinds
+    return [*longest, *_spread(computing, waiting), *quick]
+
+
+def _spread(*parts: list[str]) -> Iterable[str]:
+    placed = [((index + 0.5) / len(part), name) for part in parts for index, name in enumerate(part)]
+    return [name for _, name in sorted(placed)]
