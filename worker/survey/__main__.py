@@ -1,4 +1,5 @@
-"""``python -m penstock.worker.survey``: tries every causal language model of transformers, writes the table."""
+"""``python -m penstock.worker.survey``: tries every causal language model of transformers, and models that read images;
+writes the tables."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import time
 from pathlib import Path
 
 from .child import try_in_child
+from .images.models import SEEING
+from .images.trial import try_seeing_type
 from .model_types import NOT_TEXT_DECODERS, causal_lm_types
 from .outcome import Outcome
 from .table import page
@@ -18,6 +21,8 @@ def main() -> int:
     arguments = _parse_arguments()
     known = causal_lm_types()
     wanted = arguments.only.split(",") if arguments.only else known
+    of_images = [name for name in SEEING if not arguments.only or name in wanted]
+    wanted = [name for name in wanted if name in known or name not in SEEING]
     unknown = sorted(set(wanted) - set(known))
     if unknown:
         sys.stderr.write(f"transformers has no causal language model of type {', '.join(unknown)}\n")
@@ -29,15 +34,21 @@ def main() -> int:
             start = time.monotonic()
             outcomes.append(try_in_child(model_type, arguments.timeout_s))
             _tell(outcomes[-1], time.monotonic() - start)
+    seeing: list[Outcome] = []
+    for name in of_images:
+        start = time.monotonic()
+        seeing.append(try_in_child(name, arguments.timeout_s, try_seeing_type))
+        _tell(seeing[-1], time.monotonic() - start)
     num_identical = sum(outcome.is_identical for outcome in outcomes)
     sys.stderr.write(f"{num_identical} of {len(outcomes)} give the tokens of transformers\n")
     if arguments.out:
-        arguments.out.write_text(page(outcomes, skipped))
+        arguments.out.write_text(page(outcomes, skipped, seeing))
     return 0
 
 
 def _tell(outcome: Outcome, took_s: float) -> None:
     told = ", ".join(f"{way} {said}" for way, said in outcome.told.items())
+    told += ": " if told and outcome.reason else ""
     sys.stderr.write(f"{outcome.model_type} ({took_s:.0f} s): {outcome.mode} {told}{outcome.reason}\n")
 
 

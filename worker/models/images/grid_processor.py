@@ -28,7 +28,8 @@ class GridProcessor:
     @classmethod
     def load(cls, folder: Path, image_token_id: int, *, trust_remote_code: bool) -> GridProcessor:
         """Load its parts from the model's folder. Raises whatever transformers does."""
-        from transformers import AutoImageProcessor, AutoTokenizer
+        from transformers import AutoTokenizer
+        from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
         images = AutoImageProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code)
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)

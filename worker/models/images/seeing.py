@@ -151,7 +151,7 @@ def refusal_of_forward(seeing: SeeingModel, forward: Forward, *, is_deterministi
 def _load_processor(model_config: PretrainedConfig, folder: Path, *, trust_remote_code: bool) -> ImageProcessor:
     if model_config.model_type not in ON_A_GRID:
         return ImageProcessor.load(folder, trust_remote_code=trust_remote_code)
-    image_token_id = int(model_config.image_token_id)  # type: ignore[attr-defined]  # theirs have it
+    image_token_id = int(model_config.image_token_id)
     axes_of = axes_by_grid(model_config)
     return ImageProcessor.load(
         folder, trust_remote_code=trust_remote_code, axes_of=axes_of, grid_token_id=image_token_id
