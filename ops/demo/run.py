@@ -18,6 +18,7 @@ from rich.table import Table
 from ...producer import Client, SamplingParams
 from ..latency import StreamTimes, percentile
 from ..local_stack import LocalStack
+from .beside import show_styles
 from .screen import Screen, make_screen
 from .task import Question, demo_questions
 
@@ -67,17 +68,24 @@ def run_demo(num_questions: int, concurrency: int, seed: int, dtype: str, url: s
     console = Console()
     questions = demo_questions(num_questions, seed)
     with ExitStack() as stack:
+        is_own = url is None
         if url is None:
             console.print("starting Redis and a worker with the demo model …")
-            options = ["--device", "cpu", "--dtype", dtype, "--served-model-name", "demo"]
+            options = ["--device", "cpu", "--dtype", dtype, "--served-model-name", "demo", "--enable-lora"]
             local = stack.enter_context(LocalStack(MODEL, options))
             console.print(f"ready in {local.ready_time_s:.1f} s; asking {num_questions} questions\n")
             url = local.url
-        screen = stack.enter_context(make_screen(console, len(questions)))
-        started = time.perf_counter()
-        answers = asyncio.run(ask_all(url, questions, concurrency, screen))
-        wall_s = time.perf_counter() - started
-    return _report(console, answers, wall_s, concurrency)
+        with make_screen(console, len(questions)) as screen:
+            started = time.perf_counter()
+            answers = asyncio.run(ask_all(url, questions, concurrency, screen))
+            wall_s = time.perf_counter() - started
+        # Nobody else's deployment is given names of adapters.
+        are_styles_right = show_styles(console, url, seed) if is_own else True
+    status = _report(console, answers, wall_s, concurrency)
+    if not are_styles_right:
+        console.print("the adapters did not answer as they were trained to", style="red")
+        return 1
+    return status
 
 
 def _report(console: Console, answers: list[Answer], wall_s: float, concurrency: int) -> int:

@@ -31,6 +31,8 @@ def test_demo_answers_right_and_leaves_nothing_behind() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "TTFT" in done.stdout
+    for style in ("demo", "digits", "downwards", "loud"):
+        assert done.stdout.count(f"✓ {style}") == 3, done.stdout
     assert "tokens/s" in done.stdout
     numbers = [line.split("]")[0].strip("[ ") for line in done.stdout.splitlines() if "] …" in line]
     switches = sum(a != b for a, b in itertools.pairwise(numbers))

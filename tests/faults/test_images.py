@@ -11,9 +11,10 @@ from typing import Any
 from penstock.producer import Client, SamplingParams
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
+from penstock.worker.survey.images.models import write_seeing_model
+from penstock.worker.survey.images.truth import picture
 
 from ..gate import Gate
-from ..integration.engine.seeing_models import picture, write_seeing_model
 from .conftest import Start
 from .watching import Watched, busiest, finish, until
 

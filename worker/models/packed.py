@@ -104,7 +104,7 @@ class PackedForward:
             inputs["input_ids"] = token_ids[None]
         else:
             inputs["inputs_embeds"] = inputs_embeds[None]
-        return self._model.logits(logit_rows, **inputs, **seen, use_cache=False)[0]
+        return self._model.logits(logit_rows, **(inputs | dict(seen)), use_cache=False)[0]
 
 
 def install_attention(module: PreTrainedModel, name: str) -> None:

@@ -1,14 +1,18 @@
-"""``python -m penstock.worker.survey``: tries every causal language model of transformers, writes the table."""
+"""``python -m penstock.worker.survey``: tries every causal language model of transformers, and models that read images;
+writes the tables."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .child import try_in_child
+from .child import try_in_child, try_model_type
+from .images.models import SEEING
+from .images.trial import try_seeing_type
 from .model_types import NOT_TEXT_DECODERS, causal_lm_types
 from .outcome import Outcome
 from .table import page, told_options
@@ -20,6 +24,8 @@ def main() -> int:
     options = _rank_options(arguments)
     known = causal_lm_types()
     wanted = arguments.only.split(",") if arguments.only else known
+    of_images = [name for name in SEEING if not arguments.only or name in wanted]
+    wanted = [name for name in wanted if name in known or name not in SEEING]
     unknown = sorted(set(wanted) - set(known))
     if unknown:
         sys.stderr.write(f"transformers has no causal language model of type {', '.join(unknown)}\n")
@@ -29,17 +35,23 @@ def main() -> int:
     for model_type in wanted:
         if model_type not in skipped:
             start = time.monotonic()
-            outcomes.append(try_in_child(model_type, arguments.timeout_s, options))
+            outcomes.append(try_in_child(model_type, arguments.timeout_s, partial(try_model_type, options=options)))
             _tell(outcomes[-1], time.monotonic() - start)
+    seeing: list[Outcome] = []
+    for name in of_images:
+        start = time.monotonic()
+        seeing.append(try_in_child(name, arguments.timeout_s, try_seeing_type))
+        _tell(seeing[-1], time.monotonic() - start)
     num_identical = sum(outcome.is_identical for outcome in outcomes)
     sys.stderr.write(f"{num_identical} of {len(outcomes)} give the tokens of transformers\n")
     if arguments.out:
-        arguments.out.write_text(page(outcomes, skipped, told_options(options)))
+        arguments.out.write_text(page(outcomes, skipped, told_options(options), seeing))
     return 0
 
 
 def _tell(outcome: Outcome, took_s: float) -> None:
     told = ", ".join(f"{way} {said}" for way, said in outcome.told.items())
+    told += ": " if told and outcome.reason else ""
     sys.stderr.write(f"{outcome.model_type} ({took_s:.0f} s): {outcome.mode} {told}{outcome.reason}\n")
 
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,22 @@ from .small_config import small_config
 _RESULT_FILE = "outcome.json"
 
 
-def try_in_child(model_type: str, timeout_s: float, options: dict[str, Any] | None = None) -> Outcome:
+Attempt = Callable[[str, Path], Outcome]
+
+
+def try_in_child(model_type: str, timeout_s: float, attempt: Attempt | None = None) -> Outcome:
     """Try ``model_type``; says so if the process was not through in time or died.
 
     Args:
-        options: of ``EngineConfig``.
+        attempt: what to try with it; by default ``try_model_type``.
 
     The child is forked, so that it need not import torch and transformers again; nothing here runs in threads.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        child = multiprocessing.get_context("fork").Process(target=_child, args=(model_type, folder, options or {}))
+        child = multiprocessing.get_context("fork").Process(
+            target=_child, args=(attempt or try_model_type, model_type, folder)
+        )
         child.start()
         child.join(timeout_s)
         if child.is_alive():
@@ -45,8 +51,9 @@ def try_in_child(model_type: str, timeout_s: float, options: dict[str, Any] | No
         return msgspec.json.decode(result.read_bytes(), type=Outcome)
 
 
-def try_model_type(model_type: str, folder: Path, options: dict[str, Any]) -> Outcome:
-    """Try ``model_type`` in this process, in the empty ``folder``."""
+def try_model_type(model_type: str, folder: Path, options: dict[str, Any] | None = None) -> Outcome:
+    """Try ``model_type`` in this process, in the empty ``folder``, by an engine with ``options`` of ``EngineConfig``."""
+    options = options or {}
     outcome = Outcome(model_type=model_type)
     stage = "no model to try"
     try:
@@ -64,14 +71,14 @@ def try_model_type(model_type: str, folder: Path, options: dict[str, Any]) -> Ou
     return outcome
 
 
-def _child(model_type: str, folder: Path, options: dict[str, Any]) -> None:
+def _child(attempt: Attempt, model_type: str, folder: Path) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     configure_logging("error")
-    outcome = try_model_type(model_type, folder, options)
+    outcome = attempt(model_type, folder)
     (folder / _RESULT_FILE).write_bytes(msgspec.json.encode(outcome))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 WAYS = ("alone", "mixed", "chunked", "preempted")
+WAYS_WITH_IMAGES = ("one", "two", "mixed", "chunked", "preempted", "resumed")
 SAME = "same"
 # Nobody is preempted where no request ever needs a block.
 NEVER = "never"

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import transformers
 
-from .outcome import WAYS, Outcome
+from .images.models import NOT_TRIED
+from .outcome import SAME, WAYS, WAYS_WITH_IMAGES, Outcome
 
 _MAX_REASON_CHARS = 700
 
 
-def page(outcomes: list[Outcome], skipped: dict[str, str], options: str = "") -> str:
-    """The page of ``make models``: counts, then a row per model type.
+def page(outcomes: list[Outcome], skipped: dict[str, str], options: str = "", seeing: Sequence[Outcome] = ()) -> str:
+    """The page of ``make models``: counts, then a row per model type, then those that were tried with images.
 
     Args:
         options: a sentence about those of the engines.
@@ -41,6 +43,7 @@ def page(outcomes: list[Outcome], skipped: dict[str, str], options: str = "") ->
             "|---" * (len(WAYS) + 3) + "|",
             *rows,
             "",
+            *(_of_images(seeing) if seeing else ()),
         ]
     )
 
@@ -49,6 +52,24 @@ def told_options(options: dict[str, Any]) -> str:
     """A sentence about options of ``EngineConfig``; empty if there are none."""
     told = ", ".join(f"`{name}` {value}" for name, value in options.items())
     return f" Each engine has {told}: ranks are processes, which talk by gloo." if told else ""
+
+
+def _of_images(outcomes: Sequence[Outcome]) -> list[str]:
+    num_same = sum(list(outcome.told.values()) == [SAME] * len(WAYS_WITH_IMAGES) for outcome in outcomes)
+    return [
+        "## With images",
+        "",
+        f"**{num_same}** of {len(outcomes)} give the tokens of transformers' own `generate` with images, in every way "
+        "tried.",
+        "",
+        *_METHOD_WITH_IMAGES,
+        "",
+        f"| model type | mode | {' | '.join(WAYS_WITH_IMAGES)} | reason |",
+        "|---" * (len(WAYS_WITH_IMAGES) + 3) + "|",
+        *sorted(_row(outcome, WAYS_WITH_IMAGES) for outcome in outcomes),
+        *sorted(_skipped(*item, WAYS_WITH_IMAGES) for item in NOT_TRIED.items()),
+        "",
+    ]
 
 
 _METHOD = (
@@ -66,13 +87,21 @@ _METHOD = (
 )
 
 
-def _row(outcome: Outcome) -> str:
-    told = " | ".join(outcome.told.get(way, "") for way in WAYS)
+_METHOD_WITH_IMAGES = (
+    "Each is a small random model with small pictures (`worker/survey/images/`). A prompt with *one* image, and one "
+    "with *two* of other sizes, each alone, get 12 greedy tokens; then three prompts *mixed* in one batch; *chunked*, "
+    "with 7 tokens a step, so that chunks end inside of images; *preempted*; and *resumed* behind their first five "
+    "tokens, by an engine that has not seen the images.",
+)
+
+
+def _row(outcome: Outcome, ways: Sequence[str] = WAYS) -> str:
+    told = " | ".join(outcome.told.get(way, "") for way in ways)
     reason = outcome.reason.replace("|", "/").replace("\n", " ")
     if len(reason) > _MAX_REASON_CHARS:
         reason = reason[:_MAX_REASON_CHARS] + " …"
     return f"| {outcome.model_type} | {outcome.mode} | {told} | {reason} |"
 
 
-def _skipped(model_type: str, reason: str) -> str:
-    return f"| {model_type} | {'| ' * len(WAYS)}| not tried: {reason} |"
+def _skipped(model_type: str, reason: str, ways: Sequence[str] = WAYS) -> str:
+    return f"| {model_type} | {'| ' * len(ways)}| not tried: {reason} |"

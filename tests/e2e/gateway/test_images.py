@@ -17,8 +17,9 @@ from penstock.ops.local_server import LocalGateway
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import LLM, Client, SamplingParams
 from penstock.shared.errors import ValidationError
+from penstock.worker.survey.images.models import write_seeing_model
+from penstock.worker.survey.images.truth import picture, png
 
-from ...integration.engine.seeing_models import picture, png, write_seeing_model
 from ..batch_rows import CHAT, answers_of_batch
 
 LIMIT = 6

@@ -19,11 +19,13 @@ from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.images.admission import ImageAdmission
 from penstock.worker.models.images.processor import ImageProcessor
 from penstock.worker.models.images.tower import ImageTower
+from penstock.worker.survey.images.models import SEEING, write_seeing_model
+from penstock.worker.survey.images.processors import PLACEHOLDER, QwenLike, StandIn
+from penstock.worker.survey.images.truth import by_transformers, picture, png
 from penstock.worker.survey.small_config import small_config
 from penstock.worker.survey.trial import write_model
 
 from .harness import BYTES_PER_TOKEN, ask
-from .seeing_models import PLACEHOLDER, SEEING, StandIn, by_transformers, picture, png, write_seeing_model
 
 NUM_TOKENS = 12
 # Tokens of ASCII, which decode to the text that they come from; longer than a block, so that what is in front of an
@@ -55,7 +57,7 @@ def make(folders: Callable[[str], tuple[Path, Any]], monkeypatch: pytest.MonkeyP
 
     def build(name: str = "llava", **options: Any) -> Engine:
         folder, processor = folders(name)
-        if isinstance(processor, StandIn):
+        if isinstance(processor, StandIn) and not isinstance(processor, QwenLike):
             monkeypatch.setattr(ImageProcessor, "load", lambda *_, **__: ImageProcessor(processor))
         given = {"max_num_seqs": 6, "block_size": 8, "kv_cache_memory": 8 << 20, "num_threads": 1, **options}
         return build_engine(EngineConfig(model=str(folder), **given), folder)
@@ -133,11 +135,39 @@ def test_tokens_are_those_of_transformers(name: str, make: Make, folders: Callab
     assert cramped.core.scheduler.stats().num_preemptions > 0
 
 
-def test_a_request_resumed_elsewhere_goes_on_as_it_would_have(make: Make) -> None:
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "qwen3_vl"])
+def test_a_request_resumed_elsewhere_goes_on_as_it_would_have(name: str, make: Make) -> None:
     images = [picture(2, 20, 50), picture(3, 64, 33)]
-    whole = generate(make(), [seeing("r", TWO, images)])["r"]
-    rest = generate(make(async_scheduling=True), [seeing("r", TWO, images, output_token_ids=whole[:5])])["r"]
+    whole = generate(make(name), [seeing("r", TWO, images)])["r"]
+    rest = generate(make(name, async_scheduling=True), [seeing("r", TWO, images, output_token_ids=whole[:5])])["r"]
     assert whole[:5] + rest == whole
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
+def test_positions_in_three_axes_are_those_of_who_has_images(
+    name: str, make: Make, folders: Callable[[str], tuple[Path, Any]]
+) -> None:
+    """Text beside images in a batch, guesses behind them, and an image whose blocks another has left."""
+    folder, processor = folders(name)
+    image = picture(2, 20, 50)
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    text = EngineCoreRequest(request_id="text", prompt_token_ids=[*WORDS, *WORDS], sampling_params=params)
+    wanted = {
+        "text": by_transformers(folder, processor, [*WORDS, *WORDS], [], NUM_TOKENS),
+        "one": by_transformers(folder, processor, ONE, [image], NUM_TOKENS),
+    }
+    for options in ({}, {"speculative": "ngram:3"}, {"async_scheduling": True}):
+        engine = make(name, **options)
+        assert engine.ready.max_images == 8, engine.ready.image_refusal
+        for _ in range(2):
+            assert generate(engine, [text, seeing("one", ONE, [image])]) == wanted
+        assert engine.core.stats().prefix_cache_hits > len(WORDS)
+    ask(engine, Sleep(level=2))
+    ask(engine, WakeUp())
+    assert generate(engine, [seeing("one", ONE, [image])])["one"] == wanted["one"]
+    strict = make(name, deterministic=True)
+    assert "--deterministic does not compute" in strict.ready.image_refusal
+    assert len(generate(strict, [text])["text"]) == NUM_TOKENS
 
 
 def test_the_same_image_is_computed_once(make: Make) -> None:

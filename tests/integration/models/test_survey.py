@@ -44,6 +44,16 @@ def test_the_table_of_engines_of_two_ranks(tmp_path: Path) -> None:
     assert "has no plan for how ranks share GPT2LMHeadModel" in refused
 
 
+def test_the_table_of_a_model_that_reads_images(tmp_path: Path) -> None:
+    out = tmp_path / "models.md"
+    done = survey("--only", "qwen2_5_vl", "--out", str(out))
+    assert done.returncode == 0
+    page = out.read_text()
+    assert "**1** of 1 give the tokens of transformers' own `generate` with images" in page
+    assert "| qwen2_5_vl | packed | same | same | same | same | same | same |  |" in page
+    assert "| lfm2_vl | | | | | | | | not tried: transformers has its image processor for torchvision alone" in page
+
+
 def test_a_type_that_takes_too_long(tmp_path: Path) -> None:
     out = tmp_path / "models.md"
     done = survey("--only", "gpt2", "--timeout-s", "0.01", "--out", str(out))

@@ -1,0 +1,75 @@
+"""The adapters of the demo through the whole stack: by name, beside the base, in batches and in lists of ``LLM``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.ops.demo.run import MODEL
+from penstock.ops.demo.styles import ADAPTERS, STYLES, style_questions
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import LLM, Client, SamplingParams
+from penstock.shared.errors import ValidationError
+
+from .batch_rows import COMPLETIONS, answers_of_batch
+
+LIMIT = 64
+GREEDY = SamplingParams(temperature=0.0, max_tokens=LIMIT)
+QUESTIONS = style_questions(2, seed=3)
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[LocalStack]:
+    options = ["--device", "cpu", "--served-model-name", "demo", "--threads", "1", "--enable-lora", "--max-loras", "2"]
+    with LocalStack(MODEL, options) as stack:
+        yield stack
+
+
+@pytest.fixture
+async def client(stack: LocalStack) -> AsyncIterator[Client]:
+    async with Client.connect(stack.url) as client:
+        for style in STYLES:
+            await client.add_lora(style, ADAPTERS / style)
+        yield client
+
+
+async def test_each_answers_in_its_style_in_one_batch(client: Client) -> None:
+    asked = [(style, question) for style in ("demo", *STYLES) for question in QUESTIONS]
+    outputs = await asyncio.gather(
+        *(client.generate(question.prompt, GREEDY, model=style) for style, question in asked)
+    )
+    wanted = [question.answer if style == "demo" else STYLES[style](question) for style, question in asked]
+    assert [output.outputs[0].text.strip() for output in outputs] == wanted
+
+
+async def test_a_row_of_a_batch_has_the_adapter_that_it_names(
+    client: Client, stack: LocalStack, tmp_path: Path
+) -> None:
+    for style in ("digits", "demo"):
+        bodies = {
+            question.prompt: {"model": style, "prompt": question.prompt, "temperature": 0, "max_tokens": LIMIT}
+            for question in QUESTIONS
+        }
+        found = await answers_of_batch(client, stack.url, tmp_path / style, COMPLETIONS, bodies)
+        for question in QUESTIONS:
+            body = found[question.prompt]["body"]
+            assert body["model"] == style
+            assert body["choices"][0]["text"].strip() == (
+                question.answer if style == "demo" else STYLES[style](question)
+            )
+
+
+def test_a_list_of_llm_has_one_for_all_or_one_each(client: Client, stack: LocalStack) -> None:
+    prompts = [question.prompt for question in QUESTIONS[:3]]
+    styles = ["loud", None, "digits"]
+    with LLM(stack.url) as llm:
+        outputs = llm.generate(prompts, GREEDY, lora_request=styles)
+        wanted = [q.answer if style is None else STYLES[style](q) for style, q in zip(styles, QUESTIONS, strict=False)]
+        assert [output.text.strip() for output in outputs] == wanted
+        outputs = llm.generate(prompts, GREEDY, lora_request="digits")
+        assert [output.text.strip() for output in outputs] == [STYLES["digits"](q) for q in QUESTIONS[:3]]
+        with pytest.raises(ValidationError, match=r"lora_request must be one or as many as the prompts \(3\), got 2"):
+            llm.generate(prompts, GREEDY, lora_request=["digits", "digits"])

@@ -1,0 +1,1 @@
+"""Models that read images, made small, against transformers' ``generate``."""

@@ -1,0 +1,224 @@
+"""Small random models that read images, with processors that load without torchvision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from .processors import ALL, PLACEHOLDER, InternVLLike, PixtralLike, QwenLike, StandIn, byte_tokenizer
+
+TEXT: dict[str, Any] = {
+    "vocab_size": 384,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,
+    "bos_token_id": 257,
+    "eos_token_id": 258,
+    "pad_token_id": 256,
+}
+_VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "patch_size": 4,
+}
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {% if message.content is string %}{{ message.content }}"
+    "{% else %}{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}"
+    "{% elif part.type == 'image' %}<image>{% endif %}{% endfor %}{% endif %} {% endfor %}assistant: "
+)
+
+
+def llava() -> tuple[transformers.PretrainedConfig, Any]:
+    """16 tokens an image, whatever its size."""
+    vision = ALL.CLIPVisionConfig(**_VISION, image_size=16)
+    config = ALL.LlavaConfig(
+        text_config=transformers.LlamaConfig(**TEXT), vision_config=vision, image_token_index=PLACEHOLDER,
+        vision_feature_layer=-2, image_seq_length=16,
+    )  # fmt: skip
+    images = ALL.CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
+    processor = ALL.LlavaProcessor(
+        images, byte_tokenizer("<image>"), patch_size=4, vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )  # fmt: skip
+    return config, processor
+
+
+def idefics3() -> tuple[transformers.PretrainedConfig, Any]:
+    """Tiles of 4 tokens, with marks of rows and columns between them: more of them for longer images."""
+    config = ALL.Idefics3Config(
+        text_config=transformers.LlamaConfig(**TEXT), vision_config={**_VISION, "image_size": 16},
+        image_token_id=PLACEHOLDER, scale_factor=2, pad_token_id=256,
+    )  # fmt: skip
+    images = ALL.Idefics3ImageProcessorPil(size={"longest_edge": 32}, max_image_size={"longest_edge": 16})
+    marks = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    tokenizer = byte_tokenizer("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *marks)
+    return config, ALL.Idefics3Processor(images, tokenizer, image_seq_len=4)
+
+
+def internvl() -> tuple[transformers.PretrainedConfig, Any]:
+    """Tiles of 4 tokens, more of them for longer images."""
+    vision = ALL.InternVLVisionConfig(**{**_VISION, "patch_size": [4, 4]}, image_size=[16, 16])
+    config = ALL.InternVLConfig(
+        text_config=transformers.Qwen2Config(**TEXT), vision_config=vision, image_token_id=PLACEHOLDER,
+        image_seq_length=4,
+    )  # fmt: skip
+    return config, InternVLLike()
+
+
+def vipllava() -> tuple[transformers.PretrainedConfig, Any]:
+    """As ``llava``, with features of several layers of the tower."""
+    _, processor = llava()
+    config = ALL.VipLlavaConfig(
+        text_config=transformers.LlamaConfig(**TEXT), vision_config=ALL.CLIPVisionConfig(**_VISION, image_size=16),
+        image_token_index=PLACEHOLDER, vision_feature_layers=[-2, -1], image_seq_length=16,
+    )  # fmt: skip
+    return config, processor
+
+
+def llava_next() -> tuple[transformers.PretrainedConfig, Any]:
+    """An image as a whole and in tiles, with a token behind each row."""
+    grids = [[16, 32], [32, 16], [32, 32]]
+    config = ALL.LlavaNextConfig(
+        text_config=transformers.LlamaConfig(**TEXT), vision_config=ALL.CLIPVisionConfig(**_VISION, image_size=16),
+        image_token_index=PLACEHOLDER, vision_feature_layer=-2, image_grid_pinpoints=grids, image_seq_length=16,
+    )  # fmt: skip
+    images = ALL.LlavaNextImageProcessorPil(
+        size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}, image_grid_pinpoints=grids
+    )
+    processor = ALL.LlavaNextProcessor(
+        images, byte_tokenizer("<image>"), patch_size=4, vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )  # fmt: skip
+    return config, processor
+
+
+def smolvlm() -> tuple[transformers.PretrainedConfig, Any]:
+    """As ``idefics3``, whose processor makes the same tokens; its own needs num2words and torchvision for videos."""
+    _, processor = idefics3()
+    config = ALL.SmolVLMConfig(
+        text_config=transformers.LlamaConfig(**TEXT), vision_config={**_VISION, "image_size": 16},
+        image_token_id=PLACEHOLDER, scale_factor=2, pad_token_id=256,
+    )  # fmt: skip
+    return config, processor
+
+
+def _pixtral_vision() -> transformers.PretrainedConfig:
+    return ALL.PixtralVisionConfig(**_VISION, head_dim=8, image_size=32)
+
+
+def mistral3() -> tuple[transformers.PretrainedConfig, Any]:
+    """A token for 8 by 8 pixels, with one behind each line that is none."""
+    text = transformers.MistralConfig(**TEXT, head_dim=16, sliding_window=None)
+    config = ALL.Mistral3Config(
+        text_config=text, vision_config=_pixtral_vision(), image_token_index=PLACEHOLDER, spatial_merge_size=2,
+        vision_feature_layer=-1,
+    )  # fmt: skip
+    return config, PixtralLike(8, 2)
+
+
+def pixtral() -> tuple[transformers.PretrainedConfig, Any]:
+    """As ``mistral3``, with a token for 4 by 4 pixels."""
+    text = transformers.MistralConfig(**TEXT, head_dim=16, sliding_window=None)
+    config = ALL.LlavaConfig(
+        text_config=text, vision_config=_pixtral_vision(), image_token_index=PLACEHOLDER, vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )  # fmt: skip
+    return config, PixtralLike(4, 1)
+
+
+def _turning(sections: list[int], **more: Any) -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections, **more}
+    return {**TEXT, "rope_parameters": rope}
+
+
+def qwen2_5_vl() -> tuple[transformers.PretrainedConfig, Any]:
+    """A token for 8 by 8 pixels; more of them for larger images; positions in three axes."""
+    vision = {
+        "depth": 2, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 64, "num_heads": 4, "patch_size": 4,
+        "spatial_merge_size": 2, "window_size": 16, "fullatt_block_indexes": [1],
+    }  # fmt: skip
+    config = ALL.Qwen2_5_VLConfig(
+        text_config=_turning([2, 3, 3]), vision_config=vision, image_token_id=PLACEHOLDER, video_token_id=300,
+        vision_start_token_id=301, vision_end_token_id=302, tie_word_embeddings=False,
+    )  # fmt: skip
+    return config, QwenLike(4)
+
+
+def qwen2_vl() -> tuple[transformers.PretrainedConfig, Any]:
+    """As ``qwen2_5_vl``, with another tower."""
+    vision = {
+        "depth": 2, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 4, "patch_size": 4,
+        "spatial_merge_size": 2,
+    }  # fmt: skip
+    config = ALL.Qwen2VLConfig(
+        text_config=_turning([2, 3, 3]), vision_config=vision, image_token_id=PLACEHOLDER, video_token_id=300,
+        vision_start_token_id=301, vision_end_token_id=302, tie_word_embeddings=False,
+    )  # fmt: skip
+    return config, QwenLike(4)
+
+
+def qwen3_vl() -> tuple[transformers.PretrainedConfig, Any]:
+    """Its second and third layers take features, too."""
+    vision = {
+        "depth": 3, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 64, "num_heads": 4, "patch_size": 4,
+        "spatial_merge_size": 2, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1],
+    }  # fmt: skip
+    text = {**_turning([3, 3, 2], mrope_interleaved=True), "head_dim": 16}
+    config = ALL.Qwen3VLConfig(
+        text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, video_token_id=300,
+        vision_start_token_id=301, vision_end_token_id=302, tie_word_embeddings=False,
+    )  # fmt: skip
+    return config, QwenLike(4)
+
+
+SEEING: dict[str, Callable[[], tuple[transformers.PretrainedConfig, Any]]] = {
+    "llava": llava,
+    "llava_next": llava_next,
+    "vipllava": vipllava,
+    "idefics3": idefics3,
+    "smolvlm": smolvlm,
+    "mistral3": mistral3,
+    "pixtral": pixtral,
+    "internvl": internvl,
+    "qwen2_vl": qwen2_vl,
+    "qwen2_5_vl": qwen2_5_vl,
+    "qwen3_vl": qwen3_vl,
+}
+
+
+# Others of transformers that many know, and why there is no row of tokens for them.
+NOT_TRIED: dict[str, str] = {
+    "gemma3": "its images are not served: their tokens see each other",
+    "gemma4": "its images are not served: their tokens see each other",
+    "glm4v": "its images are not served: positions in three axes of a kind of its own",
+    "lfm2_vl": "transformers has its image processor for torchvision alone, which is not installed here",
+    "llava_onevision": "its processor needs torchvision for videos, and counts tokens by itself",
+    "qwen3_vl_moe": "as qwen3_vl, of which it differs by experts, which the table above has",
+}
+
+
+def write_seeing_model(name: str, folder: Path, seed: int = 0) -> Any:
+    """Write a model of ``SEEING`` with random weights into ``folder``; returns its processor."""
+    torch.manual_seed(seed)
+    config, processor = SEEING[name]()
+    transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
+    if isinstance(processor, QwenLike):
+        processor.images.save_pretrained(folder)
+        byte_tokenizer(processor.image_token).save_pretrained(folder)
+    elif isinstance(processor, StandIn):
+        byte_tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]").save_pretrained(folder)
+    else:
+        processor.save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return processor

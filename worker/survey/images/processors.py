@@ -1,0 +1,86 @@
+"""Processors of small models, and what stands in for those that need torchvision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from PIL import Image
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+# Of its classes pyright knows those that the package imports.
+ALL: Any = transformers
+PLACEHOLDER = 259
+_SPECIAL = ("<pad>", "<s>", "</s>")
+
+
+def byte_tokenizer(*placeholders: str) -> transformers.PreTrainedTokenizerFast:
+    """Of bytes; the first placeholder is ``PLACEHOLDER``."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in (*_SPECIAL, *placeholders)])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    )
+
+
+class StandIn:
+    """In the place of a processor that needs torchvision, around the part of it that does not."""
+
+    image_token, image_token_id = "[IMG]", PLACEHOLDER
+
+    def __call__(self, *, images: list[Image.Image], **_: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class PixtralLike(StandIn):
+    """``PixtralProcessor``."""
+
+    def __init__(self, patch_size: int, tokens_per_side: int) -> None:
+        self._images = ALL.PixtralImageProcessorPil(size={"longest_edge": 32}, patch_size=patch_size)
+        self._pixels = patch_size
+        self._size = tokens_per_side
+
+    def __call__(self, *, images: list[Image.Image], **_: Any) -> dict[str, Any]:
+        made = dict(self._images(images, return_tensors="pt", patch_size=self._pixels))
+        token_ids: list[int] = []
+        for height, width in made["image_sizes"]:
+            rows = int(height) // self._pixels
+            columns = int(width) // self._pixels
+            token_ids += ([PLACEHOLDER] * columns + [PLACEHOLDER + 1]) * rows
+            token_ids[-1] = PLACEHOLDER + 2
+        return {"input_ids": torch.tensor([token_ids]), **made}
+
+
+class InternVLLike(StandIn):
+    """``InternVLProcessor``: four tokens a tile, between two that are none."""
+
+    def __init__(self) -> None:
+        size = {"height": 16, "width": 16}
+        self._images = ALL.GotOcr2ImageProcessorPil(size=size, crop_to_patches=True, max_patches=4)
+
+    def __call__(self, *, images: list[Image.Image], **_: Any) -> dict[str, Any]:
+        made = dict(self._images(images, return_tensors="pt"))
+        token_ids: list[int] = []
+        for num_tiles in made.pop("num_patches"):
+            token_ids += [PLACEHOLDER + 1, *[PLACEHOLDER] * (4 * int(num_tiles)), PLACEHOLDER + 2]
+        return {"input_ids": torch.tensor([token_ids]), **made}
+
+
+class QwenLike(StandIn):
+    """``Qwen2_5_VLProcessor``, whose videos need torchvision. An engine makes its own of what lies in the folder."""
+
+    image_token = "<|image_pad|>"
+
+    def __init__(self, patch_size: int) -> None:
+        self.images = ALL.Qwen2VLImageProcessorPil(
+            patch_size=patch_size, merge_size=2, size={"shortest_edge": 64, "longest_edge": 1024}
+        )
+
+    def __call__(self, *, images: list[Image.Image], **_: Any) -> dict[str, Any]:
+        made = dict(self.images(images, return_tensors="pt"))
+        num_tokens = int(made["image_grid_thw"].prod(-1).sum()) // 4
+        return {"input_ids": torch.full((1, num_tokens), PLACEHOLDER), **made}

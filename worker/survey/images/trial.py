@@ -1,0 +1,133 @@
+"""One model that reads images through transformers alone and through the engine, in the ways in which it may be cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from ....shared.errors import PenstockError
+from ....shared.images import ImageInput
+from ....shared.messages import EngineCoreRequest
+from ....shared.params import SamplingParams
+from ...config import EngineConfig
+from ...engine.composition import Engine, build_engine
+from ...models.images.processor import ImageProcessor
+from ...models.loader import load_model
+from ..outcome import SAME, Outcome
+from .models import write_seeing_model
+from .processors import PLACEHOLDER, QwenLike, StandIn
+from .truth import by_transformers, picture, png
+
+NUM_TOKENS = 12
+# Longer than a block; ASCII, which decodes to the text that it comes from.
+_WORDS = list(range(40, 61))
+_ONE = [*_WORDS, PLACEHOLDER, *range(80, 87)]
+_TWO = [*_WORDS, PLACEHOLDER, 70, 71, PLACEHOLDER, *range(80, 87)]
+_SMALL_BUDGET = 7
+_DELIVERED = 5
+# 4 layers x 2 KV heads x 16 dims x key and value x 4 bytes, as ``models.TEXT`` has them.
+_BYTES_PER_TOKEN = 1024
+
+
+@dataclass(frozen=True)
+class _Asked:
+    prompt: list[int]
+    images: list[Image.Image]
+
+
+def try_seeing_type(name: str, folder: Path) -> Outcome:
+    """Try the model ``name`` of ``models.SEEING`` in this process, in the empty ``folder``.
+
+    What stands in for a processor that needs torchvision takes its place in the engine, too, and is told.
+    """
+    outcome = Outcome(model_type=name)
+    stage = "no model to try"
+    try:
+        processor = write_seeing_model(name, folder)
+        stage = "not loaded"
+        if isinstance(processor, StandIn) and not isinstance(processor, QwenLike):
+            ImageProcessor.load = classmethod(lambda cls, *_, **__: cls(processor))  # type: ignore[method-assign]
+            outcome.reason = "its processor needs torchvision; tried with the part of it that does not"
+        engine = _build(folder)
+        if not engine.ready.max_images:
+            raise PenstockError(engine.ready.image_refusal)
+        stage = "failed"
+        outcome.mode = load_model(EngineConfig(model=str(folder), num_threads=1), folder).forward.mode
+        outcome.told = _compare(folder, processor, engine)
+    except Exception as error:  # whatever an architecture's own code raises
+        line = next(iter(str(error).strip().splitlines()), "")
+        outcome.reason = f"{stage}: {line if isinstance(error, PenstockError) else f'{type(error).__name__}: {line}'}"
+    return outcome
+
+
+def _compare(folder: Path, processor: Any, roomy: Engine) -> dict[str, str]:
+    two = [picture(2, 20, 50), picture(3, 64, 33)]
+    asked = {"one": _Asked(_ONE, [picture(1)]), "two": _Asked(_TWO, two), "other": _Asked(_ONE, two[:1])}
+    wanted = {
+        name: by_transformers(folder, processor, one.prompt, one.images, NUM_TOKENS) for name, one in asked.items()
+    }
+    if len({tuple(tokens) for tokens in wanted.values()}) < len(wanted):
+        raise PenstockError("random models of it do not look at their images")
+    alone = {name: _generate(roomy, {name: one}) for name, one in asked.items()}
+    told = {name: _judge(alone[name], {name: wanted[name]}) for name in ("one", "two")}
+    lens = {name: _num_tokens(processor, one) for name, one in asked.items()}
+    told["mixed"] = _judge(_generate(_build(folder), asked), wanted)
+    small: dict[str, Any] = {"max_num_batched_tokens": _SMALL_BUDGET, "enable_prefix_caching": False}
+    told["chunked"] = _judge(_generate(_build(folder, **small), asked), wanted)
+    cramped = _build(
+        folder,
+        max_model_len=max(lens.values()) + NUM_TOKENS,
+        block_size=2,
+        kv_cache_memory=(lens["one"] + lens["two"] + 4) * _BYTES_PER_TOKEN,
+        **small,
+    )
+    _generate(cramped, asked)  # the second time no image is waited for, so they come in their order
+    told["preempted"] = _judge(_generate(cramped, asked), wanted)
+    if not cramped.core.scheduler.stats().num_preemptions:
+        told["preempted"] = "was not preempted"
+    rest = _generate(_build(folder), asked, {name: tokens[:_DELIVERED] for name, tokens in wanted.items()})
+    told["resumed"] = _judge(rest, {name: tokens[_DELIVERED:] for name, tokens in wanted.items()})
+    return told
+
+
+def _num_tokens(processor: Any, one: _Asked) -> int:
+    """Tokens of a prompt with those of its images."""
+    made = ImageProcessor(processor)
+    return len(one.prompt) + sum(len(made.process(image).tokens.token_ids) - 1 for image in one.images)
+
+
+def _build(folder: Path, **options: Any) -> Engine:
+    given = {"max_num_seqs": 6, "block_size": 8, "kv_cache_memory": 8 << 20, "num_threads": 1, **options}
+    return build_engine(EngineConfig(model=str(folder), **given), folder)
+
+
+def _generate(
+    engine: Engine, asked: dict[str, _Asked], delivered: dict[str, list[int]] | None = None
+) -> dict[str, list[int]]:
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    tokens: dict[str, list[int]] = {name: [] for name in asked}
+    for name, one in asked.items():
+        engine.core.add_request(
+            EngineCoreRequest(
+                request_id=name,
+                prompt_token_ids=one.prompt,
+                sampling_params=params,
+                images=[ImageInput.of(png(image)) for image in one.images],
+                output_token_ids=None if delivered is None else delivered[name],
+            )
+        )
+    while engine.core.has_work:
+        for output in engine.core.step_fn():
+            if output.error is not None:
+                raise PenstockError(output.error.message)
+            tokens[output.request_id] += output.new_token_ids
+    engine.core.check_invariants()
+    return tokens
+
+
+def _judge(tokens: dict[str, list[int]], wanted: dict[str, list[int]]) -> str:
+    different = [name for name, row in wanted.items() if tokens[name] != row]
+    return SAME if not different else f"{len(different)} of {len(wanted)} differ"

@@ -1,0 +1,55 @@
+"""Pictures, prompts and what transformers makes of them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+
+from .processors import PLACEHOLDER, QwenLike, StandIn
+
+
+def picture(seed: int, width: int = 40, height: int = 30) -> Image.Image:
+    """Noise."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def png(image: Image.Image) -> bytes:
+    """``image`` as a file."""
+    written = io.BytesIO()
+    image.save(written, "PNG")
+    return written.getvalue()
+
+
+def by_transformers(
+    folder: Path, processor: Any, prompt: list[int], images: list[Image.Image], num_tokens: int
+) -> list[int]:
+    """What ``generate`` of transformers makes of a prompt with placeholders, greedily."""
+    model: Any = transformers.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
+    if not images:
+        inputs: Any = {
+            "input_ids": torch.tensor([prompt]),
+            "attention_mask": torch.ones(1, len(prompt), dtype=torch.int),
+        }
+    elif isinstance(processor, StandIn):
+        made = processor(images=images)
+        expanded, lines = [], [processor(images=[image])["input_ids"][0].tolist() for image in images]
+        for token_id in prompt:
+            expanded += lines.pop(0) if token_id == PLACEHOLDER else [token_id]
+        inputs = {**made, "input_ids": torch.tensor([expanded])}
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        if isinstance(processor, QwenLike):
+            inputs["mm_token_type_ids"] = (inputs["input_ids"] == PLACEHOLDER).int()
+    else:
+        text = processor.tokenizer.decode(prompt, skip_special_tokens=False)
+        inputs = processor(text=text, images=images, return_tensors="pt", add_special_tokens=False)
+    out = model.generate(
+        **inputs, max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, pad_token_id=256,
+    )  # fmt: skip
+    return out[0, inputs["input_ids"].shape[1] :].tolist()
