@@ -49,6 +49,8 @@ _SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+# None by default in some types, and needed all the same.
+_ALWAYS = ("num_key_value_heads", "pad_token_id", "bos_token_id", "eos_token_id")
 _MODEL_TYPES = (
     *("llama", "qwen3", "gemma2", "gemma3_text", "phi3", "olmo2", "olmo3", "smollm3", "granite", "glm", "glm4"),
     *(
@@ -80,7 +82,7 @@ def make_model(model_type: str, num_layers: int) -> PreTrainedModel:
     config_class = CONFIG_MAPPING[model_type]
     given = config_class().to_dict()
     wanted = {**_SIZES, "num_hidden_layers": num_layers}
-    fields = {name: value for name, value in wanted.items() if given.get(name) is not None or name.endswith("_id")}
+    fields = {name: value for name, value in wanted.items() if given.get(name) is not None or name in _ALWAYS}
     if given.get("layer_types"):
         kinds = list(dict.fromkeys(given["layer_types"]))
         fields["layer_types"] = (kinds * num_layers)[:num_layers]

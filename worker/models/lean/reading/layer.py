@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from .....shared.errors import ModelLoadError
@@ -34,12 +35,12 @@ def read_layer(trace: Trace, name: str, attention: str, sources: list[AnglesSour
         "mlp_out_norm": mlp_out_norm,
     }
     between = parts.stream_before_mlp(given)
-    scale = None if between is None else scale_of_addition(stream, found, between, numbers)
-    if between is not None and scale is not None:
-        again = must(scale_of_addition(between, made, parts.result, numbers), f"the result of {name}")
-        if again != scale:
-            raise ModelLoadError(f"{name} adds with two factors, {scale} and {again}")
-        return LayerPlan(**plans, mlp_norm=parts.norm_between(between, given), residual_scale=scale)
+    if between is not None and scale_of_addition(stream, found, between, numbers) is not None:
+        # Of both additions at once: numbers that lie near to each other may round one of them alike.
+        both = ([stream, between], [found, made], [between, parts.result])
+        scale = scale_of_addition(*(torch.cat(rows) for rows in both), numbers)
+        mlp_norm = parts.norm_between(between, given)
+        return LayerPlan(**plans, mlp_norm=mlp_norm, residual_scale=must(scale, f"the result of {name}"))
     is_shared = same(given, rows_of(_tensor(attended.given)))
     mlp_norm = None if is_shared else parts.norm_between(stream, given)
     scale = must(scale_of_addition(stream, found + made, parts.result, numbers), f"the result of {name}")
