@@ -136,7 +136,7 @@ async def _grow_and_shrink(
         decided_s=datetime.fromisoformat(decided["timestamp"]).timestamp() - began_at,
         serving_s=serving_s,
         start_s=started["took_s"],
-        num_left=sum(event["event"] == "fleet_engine_left" for event in events),
+        num_left=sum(event["event"] == "fleet_engine_leaves" for event in events),
         num_requests=len(answers),
         num_lost=num_asked - len(answers),
         num_different=sum(answer != expected for answer in answers),
