@@ -1,9 +1,9 @@
 """How a fleet follows its queue: ``python -m penstock.ops.bench.fleet``, on a Ray cluster of this machine.
 
-A fleet of one engine of the demo model gets more requests than it serves in the wanted wait, and grows; when they are
-done it shrinks, while some are still asked for. Told are the seconds from the first of the many requests to another
-engine that serves, and their parts; and how many requests were lost or came out otherwise, of all that were asked for
-while engines came and left.
+A fleet of one engine of the demo model is asked by so many that they wait for longer than is wanted, and grows; then
+most of them stop, and it shrinks while the others go on. Told are the seconds from the first of the many requests to
+another engine that serves, and their parts; and how many requests were lost or came out otherwise, of all that were
+asked for while engines came and left.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..local_worker import LocalWorker
 from ..ray_cluster import RayCluster
 from .private_redis import private_redis
 
-MAX_NUM_SEQS, NUM_MANY, NUM_FEW = 4, 400, 2
+MAX_NUM_SEQS, NUM_MANY, NUM_FEW = 4, 200, 2
 WANTED_WAIT_S, SHRINK_AFTER_S = 1.0, 5.0
 POLL_S, TIMEOUT_S = 0.05, 240.0
 PARAMS = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
@@ -108,29 +108,27 @@ async def _grow_and_shrink(
 ) -> Round:
     num_events = len(_events(fleet))
     answers: list[list[int]] = []
-    enough = asyncio.Event()
+    num_asked = 0
 
-    async def ask() -> None:
-        handle = await client.submit(PROMPT, PARAMS)
-        answers.append(list((await handle.result()).outputs[0].token_ids))
-
-    async def ask_on() -> int:
-        number = 0
+    async def ask(enough: asyncio.Event) -> None:
+        nonlocal num_asked
         while not enough.is_set():
-            await ask()
-            number += 1
-        return number
+            num_asked += 1
+            handle = await client.submit(PROMPT, PARAMS)
+            answers.append(list((await handle.result()).outputs[0].token_ids))
 
+    has_grown, has_shrunk = asyncio.Event(), asyncio.Event()
     began_at, began = time.time(), time.perf_counter()
-    many = [asyncio.create_task(ask()) for _ in range(NUM_MANY)]
-    few = [asyncio.create_task(ask_on()) for _ in range(NUM_FEW)]
+    many = [asyncio.create_task(ask(has_grown)) for _ in range(NUM_MANY)]
+    few = [asyncio.create_task(ask(has_shrunk)) for _ in range(NUM_FEW)]
     async with asyncio.timeout(TIMEOUT_S):
         await _until(commands, lambda number: number > 1)
         serving_s = time.perf_counter() - began
+        has_grown.set()
         await asyncio.gather(*many)
         await _until(commands, lambda number: number == 1)
-        enough.set()
-        num_asked = NUM_MANY + sum(await asyncio.gather(*few))
+        has_shrunk.set()
+        await asyncio.gather(*few)
     events = _events(fleet)[num_events:]
     decided = next(event for event in events if event["event"] == "fleet_target")
     started = next(event for event in events if event["event"] == "fleet_engine_serves")
@@ -138,7 +136,7 @@ async def _grow_and_shrink(
         decided_s=datetime.fromisoformat(decided["timestamp"]).timestamp() - began_at,
         serving_s=serving_s,
         start_s=started["took_s"],
-        num_left=sum(event["event"] == "fleet_engine_left" for event in events),
+        num_left=sum(event["event"] == "fleet_engine_leaves" for event in events),
         num_requests=len(answers),
         num_lost=num_asked - len(answers),
         num_different=sum(answer != expected for answer in answers),

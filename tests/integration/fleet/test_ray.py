@@ -30,9 +30,11 @@ LONG_VARIABLE = "PENSTOCK_TEST_RAY"
 long = pytest.mark.skipif(LONG_VARIABLE not in os.environ, reason="takes a minute or more: run `make test-ray`")
 
 PROMPT = "four plus two is"
-SHORT = SamplingParams(temperature=0.0, max_tokens=8)
+# Ends after three tokens; what waits counts by the most that it may have.
+SHORT = SamplingParams(temperature=0.0, max_tokens=400)
+FIRST = SamplingParams(temperature=0.0, max_tokens=1)
 LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
-NUM_SHORT = 60
+NUM_SHORT = 40
 
 StartFleet = Callable[..., StartedWorker]
 
@@ -56,6 +58,14 @@ def num_serving(namespace: str, redis_url: str) -> int:
     return sum(beat["state"] in ("ready", "busy") for beat in json.loads(listed.stdout))
 
 
+async def until(fleet: StartedWorker, condition: Callable[[], object]) -> None:
+    """Wait for the condition in a thread; what the fleet said is told if it does not come."""
+    try:
+        await asyncio.to_thread(wait_until, condition, "it has not come")
+    except AssertionError as error:
+        raise AssertionError(fleet.err) from error
+
+
 async def result_of(handle: RequestHandle) -> list[int]:
     async with asyncio.timeout(DEADLINE_S):
         return list((await handle.result()).outputs[0].token_ids)
@@ -65,14 +75,16 @@ async def test_it_grows_with_the_queue_shrinks_when_it_is_done_and_leaves_nothin
     ray_cluster: RayCluster, start_fleet: StartFleet, redis_url: str, namespace: str, gate: Gate
 ) -> None:
     await asyncio.to_thread(ray_cluster.add, 4)
-    gate.let_end(2)
     fleet = start_fleet(*options(ray_cluster, redis_url, namespace, "1:2"))
-    await asyncio.to_thread(wait_until, lambda: fleet.out or fleet.process.poll() is not None, "not ready")
+    await until(fleet, lambda: fleet.out or fleet.process.poll() is not None)
     assert fleet.out.startswith("ready: model demo on 1 to 2 engines, Ray at "), fleet.err
     async with Client.connect(redis_url, namespace=namespace, wait_for_model=True) as client:
-        # Two of them end, so that a rate is known; the others are held, so that the queue stays.
+        # One that is short ends, so that a rate is known; many that may be long are held, so that the queue stays. A
+        # machine that makes a token in a millisecond needs seconds for those.
+        assert len((await client.generate(PROMPT, FIRST, model="demo")).outputs[0].token_ids) == 1
+        gate.hold_at(1)
         handles = [await client.submit(PROMPT, SHORT, model="demo") for _ in range(NUM_SHORT)]
-        await asyncio.to_thread(wait_until, lambda: num_serving(namespace, redis_url) == 2, f"no growth: {fleet.err}")
+        await until(fleet, lambda: num_serving(namespace, redis_url) == 2)
         grown = await asyncio.to_thread(fleet.await_event, "fleet_target")
         assert (grown["before"], grown["engines"]) == (1, 2)
         listed = json.loads(run_worker("list", "--json", "--namespace", namespace, "--redis-url", redis_url).stdout)
@@ -121,12 +133,12 @@ async def test_nodes_that_come_go_and_are_killed_under_load_lose_nothing(
         for leaving, is_killed in ((first, True), (second, False)):
             before = len(ended)
             await asyncio.to_thread(ray_cluster.remove, leaving, kill=is_killed)
-            await asyncio.to_thread(wait_until, lambda n=before: len(ended) > n + 20, "nobody goes on")
+            await until(fleet, lambda n=before: len(ended) > n + 20)
             await asyncio.to_thread(ray_cluster.add, 1)
-            await asyncio.to_thread(wait_until, lambda: num_serving(namespace, redis_url) == 2, fleet.err)
+            await until(fleet, lambda: num_serving(namespace, redis_url) == 2)
         kill_an_agent(namespace)
         before = len(ended)
-        await asyncio.to_thread(wait_until, lambda: len(ended) > before + 20, "nobody goes on")
+        await until(fleet, lambda: len(ended) > before + 20)
         stopping.set()
         await asyncio.gather(*asking)
     assert {tuple(tokens) for tokens in ended} == {tuple(expected)}
@@ -152,8 +164,8 @@ async def test_a_driver_that_is_killed_leaves_nothing_and_its_requests_wait(
             await anext(stream)
         fleet.process.send_signal(signal.SIGKILL)
         fleet.process.wait()
-        await asyncio.to_thread(wait_until, lambda: not processes_of(namespace), "left behind")
-        await asyncio.to_thread(wait_until, lambda: not any(ray_cluster.left().values()), "actors are left")
+        await until(fleet, lambda: not processes_of(namespace))
+        await until(fleet, lambda: not any(ray_cluster.left().values()))
         gate.open()
         again = start_fleet(*options(ray_cluster, redis_url, namespace, "1:1"))
         assert len(await result_of(handle)) == 60
@@ -184,7 +196,7 @@ async def test_bundles_of_a_group_that_somebody_has_made(
     # One that dies is replaced in the bundle that it had.
     kill_a_worker(namespace)
     await asyncio.to_thread(fleet.await_event, "fleet_engine_lost")
-    await asyncio.to_thread(wait_until, lambda: num_serving(namespace, redis_url) == 2, fleet.err)
+    await until(fleet, lambda: num_serving(namespace, redis_url) == 2)
     fleet.process.terminate()
     assert await asyncio.to_thread(fleet.process.wait, DEADLINE_S) == 0, fleet.err
     assert await asyncio.to_thread(ray_cluster.left) == {"actors": 0, "groups": 1}

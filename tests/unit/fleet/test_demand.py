@@ -1,0 +1,82 @@
+"""What a fleet makes of the queue and of heartbeats."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.shared.connection import CommandConnection
+from penstock.shared.keys import Keys
+from penstock.shared.messages import EngineState
+from penstock.shared.queue_stats import QueueStats
+from penstock.shared.records import EngineHeartbeat
+from penstock.worker.fleet.demand import Demand, Seen
+from penstock.worker.fleet.scaling import Load
+
+QUEUE = QueueStats(
+    model="m",
+    paused_at=None,
+    depth=7,
+    num_tokens=700,
+    num_running=5,
+    num_returned=1,
+    oldest_age_s=1.0,
+    estimated_wait_s=12.0,
+    requests_per_s=1.0,
+    tokens_per_s=60.0,
+    mean_output_tokens=9.0,
+    bands=[],
+)
+
+
+def beat(worker_id: str, running: int, kv_cache_usage: float = 0.0, waiting: int = 0) -> EngineHeartbeat:
+    return EngineHeartbeat(
+        worker_id=worker_id,
+        engine_id=f"{worker_id}-0",
+        model="m",
+        state=EngineState.BUSY,
+        host="h",
+        worker_pid=1,
+        core_pid=2,
+        num_running_reqs=running,
+        num_waiting_reqs=waiting,
+        kv_cache_usage=kv_cache_usage,
+    )
+
+
+# The second worker is called as the first, on another host with another process id.
+SERVING = [beat("m-ray-0-12-ab", 2, 0.75), beat("m-ray-0-123-cd", 8), beat("elsewhere-9-ef", 1, 0.125, waiting=3)]
+
+
+def demand() -> Demand:
+    return Demand(CommandConnection("redis://nowhere"), Keys(), "m", max_num_seqs=8)
+
+
+def test_the_load_is_what_waits_and_how_full_engines_are() -> None:
+    """An engine is as full as its cache or its batch, whichever is fuller."""
+    assert demand().load(Seen(QUEUE, SERVING), ["m-ray-0-12-"]) == Load(
+        num_waiting=7,
+        num_running=5,
+        estimated_wait_s=12.0,
+        num_serving=3,
+        num_others=2,
+        busy=0.75 + 1.0 + 0.125,
+    )
+
+
+def test_without_an_engine_of_its_own_all_are_others() -> None:
+    assert demand().load(Seen(QUEUE, SERVING), []).num_others == 3
+
+
+def test_a_queue_that_is_paused_asks_for_nobody() -> None:
+    paused = msgspec.structs.replace(QUEUE, paused_at=5.0)
+    assert demand().load(Seen(paused, []), []).num_waiting == 0
+
+
+def test_what_a_worker_holds_runs_or_waits_in_its_engines() -> None:
+    seen = Seen(QUEUE, SERVING)
+    assert [seen.num_held_by(prefix) for prefix in ("m-ray-0-12-", "m-ray-0-123-", "elsewhere-9-", "gone-1-")] == [
+        2,
+        8,
+        4,
+        0,
+    ]
