@@ -159,7 +159,7 @@ def choose(variant: str, *, is_miscut: bool) -> dict[str, Any]:
     truth = find_truth(module, variant, vocab_size).to(module.device, groups.of_rank_zero)
     cut_decoder(module, groups)
     if is_miscut:
-        output: Any = module.model.layers[1].self_attn.o_proj.inner  # pyright: ignore[reportAttributeAccessIssue]
+        output: Any = module.model.layers[1].self_attn.o_proj.inner
         output.weight.copy_(output.weight.flip(1))
     settings = ForwardSettings(SETTINGS.max_model_len, groups=groups)
     return {"mode": choose_forward(module, variant, vocab_size, settings, truth=truth, modes=("lean", "packed")).mode}
