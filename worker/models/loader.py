@@ -36,7 +36,7 @@ from .pooling.folder import PoolingFolder, pools
 from .pooling.loading import as_decoder, make_pooling
 from .pooling.pooler import PoolingModel
 from .quantized_linear import quantize_linear_layers
-from .reading import read_model
+from .reading import naming_ranks, read_model
 
 log = structlog.get_logger(__name__)
 
@@ -133,9 +133,10 @@ def load_model(config: EngineConfig, folder: Path, groups: RankGroups | None = N
             trust_remote_code=config.trust_remote_code,
         )
     ending = eos_token_ids(module, vocab_size)
-    forward = _choose_forward(
-        module, architecture, vocab_size, longest, config, groups, truth=read.truth, modes=read.modes
-    )
+    with naming_ranks(groups):
+        forward = _choose_forward(
+            module, architecture, vocab_size, longest, config, groups, truth=read.truth, modes=read.modes
+        )
     backend = _attention_backend(forward, config, architecture)
     return LoadedModel(
         forward=forward,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from ...shared.errors import ConfigurationError
+from ...shared.errors import ConfigurationError, ModelLoadError
 from ..config import EngineConfig
 from .candidates import MODES, find_truth
 from .conformance import Truth
@@ -126,6 +127,9 @@ def _planned_part(
         )
     if not config.needs_weights:
         raise ConfigurationError(f"{told} reads files, and load_format is 'dummy'; use load_format 'auto'")
+    if config.enable_prompt_embeds:
+        # Rank 0 alone embeds tokens beside what is given, and would wait for the others.
+        raise ConfigurationError(f"{told} shares the embeddings, too; leave enable_prompt_embeds out, or use one rank")
     with chosen_device(device):
         module = read_module(folder, model_config, architecture, config, device, **options)
     num_parameters = _num_parameters(module)
@@ -153,6 +157,20 @@ def _check_kind(
             f"{_option(layout)}, but {told} ({architecture}): use tensor_parallel_size 1 and pipeline_parallel_size 1, "
             f"and more engines"
         )
+
+
+@contextmanager
+def naming_ranks(groups: RankGroups | None) -> Iterator[None]:
+    """Say of what cannot be computed that it is by several ranks, where it is."""
+    try:
+        yield
+    except ModelLoadError as error:
+        if groups is None:
+            raise
+        raise ModelLoadError(
+            f"{_option(groups.layout)}, and ranks compute models in the modes lean and packed alone: {error}; use "
+            f"tensor_parallel_size 1 and pipeline_parallel_size 1, which has other modes"
+        ) from error
 
 
 def _option(layout: ParallelLayout) -> str:

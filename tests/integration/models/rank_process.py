@@ -25,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.config import EngineConfig
 from penstock.worker.engine.ranks import one
-from penstock.worker.models.candidates import MODES, choose_forward, find_truth
+from penstock.worker.models.candidates import choose_forward, find_truth
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
 from penstock.worker.models.lean.staged import StagedForward, lean_forward
 from penstock.worker.models.loader import LoadedModel, load_model, load_weights
@@ -93,7 +93,7 @@ def serve(folder: str, layout: Layout, prompts: list[list[int]], tokens: list[li
         model.forward = Echoed(model.forward)  # pyright: ignore[reportAttributeAccessIssue]
         return model
 
-    one.load_model = load_part  # pyright: ignore[reportPrivateImportUsage]
+    one.load_model = load_part
     model = load(folder, layout)
     told = trial.compare(Path(folder), trial.Expectation(prompts, tokens), model)
     return describe(model) | {"told": told}
@@ -148,19 +148,25 @@ def sleep(folder: str, layout: Layout) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def disagreeing(variant: str) -> dict[str, Any]:
-    """Rank 1 finds other logits than those it is told are right; rank 0 does not."""
+def choose(variant: str, *, is_miscut: bool) -> dict[str, Any]:
+    """Choose a way for a part, of which the second layer may have its heads in a wrong order.
+
+    Rank 1 is told as well what the logits are to be, and has none that it could compare.
+    """
     groups = groups_of(2, 1, False)
     module = make_model(variant, torch.float32)
-    truth = find_truth(module, variant, module.config.vocab_size).to(module.device, groups.of_rank_zero)
+    vocab_size = module.config.vocab_size
+    truth = find_truth(module, variant, vocab_size).to(module.device, groups.of_rank_zero)
     cut_decoder(module, groups)
+    if is_miscut:
+        output: Any = module.model.layers[1].self_attn.o_proj.inner  # pyright: ignore[reportAttributeAccessIssue]
+        output.weight.copy_(output.weight.flip(1))
     settings = ForwardSettings(SETTINGS.max_model_len, groups=groups)
-    forward = choose_forward(module, variant, module.config.vocab_size, settings, truth=truth, modes=MODES)
-    return {"mode": forward.mode}
+    return {"mode": choose_forward(module, variant, vocab_size, settings, truth=truth, modes=("lean", "packed")).mode}
 
 
 JOBS: dict[str, Callable[..., dict[str, Any]]] = {
-    job.__name__: job for job in (serve, only_load, lean_logits, in_flight, sleep, disagreeing)
+    job.__name__: job for job in (serve, only_load, lean_logits, in_flight, sleep, choose)
 }
 
 

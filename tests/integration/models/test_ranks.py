@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import transformers
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from penstock.worker.models.loader import LoadedModel
 from penstock.worker.models.weights import ModelWeights
@@ -140,11 +140,13 @@ def test_transformers_plans_give_its_tokens(
 
 
 @needs_expert_ranks
-@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize(("model_type", "shares_cache"), [("mixtral", True), ("qwen3_moe", True), ("gpt_oss", False)])
 def test_ranks_that_share_experts_give_the_tokens_of_transformers(
-    model_type: str, pair: Pair, found: Callable[..., tuple[Path, trial.Expectation]]
+    model_type: str, shares_cache: bool, pair: Pair, found: Callable[..., tuple[Path, trial.Expectation]]
 ) -> None:
-    check_planned(serve(pair, found(model_type), EXPERTS), trial.load(found(model_type)[0]), shares_cache=True)
+    """Of gpt_oss, for which there is no other plan, they share nothing else."""
+    parts = serve(pair, found(model_type), EXPERTS)
+    check_planned(parts, trial.load(found(model_type)[0]), shares_cache=shares_cache)
 
 
 def check_planned(parts: list[dict[str, Any]], whole: LoadedModel, *, shares_cache: bool) -> None:
@@ -173,7 +175,13 @@ def test_the_first_stage_may_be_two_steps_ahead(pair: Pair) -> None:
 
 def test_all_ranks_decide_as_rank_0_does(pair: Pair) -> None:
     """Rank 1 has no logits to judge by, and must not try the next way while rank 0 goes on."""
-    assert pair.do("disagreeing", variant="llama") == [{"mode": "lean"}] * 2
+    assert pair.do("choose", variant="qwen2 moe", is_miscut=False) == [{"mode": "lean"}] * 2
+
+
+def test_a_wrong_cut_is_found_on_all_ranks(pair: Pair) -> None:
+    """It agrees with itself: only the whole model tells."""
+    for answer in pair.do("choose", variant="qwen2 moe", is_miscut=True):
+        assert "it gives other results when requests are batched" in answer["refusal"]
 
 
 @pytest.mark.parametrize("layout", [TENSOR, STAGES], ids=["tensor", "stages"])
@@ -252,6 +260,14 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[Any], dict[str, Any], str]] 
         "tensor_parallel_size is 2, but Gemma2ForCausalLM is shared by transformers' own plan, which keeps linear "
         "layers as they are, and quantization is 'int8'; leave it out",
     ),
+    "prompt embeddings by a plan": (
+        "gemma2",
+        {},
+        TENSOR,
+        {"enable_prompt_embeds": True},
+        "tensor_parallel_size is 2, but Gemma2ForCausalLM is shared by transformers' own plan, which shares the "
+        "embeddings, too; leave enable_prompt_embeds out, or use one rank",
+    ),
     "adapters": (
         "llama",
         {},
@@ -281,10 +297,12 @@ def test_what_ranks_cannot_share_is_refused_by_name(name: str, pair: Pair, tmp_p
 
 
 def test_states_are_refused_on_all_ranks(pair: Pair, tmp_path: Path) -> None:
-    """jamba has a plan, and layers whose states our packed way does not know."""
+    """jamba's states are no part of what ranks share, whether transformers has a plan for the rest of it or not."""
     trial.write_model(small_config("jamba"), tmp_path)
-    refusals = [answer["refusal"] for answer in pair.do("only_load", folder=str(tmp_path), layout=TENSOR)]
-    assert all("JambaForCausalLM cannot be served" in refusal for refusal in refusals), refusals
+    for answer in pair.do("only_load", folder=str(tmp_path), layout=TENSOR):
+        assert answer["refusal"].startswith("tensor_parallel_size is 2, ")
+        assert "JambaForCausalLM" in answer["refusal"]
+        assert "use tensor_parallel_size 1" in answer["refusal"]
 
 
 @pytest.mark.skipif(HAS_EXPERT_RANKS, reason="transformers is new enough")

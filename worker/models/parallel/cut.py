@@ -153,7 +153,7 @@ def _keep_columns(linear: nn.Linear, columns: slice, *, has_bias: bool) -> None:
     linear.weight = _parameter(linear.weight.detach()[:, columns].clone())
     linear.in_features = linear.weight.shape[1]
     if not has_bias:
-        linear.bias = None
+        linear.register_parameter("bias", None)
 
 
 def _parameter(tensor: Tensor) -> nn.Parameter:

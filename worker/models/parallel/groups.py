@@ -45,15 +45,13 @@ class RankGroups:
         timeout = timedelta(seconds=timeout_s)
         # All ranks make all groups, their own or not: torch wants it so.
         for ranks in layout.tensor_groups if layout.tensor > 1 else ():
-            group = dist.new_group(list(ranks), timeout=timeout)
-            if rank in ranks:
-                self.tensor_group = group
+            self.tensor_group = _new_group(timeout, list(ranks)) or self.tensor_group
         # Of what is said while the model is loaded, when one may have to wait for another's disk.
-        self._loading = dist.new_group(backend="gloo", timeout=timedelta(seconds=_LOADING_TIMEOUT_S))
+        self._loading = _new_group(timedelta(seconds=_LOADING_TIMEOUT_S), backend="gloo")
         # What comes back has a group of its own: NCCL has one order for all that two ranks of a group send each other,
         # and a step that goes on would wait for one that comes back, which waits for it.
-        ways = [dist.new_group(timeout=timeout) for _ in range(2)] if layout.pipeline > 1 else []
-        self._onwards, self._back = ways or (None, None)
+        self._onwards = _new_group(timeout) if layout.pipeline > 1 else None
+        self._back = _new_group(timeout) if layout.pipeline > 1 else None
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
 
     @property
@@ -123,3 +121,11 @@ class RankGroups:
 
     def _neighbour(self, offset: int) -> int:
         return self.layout.rank_at((self.pipeline_rank + offset) % self.layout.pipeline, self.tensor_rank)
+
+
+def _new_group(
+    timeout: timedelta, ranks: list[int] | None = None, backend: str | None = None
+) -> dist.ProcessGroup | None:
+    """A group of ``ranks``, else of all; None where this one is not among them."""
+    group = dist.new_group(ranks, timeout=timeout, backend=backend)
+    return group if isinstance(group, dist.ProcessGroup) else None
