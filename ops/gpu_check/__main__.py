@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .correctness import check_correctness
-from .engine import PartFailedError, measure_engine, measure_rival, measure_variant
+from .engine import PartFailedError, lack_gpus, measure_engine, measure_rival, measure_variant
 from .goals import add_shares, find_goals
 from .kernel_times import time_kernels
 from .plan import ROOT, Plan, full_plan, quick_plan
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("  ".join(f"{key} {value}" for key, value in about.items()))
         if about["missing"]:
             print(f"missing here, so what needs it is not measured: {', '.join(about['missing'])}")
-        parts = _parts(plan, tuple(options.engine_options.split()))
+        parts = _parts(plan, tuple(options.engine_options.split()), about["num_devices"])
         chosen = {name: part for name, part in parts.items() if name.split()[0] in options.only}
         return run_parts(plan, chosen, about, scratch, options.json)
 
@@ -77,15 +77,16 @@ def run_parts(plan: Plan, parts: dict[str, Part], about: dict[str, Any], scratch
     return int(any(part["error"] for part in found["parts"].values()))
 
 
-def _parts(plan: Plan, engine_options: tuple[str, ...]) -> dict[str, Part]:
+def _parts(plan: Plan, engine_options: tuple[str, ...], num_gpus: int) -> dict[str, Part]:
     """In the order of their worth: if time runs out, the last go without."""
     parts: dict[str, Part] = {"correctness": partial(check_correctness, plan), "kernels": partial(time_kernels, plan)}
     parts |= {f"engine {shape}": partial(measure_engine, shape, engine_options, plan) for shape in plan.shapes}
     parts |= {f"transformers {shape}": partial(measure_rival, shape, plan) for shape in plan.shapes}
-    return parts | {
-        f"engine {variant.shape} {variant.name}": partial(measure_variant, variant, engine_options, plan)
-        for variant in plan.variants
-    }
+    for variant in plan.variants:
+        measure = partial(measure_variant, variant, engine_options, plan)
+        can_run = plan.device == "cpu" or variant.num_gpus <= num_gpus
+        parts[f"engine {variant.shape} {variant.name}"] = measure if can_run else partial(lack_gpus, variant)
+    return parts
 
 
 def _run_part(part: Part, missing: list[str], scratch: Path, limit_s: float) -> dict[str, Any]:

@@ -59,7 +59,16 @@ def measure_variant(
     output.unlink(missing_ok=True)
     ended = run_program(command, output.with_suffix(".log"), limit_s - (time.monotonic() - started))
     phases = _phases(output, ended)
-    return {"error": ended.error or None, "options": options, **_engine_figures(phases, plan, model)}
+    figures = _engine_figures(phases, plan, model)
+    for row in figures["decode"]:
+        # Of the bandwidth of all of them.
+        row["bytes_per_step"] /= variant.num_gpus
+    return {"error": ended.error or None, "options": options, **figures}
+
+
+def lack_gpus(variant: Variant, scratch: Path, limit_s: float) -> dict[str, Any]:
+    """What is said of a variant that needs more GPUs than are here."""
+    return {"error": None, "needs": f"needs {variant.num_gpus} GPUs"}
 
 
 def measure_rival(shape: str, plan: Plan, scratch: Path, limit_s: float) -> dict[str, Any]:

@@ -17,6 +17,7 @@ class Variant:
         shape: one of ``Plan.shapes``.
         options: of the offline engine.
         weight_bytes, cached_bytes: a number of a linear layer, and of a key or value, takes.
+        num_gpus: that it needs; on a CPU ranks are processes.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Variant:
     options: tuple[str, ...]
     weight_bytes: int = 2
     cached_bytes: int = 2
+    num_gpus: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +98,8 @@ def full_plan(device: str) -> Plan:
             Variant("fp8 cache", "qwen8b", ("--kv-cache-dtype", "fp8"), cached_bytes=1),
             Variant("int8", "qwen8b", ("--quantization", "int8"), weight_bytes=1),
             Variant("fp8", "qwen8b", ("--quantization", "fp8"), weight_bytes=1),
+            Variant("tensor parallel 2", "qwen8b", ("--tensor-parallel-size", "2"), num_gpus=2),
+            Variant("pipeline parallel 2", "qwen8b", ("--pipeline-parallel-size", "2"), num_gpus=2),
         ),
         variant_batches=(1, 64),
         decode_prompt_tokens=512,
@@ -125,7 +129,10 @@ def quick_plan(device: str) -> Plan:
         shapes=("tiny",),
         batches=(1, 4),
         max_num_seqs=4,
-        variants=(Variant("int8", "tiny", ("--quantization", "int8"), weight_bytes=1),),
+        variants=(
+            Variant("int8", "tiny", ("--quantization", "int8"), weight_bytes=1),
+            Variant("tensor parallel 2", "tiny", ("--tensor-parallel-size", "2"), num_gpus=2),
+        ),
         variant_batches=(4,),
         decode_prompt_tokens=16,
         decode_tokens=12,

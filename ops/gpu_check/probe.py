@@ -23,6 +23,7 @@ def probe() -> dict[str, Any]:
     missing = [name for name in (*NEEDED, *OPTIONAL) if importlib.util.find_spec(name) is None]
     found: dict[str, Any] = {
         "device": None,
+        "num_devices": 0,
         "driver": None,
         "cuda": None,
         "python": platform.python_version(),
@@ -36,6 +37,7 @@ def probe() -> dict[str, Any]:
         found["cuda"] = torch.version.cuda
         if torch.cuda.is_available():
             found["device"] = torch.cuda.get_device_name()
+            found["num_devices"] = torch.cuda.device_count()
             found["driver"] = _driver()
     return found
 

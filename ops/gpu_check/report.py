@@ -9,7 +9,8 @@ from typing import Any
 def lines_of(name: str, part: dict[str, Any]) -> Iterator[str]:
     """A part's rows."""
     kind = name.split()[0]
-    yield f"{name} ({part['seconds']:.0f} s){': ' + part['error'] if part['error'] else ''}"
+    said = part["error"] or part.get("needs")
+    yield f"{name} ({part['seconds']:.0f} s){': ' + said if said else ''}"
     if kind == "correctness" and "passed" in part:
         yield f"  {part['passed']} passed, {part['failed']} failed, {part['skipped']} skipped"
         for file in part["files"]:

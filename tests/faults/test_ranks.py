@@ -13,10 +13,12 @@ from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client
 from penstock.shared.ranks import RankSetup
 from penstock.shared.records import EngineHeartbeat
-from penstock.worker.process_tree import is_zombie
 
 from ..gate import Gate
 from .conftest import Start
+from .faulty_model import RAISE
+from .test_poison import PARAMS as POISON_PARAMS
+from .test_poison import await_parking
 from .watching import PARAMS, PROMPT, Watched, busiest, engines, finish, start_streams, undisturbed, until
 
 RANKS = ("--tensor-parallel-size", "2", "--deterministic")
@@ -32,8 +34,15 @@ def pids_of(beat: EngineHeartbeat) -> list[int]:
     return ranks_of(beat).pids
 
 
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def are_gone(processes: list[psutil.Process]) -> bool:
-    return all(is_zombie(process) for process in processes)
+    return all(map(is_gone, processes))
 
 
 async def log_of(stack: LocalStack) -> str:
@@ -61,7 +70,10 @@ async def test_two_ranks_make_the_tokens_of_one(start: Start, gate: Gate) -> Non
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(signal.SIGKILL, "RankKilledError: rank 1 (process {}) was killed by SIGKILL"), (signal.SIGSTOP, "stopped")],
+    [
+        (signal.SIGKILL, "the engine lost a rank: rank 1 (process {}) was killed by SIGKILL"),
+        (signal.SIGSTOP, "its rank of process id {} was stopped by a signal"),
+    ],
     ids=["killed", "stopped"],
 )
 async def test_generations_go_on_when_a_rank_ends(start: Start, gate: Gate, number: signal.Signals, words: str) -> None:
@@ -95,3 +107,16 @@ async def test_generations_go_on_at_the_restarted_engine_and_no_rank_outlives_it
         (beat,) = await engines(stack.url)
     assert beat.num_restarts == 1
     assert not {process.pid for process in team} & set(pids_of(beat))
+
+
+@pytest.mark.timeout(300)
+async def test_a_request_on_which_a_forward_raises_is_parked_for_the_engines_that_died(
+    start_faulty: Start, gate: Gate
+) -> None:
+    """Its neighbours are not harmed."""
+    stack = await start_faulty(2, *RANKS)
+    async with Client.connect(stack.url) as client:
+        whole = (await client.generate(PROMPT, POISON_PARAMS)).outputs[0]
+        dead = await await_parking(client, stack, gate, RAISE, whole)
+    assert dead.cause is not None
+    assert dead.cause.reason == "the engine lost a rank: rank 1 failed: RuntimeError: a fault of one request"

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.ops.gpu_check.__main__ import main, run_parts
-from penstock.ops.gpu_check.engine import PartFailedError
+from penstock.ops.gpu_check.__main__ import _parts, main, run_parts
+from penstock.ops.gpu_check.engine import PartFailedError, measure_variant
 from penstock.ops.gpu_check.figures import decode_figures, prefill_figures, serving_figures
 from penstock.ops.gpu_check.goals import Goal, add_shares, find_goals
 from penstock.ops.gpu_check.kernel_times import time_kernels
@@ -228,3 +228,17 @@ def test_the_whole_plan_takes_every_test_and_kernel_and_ends_in_time() -> None:
     assert plan.total_s < 8 * 60
     assert set(plan.variant_batches) <= set(plan.batches), "else nothing to compare with"
     assert {variant.shape for variant in plan.variants} <= set(plan.shapes)
+
+
+def test_what_needs_more_gpus_than_there_are_says_so_and_fails_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "engine qwen8b tensor parallel 2"
+    parts = _parts(full_plan("cuda"), (), num_gpus=1)
+    about = {**ABOUT, "missing": []}
+    assert run_parts(full_plan("cuda"), {name: parts[name]}, about, tmp_path, tmp_path / "found.json") == 0
+    assert f"{name} (0 s): needs 2 GPUs" in capsys.readouterr().out
+    # On a CPU ranks are processes, and with two GPUs it is measured.
+    quick = _parts(quick_plan("cpu"), (), num_gpus=0)["engine tiny tensor parallel 2"]
+    whole = _parts(full_plan("cuda"), (), num_gpus=2)[name]
+    assert quick.func is whole.func is measure_variant  # type: ignore[attr-defined]

@@ -9,8 +9,8 @@ import msgspec
 
 from ..process_tree import is_own_fault, is_stopped, stopped_child
 
-# How the traceback of a core ends that has lost a rank to somebody outside (`engine/ranks/errors.py`).
-_RANK_KILLED = "RankKilledError"
+# How the traceback of a core ends that has lost a rank (`engine/ranks/errors.py`), to somebody outside or not.
+_RANK_LOST = {"RankKilledError": True, "RankLostError": False}
 
 
 class Cause(NamedTuple):
@@ -46,8 +46,13 @@ def cause_of_exit(returncode: int | None, *, num_oom_kills: int = 0, trace: str 
     """
     if trace and (returncode is None or returncode > 0):
         last_line = trace.splitlines()[-1]
-        is_killed = last_line.partition(":")[0].endswith(_RANK_KILLED) and num_oom_kills == 0
-        return Cause(f"the engine core died of {last_line}", is_external=is_killed)
+        kind, _, words = last_line.partition(": ")
+        is_external = _RANK_LOST.get(kind.rpartition(".")[2])
+        if is_external is None:
+            return Cause(f"the engine core died of {last_line}", is_external=False)
+        if is_external and num_oom_kills > 0:
+            return Cause(f"the engine ran out of memory: {words}", is_external=False)
+        return Cause(f"the engine lost a rank: {words}", is_external=is_external)
     if returncode is None:
         return Cause("the engine core closed its channel and did not exit", is_external=False)
     if returncode >= 0:

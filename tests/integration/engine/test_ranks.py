@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from penstock.shared.control import (
+    CollectiveRpc,
     DummyBatchDone,
     ExecuteDummyBatch,
     IsSleeping,
@@ -30,6 +31,16 @@ from penstock.worker.process_tree import is_zombie
 
 from .harness import CoreProcess, request
 
+SPOILING = """
+from penstock.worker.engine.rpc import rpc_method
+
+@rpc_method("spoil")
+def spoil(engine):
+    def run(step):
+        raise ValueError("here alone")
+
+    engine.model.forward.local.run = run
+"""
 PROMPTS = [[5, 6, 7], [9] * 40]
 WEIGHTS = "model.safetensors"
 
@@ -57,6 +68,11 @@ def ask(core: CoreProcess, call: Utility) -> Any:
     output = core.call(call)
     assert output.error is None, output.error
     return output.answer
+
+
+def receive_for_ever(core: CoreProcess) -> None:
+    while True:
+        core.receive()
 
 
 def await_end(process: psutil.Process) -> None:
@@ -89,19 +105,19 @@ def test_a_life_of_two_ranks(
     assert len(set(ranks.weight_bytes)) == len(set(ranks.kv_cache_bytes)) == 1
     assert tokens(core) == expected
 
-    assert ask(core, StartProfile()).path == str(tmp_path / "profiles")
+    assert ask(core, StartProfile()).folder == str(tmp_path / "profiles")
     assert isinstance(ask(core, ExecuteDummyBatch()), DummyBatchDone)
     assert isinstance(ask(core, StopProfile()), ProfileSaved)
     assert [path.name.count("-rank0-") for path in sorted((tmp_path / "profiles").iterdir())] == [1, 0]
 
     for level in (1, 2):
-        assert ask(core, Sleep(level)) == SleepState(level, ["weights", "kv_cache"])
+        assert ask(core, Sleep(level=level)) == SleepState(level, ["weights", "kv_cache"])
         assert ask(core, WakeUp(["kv_cache"])) == SleepState(level, ["weights"])
         assert ask(core, WakeUp()) == SleepState()
         assert tokens(core) == expected
 
     # What cannot be had on any rank leaves all asleep, to be tried again.
-    ask(core, Sleep(2))
+    ask(core, Sleep(level=2))
     hidden = (model / WEIGHTS).rename(tmp_path / "hidden")
     failed = core.call(WakeUp())
     assert failed.error is not None
@@ -120,10 +136,30 @@ def test_a_life_of_two_ranks(
 def test_the_end_of_a_rank_is_the_end_of_an_idle_core(core_process: CoreProcess, demo_model: Path) -> None:
     ranks = started(core_process, demo_model)
     os.kill(ranks.pids[1], signal.SIGKILL)
-    with pytest.raises(EOFError, match=rf"RankKilledError: rank 1 \(process {ranks.pids[1]}\) was killed by SIGKILL"):
-        while True:
-            core_process.receive()
+    words = rf"RankKilledError: rank 1 \(process {ranks.pids[1]}\) was killed by SIGKILL"
+    with pytest.raises(EOFError, match=words):
+        receive_for_ever(core_process)
     assert core_process.process.returncode == 1
+
+
+def test_a_forward_that_fails_on_rank_0_ends_the_engine_whoever_asked_for_it(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other ranks wait in a collective: computing on would add what they have to another step's."""
+    (tmp_path / "spoiling.py").write_text(SPOILING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    core = CoreProcess()
+    try:
+        started(core, demo_model, rpc_modules=("spoiling",))
+        ask(core, CollectiveRpc("spoil"))
+        failed = core.call(ExecuteDummyBatch())
+        assert failed.error is not None
+        assert failed.error.code == "engine_dead"
+        with pytest.raises(EOFError, match="rank 0: ValueError: here alone"):
+            receive_for_ever(core)
+    finally:
+        core.process.kill()
+        core.close()
 
 
 def test_ranks_end_with_a_core_that_is_killed(core_process: CoreProcess, demo_model: Path) -> None:

@@ -32,6 +32,13 @@ def test_options_are_told_in_vllms_words() -> None:
     assert not {"--block-size", "--gpu-memory-utilization", "--trust-remote-code"} & set(words)
 
 
+def test_ranks_are_vllms_own() -> None:
+    words = vllm_words(_config(tensor_parallel_size=2, pipeline_parallel_size=3, enable_expert_parallel=True), "/m")
+    pairs = dict(itertools.pairwise(words))
+    assert (pairs["--tensor-parallel-size"], pairs["--pipeline-parallel-size"]) == ("2", "3")
+    assert "--enable-expert-parallel" in words
+
+
 def test_its_own_options_come_last() -> None:
     words = vllm_words(_config(engine_options="--tensor-parallel-size 2 --served-model-name 'a b'"), "/m")
     assert words[-4:] == ["--tensor-parallel-size", "2", "--served-model-name", "a b"]

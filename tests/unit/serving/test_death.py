@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from penstock.worker import host
@@ -35,6 +37,29 @@ def test_an_exit_is_its_own_and_named_after_the_exception() -> None:
     assert cause_of_exit(1) == ("the engine core ended with exit status 1", False)
     trace = 'Traceback (most recent call last):\n  File "x.py", line 1\nRuntimeError: boom'
     assert cause_of_exit(1, trace=trace) == ("the engine core died of RuntimeError: boom", False)
+
+
+def test_a_rank_that_somebody_killed_is_no_request_s_fault() -> None:
+    killed = (
+        "Traceback …\npenstock.worker.engine.ranks.errors.RankKilledError: rank 1 (process 7) was killed by SIGKILL"
+    )
+    words = "rank 1 (process 7) was killed by SIGKILL"
+    assert cause_of_exit(1, trace=killed) == (f"the engine lost a rank: {words}", True)
+    assert cause_of_exit(1, trace=killed, num_oom_kills=1) == (f"the engine ran out of memory: {words}", False)
+    failed = "…\npenstock.worker.engine.ranks.errors.RankLostError: rank 1 failed: RuntimeError: boom"
+    assert cause_of_exit(1, trace=failed) == ("the engine lost a rank: rank 1 failed: RuntimeError: boom", False)
+
+
+def test_a_stall_whose_rank_was_stopped_comes_from_outside() -> None:
+    sleeper = subprocess.Popen(["sleep", "100"])
+    try:
+        assert not cause_of_stall("it made no step", os.getpid()).is_external
+        psutil.Process(sleeper.pid).suspend()
+        cause = cause_of_stall("it made no step", os.getpid())
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    assert cause == (f"it made no step: its rank of process id {sleeper.pid} was stopped by a signal", True)
 
 
 def test_a_core_that_does_not_exit_is_killed_for_that_or_for_what_it_said() -> None:

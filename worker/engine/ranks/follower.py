@@ -61,7 +61,9 @@ class Follower:
     ) -> None:
         self._config = config
         self._model = model
-        self._steps = StepReceiver(model.device)
+        # Of the weights while they are there: those that sleep are nowhere.
+        self._device = model.device
+        self._steps = StepReceiver(self._device)
         self._weights = ModelWeights(model.weights, load_again)
         self._recorder = ProcessTraceRecorder(config, f"-rank{rank}")
         # Behind an error of these the other ranks wait in a collective: it ends the rank, and with it the engine.
@@ -73,7 +75,7 @@ class Follower:
             WakeUpWhole: self._wake_up_whole,
         }
         # Of these it is an answer.
-        self._preparing: dict[type, Callable[[Any], None]] = {
+        self._preparing: dict[type, Callable[[Any], Any]] = {
             Allocate: self._allocate,
             ReleaseWeights: lambda command: self._weights.release(command.level),
             RestoreWeights: lambda _: self._weights.restore(),
@@ -90,8 +92,12 @@ class Follower:
         computing = self._computing.get(type(command))
         if computing is not None:
             return computing(command)
+        preparing = self._preparing[type(command)]
+        if isinstance(command, Allocate) and command.captures:
+            preparing(command)
+            return Done()
         try:
-            self._preparing[type(command)](command)
+            preparing(command)
         except Exception as error:
             log.exception("rank_command_failed", command=type(command).__name__)
             return failure_from(error)
@@ -111,8 +117,7 @@ class Follower:
         return Done()
 
     def _allocate(self, command: Allocate) -> None:
-        forward, device = self._model.forward, self._model.device
-        forward.allocate(command.num_blocks, command.block_size, command.num_slots, device)
+        self._model.forward.allocate(command.num_blocks, command.block_size, command.num_slots, self._device)
         if command.num_blocks == 0:
             return_free_memory()
 

@@ -61,11 +61,12 @@ class CommitStep(msgspec.Struct, array_like=True, tag="commit"):
 
 
 class Allocate(msgspec.Struct, array_like=True, tag="allocate"):
-    """See ``Forward.allocate``."""
+    """See ``Forward.allocate``. ``captures`` says that graphs are captured then, with the collectives in them."""
 
     num_blocks: int
     block_size: int
     num_slots: int
+    captures: bool = False
 
 
 class Profile(msgspec.Struct, array_like=True, tag="profile"):

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from ...models.parallel.groups import RankGroups
 from ...models.parallel.layout import ParallelLayout
@@ -37,7 +38,7 @@ def join(descriptor: int, layout: ParallelLayout, rank: int, device: str, timeou
     if device == "cuda":
         backend = "nccl"
         torch.cuda.set_device(rank)
-    store = dist.FileStore(f"/proc/self/fd/{descriptor}", layout.world_size)
+    store = FileStore(f"/proc/self/fd/{descriptor}", layout.world_size)
     store.set_timeout(timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=layout.world_size, timeout=timeout)
     return RankGroups(layout, rank, timeout_s=timeout_s)

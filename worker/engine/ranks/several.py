@@ -11,7 +11,6 @@ import structlog
 import torch.distributed as dist
 from torch import nn
 
-from ....shared.errors import PenstockError
 from ....shared.ranks import RankSetup
 from ...config import EngineConfig
 from ...models.loader import LoadedModel, load_model
@@ -74,25 +73,25 @@ class SeveralRanks:
 
     def load(self) -> LoadedModel:
         config = self._config
-        for process in self._team.processes:
-            mine = RankConfigure(config.encode(), str(self._folder), process.rank, self._timeout_s)
-            process.channel.send(mine)
         try:
+            for process in self._team.processes:
+                mine = RankConfigure(config.encode(), str(self._folder), process.rank, self._timeout_s)
+                process.channel.send(mine)
             self._groups = join(self._rendezvous, config.layout, 0, config.device, self._timeout_s)
             self._local = load_model(config, self._folder, self._groups)
-        except PenstockError:
-            raise
+            answers = self._team.gather()
         except Exception as error:
-            # Another rank may have refused; then this one was left alone in a collective.
-            raise self._team.refusal() or self._team.loss(error) from error
-        for process, answer in zip(self._team.processes, self._team.gather(), strict=True):
+            raise self._team.failed_load(error) from error
+        for process, answer in zip(self._team.processes, answers, strict=True):
             if isinstance(answer, RankFailed):
-                raise self._team.refusal() or failure_of(process, answer)
+                failure = failure_of(process, answer)
+                raise self._team.failed_load(failure) from failure
+        self._team.note_loaded()
         set_num_threads(config, self._local)
         return dataclasses.replace(self._local, forward=ShardedForward(self._local.forward, self._team))
 
     def size_cache(self) -> KVCacheSize:
-        mine, others = self._team.together(Measure(), lambda: measure_rank(self.local, self._config))
+        mine, others = self._team.compute(Measure(), lambda: measure_rank(self.local, self._config))
         self._memories = [mine, *(answer for answer in others if isinstance(answer, RankMemory))]
         return size_for_all(self._config, self.local, self._memories)
 
@@ -100,7 +99,7 @@ class SeveralRanks:
         return _Weights(ModelWeights(self.local.weights, load_again), self._team)
 
     def awake(self) -> None:
-        self._team.together(WakeUpWhole(), lambda: capture_again(self.local))
+        self._team.compute(WakeUpWhole(), lambda: capture_again(self.local))
 
     def recorder(self) -> TraceRecorder:
         return _Recorder(ProcessTraceRecorder(self._config, "-rank0"), self._team)

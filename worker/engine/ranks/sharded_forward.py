@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from ...models.attention import AttentionCall
 from ...models.forward import Forward, ModelInput
+from ...models.lean.captured import CapturedForward
 from .messages import Allocate, CommitStep, Profile
 from .step_codec import StepSender
 from .team import RankTeam
@@ -71,9 +72,14 @@ class ShardedForward:
         return self.local.bytes_per_request
 
     def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
-        """On all ranks; raises what failed here, else what failed elsewhere."""
-        self._team.together(
-            Allocate(num_blocks, block_size, num_slots),
+        """On all ranks; raises what failed here, else what failed elsewhere.
+
+        Where graphs are captured, which all ranks do together, a failure ends the engine.
+        """
+        captures = num_blocks > 0 and isinstance(self.local, CapturedForward)
+        do_on_all = self._team.compute if captures else self._team.together
+        do_on_all(
+            Allocate(num_blocks, block_size, num_slots, captures),
             lambda: self.local.allocate(num_blocks, block_size, num_slots, device),
         )
 
@@ -92,9 +98,4 @@ class ShardedForward:
 
     def profile(self, num_tokens: int, num_logit_rows: int) -> None:
         """On all ranks; raises as ``run``."""
-        self._team.send(Profile(num_tokens, num_logit_rows))
-        try:
-            self.local.profile(num_tokens, num_logit_rows)
-        except Exception as error:
-            raise self._team.loss(error) from error
-        self._team.gather()
+        self._team.compute(Profile(num_tokens, num_logit_rows), lambda: self.local.profile(num_tokens, num_logit_rows))

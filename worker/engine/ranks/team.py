@@ -23,10 +23,12 @@ from .process import RankProcess
 # How long whoever notices a loss looks for the rank that is gone, and how long the core's own thread has to notice it,
 # before the process is ended under it: it may wait in a collective that never returns.
 GRACE_S = 1.0
+# The same while it loads: it reads for long before it meets the others, and then it can say what is wrong.
+LOAD_GRACE_S = 30.0
 # How long a core that knows of the loss has to end in order.
 EXIT_TIMEOUT_S = 2.0
-# How long ranks that were told to end have to.
-STOP_TIMEOUT_S = 5.0
+# How long ranks that were told to end have to: less than the worker process gives their core.
+STOP_TIMEOUT_S = 3.0
 _WORDS_TIMEOUT_S = 0.05
 _REFUSALS: dict[str, type[PenstockError]] = {error.code: error for error in (ConfigurationError, ModelLoadError)}
 _T = TypeVar("_T")
@@ -47,8 +49,9 @@ class RankTeam:
     def __init__(self, processes: Sequence[RankProcess], timeout_s: float) -> None:
         self.processes = processes
         self._timeout_s = timeout_s
+        self._grace_s = LOAD_GRACE_S
         self._is_closing = False
-        self._silence: RankLostError | None = None
+        self._verdict: EngineDeadError | None = None
         self._failures: list[tuple[RankProcess, RankFailed]] = []
         self._is_noticed = threading.Event()
         self._watching = threading.Thread(target=self._watch, name="ranks", daemon=True)
@@ -64,6 +67,8 @@ class RankTeam:
         Raises:
             RankLostError: one is gone.
         """
+        if self._verdict is not None:
+            raise self._verdict
         data = encode(command)
         for process in self.processes:
             try:
@@ -111,23 +116,51 @@ class RankTeam:
                 raise failure_of(process, answer)
         return result, answers  # type: ignore[return-value]  # None only where that is what ``act`` gives
 
+    def compute(self, command: RankCommand, act: Callable[[], _T]) -> tuple[_T, list[RankAnswer]]:
+        """As ``together``, of what has collectives in it: where it fails, nobody knows what the others wait for.
+
+        Raises:
+            EngineDeadError: it failed, here or elsewhere.
+        """
+        self.send(command)
+        try:
+            result = act()
+        except Exception as error:
+            raise self.loss(error) from error
+        return result, self.gather()
+
     def loss(self, error: BaseException) -> EngineDeadError:
         """Return why the ranks cannot go on, from what the core's own thread was told: ``error``.
 
-        A rank that refused its configuration or its model while it loaded gives that error.
+        Whoever may swallow what is raised then: no rank computes any more, and this process ends.
         """
         self._is_noticed.set()
-        ended = self._await_end(GRACE_S)
-        return self._reason() if ended else RankLostError(f"rank 0: {type(error).__name__}: {_first_line(error)}")
+        if self._verdict is None:
+            ended = self._await_end(GRACE_S)
+            words = f"rank 0: {type(error).__name__}: {_first_line(error)}"
+            self._verdict = self._reason() if ended else RankLostError(words)
+            for process in self.processes:
+                process.kill()
+        return self._verdict
 
-    def refusal(self) -> PenstockError | None:
-        """What a rank that has ended says is wrong with configuration or model, in the words of one rank alone."""
-        self._await_end(GRACE_S)
-        self._take_failures()
-        for _, failure in sorted(self._failures, key=lambda pair: pair[1].at_ns):
-            if failure.code in _REFUSALS:
-                return _REFUSALS[failure.code](failure.message)
-        return None
+    def failed_load(self, error: Exception) -> PenstockError:
+        """Return why the model could not be loaded, from what this rank was told: ``error``.
+
+        It may be what follows from another rank's refusal, or from its death, in whatever words.
+        """
+        self._is_noticed.set()
+        if self._await_end(GRACE_S):
+            self._take_failures()
+            for _, failure in sorted(self._failures, key=lambda pair: pair[1].at_ns):
+                if failure.code in _REFUSALS:
+                    return _REFUSALS[failure.code](failure.message)
+            if any((process.poll() or 0) < 0 for process in self.processes):
+                return self._reason()
+        return error if isinstance(error, PenstockError) else self.loss(error)
+
+    def note_loaded(self) -> None:
+        """From now on the core's own thread soon notices what happens."""
+        self._grace_s = GRACE_S
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End the ranks: asked first, killed after a while. Twice does nothing."""
@@ -145,19 +178,21 @@ class RankTeam:
         for process in self.processes:
             process.close()
 
-    def _end_silence(self, process: RankProcess) -> RankLostError:
+    def _end_silence(self, process: RankProcess) -> EngineDeadError:
         stopped = ": it was stopped by a signal" if is_stopped(process.pid) else ""
         words = f"rank {process.rank} (process {process.pid}) did not answer for {self._timeout_s:g} s{stopped}"
-        self._silence = RankKilledError(words) if stopped else RankLostError(words)
-        process.kill()
-        return self._silence
+        self._is_noticed.set()
+        self._verdict = RankKilledError(words) if stopped else RankLostError(words)
+        for one in self.processes:
+            one.kill()
+        return self._verdict
 
     def _watch(self) -> None:
         """In a thread of its own: end this process once a rank has ended."""
         select.select([process.pidfd for process in self.processes], [], [])
         if self._is_closing:
             return
-        if self._is_noticed.wait(GRACE_S):
+        if self._is_noticed.wait(self._grace_s):
             time.sleep(EXIT_TIMEOUT_S)
             if self._is_closing:
                 return
@@ -172,8 +207,8 @@ class RankTeam:
 
     def _reason(self) -> EngineDeadError:
         """Of the loss: first a signal, for what others fail of then follows from it, else who failed first."""
-        if self._silence is not None:
-            return self._silence
+        if self._verdict is not None:
+            return self._verdict
         self._take_failures()
         ended = [(process, *process.describe_end()) for process in self.processes if process.poll() is not None]
         killed = [one for one in ended if (one[0].poll() or 0) < 0]

@@ -1,0 +1,76 @@
+"""How many ranks an engine has, and what it cannot be together with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.shared.command_line import UsageError
+from penstock.shared.errors import ConfigurationError
+from penstock.shared.ranks import RankSetup
+from penstock.shared.records import EngineSetup
+from penstock.worker.cli.listing import _ranks
+from penstock.worker.cli.start import _check_gpus_per_engine, _gpus_per_engine
+from penstock.worker.config import EngineConfig
+from penstock.worker.programs import HostOptions
+
+
+def test_ranks_are_stages_times_parts() -> None:
+    config = EngineConfig(model="m", tensor_parallel_size=2, pipeline_parallel_size=3)
+    assert config.num_ranks == config.layout.world_size == 6
+    assert EngineConfig.decode(config.encode()).layout == config.layout
+    assert EngineConfig(model="m").num_ranks == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"enable_lora": True}, "enable_lora is for engines of one rank"),
+        ({"kv_offload_dir": "/d"}, "kv_offload_dir '/d' is for engines of one rank"),
+        ({"kv_offload_memory": 1 << 20}, "kv_offload_memory 1048576 is for engines of one rank"),
+        ({"pipeline_parallel_size": 64}, "are 128 ranks, and an engine has at most 64"),
+        ({"tensor_parallel_size": 1, "enable_expert_parallel": True}, "raise tensor_parallel_size, or leave it out"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        EngineConfig(**{"model": "m", "tensor_parallel_size": 2, **fields})
+    assert sentence in str(caught.value)
+
+
+def gpus(count: int = 1, **ranks: int) -> tuple[int, str]:
+    given = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, **ranks}
+    return _gpus_per_engine(HostOptions(gpus_per_engine=count), given)
+
+
+def test_ranks_say_how_many_gpus_an_engine_has() -> None:
+    assert gpus() == (1, "--gpus-per-engine 1")
+    assert gpus(4) == (4, "--gpus-per-engine 4")
+    assert gpus(tensor_parallel_size=2) == gpus(2, tensor_parallel_size=2) == (2, "--tensor-parallel-size 2")
+    both = "--tensor-parallel-size 2 --pipeline-parallel-size 3"
+    assert gpus(tensor_parallel_size=2, pipeline_parallel_size=3) == (6, both)
+    with pytest.raises(UsageError, match="--gpus-per-engine 4 contradicts --tensor-parallel-size 2, which needs 2"):
+        gpus(4, tensor_parallel_size=2)
+
+
+def test_gpus_beyond_its_ranks_are_vllms_alone() -> None:
+    host = HostOptions(gpus_per_engine=2)
+    _check_gpus_per_engine(host, EngineConfig(model="m", engine="vllm"))
+    _check_gpus_per_engine(host, EngineConfig(model="m", tensor_parallel_size=2))
+    with pytest.raises(UsageError, match="a GPU for each rank; give --tensor-parallel-size 2"):
+        _check_gpus_per_engine(host, EngineConfig(model="m"))
+
+
+def test_how_ranks_are_listed() -> None:
+    ranks = RankSetup(
+        tensor_parallel_size=2, pids=[1, 2], weight_bytes=[3 << 20] * 2, kv_cache_bytes=[1 << 20, 2 << 20]
+    )
+    assert _ranks(EngineSetup(ranks=ranks)) == "tp 2, 5 MiB each"
+    assert _ranks(EngineSetup()) == "-"
+
+
+def test_how_ranks_are_told() -> None:
+    assert RankSetup(tensor_parallel_size=2).describe() == "tp 2"
+    whole = RankSetup(tensor_parallel_size=2, pipeline_parallel_size=3, enable_expert_parallel=True)
+    assert whole.describe() == "tp 2, pp 3, ep"
