@@ -17,7 +17,7 @@ COMMAND = [sys.executable, "-m", "penstock.worker.survey"]
 
 
 def survey(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=100)
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=200)
 
 
 def test_the_table_of_some_types(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ GRACE_S = 1.0
 LOAD_GRACE_S = 30.0
 # How long a core that knows of the loss has to end in order.
 EXIT_TIMEOUT_S = 2.0
-# How long ranks that were told to end have to.
-STOP_TIMEOUT_S = 5.0
+# How long ranks that were told to end have to: less than the worker process gives their core.
+STOP_TIMEOUT_S = 3.0
 _WORDS_TIMEOUT_S = 0.05
 _REFUSALS: dict[str, type[PenstockError]] = {error.code: error for error in (ConfigurationError, ModelLoadError)}
 _T = TypeVar("_T")

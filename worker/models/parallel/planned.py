@@ -79,11 +79,13 @@ def chosen_device(device: torch.device) -> Iterator[None]:
 
 
 def _check_plan(model_config: Any, layout: ParallelLayout, architecture: str) -> None:
-    plan = getattr(model_config, "base_model_tp_plan", None)
-    if not plan:
+    plan = getattr(model_config, "base_model_tp_plan", None) or {}
+    # Without one ranks may share experts, and have each all of the rest.
+    if not plan and not layout.is_expert_parallel:
+        has_experts = bool(getattr(model_config, "base_model_ep_plan", None))
         raise ConfigurationError(
             f"tensor_parallel_size is {layout.tensor}, but transformers {transformers.__version__} has no plan for how "
-            f"ranks share {architecture}; use tensor_parallel_size 1"
+            f"ranks share {architecture}; use {'enable_expert_parallel' if has_experts else 'tensor_parallel_size 1'}"
         )
     sharded = {name.rsplit(".", 1)[-1] for name, style in plan.items() if style == "colwise"}
     num_heads = getattr(model_config, "num_attention_heads", None)
