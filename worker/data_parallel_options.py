@@ -103,7 +103,7 @@ def check_data_parallel(
                 "data_parallel_group needs data_parallel_address: the address of this host at which the others reach it"
             )
     refused = {
-        f"engine {engine!r}": engine != "penstock",
+        f"engine '{engine}'": engine != "penstock",
         "deterministic": deterministic,
         "async_scheduling": async_scheduling,
         "speculative": speculative != "off",

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import torch
+import transformers
 
 from penstock.producer import Client, SamplingParams
 from penstock.shared.connection import CommandConnection
@@ -23,8 +27,40 @@ from ..supervisor.conftest import DEADLINE_S, StartWorker, run_worker
 
 pytestmark = pytest.mark.slow
 
+VOCAB_SIZE = 128
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 NUM_REQUESTS, NUM_TOKENS = 12, 40
 OPTIONS = ("--device", "cpu", "--max-num-seqs", "4", "--stall-timeout", "6")
+
+
+@pytest.fixture(scope="session")
+def moe_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random mixture of six experts."""
+    folder = tmp_path_factory.mktemp("moe") / "model"
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(**SHAPE)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    vocabulary = {f"<{i}>": i for i in range(VOCAB_SIZE)}
+    tokenizer = {"version": "1.0", "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<0>"}}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
 
 
 @pytest.fixture

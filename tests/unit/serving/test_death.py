@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from penstock.worker import host
+from penstock.worker.exit_status import GROUP_BROKEN
 from penstock.worker.serving.death import cause_of_exit, cause_of_stall
 
 
@@ -86,3 +87,11 @@ def test_kills_are_counted_in_the_own_group_before_the_host(tmp_path: Path, monk
     (tmp_path / "_OWN_CGROUP").write_text("0::/engines\n")
     (group / "memory.events").write_text("oom 3\noom_kill 2\noom_group_kill 0\n")
     assert host.num_oom_kills() == 2
+
+
+def test_a_core_whose_group_broke_is_not_to_blame() -> None:
+    trace = "Traceback\npenstock.shared.groups.errors.GroupBrokenError: a rank of the group is gone"
+    cause = cause_of_exit(GROUP_BROKEN, trace=trace)
+    assert cause.is_external
+    assert "a rank of the group is gone" in cause.reason
+    assert not cause_of_exit(1, trace=trace).is_external
