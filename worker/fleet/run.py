@@ -31,8 +31,8 @@ from .wire import AgentSpec
 
 # How long the fleet waits for a Redis that is away before it goes on without having looked.
 RETRY_FOR_S = 5.0
-# Options that make an engine of several GPUs; those of them that this version has.
-_RANKS = ("gpus_per_engine", "tensor_parallel_size", "pipeline_parallel_size")
+# Options that give an engine several ranks.
+_RANKS = ("tensor_parallel_size", "pipeline_parallel_size")
 # What an agent decides, or what is not for it.
 _NOT_PASSED_ON = ("engines", "worker_name", "device", "threads")
 
@@ -152,10 +152,11 @@ def resources_of(settings: Settings, device: str) -> dict[str, float]:
     values = {setting.declared.name: setting.value for setting in settings.all}
     num_ranks = 1
     for name in _RANKS:
-        num_ranks *= values.get(name, 1)
+        num_ranks *= values[name]
     if device == "cpu":
         return {"CPU": float((values["threads"] or 1) * num_ranks)}
-    return {"CPU": 1.0, "GPU": float(num_ranks)}
+    # Where vLLM has its ranks from options of its own, they are told apart.
+    return {"CPU": 1.0, "GPU": float(max(num_ranks, values["gpus_per_engine"]))}
 
 
 def passed_on(settings: Settings, device: str, num_cpus: int) -> dict[str, str]:

@@ -52,7 +52,7 @@ def try_in_child(model_type: str, timeout_s: float, attempt: Attempt | None = No
 
 
 def try_model_type(model_type: str, folder: Path, options: dict[str, Any] | None = None) -> Outcome:
-    """Try ``model_type`` in this process, in the empty ``folder``, by an engine with ``options`` of ``EngineConfig``."""
+    """Try ``model_type`` in this process, in the empty ``folder``; ``options`` are of ``EngineConfig``."""
     options = options or {}
     outcome = Outcome(model_type=model_type)
     stage = "no model to try"
