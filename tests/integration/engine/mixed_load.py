@@ -72,7 +72,7 @@ def requests() -> list[EngineCoreRequest]:
 def too_many() -> list[EngineCoreRequest]:
     rng = random.Random(7)
     certain: dict[str, Any] = {"temperature": 0.0, "logit_bias": {CERTAIN_TOKEN: 100.0}, "ignore_eos": True}
-    wanted = [{"max_tokens": NUM_TOO_MANY_OUTPUT_TOKENS}] * NUM_TOO_MANY
+    wanted: list[dict[str, Any]] = [{"max_tokens": NUM_TOO_MANY_OUTPUT_TOKENS}] * NUM_TOO_MANY
     wanted += [{"stop_token_ids": [CERTAIN_TOKEN]}] * NUM_ENDING_AT_ONCE
     return [
         EngineCoreRequest(
