@@ -21,8 +21,8 @@ def _sum(left, right, out, size: tl.constexpr, step: tl.constexpr):
 def test_a_sum_or_a_product_that_is_too_large_for_its_type(left: int, step: int, device: torch.device) -> None:
     numbers = torch.tensor([1, left], dtype=torch.int32, device=device)
     out = torch.empty_like(numbers)
-    add: Any = _sum[(1,)]
-    add(numbers * 0 + 1, numbers * 0 + 1, out, 2, 7)
+    launch: Any = _sum[(1,)]  # which takes numbers for what is constant in a kernel
+    launch(numbers * 0 + 1, numbers * 0 + 1, out, 2, 7)
     assert out.tolist() == [8, 8]
     with pytest.raises(Exception, match=r"int32 overflow detected for operation (add|sub|mul)"):
-        add(numbers, torch.tensor([1, 2], dtype=torch.int32, device=device), out, 2, step)
+        launch(numbers, torch.tensor([1, 2], dtype=torch.int32, device=device), out, 2, step)
