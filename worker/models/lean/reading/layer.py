@@ -37,8 +37,8 @@ def read_layer(trace: Trace, name: str, attention: str, sources: list[AnglesSour
     between = parts.stream_before_mlp(given)
     if between is not None and scale_of_addition(stream, found, between, numbers) is not None:
         # Of both additions at once: numbers that lie near to each other may round one of them alike.
-        both = ([stream, between], [found, made], [between, parts.result])
-        scale = scale_of_addition(*(torch.cat(rows) for rows in both), numbers)
+        streams, added = torch.cat([stream, between]), torch.cat([found, made])
+        scale = scale_of_addition(streams, added, torch.cat([between, parts.result]), numbers)
         mlp_norm = parts.norm_between(between, given)
         return LayerPlan(**plans, mlp_norm=mlp_norm, residual_scale=must(scale, f"the result of {name}"))
     is_shared = same(given, rows_of(_tensor(attended.given)))
