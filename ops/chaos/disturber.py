@@ -15,7 +15,7 @@ import psutil
 import structlog
 
 from ...shared.broker import Broker
-from ...shared.errors import ConfigurationError
+from ...shared.errors import ConfigurationError, RedisUnavailableError
 from ...shared.heartbeats import read_heartbeats
 from ...shared.keys import Keys
 from ...shared.messages import EngineState
@@ -105,8 +105,13 @@ class Disturber:
                 await asyncio.sleep(self._random.expovariate(1 / self._interval_s))
                 (name,) = self._random.choices(names, weights)
                 log.info("chaos_action", action=name)
-                if await _to_its_end(self._actions[name][1]()):
-                    self.events[name] += 1
+                try:
+                    has_happened = await _to_its_end(self._actions[name][1]())
+                except RedisUnavailableError as error:
+                    # Nobody was found to do it to: a failover is under way.
+                    log.info("chaos_action_dropped", action=name, reason=str(error))
+                    continue
+                self.events[name] += has_happened
         finally:
             await self._commands.close()
 

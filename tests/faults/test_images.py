@@ -37,7 +37,7 @@ async def images_left(url: str) -> list[bytes]:
 
 
 async def test_a_generation_over_images_goes_on_elsewhere(start: Start, gate: Gate, tmp_path: Path) -> None:
-    write_seeing_model("llava", tmp_path)
+    await asyncio.to_thread(write_seeing_model, "llava", tmp_path)
     stack = await start(2, "--deterministic", model=tmp_path)
     async with Client.connect(stack.url) as client:
         whole = (await client.generate(shown(1, 2), PARAMS)).outputs[0]

@@ -72,8 +72,8 @@ def _row(beat: EngineHeartbeat) -> list[str]:
         *((_software(beat.setup), beat.setup.resume) if beat.setup is not None else ("-", "-")),
         str(len(beat.lora_digests)) if beat.setup is not None and beat.setup.lora is not None else "-",
         _guesses(beat.setup) if beat.setup is not None else "-",
-        beat.weights_version or "-",
         _place(beat.group) if beat.group is not None else "-",
+        beat.weights_version or "-",
     ]
 
 

@@ -184,7 +184,7 @@ def test_list_shows_heartbeats_and_drops_the_dead(redis_url: str, namespace: str
         arguments = ("list", "--redis-url", redis_url, "--namespace", namespace)
         header, first, second = run(WORKER, *arguments).stdout.splitlines()
         assert header.split()[:2] == ["WORKER", "ENGINE"]
-        assert " ".join(first.split()) == "host-1 0 demo cpu busy 10/11/12 3/4 25% 0 100 1.0 GiB - - - - -"
+        assert " ".join(first.split()) == "host-1 0 demo cpu busy 10/11/12 3/4 25% 0 100 1.0 GiB - - - - - - - -"
         assert second.split()[1] == "1"
         assert client.sismember(keys.engines(), "host-0-0") == 0
     beats = json.loads(run(WORKER, *arguments, "--json").stdout)

@@ -15,7 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from penstock.shared.control import SaveShardedState, Sleep, WakeUp
+from penstock.shared.control import Sleep, WakeUp
 from penstock.shared.errors import ModelLoadError
 from penstock.worker.config import EngineConfig
 from penstock.worker.models.folder import resolve_model_folder
@@ -257,9 +257,7 @@ def test_a_model_that_float16_is_too_narrow_for(folder: Path) -> None:
     assert "float16 may be too narrow for it: use dtype bfloat16" in told(folder, dtype="float16")
 
 
-def test_what_is_loaded_again_has_to_be_whole_as_well(
-    make_engine: MakeEngine, packed_model: Path, tmp_path: Path
-) -> None:
+def test_what_is_loaded_again_has_to_be_whole_as_well(make_engine: MakeEngine, packed_model: Path) -> None:
     engine = make_engine()
     before = tokens(engine)
     whole = (packed_model / "model.safetensors").read_bytes()
@@ -272,6 +270,3 @@ def test_what_is_loaded_again_has_to_be_whole_as_well(
     (packed_model / "model.safetensors").write_bytes(whole)
     ask(engine, WakeUp())
     assert tokens(engine) == before
-    edit_weights(packed_model, lambda weights: weights.pop(Q_PROJ))
-    error = refusal(engine, SaveShardedState(str(tmp_path / "saved")))
-    assert (error.code, Q_PROJ in error.message) == ("model_load_error", True)

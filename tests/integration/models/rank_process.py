@@ -91,7 +91,7 @@ def describe(model: LoadedModel) -> dict[str, Any]:
 def serve(folder: str, layout: Layout, prompts: list[list[int]], tokens: list[list[int]]) -> dict[str, Any]:
     """Run the survey's comparison through engines."""
 
-    def load_part(config: EngineConfig, path: Path) -> LoadedModel:
+    def load_part(config: EngineConfig, path: Path, **_: Any) -> LoadedModel:
         model = load_model(config, path, groups_of(*layout))
         model.forward = Echoed(model.forward)  # pyright: ignore[reportAttributeAccessIssue]
         return model

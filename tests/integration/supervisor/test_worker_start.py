@@ -66,7 +66,8 @@ def test_serves_is_listed_and_drains(
     assert {beat["setup"]["speculative"] for beat in beats} == {"ngram:5"}
     num_free_rows = beats[0]["setup"]["num_free_rows"]
     assert re.search(
-        rf"GUESSES +WEIGHTS *\n.* ngram:5/{num_free_rows} +[0-9a-f]{{12}}\n", run_worker("list", *where).stdout
+        rf"GUESSES +GROUP +WEIGHTS *\n.* ngram:5/{num_free_rows} +- +[0-9a-f]{{12}}\n",
+        run_worker("list", *where).stdout,
     )
     assert [beat["worker_pid"] for beat in beats] == [process.pid for process in worker.worker_processes()]
 

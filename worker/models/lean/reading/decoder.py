@@ -63,7 +63,12 @@ def read_decoder(module: PreTrainedModel, max_model_len: int) -> DecoderPlan:
 
 
 def has_layers(module: PreTrainedModel) -> bool:
-    """Whether there is a list of layers, so that ``read_decoder`` is worth a try."""
+    """Whether there is a list of layers, so that ``read_decoder`` is worth a try.
+
+    Code that a model brings along may do for some tokens what it does not for those that are tried: it is called.
+    """
+    if not type(module).__module__.startswith("transformers.models."):
+        return False
     return any(name.endswith("layers") and _is_list(child) for name, child in module.named_modules())
 
 
