@@ -106,7 +106,9 @@ class StartedWorker:
         self.process.kill()
         self.process.wait()
         for process in self.left():
-            process.kill()
+            # Those of a worker that has gone end by themselves.
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 StartWorker = Callable[..., StartedWorker]
