@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import transformers
+from transformers.models.gpt_neox.configuration_gpt_neox import GPTNeoXConfig
 
 from penstock.shared.control import CallError, Utility, UtilityAnswer
 from penstock.shared.messages import (
@@ -75,7 +76,7 @@ MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         **SHAPE, head_dim=16, query_pre_attn_scalar=16, sliding_window=9, attn_logit_softcapping=20.0
     ),
     "phi3": lambda: transformers.Phi3Config(**SHAPE),
-    "gpt_neox": lambda: transformers.GPTNeoXConfig(**SHAPE),
+    "gpt_neox": lambda: GPTNeoXConfig(**SHAPE),
     "mixtral": lambda: transformers.MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**SHAPE, **QWEN3_EXPERTS),
     "gpt_oss": lambda: transformers.GptOssConfig(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXForCausalLM
 
 from penstock.producer.embeds import encode_embeds
 from penstock.shared.errors import ConfigurationError
@@ -192,12 +193,12 @@ def test_what_cannot_be_run_is_refused_by_name(make_core: Callable[..., EngineCo
 def test_a_model_that_needs_its_token_ids_is_refused_at_the_start(
     model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = transformers.GPTNeoXForCausalLM.forward
+    forward = GPTNeoXForCausalLM.forward
 
     def by_ids_only(self: Any, input_ids: Any = None, **kwargs: Any) -> Any:
         return forward(self, input_ids=input_ids, **kwargs)
 
-    monkeypatch.setattr(transformers.GPTNeoXForCausalLM, "forward", by_ids_only)
+    monkeypatch.setattr(GPTNeoXForCausalLM, "forward", by_ids_only)
     folder = model_folder("gpt_neox")
     with pytest.raises(ConfigurationError, match="GPTNeoXForCausalLM cannot be run from embeddings"):
         build_engine(EngineConfig(model=str(folder), num_threads=1, enable_prompt_embeds=True), folder)

@@ -107,7 +107,7 @@ class StartedWorker:
         self.process.wait()
         for process in self.left():
             # Those of a worker that has gone end by themselves.
-            with suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
 
