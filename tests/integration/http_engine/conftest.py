@@ -32,8 +32,12 @@ class TestServer:
         self._client.post("/test/hold", json={"at": num_tokens}).raise_for_status()
 
     def calls(self) -> list[dict[str, Any]]:
-        """What was asked, and how it ended: "whole", or "cut" until it is whole or because nobody reads it."""
+        """What was asked, and its "end": "whole", "cut" because nobody reads it any more, "refused", still "open"."""
         return self._client.get("/test/calls").json()
+
+    def ended_calls(self) -> list[dict[str, Any]]:
+        """The same once none is open."""
+        return self._client.get("/test/ended").raise_for_status().json()
 
     def close(self) -> None:
         self._client.close()

@@ -3,7 +3,8 @@
 As in a greedy model, the next token depends on all tokens before it, so whoever gives back what was delivered gets the
 rest. A grammar begins with a call, as it does there: its tokens depend on the prompt and on how many there are.
 
-``/test/hold`` lets no call have more tokens than it says, ``/test/calls`` tells what was asked and how calls ended.
+``/test/hold`` lets no call have more tokens than it says, ``/test/calls`` tells what was asked and how it ended,
+``/test/ended`` the same once all has.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class State:
 
     hold_at: float = math.inf
     moved: asyncio.Condition = field(default_factory=asyncio.Condition)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     calls: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -75,15 +77,19 @@ class Call:
 
     async def run(self, state: State) -> AsyncIterator[int]:
         """Its tokens; cut if nobody reads them any more."""
-        self.record["end"] = "cut"
-        while len(self.token_ids) < self.max_tokens and not self.is_ended_by_eos:
-            async with state.moved:
-                await state.moved.wait_for(lambda: len(self.token_ids) < state.hold_at)
-            known = self.prompt + self.token_ids
-            self.token_ids.append(next_token(known, len(self.prompt), self.grammar, ignore_eos=self.ignore_eos))
-            yield self.token_ids[-1]
-            await asyncio.sleep(0)
-        self.record["end"] = "whole"
+        self.record["end"], end = "open", "cut"
+        try:
+            while len(self.token_ids) < self.max_tokens and not self.is_ended_by_eos:
+                async with state.moved:
+                    await state.moved.wait_for(lambda: len(self.token_ids) < state.hold_at)
+                known = self.prompt + self.token_ids
+                self.token_ids.append(next_token(known, len(self.prompt), self.grammar, ignore_eos=self.ignore_eos))
+                yield self.token_ids[-1]
+                await asyncio.sleep(0)
+            end = "whole"
+        finally:
+            self.record["end"] = end
+            state.ended.set()
 
 
 def _logprobs(token_id: int, number: int) -> list[tuple[int, float]]:
@@ -120,7 +126,7 @@ class LlamaServer:
         if MISTAKE in biases:
             error = {"code": 400, "message": "that is no bias", "type": "invalid_request_error"}
             return JSONResponse({"error": error}, status_code=400)
-        record: dict[str, Any] = {"body": body}
+        record: dict[str, Any] = {"body": body, "end": "refused"}
         self._state.calls.append(record)
         grammar = json.dumps(body.get("json_schema") or body.get("grammar") or "")
         grammar = "" if grammar == '""' else grammar
@@ -182,7 +188,7 @@ class SglangServer:
 
     async def _generate(self, request: Request) -> Response:
         body = await request.json()
-        record: dict[str, Any] = {"body": body}
+        record: dict[str, Any] = {"body": body, "end": "refused"}
         self._state.calls.append(record)
         sampling = body["sampling_params"]
         grammar = next((sampling[name] for name in ("json_schema", "regex", "ebnf") if name in sampling), "")
@@ -238,7 +244,14 @@ def make_app(dialect: str) -> Starlette:
     async def calls(_: Request) -> Response:
         return JSONResponse(state.calls)
 
+    async def ended(_: Request) -> Response:
+        while any(call["end"] == "open" for call in state.calls):
+            state.ended.clear()
+            await state.ended.wait()
+        return JSONResponse(state.calls)
+
     routes = [Route("/health", health), Route("/test/hold", hold, methods=["POST"]), Route("/test/calls", calls)]
+    routes += [Route("/test/ended", ended)]
     if dialect == "llama":
         routes += LlamaServer(state).routes()
     elif dialect.startswith("sglang"):

@@ -175,10 +175,11 @@ def test_an_abort_closes_the_stream(server_of: ServerOf) -> None:
         core.abort_requests(["aborted", "unknown"])
         assert not core.has_work
         core.check_invariants()
+        # Still held: what has ended was cut.
+        (call,) = [call for call in server.ended_calls() if call["body"]["input_ids"] == prompt]
+        assert call["end"] == "cut"
         server.hold_at(None)
         run(core, request("next", [91, 90]))
-    (call,) = [call for call in server.calls() if call["body"]["input_ids"] == prompt]
-    assert call["end"] == "cut"
 
 
 def test_repetitions_are_sought_here(server_of: ServerOf) -> None:

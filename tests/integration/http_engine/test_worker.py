@@ -70,13 +70,13 @@ class Deployment:
             server.close()
 
     def busiest(self) -> KeptServer:
-        """The server with the most calls that are not whole."""
+        """The server with the most calls that are open."""
 
         def num_open(kept: KeptServer) -> int:
             server = TestServer(kept.url)
             calls = server.calls()
             server.close()
-            return sum(call["end"] == "cut" for call in calls)
+            return sum(call["end"] == "open" for call in calls)
 
         return max(self.servers, key=num_open)
 
