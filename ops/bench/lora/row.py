@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 
 from ....shared.errors import ConfigurationError
-from ..judge import Claim, ask_truth, judge, read_vocab_size, wrong_lengths
+from ..engines.judge import Claim, ask_truth, judge, read_vocab_size, wrong_lengths
+from ..engines.sides import EngineAlone, PeerScript, Side, vllm_environment
 from ..result import SideRun
-from ..sides import EngineAlone, PeerScript, Side, vllm_environment
 from ..workload import CHECKED_OUTPUT_TOKENS, WARM_UP, Item, Phase, make_workload
 from .folders import adapter_folder, merged_folder
 
