@@ -9,20 +9,19 @@
 Needs redis, msgspec and structlog; imports no torch and no transformers.
 """
 
-from ..shared.control import SleepState
+from ..shared.control.sleeping import SleepState
+from ..shared.deployment.records import ModelCard
 from ..shared.errors import EngineCallError, EngineDeadError, PenstockError, PoisonRequestError
-from ..shared.messages import Delta, FinishReason, TokenLogprobs
-from ..shared.params import (
-    LoRARequest,
-    RepetitionDetectionParams,
-    RequestOutputKind,
-    SamplingParams,
-    StructuredOutputsParams,
-)
-from ..shared.pooling import PoolingParams
-from ..shared.records import ModelCard
-from ..shared.request_state import RequestState
-from ..shared.stats import EngineStats, RequestStats
+from ..shared.messages.deltas import Delta
+from ..shared.messages.outcome import FinishReason, TokenLogprobs
+from ..shared.params.kinds import RequestOutputKind
+from ..shared.params.lora import LoRARequest
+from ..shared.params.pooling import PoolingParams
+from ..shared.params.repetition import RepetitionDetectionParams
+from ..shared.params.sampling import SamplingParams
+from ..shared.params.structured import StructuredOutputsParams
+from ..shared.queue.request_state import RequestState
+from ..shared.stats.engine import EngineStats, RequestStats
 from .beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from .client import Client
 from .control.metrics import Counter, Gauge, Histogram, Metric

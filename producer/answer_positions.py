@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..shared.messages import Delta
+from ..shared.messages.deltas import Delta
 
 
 class AnswerPositions:

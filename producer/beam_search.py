@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from ..shared.errors import PromptTooLongError, UnsupportedParameterError, ValidationError
-from ..shared.messages import TokenLogprobs
+from ..shared.messages.outcome import TokenLogprobs
 from ..shared.shown import shown
 from .beams import BeamSearchOutput, BeamSearchParams, search_beams
 from .control.text_calls import TextControl

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from ..shared.errors import ValidationError
-from ..shared.messages import FinishReason, TokenLogprobs
-from ..shared.param_checks import check_number
-from ..shared.params import MAX_LOGPROBS, SamplingParams
+from ..shared.messages.outcome import FinishReason, TokenLogprobs
+from ..shared.params.checks import check_number
+from ..shared.params.sampling import MAX_LOGPROBS, SamplingParams
 from ..shared.shown import shown
 
 MAX_BEAM_WIDTH = MAX_LOGPROBS // 2

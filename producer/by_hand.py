@@ -13,7 +13,8 @@ from contextlib import aclosing
 from typing import Unpack
 
 from ..shared.errors import PenstockError, ValidationError
-from ..shared.params import RequestOutputKind, SamplingParams
+from ..shared.params.kinds import RequestOutputKind
+from ..shared.params.sampling import SamplingParams
 from ..shared.shown import shown
 from .client import Client
 from .detached import Params

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..shared.connection import RETRY_FOR_S
 from ..shared.errors import ValidationError
-from ..shared.keys import DEFAULT_NAMESPACE, Keys
+from ..shared.keys import Keys
+from ..shared.names import DEFAULT_NAMESPACE
 from ..shared.shards import ShardsArgument, check_servers, make_connections
 from ..shared.shown import shown
 from .beam_search import BeamSearches

@@ -6,7 +6,7 @@ import sys
 from typing import Any, Protocol, runtime_checkable
 
 from ..shared.errors import ValidationError
-from ..shared.prompt_embeds import EMBEDS_ITEM_BYTES, PromptEmbeds
+from ..shared.params.prompt_embeds import EMBEDS_ITEM_BYTES, PromptEmbeds
 
 
 @runtime_checkable

@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
 from typing import Unpack
 
-from ..shared.messages import Delta
-from ..shared.params import RequestOutputKind, SamplingParams
-from ..shared.records import ModelCard
+from ..shared.deployment.records import ModelCard
+from ..shared.messages.deltas import Delta
+from ..shared.params.kinds import RequestOutputKind
+from ..shared.params.sampling import SamplingParams
 from .client_core import ClientCore
 from .options import RequestOptions
 from .outputs import RequestOutput

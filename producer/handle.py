@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from ..shared.errors import ValidationError
-from ..shared.messages import Delta
-from ..shared.params import RequestOutputKind
+from ..shared.messages.deltas import Delta
+from ..shared.params.kinds import RequestOutputKind
 from ..shared.shown import shown
 from .options import check_linger
 from .outputs import RequestOutput

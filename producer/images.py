@@ -8,9 +8,9 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..shared.deployment.records import ModelCard
 from ..shared.errors import UnsupportedParameterError, ValidationError
-from ..shared.images import MAX_IMAGES, ImageInput, check_image_bytes
-from ..shared.records import ModelCard
+from ..shared.params.images import MAX_IMAGES, ImageInput, check_image_bytes
 from ..shared.shown import shown
 
 # Of a request together, as they go into Redis in one call.

@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeVar, Unpack
 
 from ..shared.embedded import resolve_redis_url
 from ..shared.errors import ClientClosedError, ValidationError
-from ..shared.messages import Delta
-from ..shared.params import SamplingParams
-from ..shared.pooling import PoolingParams
+from ..shared.messages.deltas import Delta
+from ..shared.params.pooling import PoolingParams
+from ..shared.params.sampling import SamplingParams
 from ..shared.shown import shown
 from .client import Client
 from .llm_by_hand import LLMByHand

@@ -8,8 +8,8 @@ from typing import Any, TypedDict
 
 from ..shared.encodable import check_encodable, check_text
 from ..shared.errors import ValidationError
-from ..shared.messages import EXACT
-from ..shared.params import LoRARequest
+from ..shared.messages.requests import EXACT
+from ..shared.params.lora import LoRARequest
 from ..shared.shown import shown
 
 MAX_CACHE_SALT_CHARS = 512

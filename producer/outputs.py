@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..shared.messages import Delta, FinishReason, SegmentEnd, TokenLogprobs, Usage
-from ..shared.stats import RequestStats
+from ..shared.messages.deltas import Delta, SegmentEnd
+from ..shared.messages.outcome import FinishReason, TokenLogprobs, Usage
+from ..shared.stats.engine import RequestStats
 from .pooling import PoolingOutput
 
 

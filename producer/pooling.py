@@ -8,8 +8,9 @@ import msgspec
 
 from ..shared.encodable import check_text
 from ..shared.errors import ClientClosedError, RequestFailedError, ValidationError
-from ..shared.messages import Delta, Usage
-from ..shared.pooling import Pooled
+from ..shared.messages.deltas import Delta
+from ..shared.messages.outcome import Usage
+from ..shared.params.pooling import Pooled
 from ..shared.shown import shown
 
 T = TypeVar("T")

@@ -10,11 +10,11 @@ from typing import Any, Unpack
 
 import msgspec
 
+from ..shared.deployment.records import ModelCard
 from ..shared.errors import UnsupportedTaskError, ValidationError
-from ..shared.keys import check_name
-from ..shared.messages import Delta
-from ..shared.pooling import PoolingParams
-from ..shared.records import ModelCard
+from ..shared.messages.deltas import Delta
+from ..shared.names import check_name
+from ..shared.params.pooling import PoolingParams
 from ..shared.shown import shown
 from .client_core import ClientCore
 from .options import RequestOptions

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..shared.chat_parts import check_messages
+from ..shared.deployment.records import ModelCard
 from ..shared.encodable import UNENCODABLE, check_text, unencodable
 from ..shared.errors import (
     PayloadTooLargeError,
@@ -19,13 +19,14 @@ from ..shared.errors import (
     UnsupportedTaskError,
     ValidationError,
 )
-from ..shared.extra_args import check_known
-from ..shared.keys import check_name
-from ..shared.messages import EngineCoreRequest, InputChunk
-from ..shared.params import GENERATE, POOLING_TASKS, SamplingParams
-from ..shared.pooling import PoolingParams
-from ..shared.prompt_embeds import PromptEmbeds
-from ..shared.records import ModelCard
+from ..shared.messages.requests import EngineCoreRequest, InputChunk
+from ..shared.names import check_name
+from ..shared.params.chat_parts import check_messages
+from ..shared.params.extra_args import check_known
+from ..shared.params.kinds import GENERATE, POOLING_TASKS
+from ..shared.params.pooling import PoolingParams
+from ..shared.params.prompt_embeds import PromptEmbeds
+from ..shared.params.sampling import SamplingParams
 from ..shared.shown import shown
 from .embeds import EmbedsArray, encode_embeds
 from .images import check_number, is_prompt_with_data, split_prompt

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from ..shared.errors import ValidationError
-from ..shared.messages import Delta
+from ..shared.messages.deltas import Delta
 from ..shared.shown import shown
 from .answer_positions import AnswerPositions
 from .client import Client

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ..shared.deployment.records import ModelCard
 from ..shared.errors import UnsupportedParameterError, ValidationError
-from ..shared.messages import EngineCoreRequest, InputChunk
-from ..shared.params import RequestOutputKind, SamplingParams
-from ..shared.records import ModelCard
-from ..shared.seeds import derived_seed
+from ..shared.messages.requests import EngineCoreRequest, InputChunk
+from ..shared.params.kinds import RequestOutputKind
+from ..shared.params.sampling import SamplingParams
+from ..shared.params.seeds import derived_seed
 from ..shared.shown import shown
 from .prompt import Prompt, build_chunk, check_params
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from ...shared.keys import partition_name
+from ...shared.names import partition_name
 from ..latency import percentile
 from .figures import (
     Check,

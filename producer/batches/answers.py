@@ -17,7 +17,7 @@ from ...shared.errors import (
     RefusedForNowError,
     RequestNotFoundError,
 )
-from ...shared.messages import FinishReason
+from ...shared.messages.outcome import FinishReason
 from ..client import Client
 from ..openai.common import new_id
 from ..openai.endpoints import prepare

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from ...shared.connection import CommandConnection
-from ...shared.keys import Keys, check_name
+from ...shared.keys import Keys
+from ...shared.names import check_name
 from ..secret_keys import KeyStore, SecretKey, check_key_name, make_key
 
 PREFIX = "psk"

@@ -15,8 +15,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ...shared.connection import CommandConnection
+from ...shared.deployment.presence import Presence, ProcessKind
 from ...shared.keys import Keys
-from ...shared.presence import Presence, ProcessKind
 from ...shared.shards import make_commands
 from ...shared.tracing.tracing import open_tracing
 from .. import Client

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from ...shared.errors import ValidationError
-from ...shared.images import MAX_IMAGE_BYTES, MAX_IMAGES, check_image_bytes
+from ...shared.params.images import MAX_IMAGE_BYTES, MAX_IMAGES, check_image_bytes
 from ...shared.shown import shown
 from ..images import MAX_TOTAL_BYTES, image_url_of, is_image_part
 from ..openai.errors import OpenAIError, bad_field

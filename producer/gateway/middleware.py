@@ -14,8 +14,8 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...shared.keys import MAX_NAME_CHARS
 from ...shared.log import log_ids
+from ...shared.names import MAX_NAME_CHARS
 from ...shared.shown import shown
 from ..openai.errors import CLIENT_CLOSED_REQUEST, OpenAIError
 from .auth import Authenticator

@@ -7,7 +7,7 @@ import math
 import msgspec
 
 from ...shared.errors import ConfigurationError
-from ...shared.keys import DEFAULT_NAMESPACE, check_name
+from ...shared.names import DEFAULT_NAMESPACE, check_name
 from ..client import RESULT_TTL_S
 from ..openai.parsers import ParserChoice
 from ..webhooks.addresses import Networks

@@ -11,7 +11,9 @@ import msgspec
 from arq.worker import Retry
 
 from ...shared.errors import ValidationError
-from ...shared.params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+from ...shared.params.repetition import RepetitionDetectionParams
+from ...shared.params.sampling import SamplingParams
+from ...shared.params.structured import StructuredOutputsParams
 from ...shared.shown import shown
 from ..options import RequestOptions
 from ..prompt import Prompt

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import msgspec
 
 from ...shared.errors import ValidationError
-from ...shared.params import StructuredOutputsParams
-from ...shared.reasoning import NONE
+from ...shared.params.reasoning import NONE
+from ...shared.params.structured import StructuredOutputsParams
 from ...shared.shown import shown
 from .answer_parts import AnswerParser, CallDelta, MessageParts, PlainText
 from .common import OpenAIFinishReason

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET
 
-from ...shared.messages import Delta, FinishReason
+from ...shared.messages.deltas import Delta
+from ...shared.messages.outcome import FinishReason
 from ..outputs import CompletionOutput, RequestOutput
 from .answer_form import AnswerForm, answer_form
 from .answer_parts import AnswerParser, CallDelta, MessageParts

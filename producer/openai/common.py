@@ -9,17 +9,12 @@ from typing import Any, Literal, Protocol, TypedDict
 import msgspec
 
 from ...shared.errors import ValidationError
-from ...shared.extra_args import check_extra_args
-from ...shared.messages import FinishReason
-from ...shared.messages import Usage as TokenCounts
-from ...shared.params import (
-    MAX_SEED,
-    RepetitionDetectionParams,
-    RepetitionFields,
-    SamplingParams,
-    StructuredOutputsParams,
-)
-from ...shared.structured_checks import GrammarFields
+from ...shared.messages.outcome import FinishReason
+from ...shared.messages.outcome import Usage as TokenCounts
+from ...shared.params.extra_args import check_extra_args
+from ...shared.params.repetition import RepetitionDetectionParams, RepetitionFields
+from ...shared.params.sampling import MAX_SEED, SamplingParams
+from ...shared.params.structured import GrammarFields, StructuredOutputsParams
 from ..options import MAX_SESSION_ID_CHARS, RequestOptions
 from .errors import bad_field, cancelled, expired
 

@@ -8,8 +8,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ...shared.messages import Delta
-from ...shared.messages import Usage as TokenCounts
+from ...shared.messages.deltas import Delta
+from ...shared.messages.outcome import Usage as TokenCounts
 from ..outputs import CompletionOutput, RequestOutput
 from ..prompt import Prompt
 from .common import (

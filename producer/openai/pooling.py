@@ -11,8 +11,8 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from ...shared.messages import Usage as TokenCounts
-from ...shared.pooling import Pooled, PoolingParams
+from ...shared.messages.outcome import Usage as TokenCounts
+from ...shared.params.pooling import Pooled, PoolingParams
 from ..options import RequestOptions
 from ..prompt import Prompt
 from .common import plain_options

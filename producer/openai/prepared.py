@@ -9,9 +9,9 @@ from typing import Protocol
 import msgspec
 
 from ...shared.errors import ValidationError
-from ...shared.messages import Delta
-from ...shared.params import SamplingParams
-from ...shared.pooling import PoolingParams
+from ...shared.messages.deltas import Delta
+from ...shared.params.pooling import PoolingParams
+from ...shared.params.sampling import SamplingParams
 from ..options import RequestOptions
 from ..outputs import RequestOutput
 from ..prompt import Prompt

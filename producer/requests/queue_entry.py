@@ -13,9 +13,9 @@ import msgspec
 
 from ...shared.broker import Entry
 from ...shared.errors import ValidationError
-from ...shared.images import ImageInput
-from ...shared.messages import EngineCoreRequest, InputChunk
-from ...shared.tokenization import MODEL_LENGTH
+from ...shared.messages.requests import EngineCoreRequest, InputChunk
+from ...shared.params.images import ImageInput
+from ...shared.params.tokenization import MODEL_LENGTH
 from ..options import RequestOptions
 from ..prompt import encode_request
 from ..webhooks.event_records import WebhookTarget

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ...shared.deployment.records import ModelCard
 from ...shared.errors import UnsupportedParameterError, ValidationError
-from ...shared.params import SamplingParams
-from ...shared.pooling import PoolingParams
-from ...shared.records import ModelCard
+from ...shared.params.pooling import PoolingParams
+from ...shared.params.sampling import SamplingParams
 from ...shared.shown import shown
 from ..lora.resolver import AdapterResolver
 from ..options import RequestOptions

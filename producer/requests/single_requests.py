@@ -17,7 +17,8 @@ from ...shared.broker import NEW, UNSERVED, Broker, Entry
 from ...shared.connection import CommandConnection, Subscriber
 from ...shared.errors import PenstockError, RefusedForNowError, RequestLostError
 from ...shared.keys import Keys
-from ...shared.messages import Delta, EngineCoreRequest
+from ...shared.messages.deltas import Delta
+from ...shared.messages.requests import EngineCoreRequest
 from ...shared.partitions import Layouts, PartitionedBroker
 from ..home import Home
 from ..options import read_ttl_of

@@ -16,18 +16,11 @@ import msgspec
 import structlog
 
 from ...shared.broker import EngineCalls
-from ...shared.control import (
-    CallError,
-    CollectiveRpc,
-    ControlCommand,
-    ControlReply,
-    IsSleeping,
-    ResetPrefixCache,
-    Sleep,
-    Utility,
-    UtilityAnswer,
-    WakeUp,
-)
+from ...shared.control.caches import ResetPrefixCache
+from ...shared.control.calls import CallError, ControlCommand, ControlReply, Utility, UtilityAnswer
+from ...shared.control.rpc import CollectiveRpc
+from ...shared.control.sleeping import IsSleeping, Sleep, WakeUp
+from ...shared.control.text import Detokenize, GetTokenizer, Tokenize
 from ...shared.errors import (
     EngineCallError,
     EngineDeadError,
@@ -35,9 +28,8 @@ from ...shared.errors import (
     PenstockError,
     ValidationError,
 )
-from ...shared.messages import CancelCommand, EngineCommand
+from ...shared.messages.commands import CancelCommand, EngineCommand
 from ...shared.shown import shown
-from ...shared.text_control import Detokenize, GetTokenizer, Tokenize
 from .core_client import CoreClient
 from .sleep import SleepControl
 

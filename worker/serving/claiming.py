@@ -13,11 +13,13 @@ import msgspec
 import structlog
 
 from ...shared.broker import SEQS_PER_KEPT_ONE, Claim, Room, Wave
+from ...shared.deployment.records import DeathCause
 from ...shared.errors import PenstockError, RedisUnavailableError
-from ...shared.images import ImageInput
-from ...shared.messages import Delta, FinishReason, Ready, RequestError
-from ...shared.records import DeathCause
-from ..worker_config import WorkerConfig
+from ...shared.messages.deltas import Delta
+from ...shared.messages.from_core import Ready
+from ...shared.messages.outcome import FinishReason, RequestError
+from ...shared.params.images import ImageInput
+from ..config.worker_config import WorkerConfig
 from .core_client import CoreClient
 from .generation import Generation, SegmentGeneration
 from .intake import Intake, UndecodableEntryError, ids_of

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ...shared.control import Utility, UtilityAnswer
+from ...shared.control.calls import Utility, UtilityAnswer
 from ...shared.errors import (
     ConfigurationError,
     EngineCallError,
@@ -25,22 +25,12 @@ from ...shared.errors import (
     PenstockError,
     from_wire,
 )
-from ...shared.messages import (
-    WIRE_VERSION,
-    AbortRequests,
-    Configure,
-    CoreInput,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    Hello,
-    Ready,
-    Shutdown,
-    StartupFailed,
-    UtilityCall,
-    UtilityOutput,
-)
-from ...shared.waves import LeaveWave, StartWave
-from ..config import CORE_MODULES, EngineConfig
+from ...shared.messages import WIRE_VERSION
+from ...shared.messages.from_core import EngineCoreOutputs, Hello, Ready, StartupFailed, UtilityOutput
+from ...shared.messages.requests import EngineCoreRequest
+from ...shared.messages.to_core import AbortRequests, Configure, CoreInput, Shutdown, UtilityCall
+from ...shared.messages.waves import LeaveWave, StartWave
+from ..config.engine_config import CORE_MODULES, EngineConfig
 from ..host import num_oom_kills
 from ..ipc import WorkerChannel, socket_pair
 from ..process_tree import kill_process_tree

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from ...shared.broker.series import TenantPoint
-from ...shared.messages import Delta, SchedulerStats
-from ...shared.stats import EngineStats, StepStats
+from ...shared.messages.deltas import Delta
+from ...shared.messages.from_core import SchedulerStats
+from ...shared.stats.engine import EngineStats, StepStats
 
 
 class EngineMeter:

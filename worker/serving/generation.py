@@ -11,7 +11,9 @@ import asyncio
 
 from ...shared.broker import Claim
 from ...shared.log import log_ids
-from ...shared.messages import Delta, EngineCoreOutput, FinishReason, SegmentEnd, TokenLogprobs, Usage
+from ...shared.messages.deltas import Delta, SegmentEnd
+from ...shared.messages.from_core import EngineCoreOutput
+from ...shared.messages.outcome import FinishReason, TokenLogprobs, Usage
 from ...shared.tracing.attributes import operation_of
 from ..prediction import PredictionCursor
 from ..text.stop_strings import StopStrings

@@ -12,14 +12,15 @@ import psutil
 import structlog
 
 from ...shared.connection import CommandConnection
+from ...shared.deployment.records import EngineHeartbeat, ModelCard
 from ...shared.errors import RedisUnavailableError
 from ...shared.keys import Keys
-from ...shared.messages import EngineState, SchedulerStats
-from ...shared.records import EngineHeartbeat, ModelCard
-from ...shared.stats import EngineStats
-from ...shared.waves import GroupStanding
+from ...shared.messages.from_core import SchedulerStats
+from ...shared.messages.waves import GroupStanding
+from ...shared.messages.worker_status import EngineState
+from ...shared.stats.engine import EngineStats
+from ..config.worker_config import WorkerConfig
 from ..progress import Phase, Progress, ProgressReader
-from ..worker_config import WorkerConfig
 from .stall import StallWatch
 
 ENTERED_AGAIN_EVERY = 10

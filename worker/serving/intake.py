@@ -9,10 +9,12 @@ import msgspec
 
 from ...shared.broker import Claim
 from ...shared.errors import PenstockError, UnsupportedParameterError, ValidationError
-from ...shared.extra_args import check_known
 from ...shared.log import log_ids
-from ...shared.messages import Delta, EngineCoreRequest, InputChunk, Ready
-from ...shared.params import SamplingParams
+from ...shared.messages.deltas import Delta
+from ...shared.messages.from_core import Ready
+from ...shared.messages.requests import EngineCoreRequest, InputChunk
+from ...shared.params.extra_args import check_known
+from ...shared.params.sampling import SamplingParams
 from ..request_checks import check_adapter, check_images_served, check_prompt_length, check_served, check_task
 from ..text.tokenizer import TextCodec
 from .prompt_tokens import PromptTokens

@@ -12,12 +12,12 @@ import structlog
 
 from ...shared.broker.loaded_adapters import LOADED_TTL_MS, say_loaded
 from ...shared.connection import CommandConnection
+from ...shared.control.lora import AddLora, PinLora
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
 from ...shared.lora.registry import AdapterRecord, AdapterRegistry
-from ...shared.lora_control import AddLora, PinLora
-from ...shared.messages import EngineCoreOutputs
-from ..worker_config import WorkerConfig
+from ...shared.messages.from_core import EngineCoreOutputs
+from ..config.worker_config import WorkerConfig
 from .core_client import CoreClient
 from .heartbeat import Heartbeat
 from .served_partitions import ServedPartition, ServedPartitions

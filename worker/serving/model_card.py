@@ -9,9 +9,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ...shared.messages import Ready
-from ...shared.records import EngineSetup, ModelCard
-from ..config import EngineConfig
+from ...shared.deployment.records import EngineSetup, ModelCard
+from ...shared.messages.from_core import Ready
+from ..config.engine_config import EngineConfig
 from ..text.tokenizer import TextCodec
 
 # Of generation_config.json, what a caller can follow with SamplingParams.

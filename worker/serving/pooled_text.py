@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from ...shared.errors import ValidationError
-from ...shared.messages import EngineCoreRequest
-from ...shared.pooling import PoolingSetup
+from ...shared.messages.requests import EngineCoreRequest
+from ...shared.params.pooling import PoolingSetup
+from ...shared.params.tokenization import Cut
 from ...shared.shown import shown
-from ...shared.tokenization import Cut
 from ..text.tokenizer import TextCodec
 
 # Tokenizing more takes milliseconds, with the GIL released: it goes into a thread.

@@ -19,16 +19,17 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from ...shared.deployment.records import DeathCause
 from ...shared.errors import EngineDeadError, PenstockError
 from ...shared.keys import Keys
 from ...shared.log import configure_logging
-from ...shared.messages import EngineCoreOutputs, EngineState, Ready
-from ...shared.records import DeathCause
+from ...shared.messages.from_core import EngineCoreOutputs, Ready
+from ...shared.messages.worker_status import EngineState
 from ...shared.shards import make_connections
 from ...shared.tracing.endpoint import is_enabled
+from ..config.worker_config import WorkerConfig
 from ..group.member import GroupMember, NoGroup
 from ..text.tokenizer import TextCodec
-from ..worker_config import WorkerConfig
 from .core_client import CoreClient, CoreLostError, CoreStartupError, LoadTimeoutError
 from .heartbeat import Heartbeat
 from .loading.activity import until_hung

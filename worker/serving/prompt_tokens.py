@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 
 from ...shared.errors import UnsupportedParameterError, ValidationError
-from ...shared.messages import EngineCoreRequest, InputChunk
-from ...shared.pooling import PoolingSetup
-from ...shared.tokenization import LEFT, Cut, num_kept
+from ...shared.messages.requests import EngineCoreRequest, InputChunk
+from ...shared.params.pooling import PoolingSetup
+from ...shared.params.tokenization import LEFT, Cut, num_kept
 from ..text.tokenizer import TextCodec
 from .pooled_text import LONG_PROMPT_CHARS, PooledText
 

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Callable
 
 from ...shared.broker import Broker, FinalRecord, Record, SegmentRecord
-from ...shared.messages import Delta
+from ...shared.messages.deltas import Delta
 from .engine_meter import EngineMeter
 from .generation import Generation
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import msgspec
 import structlog
 
-from ...shared.messages import Delta, EngineCoreRequest
-from ...shared.params import SamplingParams
+from ...shared.messages.deltas import Delta
+from ...shared.messages.requests import EngineCoreRequest
+from ...shared.params.sampling import SamplingParams
 from .generation import Generation
 from .request_observer import RequestObserver
 

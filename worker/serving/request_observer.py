@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-from ...shared.messages import Delta, EngineCoreRequest
+from ...shared.messages.deltas import Delta
+from ...shared.messages.requests import EngineCoreRequest
 from .generation import Generation
 
 

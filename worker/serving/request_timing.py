@@ -6,8 +6,9 @@ import time
 from typing import NamedTuple
 
 from ...shared.broker import Claim
-from ...shared.messages import Delta, EngineCoreEventType, EngineCoreOutput
-from ...shared.stats import RequestStats
+from ...shared.messages.deltas import Delta
+from ...shared.messages.from_core import EngineCoreEventType, EngineCoreOutput
+from ...shared.stats.engine import RequestStats
 
 
 class Moments(NamedTuple):

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import msgspec
 
 from ...shared.errors import BrokerError, PromptTooLongError
-from ...shared.messages import Delta, EngineCoreRequest
-from ...shared.params import SamplingParams
-from ...shared.seeds import derived_seed
+from ...shared.messages.deltas import Delta
+from ...shared.messages.requests import EngineCoreRequest
+from ...shared.params.sampling import SamplingParams
+from ...shared.params.seeds import derived_seed
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from redis.exceptions import RedisError
 from ...shared.broker.series import HISTOGRAMS, SeriesStore, TenantPoint, bucket_amounts
 from ...shared.broker.writes import STATE_OF
 from ...shared.errors import PenstockError
-from ...shared.messages import FinishReason
-from ...shared.request_state import RequestState
-from ...shared.stats import EngineStats
+from ...shared.messages.outcome import FinishReason
+from ...shared.queue.request_state import RequestState
+from ...shared.stats.engine import EngineStats
 from .engine_meter import EngineMeter
 
 INTERVAL_S = 10.0

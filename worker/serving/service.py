@@ -19,15 +19,18 @@ from ...shared.broker import Broker, EngineCalls
 from ...shared.broker.request_history import RequestHistory
 from ...shared.broker.series import SeriesStore
 from ...shared.connection import CommandConnection, Subscriber
+from ...shared.control.weights import ReloadWeights
+from ...shared.deployment.records import DeathCause
 from ...shared.errors import DamagedRecordError
 from ...shared.keys import Keys
-from ...shared.messages import CancelCommand, EngineCoreOutputs, EngineState, FinishReason, Ready
+from ...shared.messages.commands import CancelCommand
+from ...shared.messages.from_core import EngineCoreOutputs, Ready
+from ...shared.messages.outcome import FinishReason
+from ...shared.messages.worker_status import EngineState
 from ...shared.partitions import Layouts
-from ...shared.records import DeathCause
-from ...shared.request_state import RequestState
-from ...shared.weights_control import ReloadWeights
+from ...shared.queue.request_state import RequestState
+from ..config.worker_config import WorkerConfig
 from ..text.tokenizer import TextCodec
-from ..worker_config import WorkerConfig
 from .call_handler import ControlCalls, decode_command
 from .claiming import ClaimLoop
 from .core_client import CoreClient

@@ -11,9 +11,12 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from ...shared.control import IsSleeping, ResetPrefixCache, Sleep, SleepState, Utility, UtilityAnswer, WakeUp
+from ...shared.control.caches import ResetPrefixCache
+from ...shared.control.calls import Utility, UtilityAnswer
+from ...shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
 from ...shared.errors import BrokerError, EngineTimeoutError
-from ...shared.messages import EngineState, FinishReason
+from ...shared.messages.outcome import FinishReason
+from ...shared.messages.worker_status import EngineState
 from .claiming import ClaimLoop
 from .core_client import CoreClient
 from .heartbeat import Heartbeat

@@ -15,8 +15,8 @@ import termios
 
 import msgspec
 
-from ...shared.messages import EngineState, WorkerStatus
-from ..worker_config import STATUS_INTERVAL_S
+from ...shared.messages.worker_status import EngineState, WorkerStatus
+from ..config.worker_config import STATUS_INTERVAL_S
 from .heartbeat import Heartbeat
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import structlog
 
-from ...shared.messages import EngineCoreOutputs
-from ...shared.recorded_steps import SUFFIX, RecordedStep, encode_steps
+from ...shared.messages.from_core import EngineCoreOutputs
+from ...shared.stats.recorded_steps import SUFFIX, RecordedStep, encode_steps
 
 # So much is lost if the process is killed.
 STEPS_PER_WRITE = 256

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from ...shared.control import UtilityAnswer
+from ...shared.control.calls import UtilityAnswer
+from ...shared.control.text import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
 from ...shared.errors import ValidationError
-from ...shared.text_control import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
 from ..text.tokenizer import TOKENIZER_FILE, TextCodec
 from .pooled_text import LONG_PROMPT_CHARS
 

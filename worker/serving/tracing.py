@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ...shared.broker.request_history import RequestHistory
 from ...shared.tracing.endpoint import is_enabled
-from ..worker_config import WorkerConfig
+from ..config.worker_config import WorkerConfig
 from .request_observer import RequestObserver
 
 

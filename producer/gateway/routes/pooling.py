@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....shared.errors import RequestFailedError
-from ....shared.messages import FinishReason
+from ....shared.messages.outcome import FinishReason
 from ...openai.common import created_at, new_id
 from ...openai.embeddings import Embeddings, EmbeddingsBody, PreparedEmbeddings
 from ...openai.endpoints import EMBEDDINGS

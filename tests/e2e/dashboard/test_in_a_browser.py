@@ -25,8 +25,8 @@ from penstock.producer.operator_keys import OperatorKeys, Role
 from penstock.producer.prompt import build_request, encode_request
 from penstock.shared.broker import Broker, Room
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import DeathCause, ModelCard
 from penstock.shared.keys import Keys
-from penstock.shared.records import DeathCause, ModelCard
 
 from ...gate import Gate
 

@@ -19,7 +19,7 @@ from penstock.shared.broker.dead_letter import DeadLetter
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import PenstockError, UnknownModelError, ValidationError
 from penstock.shared.keys import Keys
-from penstock.shared.params import LoRARequest
+from penstock.shared.params.lora import LoRARequest
 
 SURROGATE = "hi\ud800"
 LONG = "x" * 1_000_000

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.messages import EngineCoreOutputs
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.from_core import EngineCoreOutputs
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.progress import Phase
 from penstock.worker.serving.core_client import CoreClient, CoreLostError
 from penstock.worker.serving.stall import StallWatch

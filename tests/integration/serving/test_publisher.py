@@ -9,8 +9,11 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from penstock.shared.broker import Broker, Claim, Room
-from penstock.shared.messages import Delta, EngineCoreOutput, EngineCoreRequest, FinishReason
-from penstock.shared.params import SamplingParams
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.serving import publisher as publisher_module
 from penstock.worker.serving.engine_meter import EngineMeter
 from penstock.worker.serving.generation import Generation

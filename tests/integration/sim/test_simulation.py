@@ -24,7 +24,7 @@ from penstock.ops.sim.scenario import (
 )
 from penstock.ops.sim.shapes import Burst, Constant, Fixed, Uniform
 from penstock.ops.sim.simulation import Simulated, simulate
-from penstock.shared.policy import TenantPolicy
+from penstock.shared.queue.policy import TenantPolicy
 
 ENGINES = Engines(
     number=3,

@@ -11,8 +11,8 @@ from penstock.producer.openai.endpoints import prepare
 from penstock.producer.openai.errors import OpenAIError
 from penstock.producer.outputs import CompletionOutput, RequestOutput
 from penstock.producer.pooling import PoolingOutput
-from penstock.shared.messages import FinishReason, Usage
-from penstock.shared.pooling import Pooled
+from penstock.shared.messages.outcome import FinishReason, Usage
+from penstock.shared.params.pooling import Pooled
 
 POOLED = Pooled(data=b"\x00\x00\x80?\x00\x00\x00\xc0", shape=(2,))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ....shared.command_line import format_bytes
 from ....shared.errors import ConfigurationError
-from ...config import DEFAULT_MEMORY_UTILIZATION, EngineConfig
+from ...config.engine_config import DEFAULT_MEMORY_UTILIZATION, EngineConfig
 
 _MIB = 1 << 20
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
+from ....shared.control.weights import ReloadWeights, WeightsReloaded
 from ....shared.errors import BrokerError
-from ....shared.messages import Ready
-from ....shared.weights_control import ReloadWeights, WeightsReloaded
+from ....shared.messages.from_core import Ready
 from ..core_client import CoreClient
 from ..heartbeat import Heartbeat
 from ..sleep import SleepControl
