@@ -22,14 +22,16 @@ from ..shared.params.sampling import SamplingParams
 from ..shared.params.structured import StructuredOutputsParams
 from ..shared.queue.request_state import RequestState
 from ..shared.stats.engine import EngineStats, RequestStats
-from .beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from .blocking.llm import LLM
 from .client import Client
 from .control.metrics import Counter, Gauge, Histogram, Metric
 from .control.queue_control import PauseMode
 from .handle import RequestHandle
-from .llm import LLM
-from .outputs import CompletionOutput, RequestOutput
-from .pooling import (
+from .inputs.prompt import Prompt
+from .inputs.streaming_input import StreamingInput
+from .requests.conversation import Conversation
+from .results.outputs import CompletionOutput, RequestOutput
+from .results.pooling import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
@@ -37,9 +39,7 @@ from .pooling import (
     ScoringRequestOutput,
     TextPair,
 )
-from .prompt import Prompt
-from .requests.conversation import Conversation
-from .streaming_input import StreamingInput
+from .search.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 
 __all__ = [
     "LLM",

@@ -19,9 +19,9 @@ from ..shared.shown import shown
 from .client import Client
 from .detached import Params
 from .handle import RequestHandle
-from .options import SharedOptions
-from .outputs import RequestOutput
-from .prompt import Prompt
+from .inputs.options import SharedOptions
+from .inputs.prompt import Prompt
+from .results.outputs import RequestOutput
 
 
 class RequestsByHand:

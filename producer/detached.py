@@ -14,8 +14,8 @@ from ..shared.params.sampling import SamplingParams
 from ..shared.shown import shown
 from .client_core import ClientCore
 from .handle import RequestHandle
-from .options import RequestOptions, SharedOptions
-from .prompt import Prompt, params_of_each
+from .inputs.options import RequestOptions, SharedOptions
+from .inputs.prompt import Prompt, params_of_each
 from .requests.fan_out import child_ids, merge, possible_child_ids
 from .requests.single_requests import FollowOptions
 

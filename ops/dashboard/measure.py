@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...producer.prompt import build_request, encode_request
+from ...producer.inputs.prompt import build_request, encode_request
 from ...shared.broker import Broker
 from ...shared.broker.admission import Entry
 from ...shared.command_line import format_table

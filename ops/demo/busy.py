@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from ...producer import Client, SamplingParams
-from ...producer.prompt import build_request, encode_request
+from ...producer.inputs.prompt import build_request, encode_request
 from ...shared.broker import Broker, Room
 from ...shared.deployment.records import DeathCause
 from ...shared.keys import Keys

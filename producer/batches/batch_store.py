@@ -17,7 +17,7 @@ from ...shared.keys import Keys
 from ...shared.names import DEFAULT_NAMESPACE, check_name
 from ...shared.shown import shown
 from ..agenda import Agenda
-from ..options import trace_headers_of
+from ..inputs.options import trace_headers_of
 from ..webhooks.addresses import check_url
 from ..webhooks.event_records import WebhookTarget
 from ..webhooks.event_store import EventStore

@@ -35,7 +35,7 @@ from ...shared.shown import shown
 from ...shared.timeouts import check_timeout
 from ..client_core import ClientCore
 from ..engine_calls import CALL_TIMEOUT_S, CallOptions
-from ..options import check_flag
+from ..inputs.options import check_flag
 
 
 class EngineControl(ClientCore):

@@ -12,7 +12,7 @@ from ...shared.control.text import Detokenize, DetokenizedText, GetTokenizer, To
 from ...shared.errors import ConfigurationError, EngineCallError, EngineDeadError, EngineNotFoundError
 from ...shared.params.chat_parts import check_messages
 from ..engine_calls import CallOptions
-from ..options import template_kwargs_of
+from ..inputs.options import template_kwargs_of
 from ..requests.health import DEAF_STATES
 from .engine_view import EngineView
 

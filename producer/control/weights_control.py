@@ -12,7 +12,7 @@ from ...shared.errors import EngineCallError, PenstockError
 from ...shared.timeouts import check_timeout
 from ..client_core import ClientCore
 from ..engine_calls import CallOptions
-from ..options import check_flag
+from ..inputs.options import check_flag
 
 # Reading a model takes longer than most calls.
 RELOAD_TIMEOUT_S = 600.0

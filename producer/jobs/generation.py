@@ -15,8 +15,8 @@ from ...shared.params.repetition import RepetitionDetectionParams
 from ...shared.params.sampling import SamplingParams
 from ...shared.params.structured import StructuredOutputsParams
 from ...shared.shown import shown
-from ..options import RequestOptions
-from ..prompt import Prompt
+from ..inputs.options import RequestOptions
+from ..inputs.prompt import Prompt
 from .context import JobContext
 from .holding import CutOffError, run_held
 

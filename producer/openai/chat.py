@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from ...shared.messages.deltas import Delta
 from ...shared.messages.outcome import FinishReason
-from ..outputs import CompletionOutput, RequestOutput
+from ..results.outputs import CompletionOutput, RequestOutput
 from .answer_form import AnswerForm, answer_form
 from .answer_parts import AnswerParser, CallDelta, MessageParts
 from .chat_objects import (

@@ -15,7 +15,7 @@ from ...shared.params.extra_args import check_extra_args
 from ...shared.params.repetition import RepetitionDetectionParams, RepetitionFields
 from ...shared.params.sampling import MAX_SEED, SamplingParams
 from ...shared.params.structured import GrammarFields, StructuredOutputsParams
-from ..options import MAX_SESSION_ID_CHARS, RequestOptions
+from ..inputs.options import MAX_SESSION_ID_CHARS, RequestOptions
 from .errors import bad_field, cancelled, expired
 
 # Which build answered; OpenAI's callers compare it to see whether answers to the same seed may differ.

@@ -10,8 +10,8 @@ from msgspec import UNSET, UnsetType
 
 from ...shared.messages.deltas import Delta
 from ...shared.messages.outcome import Usage as TokenCounts
-from ..outputs import CompletionOutput, RequestOutput
-from ..prompt import Prompt
+from ..inputs.prompt import Prompt
+from ..results.outputs import CompletionOutput, RequestOutput
 from .common import (
     GenerationBody,
     OpenAIFinishReason,

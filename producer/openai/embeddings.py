@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 
 from ...shared.errors import ClientClosedError
-from ..outputs import RequestOutput
-from ..pooling import PoolingOutput, PoolingRequestOutput
+from ..results.outputs import RequestOutput
+from ..results.pooling import PoolingOutput, PoolingRequestOutput
 from .common import created_at, finish_reason_of
 from .pooling import Input, Listed, PoolingBody, PoolingUsage, PreparedPooling, written
 

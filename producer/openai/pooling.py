@@ -13,8 +13,8 @@ import msgspec
 
 from ...shared.messages.outcome import Usage as TokenCounts
 from ...shared.params.pooling import Pooled, PoolingParams
-from ..options import RequestOptions
-from ..prompt import Prompt
+from ..inputs.options import RequestOptions
+from ..inputs.prompt import Prompt
 from .common import plain_options
 from .errors import bad_field
 from .prepared import PreparedBody

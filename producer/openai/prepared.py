@@ -12,9 +12,9 @@ from ...shared.errors import ValidationError
 from ...shared.messages.deltas import Delta
 from ...shared.params.pooling import PoolingParams
 from ...shared.params.sampling import SamplingParams
-from ..options import RequestOptions
-from ..outputs import RequestOutput
-from ..prompt import Prompt
+from ..inputs.options import RequestOptions
+from ..inputs.prompt import Prompt
+from ..results.outputs import RequestOutput
 from .errors import bad_field
 
 

@@ -20,9 +20,9 @@ from ...shared.errors import ClientClosedError, InputClosedError, UnsupportedPar
 from ...shared.messages.deltas import Delta
 from ...shared.messages.requests import InputChunk
 from ...shared.params.sampling import SamplingParams
-from ..embeds import EmbedsArray
-from ..prompt import Prompt
-from ..streaming_input import Chunk, GrowingPrompt, ParamsOfChunks, parts_of
+from ..inputs.embeds import EmbedsArray
+from ..inputs.prompt import Prompt
+from ..inputs.streaming_input import Chunk, GrowingPrompt, ParamsOfChunks, parts_of
 from .queue_entry import Outgoing, num_chunk_tokens
 from .single_requests import InteractiveDeltas, SingleRequests
 

@@ -31,26 +31,26 @@ from ...shared.partitions import Layouts
 from ...shared.queue.request_state import RequestState
 from ..config.worker_config import WorkerConfig
 from ..text.tokenizer import TextCodec
-from .call_handler import ControlCalls, decode_command
+from .calls.call_handler import ControlCalls, decode_command
+from .calls.sleep import SleepControl
+from .calls.text_calls import TextCalls
 from .claiming import ClaimLoop
-from .core_client import CoreClient
-from .engine_meter import EngineMeter
-from .generation import Generation
-from .heartbeat import Heartbeat
-from .intake import Intake
-from .loaded_adapters import LoadedAdapters
+from .core.client import CoreClient
 from .loading.reload import WeightsReloading
-from .partition_upkeep import PartitionUpkeep
+from .partitions.partition_upkeep import PartitionUpkeep
+from .partitions.served_partitions import ServedPartition, ServedPartitions
 from .publisher import Publisher
 from .redis_pressure import RedisPressure
-from .request_log import RequestLog
-from .request_observer import Departure, RequestObservers
-from .running_generations import RunningGenerations
-from .series_writer import SeriesWriter
-from .served_partitions import ServedPartition, ServedPartitions
-from .sleep import SleepControl
-from .text_calls import TextCalls
-from .tracing import attempt_spans
+from .requests.generation import Generation
+from .requests.intake import Intake
+from .requests.running_generations import RunningGenerations
+from .telling.engine_meter import EngineMeter
+from .telling.heartbeat import Heartbeat
+from .telling.loaded_adapters import LoadedAdapters
+from .telling.request_log import RequestLog
+from .telling.request_observer import Departure, RequestObservers
+from .telling.series_writer import SeriesWriter
+from .telling.tracing import attempt_spans
 
 _ENDED_FROM_OUTSIDE: dict[str | None, FinishReason] = {
     RequestState.CANCELLED: FinishReason.CANCELLED,

@@ -25,7 +25,7 @@ from ...openai.errors import OpenAIError
 from ...openai.prepared import Prepared, PreparedBody
 from ...sse import EventStream
 from .. import generations
-from ..auth import Identity
+from ..access.auth import Identity
 from ..event_ids import Position
 from ..gateway import Gateway
 from ..http import add_ids, gateway_of, json_response, note_request_id, read_body, while_connected

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from ....shared.errors import RequestFailedError
 from ....shared.messages.outcome import FinishReason
+from ...inputs.options import RequestOptions
 from ...openai.common import created_at, new_id
 from ...openai.embeddings import Embeddings, EmbeddingsBody, PreparedEmbeddings
 from ...openai.endpoints import EMBEDDINGS
@@ -37,8 +38,7 @@ from ...openai.pooling import (
     Scores,
     in_base64,
 )
-from ...options import RequestOptions
-from ...pooling import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
+from ...results.pooling import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from .. import generations
 from ..http import add_ids, gateway_of, json_response, read_body, while_connected
 from ..operations import Operation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ....shared.messages.deltas import Delta
-from ...outputs import RequestOutput
+from ...results.outputs import RequestOutput
 from ..chat import PreparedChat
 from ..common import created_at, finish_reason_of
 from ..errors import bad_field

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from penstock.ops import cli as penstock_cli
-from penstock.producer.prompt import build_request, encode_request
+from penstock.producer.inputs.prompt import build_request, encode_request
 from penstock.shared.broker import Broker, Room
 from penstock.shared.command_line import EXIT_FAILED, EXIT_USAGE
 from penstock.shared.connection import CommandConnection

@@ -12,7 +12,7 @@ import pytest
 from starlette.applications import Starlette
 
 from penstock.ops.dashboard import Access, Resolve, Role, dashboard, everybody
-from penstock.producer.prompt import build_request, encode_request
+from penstock.producer.inputs.prompt import build_request, encode_request
 from penstock.shared.broker import Broker, Queue, Record, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import DeathCause, EngineHeartbeat, EngineSetup, ModelCard

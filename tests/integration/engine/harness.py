@@ -29,7 +29,7 @@ from penstock.worker.engine.core import EngineCore
 from penstock.worker.forking import CoreExited, ForkAnswer, Forked
 from penstock.worker.ipc import FrameSplitter, frame, socket_pair
 from penstock.worker.progress import ProgressReader
-from penstock.worker.serving.core_process import Launch
+from penstock.worker.serving.core.process import Launch
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE
 
 VOCAB_SIZE = 128

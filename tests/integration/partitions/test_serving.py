@@ -25,14 +25,14 @@ from penstock.shared.shards import make_connections
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.serving.claiming import ClaimLoop
-from penstock.worker.serving.core_client import CoreClient
-from penstock.worker.serving.engine_meter import EngineMeter
-from penstock.worker.serving.intake import Intake
+from penstock.worker.serving.core.client import CoreClient
+from penstock.worker.serving.partitions.served_partitions import ServedPartition, ServedPartitions
 from penstock.worker.serving.publisher import Publisher
 from penstock.worker.serving.redis_pressure import RedisPressure
-from penstock.worker.serving.request_log import RequestLog
-from penstock.worker.serving.running_generations import RunningGenerations
-from penstock.worker.serving.served_partitions import ServedPartition, ServedPartitions
+from penstock.worker.serving.requests.intake import Intake
+from penstock.worker.serving.requests.running_generations import RunningGenerations
+from penstock.worker.serving.telling.engine_meter import EngineMeter
+from penstock.worker.serving.telling.request_log import RequestLog
 from penstock.worker.text.tokenizer import TextCodec
 
 from ..client.harness import until

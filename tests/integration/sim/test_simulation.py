@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from penstock.ops.cli import main
-from penstock.ops.sim.figures import Figures, Report
-from penstock.ops.sim.plots import draw
-from penstock.ops.sim.report import make_report
+from penstock.ops.sim.reports.figures import Figures, Report
+from penstock.ops.sim.reports.plots import draw
+from penstock.ops.sim.reports.report import make_report
 from penstock.ops.sim.scenario import (
     Autoscaling,
     DeathKind,

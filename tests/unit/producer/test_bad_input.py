@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.producer.options import RequestOptions
-from penstock.producer.prompt import build_chunk, build_request
+from penstock.producer.inputs.options import RequestOptions
+from penstock.producer.inputs.prompt import build_chunk, build_request
 from penstock.producer.requests.fan_out import children
 from penstock.producer.requests.queue_entry import Outgoing, num_chunk_tokens
 from penstock.producer.webhooks.targets import webhook_target

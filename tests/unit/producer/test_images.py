@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.producer.images import split_prompt
-from penstock.producer.prompt import as_prompts, build_request
+from penstock.producer.inputs.images import split_prompt
+from penstock.producer.inputs.prompt import as_prompts, build_request
 from penstock.producer.requests.queue_entry import Outgoing
 from penstock.shared.deployment.records import ModelCard
 from penstock.shared.errors import PenstockError, UnsupportedParameterError, ValidationError

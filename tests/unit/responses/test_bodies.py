@@ -20,7 +20,7 @@ from penstock.producer.openai.responses.prepared import (
 )
 from penstock.producer.openai.responses.reading import read_items
 from penstock.producer.openai.responses.record import StoredResponse
-from penstock.producer.outputs import CompletionOutput, RequestOutput
+from penstock.producer.results.outputs import CompletionOutput, RequestOutput
 from penstock.shared.messages.outcome import FinishReason, Usage
 
 from ..openai.generating import prepare as prepare_at

@@ -18,8 +18,8 @@ from penstock.shared.messages.outcome import FinishReason, RequestError, TokenLo
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
 from penstock.shared.stats.engine import RequestStats
-from penstock.worker.serving.generation import Generation
-from penstock.worker.serving.segments import Segment
+from penstock.worker.serving.requests.generation import Generation
+from penstock.worker.serving.requests.segments import Segment
 from penstock.worker.text.tokenizer import TextCodec
 
 

@@ -13,8 +13,8 @@ from penstock.shared.messages.worker_status import EngineState
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.progress import Phase, ProgressReader, ProgressWriter
-from penstock.worker.serving.heartbeat import Heartbeat
-from penstock.worker.serving.stall import StallWatch
+from penstock.worker.serving.core.stall import StallWatch
+from penstock.worker.serving.telling.heartbeat import Heartbeat
 
 
 class Recorder(CommandConnection):

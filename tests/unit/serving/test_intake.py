@@ -16,7 +16,7 @@ from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.lora import LoRARequest
 from penstock.shared.params.sampling import SamplingParams
 from penstock.shared.params.structured import StructuredOutputsParams
-from penstock.worker.serving.intake import Intake
+from penstock.worker.serving.requests.intake import Intake
 from penstock.worker.text.chat_template import ChatTemplate
 from penstock.worker.text.tokenizer import TextCodec
 

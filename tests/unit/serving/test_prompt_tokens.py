@@ -16,7 +16,7 @@ from penstock.shared.params.pooling import PoolingParams
 from penstock.shared.params.prompt_embeds import PromptEmbeds
 from penstock.shared.params.sampling import SamplingParams
 from penstock.shared.params.tokenization import Tokenization
-from penstock.worker.serving.intake import Intake
+from penstock.worker.serving.requests.intake import Intake
 from penstock.worker.text.chat_template import ChatTemplate
 from penstock.worker.text.tokenizer import TextCodec
 

@@ -11,8 +11,8 @@ from penstock.shared.messages.deltas import Delta, SegmentEnd
 from penstock.shared.messages.from_core import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason, Usage
 from penstock.shared.stats.engine import EngineStats, Histogram, RequestStats, StepStats
-from penstock.worker.serving.engine_meter import EngineMeter
-from penstock.worker.serving.request_timing import RequestTiming
+from penstock.worker.serving.telling.engine_meter import EngineMeter
+from penstock.worker.serving.telling.request_timing import RequestTiming
 
 SCHEDULED, PREEMPTED = EngineCoreEventType.SCHEDULED, EngineCoreEventType.PREEMPTED
 

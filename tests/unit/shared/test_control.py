@@ -13,7 +13,7 @@ from penstock.shared.control.sleeping import SLEEP_TAGS, Sleep, WakeUp
 from penstock.shared.control.weights import ReloadWeights, SaveShardedState
 from penstock.shared.errors import ValidationError
 from penstock.shared.messages.commands import CancelCommand
-from penstock.worker.serving.call_handler import UndecodableCall, decode_command
+from penstock.worker.serving.calls.call_handler import UndecodableCall, decode_command
 
 
 @pytest.mark.parametrize(

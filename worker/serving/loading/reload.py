@@ -11,9 +11,9 @@ import structlog
 from ....shared.control.weights import ReloadWeights, WeightsReloaded
 from ....shared.errors import BrokerError
 from ....shared.messages.from_core import Ready
-from ..core_client import CoreClient
-from ..heartbeat import Heartbeat
-from ..sleep import SleepControl
+from ..calls.sleep import SleepControl
+from ..core.client import CoreClient
+from ..telling.heartbeat import Heartbeat
 from .activity import until_hung
 
 log = structlog.get_logger(__name__)
