@@ -13,8 +13,9 @@ from typing import Annotated
 import msgspec
 
 from ..shared.command_line import REDIS_URL_HELP, SHARDS_HELP
-from .config.engine_config import MAX_ENGINES_ON_HOST, PLACE, EngineConfig
+from .config.engine_config import EngineConfig
 from .config.fleet import FleetOptions
+from .config.place import MAX_ENGINES_ON_HOST, PLACE
 from .config.worker_config import BROKER, LOG, OBSERVING, PROCESS, WorkerConfig
 from .options.option import Option
 from .options.program import Program

@@ -25,8 +25,9 @@ from ...shared.names import check_name
 from ...shared.service_manager import tell_ready
 from ...shared.shards import shards_text
 from ...shared.tracing.endpoint import check_endpoint
-from ..config.engine_config import MAX_ENGINES_ON_HOST, EngineConfig
+from ..config.engine_config import EngineConfig
 from ..config.fleet import FleetOptions
+from ..config.place import MAX_ENGINES_ON_HOST
 from ..config.worker_config import WorkerConfig
 from ..engines.kinds import KINDS
 from ..options.settings import Settings, read_settings

@@ -12,7 +12,8 @@ from ...shared.names import DEFAULT_NAMESPACE
 from ...shared.params.reasoning import AUTO, NONE, REASONING_MARKS
 from ..options.option import Option, check_fields
 from ..options.readers import Choice, Folder, Integer, Name, Number, Reader, Seconds, Switch
-from .engine_config import MODEL, EngineConfig
+from .engine_config import EngineConfig
+from .model import MODEL
 
 # How often a worker process tells its supervisor what it does, so that its silence means something.
 STATUS_INTERVAL_S = 1.0

@@ -30,7 +30,8 @@ from ....shared.messages.from_core import EngineCoreOutputs, Hello, Ready, Start
 from ....shared.messages.requests import EngineCoreRequest
 from ....shared.messages.to_core import AbortRequests, Configure, CoreInput, Shutdown, UtilityCall
 from ....shared.messages.waves import LeaveWave, StartWave
-from ...config.engine_config import CORE_MODULES, EngineConfig
+from ...config.engine_config import EngineConfig
+from ...config.model import CORE_MODULES
 from ...host import num_oom_kills
 from ...ipc import WorkerChannel, socket_pair
 from ...process_tree import kill_process_tree
