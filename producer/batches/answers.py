@@ -20,7 +20,7 @@ from ...shared.errors import (
 from ...shared.messages.outcome import FinishReason
 from ..client import Client
 from ..inputs.prompt import Prompt
-from ..openai.common import new_id
+from ..openai.answers.response_ids import new_id
 from ..openai.endpoints import prepare
 from ..openai.errors import OpenAIError, error_of
 from ..openai.parsers import Parsers

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from ..openai.common import fingerprint_of
+from ..openai.answers.response_ids import fingerprint_of
 from ..openai.errors import OpenAIError
 from ..results.answer_positions import AnswerPositions
 

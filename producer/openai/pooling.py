@@ -15,8 +15,8 @@ from ...shared.messages.outcome import Usage as TokenCounts
 from ...shared.params.pooling import Pooled, PoolingParams
 from ..inputs.options import RequestOptions
 from ..inputs.prompt import Prompt
-from .common import plain_options
 from .errors import bad_field
+from .generation_body import plain_options
 from .prepared import PreparedBody
 
 T = TypeVar("T")

@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from ....shared.shown import shown
+from ...openai.answers.chat_objects import ChatCompletion
+from ...openai.answers.response_ids import new_id
 from ...openai.chat import ChatCompletionBody
-from ...openai.chat_objects import ChatCompletion
-from ...openai.common import new_id
 from ...openai.completions import Completion, CompletionBody
 from ...openai.endpoints import CHAT_COMPLETIONS, COMPLETIONS, decode
 from ...openai.errors import OpenAIError

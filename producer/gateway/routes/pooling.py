@@ -14,7 +14,7 @@ from starlette.responses import Response
 from ....shared.errors import RequestFailedError
 from ....shared.messages.outcome import FinishReason
 from ...inputs.options import RequestOptions
-from ...openai.common import created_at, new_id
+from ...openai.answers.response_ids import created_at, new_id
 from ...openai.embeddings import Embeddings, EmbeddingsBody, PreparedEmbeddings
 from ...openai.endpoints import EMBEDDINGS
 from ...openai.errors import cancelled, expired

@@ -11,9 +11,9 @@ import msgspec
 from ....shared.errors import PenstockError, from_wire
 from ....shared.messages.deltas import Delta
 from ....shared.messages.outcome import FinishReason
-from ..answer_parts import AnswerParser, MessageParts, PlainText
+from ..answers.logprobs import chat_logprobs
+from ..answers.parts import AnswerParser, MessageParts, PlainText
 from ..errors import OpenAIError, error_of
-from ..logprobs import chat_logprobs
 from .events import Event
 from .objects import (
     IncompleteDetails,

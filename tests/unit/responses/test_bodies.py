@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from openai.types.responses import Response as OpenAIResponse
 
-from penstock.producer.openai.common import new_id
+from penstock.producer.openai.answers.response_ids import new_id
 from penstock.producer.openai.endpoints import RESPONSES, decode
 from penstock.producer.openai.errors import OpenAIError
 from penstock.producer.openai.responses.body import check_body

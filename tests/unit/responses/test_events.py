@@ -13,7 +13,7 @@ from openai.types.responses import Response as OpenAIResponse
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from penstock.producer.openai.answer_parts import MessageParts
+from penstock.producer.openai.answers.parts import MessageParts
 from penstock.producer.openai.responses.events import Event
 from penstock.producer.openai.responses.objects import Response
 from penstock.producer.openai.responses.transcriber import Reading, Transcriber

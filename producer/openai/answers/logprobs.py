@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ...shared.messages.outcome import TokenLogprobs
+from ....shared.messages.outcome import TokenLogprobs
 
 # What vLLM and OpenAI tell instead of a probability of zero, which JSON has no logarithm of.
 LOWEST_LOGPROB = -9999.0

@@ -7,8 +7,9 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from .common import OpenAIFinishReason, Usage
+from .ends import OpenAIFinishReason
 from .logprobs import ChatLogprobs
+from .usage import Usage
 
 
 class FunctionCall(msgspec.Struct):

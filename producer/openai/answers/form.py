@@ -7,21 +7,21 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ...shared.errors import ValidationError
-from ...shared.params.reasoning import NONE
-from ...shared.params.structured import StructuredOutputsParams
-from ...shared.shown import shown
-from .answer_parts import AnswerParser, CallDelta, MessageParts, PlainText
-from .common import OpenAIFinishReason
-from .parsers import Parsers
-from .reasoning import ReasoningFormat, ReasoningSplitter, find_reasoning_format, is_thinking_off
-from .response_format import SCHEMA_FIELD, structured_outputs_of
-from .tools.definitions import Function, ToolChoice, allowed_functions, read_tool_choice, read_tools
-from .tools.forcing import answer_or_hermes_calls, forced_calls, strict_hermes_calls
-from .tools.formats import LIST_OF_CALLS, CallFormat, named_call
-from .tools.parser import ToolCallParser
-from .tools.pieces import Content, Piece
-from .tools.registry import HERMES_PARSER, find_tool_call_style
+from ....shared.errors import ValidationError
+from ....shared.params.reasoning import NONE
+from ....shared.params.structured import StructuredOutputsParams
+from ....shared.shown import shown
+from ..parsers import Parsers
+from ..reasoning import ReasoningFormat, ReasoningSplitter, find_reasoning_format, is_thinking_off
+from ..response_format import SCHEMA_FIELD, structured_outputs_of
+from ..tools.definitions import Function, ToolChoice, allowed_functions, read_tool_choice, read_tools
+from ..tools.forcing import answer_or_hermes_calls, forced_calls, strict_hermes_calls
+from ..tools.formats import LIST_OF_CALLS, CallFormat, named_call
+from ..tools.parser import ToolCallParser
+from ..tools.pieces import Content, Piece
+from ..tools.registry import HERMES_PARSER, find_tool_call_style
+from .ends import OpenAIFinishReason
+from .parts import AnswerParser, CallDelta, MessageParts, PlainText
 
 
 class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,30 +1,18 @@
-"""What the bodies of chat completions and of completions have in common: sampling fields, usage, ids, ends."""
+"""What the bodies of chat completions and of completions have in common: sampling fields and options."""
 
 from __future__ import annotations
 
-import os
-import time
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from ...shared.errors import ValidationError
-from ...shared.messages.outcome import FinishReason
-from ...shared.messages.outcome import Usage as TokenCounts
 from ...shared.params.extra_args import check_extra_args
 from ...shared.params.repetition import RepetitionDetectionParams, RepetitionFields
 from ...shared.params.sampling import MAX_SEED, SamplingParams
 from ...shared.params.structured import GrammarFields, StructuredOutputsParams
 from ..inputs.options import MAX_SESSION_ID_CHARS, RequestOptions
-from .errors import bad_field, cancelled, expired
-
-# Which build answered; OpenAI's callers compare it to see whether answers to the same seed may differ.
-SYSTEM_FINGERPRINT = "penstock"
-
-# Of an id after its dash: time and chance; the fingerprint of a body.
-_NUM_DIGITS, _NUM_FINGERPRINT_DIGITS = 32, 8
-
-OpenAIFinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
+from .errors import bad_field
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -231,127 +219,3 @@ _PLAIN_FIELDS = (
     "thinking_token_budget",
 )
 _GUIDED = ("json", "regex", "choice", "grammar", "whitespace_pattern")
-
-
-class PromptTokensDetails(msgspec.Struct):
-    """``cached_tokens`` of the prompt were in the engine's cache."""
-
-    cached_tokens: int
-
-
-class CompletionTokensDetails(msgspec.Struct):
-    """Of a prediction, the tokens that are in the completions, and those that are not."""
-
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
-
-
-class Usage(msgspec.Struct):
-    """Tokens of one response: the prompt counts once, whatever ``n``. Details come with a prediction."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
-
-    @classmethod
-    def of(cls, counts: list[TokenCounts]) -> Usage:
-        """Return the sum over several prompts."""
-        num_prompt_tokens = sum(usage.num_prompt_tokens for usage in counts)
-        num_output_tokens = sum(usage.num_output_tokens for usage in counts)
-        cached = PromptTokensDetails(sum(usage.num_cached_tokens for usage in counts))
-        num_accepted = sum(usage.num_accepted_prediction_tokens for usage in counts)
-        num_rejected = sum(usage.num_rejected_prediction_tokens for usage in counts)
-        details = CompletionTokensDetails(num_accepted, num_rejected) if num_accepted or num_rejected else msgspec.UNSET
-        return cls(num_prompt_tokens, num_output_tokens, num_prompt_tokens + num_output_tokens, cached, details)
-
-
-class UsageCounter:
-    """The usage of a stream, from the last deltas of all its answers."""
-
-    def __init__(self) -> None:
-        self._counts: dict[int, TokenCounts] = {}
-
-    def add(self, prompt: int, counts: TokenCounts | None) -> None:
-        """Count one answer to prompt number ``prompt``; answers to the same prompt share its tokens."""
-        if counts is None:
-            return
-        before = self._counts.get(prompt)
-        if before is not None:
-            counts = TokenCounts(
-                max(before.num_prompt_tokens, counts.num_prompt_tokens),
-                before.num_output_tokens + counts.num_output_tokens,
-                min(before.num_cached_tokens, counts.num_cached_tokens),
-                before.num_accepted_prediction_tokens + counts.num_accepted_prediction_tokens,
-                before.num_rejected_prediction_tokens + counts.num_rejected_prediction_tokens,
-            )
-        self._counts[prompt] = counts
-
-    @property
-    def usage(self) -> Usage:
-        return Usage.of(list(self._counts.values()))
-
-
-class ResponseHead(TypedDict):
-    """What the bodies and the chunks of one response begin with."""
-
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
-
-
-def response_head(response_id: str, model: str) -> ResponseHead:
-    """Return it; ``created`` follows from the id."""
-    created = created_at(response_id)
-    return {"id": response_id, "created": created, "model": model, "system_fingerprint": SYSTEM_FINGERPRINT}
-
-
-def new_id(prefix: str, fingerprint: str = "") -> str:
-    """Return an id for a response: its first eight digits after the dash are when it was made (see ``created_at``).
-
-    ``fingerprint`` stands at its end: eight digits that say which body asked for it, where that matters.
-    """
-    return f"{prefix}-{int(time.time()):08x}{os.urandom(12).hex()}{fingerprint}"
-
-
-def fingerprint_of(response_id: str) -> str:
-    """Return the fingerprint of the body that a response answers; empty if its id has none."""
-    digits = response_id.partition("-")[2]
-    return digits[_NUM_DIGITS:] if len(digits) == _NUM_DIGITS + _NUM_FINGERPRINT_DIGITS else ""
-
-
-def created_at(response_id: str) -> int:
-    """Return the Unix time at which ``new_id`` made an id; the time now of any other.
-
-    So a stream that another process goes on with has the same ``created`` in every chunk.
-    """
-    _, _, digits = response_id.partition("-")
-    try:
-        has_time = len(digits) in (_NUM_DIGITS, _NUM_DIGITS + _NUM_FINGERPRINT_DIGITS)
-        return int(digits[:8], 16) if has_time else int(time.time())
-    except ValueError:
-        return int(time.time())
-
-
-def finish_reason_of(reason: FinishReason | None, *, has_output: bool) -> OpenAIFinishReason | None:
-    """Return OpenAI's word for an end; ours stands in ``stop_reason`` where theirs says less.
-
-    Raises:
-        OpenAIError: there is no answer: 499, the request was cancelled; 408, it expired before it had any output.
-    """
-    if reason is None:
-        return None
-    if reason in (FinishReason.CANCELLED, FinishReason.ABORT):
-        raise cancelled()
-    if reason == FinishReason.EXPIRED and not has_output:
-        raise expired()
-    return "stop" if reason in (FinishReason.STOP, FinishReason.REPETITION) else "length"
-
-
-def stop_reason_of(reason: FinishReason | None, stop_reason: int | str | None) -> int | str | None:
-    """Return vLLM's ``stop_reason``: the string or token id that ended it, or our own word for the end."""
-    if reason in (FinishReason.REPETITION, FinishReason.EXPIRED, FinishReason.ENGINE_LOST):
-        return str(reason)
-    return stop_reason

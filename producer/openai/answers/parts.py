@@ -10,7 +10,7 @@ from typing import NotRequired, Protocol, TypedDict
 
 import msgspec
 
-from .common import OpenAIFinishReason
+from .ends import OpenAIFinishReason
 
 
 class FunctionDelta(TypedDict):
