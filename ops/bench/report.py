@@ -22,8 +22,9 @@ from rich.table import Table
 from ...shared.errors import PenstockError
 from ...shared.processor import this_processor
 from ..latency import percentile
-from .durability import DurabilityCost
-from .engine_report import (
+from .engines.growth import GrowthRow
+from .engines.pooling import PoolingRow
+from .engines.report import (
     engine_tables,
     follow_table,
     gateway_table,
@@ -32,8 +33,9 @@ from .engine_report import (
     pooling_table,
     sessions_table,
 )
-from .engine_row import EngineRow
-from .follow import FollowRow
+from .engines.roofline import Bandwidth
+from .engines.row import EngineRow
+from .engines.sides import SERVED, VLLM_SERVED
 from .gateway_row import GatewayRow
 from .goals import (
     Goal,
@@ -48,14 +50,12 @@ from .goals import (
     pooling_goals,
     sessions_goals,
 )
-from .growth import GrowthRow
 from .other_load import OtherLoad
-from .pooling_row import PoolingRow
-from .queue_report import QueueRows, measured_rows, queue_table
-from .recovery import Recovery
-from .roofline import Bandwidth
+from .queue.durability import DurabilityCost
+from .queue.follow import FollowRow
+from .queue.recovery import Recovery
+from .queue.report import QueueRows, measured_rows, queue_table
 from .sessions import SessionsRow
-from .sides import SERVED, VLLM_SERVED
 from .speculation.report import speculation_goals, speculation_table
 from .speculation.row import SpeculationRow
 from .tables import add_caption

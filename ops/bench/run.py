@@ -24,26 +24,26 @@ from rich.console import Console
 
 from ...shared.errors import ConfigurationError
 from ..demo.run import MODEL as DEMO_MODEL
-from .durability import BATCH_SIZE, durability_cost
-from .engine_row import EngineWork, measure_model
-from .follow import measure_follow
+from .engines.growth import measure_growth
+from .engines.pooling import NUM_TEXTS, measure_pooling
+from .engines.roofline import measure_bandwidth
+from .engines.row import EngineWork, measure_model
+from .engines.sides import adapter_sides, choose_sides
 from .gateway_row import measure_gateway
-from .growth import measure_growth
 from .other_load import LoadWatch
-from .pooling_row import NUM_TEXTS, measure_pooling
 from .private_redis import private_redis
-from .queue_costs import measure_costs
-from .queue_enqueue import measure_enqueue
-from .queue_fairness import measure_fairness
-from .queue_figures import measure_figures
-from .queue_fleet import measure_fleet
-from .queue_idle import measure_idle
-from .queue_scale import measure_scale
-from .recovery import measure_recovery
+from .queue.costs import measure_costs
+from .queue.durability import BATCH_SIZE, durability_cost
+from .queue.enqueue import measure_enqueue
+from .queue.fairness import measure_fairness
+from .queue.figures import measure_figures
+from .queue.fleet import measure_fleet
+from .queue.follow import measure_follow
+from .queue.idle import measure_idle
+from .queue.recovery import measure_recovery
+from .queue.scale import measure_scale
 from .report import BANDWIDTH, BenchReport, all_goals, engine_label, machine, print_report, versions, write_report
-from .roofline import measure_bandwidth
 from .sessions import measure_sessions
-from .sides import adapter_sides, choose_sides
 from .speculation.row import learn_answers, measure_speculation
 from .speculation.sides import ours, rivals
 

@@ -15,21 +15,21 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ...shared.connection import CommandConnection
+from ...shared.deployment.presence import Presence, ProcessKind
 from ...shared.keys import Keys
-from ...shared.presence import Presence, ProcessKind
 from ...shared.shards import make_commands
 from ...shared.tracing.tracing import open_tracing
 from .. import Client
 from ..batches import BatchStore
 from ..openai.parsers import ModelParsers
 from ..openai.responses.service import Responses
-from .api_keys import ApiKeys
-from .auth import Authenticator
-from .cors import cors
+from .access.api_keys import ApiKeys
+from .access.auth import Authenticator
+from .access.cors import cors
+from .bodies.images import ImageFetcher
 from .figures import Family
 from .gateway import Gateway
 from .http import any_exception, http_exception
-from .images import ImageFetcher
 from .metrics import Metrics
 from .middleware import GatewayMiddleware
 from .openapi import build_openapi

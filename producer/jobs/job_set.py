@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...shared.errors import ConfigurationError
-from ...shared.redis_url import parse_pool
+from ...shared.redis_access.url import parse_pool
 from ...shared.tracing.tracing import open_tracing
 from .context import CONTEXT_KEY, JobContext
 from .due_jobs import DUE_JOBS, arq_function

@@ -16,23 +16,20 @@ import pytest
 
 from penstock.producer.operator_keys import OperatorKey, Role
 from penstock.producer.webhooks.event_records import WebhookEvent, WebhookSecret, WebhookTarget
-from penstock.shared import control, messages, records
-from penstock.shared.audit import AuditEntry
-from penstock.shared.control import ControlReply
-from penstock.shared.messages import (
-    CoreInput,
-    CoreOutput,
-    Delta,
-    EngineCommand,
-    EngineCoreRequest,
-    InputChunk,
-    WorkerCommand,
-)
+from penstock.shared import control, messages
+from penstock.shared.control.calls import ControlReply
+from penstock.shared.deployment import records
+from penstock.shared.deployment.audit import AuditEntry
+from penstock.shared.messages.commands import EngineCommand, WorkerCommand
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.from_core import CoreOutput
+from penstock.shared.messages.requests import EngineCoreRequest, InputChunk
+from penstock.shared.messages.to_core import CoreInput
+from penstock.shared.messages.waves import WaveStarted
 from penstock.shared.metrics import engines_samples
 from penstock.shared.metrics.exposition import expose
-from penstock.shared.request_events import EventKind, RequestEvent, decode_event
-from penstock.shared.stats import Histogram
-from penstock.shared.waves import WaveStarted
+from penstock.shared.queue.request_events import EventKind, RequestEvent, decode_event
+from penstock.shared.stats.engine import Histogram
 from penstock.worker.fleet.wire import AgentSpec, AgentStatus
 
 RECORDED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "wire_v1.json").read_text())

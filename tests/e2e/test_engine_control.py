@@ -18,16 +18,10 @@ from penstock.producer import LLM, Client, EngineCallError, SleepState
 from penstock.shared import errors
 from penstock.shared.broker import EngineCalls
 from penstock.shared.connection import CommandConnection
-from penstock.shared.control import (
-    CallError,
-    ControlCommand,
-    ControlReply,
-    ProfileStarted,
-    StartProfile,
-    StopProfile,
-)
+from penstock.shared.control.calls import CallError, ControlCommand, ControlReply
+from penstock.shared.control.diagnosis import ProfileStarted, StartProfile, StopProfile
 from penstock.shared.keys import Keys
-from penstock.shared.messages import EngineState
+from penstock.shared.messages.worker_status import EngineState
 
 from ..gate import Gate
 from .following import LONG, NUM_TOKENS, PROMPT, Following, beats, short, states

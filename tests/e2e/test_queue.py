@@ -11,7 +11,7 @@ import redis.asyncio
 
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, SamplingParams
-from penstock.shared.messages import Delta
+from penstock.shared.messages.deltas import Delta
 
 from ..gate import Gate
 

@@ -15,8 +15,8 @@ from penstock.ops.demo.run import MODEL
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, Delta, SamplingParams, StreamingInput, StructuredOutputsParams
 from penstock.shared import errors
-from penstock.shared.messages import InputChunk
-from penstock.shared.seeds import derived_seed
+from penstock.shared.messages.requests import InputChunk
+from penstock.shared.params.seeds import derived_seed
 from penstock.worker.text.tokenizer import TextCodec
 
 pytestmark = pytest.mark.xdist_group("deployment")

@@ -14,7 +14,7 @@ from penstock.ops.local_stack import LocalStack
 from penstock.producer import LLM, Client, EngineCallError, SleepState
 from penstock.producer.engine_calls import CALL_TIMEOUT_S
 from penstock.shared import errors
-from penstock.shared.messages import EngineState
+from penstock.shared.messages.worker_status import EngineState
 
 from ..gate import Gate
 from .following import LONG, PROMPT, Following, beats, short, states

@@ -15,8 +15,8 @@ from penstock.ops.demo.run import MODEL
 from penstock.ops.local_server import LocalGateway
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, EngineCallError
-from penstock.shared.adapters import adapter_digest
 from penstock.shared.errors import RequestFailedError
+from penstock.shared.lora.adapters import adapter_digest
 
 from ..gate import Gate
 from ..integration.engine.peft_folders import R4, R8, load_base, write_adapter

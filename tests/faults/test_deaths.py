@@ -15,7 +15,7 @@ from penstock.producer import Client, SamplingParams
 from penstock.shared.broker import Broker, RequestFilter
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
-from penstock.shared.request_events import EventKind
+from penstock.shared.queue.request_events import EventKind
 
 from ..gate import Gate
 from .conftest import Start

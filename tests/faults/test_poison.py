@@ -11,9 +11,9 @@ from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, CompletionOutput, PenstockError, SamplingParams
 from penstock.shared.broker import Broker, DeadLetter
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import DeadRequest
 from penstock.shared.errors import PoisonRequestError, RequestFailedError
 from penstock.shared.keys import Keys
-from penstock.shared.records import DeadRequest
 
 from ..gate import Gate
 from .conftest import Start

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client
-from penstock.shared.ranks import RankSetup
-from penstock.shared.records import EngineHeartbeat
+from penstock.shared.deployment.records import EngineHeartbeat
+from penstock.shared.messages.ranks import RankSetup
 
 from ..gate import Gate
 from .conftest import Start

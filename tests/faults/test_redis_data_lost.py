@@ -12,8 +12,8 @@ import redis.asyncio
 
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client
+from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.errors import RequestNotFoundError
-from penstock.shared.records import EngineHeartbeat
 
 from ..gate import Gate
 from .conftest import Start

@@ -10,7 +10,7 @@ from penstock.ops.sentinel_trio import SentinelTrio
 from penstock.producer import Client
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.errors import RedisUnavailableError
-from penstock.shared.redis_check import check_redis, checked_client
+from penstock.shared.redis_access.check import check_redis, checked_client
 
 from ..gate import Gate
 from .conftest import Start

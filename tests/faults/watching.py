@@ -11,9 +11,9 @@ import psutil
 from penstock.producer import Client, CompletionOutput, Delta, SamplingParams
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
-from penstock.shared.heartbeats import read_heartbeats
+from penstock.shared.deployment.heartbeats import read_heartbeats
+from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
-from penstock.shared.records import EngineHeartbeat
 
 from ..gate import Gate
 

@@ -20,18 +20,19 @@ import msgspec
 from ...shared.command_line import Command, UsageError
 from ...shared.embedded import given_or_embedded
 from ...shared.errors import ConfigurationError
-from ...shared.keys import check_name
 from ...shared.log import configure_logging
+from ...shared.names import check_name
 from ...shared.service_manager import tell_ready
 from ...shared.shards import shards_text
 from ...shared.tracing.endpoint import check_endpoint
-from ..config import MAX_ENGINES_ON_HOST, EngineConfig
+from ..config.engine_config import EngineConfig
+from ..config.fleet import FleetOptions
+from ..config.place import MAX_ENGINES_ON_HOST
+from ..config.worker_config import WorkerConfig
 from ..engines.kinds import KINDS
-from ..fleet_options import FleetOptions
 from ..options.settings import Settings, read_settings
 from ..options.told import effective_config
 from ..programs import PROGRAMS, START, HostOptions
-from ..worker_config import WorkerConfig
 from .groups import group_engines
 
 if TYPE_CHECKING:

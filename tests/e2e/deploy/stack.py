@@ -23,7 +23,7 @@ import yaml
 
 from penstock.ops.demo.run import MODEL
 from penstock.shared.embedded import find_redis_server
-from penstock.shared.redis_users import Role
+from penstock.shared.redis_access.users import Role
 
 COMPOSE = Path(__file__).parents[3] / "ops" / "deploy" / "compose" / "compose.yaml"
 # Of other projects; nobody has their programs.

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.ops.local_server import LocalGateway
 from penstock.producer import Client
-from penstock.shared.policy import QueuePolicy, TenantPolicy
+from penstock.shared.queue.policy import QueuePolicy, TenantPolicy
 
 pytestmark = pytest.mark.xdist_group("deployment")
 

@@ -21,8 +21,8 @@ from penstock.shared.errors import (
     ValidationError,
 )
 from penstock.shared.keys import Keys
-from penstock.shared.messages import EngineCoreRequest
-from penstock.shared.policy import QueuePolicy
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.queue.policy import QueuePolicy
 
 from .conftest import ENDPOINT, Engine, lines_of, make_batch, parts, row
 

@@ -7,9 +7,10 @@ import pytest
 
 from penstock.shared.broker import LEASE_TTL_MS, NEW, Broker, Claim, FinalRecord, Queue, Record, Room
 from penstock.shared.connection import CommandConnection, Subscriber
+from penstock.shared.deployment.records import DeathCause
 from penstock.shared.keys import Keys
-from penstock.shared.messages import Delta, FinishReason
-from penstock.shared.records import DeathCause
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.shards import make_pair
 
 from .snapshot import read_snapshot

@@ -10,8 +10,9 @@ import pytest
 
 from penstock.shared.broker import Broker, Entry, Queue, Room
 from penstock.shared.connection import CommandConnection, Subscriber
-from penstock.shared.messages import CancelCommand, Delta, EngineCommand
-from penstock.shared.policy import Order, QueuePolicy
+from penstock.shared.messages.commands import CancelCommand, EngineCommand
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.queue.policy import Order, QueuePolicy
 
 from .conftest import CAUSE, TTL_MS, assert_nothing_is_left, enqueue, record, take
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.shared.broker import Broker, Entry, FinalRecord, Queue
-from penstock.shared.messages import Delta, FinishReason, Usage
-from penstock.shared.policy import Order, QueuePolicy, TenantPolicy
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason, Usage
+from penstock.shared.queue.policy import Order, QueuePolicy, TenantPolicy
 
 from .conftest import TTL_MS, enqueue, finish_with, take
 from .snapshot import read_snapshot

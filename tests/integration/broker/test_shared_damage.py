@@ -10,7 +10,7 @@ import pytest
 from penstock.shared.broker import Broker, DeadLetter, Queue
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
-from penstock.shared.policy import QueuePolicy, TenantPolicy
+from penstock.shared.queue.policy import QueuePolicy, TenantPolicy
 
 from .conftest import CAUSE, die, enqueue, final, held, record, take
 from .snapshot import read_snapshot

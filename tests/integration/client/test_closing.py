@@ -9,8 +9,9 @@ import pytest
 from redis.asyncio.connection import UnixDomainSocketConnection
 
 from penstock.producer import Client, FinishReason
-from penstock.shared import redis_link, replies
 from penstock.shared.connection import CommandConnection, Subscriber
+from penstock.shared.redis_access import link as redis_link
+from penstock.shared.redis_access import replies
 
 from .harness import claim_one, write
 

@@ -13,20 +13,14 @@ from penstock.producer import Client, EngineCallError, SleepState
 from penstock.shared import errors
 from penstock.shared.broker import Broker, EngineCalls
 from penstock.shared.connection import CommandConnection, Subscriber
-from penstock.shared.control import (
-    CallError,
-    CollectiveRpc,
-    ControlCommand,
-    ControlReply,
-    IsSleeping,
-    PrefixCacheReset,
-    RpcResult,
-    Sleep,
-    UtilityAnswer,
-)
+from penstock.shared.control.caches import PrefixCacheReset
+from penstock.shared.control.calls import CallError, ControlCommand, ControlReply, UtilityAnswer
+from penstock.shared.control.rpc import CollectiveRpc, RpcResult
+from penstock.shared.control.sleeping import IsSleeping, Sleep
+from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
-from penstock.shared.messages import EngineCommand, EngineState
-from penstock.shared.records import EngineHeartbeat
+from penstock.shared.messages.commands import EngineCommand
+from penstock.shared.messages.worker_status import EngineState
 
 Answer = Callable[[ControlCommand], UtilityAnswer | CallError | None]
 

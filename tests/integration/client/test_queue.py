@@ -11,8 +11,9 @@ import pytest
 from penstock.producer import Client, SamplingParams
 from penstock.shared import errors
 from penstock.shared.broker import Broker, Room
-from penstock.shared.messages import EngineCoreRequest, FinishReason
-from penstock.shared.policy import OverQuota, QueuePolicy, TenantPolicy
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.queue.policy import OverQuota, QueuePolicy, TenantPolicy
 
 from .harness import claim_one, until, write
 

@@ -14,10 +14,10 @@ from structlog.testing import capture_logs
 
 from penstock.producer import Client, Delta, FinishReason
 from penstock.shared import connection as connection_module
-from penstock.shared import redis_link
 from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import RedisUnavailableError
+from penstock.shared.redis_access import link as redis_link
 
 from ...redis_server import RedisServer
 from .harness import claim_one, collect, token_indexes, until, write

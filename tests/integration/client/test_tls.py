@@ -16,7 +16,7 @@ import pytest
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.embedded import find_redis_server
 from penstock.shared.errors import RedisUnavailableError
-from penstock.shared.redis_check import check_redis
+from penstock.shared.redis_access.check import check_redis
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,11 @@ import pytest
 
 from penstock.shared.broker import Broker, Claim, FinalRecord, Queue, Record, Room
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import EngineHeartbeat, ModelCard
 from penstock.shared.keys import Keys
-from penstock.shared.messages import Delta, EngineState, FinishReason
-from penstock.shared.records import EngineHeartbeat, ModelCard
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.messages.worker_status import EngineState
 
 TIMEOUT_S = 60.0
 

@@ -17,9 +17,9 @@ from structlog.testing import capture_logs
 
 from penstock.shared.embedded import find_redis_server
 from penstock.shared.errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedError
-from penstock.shared.redis_check import check_redis
-from penstock.shared.redis_needs import NEEDED
-from penstock.shared.redis_url import mask_url, parse_pool
+from penstock.shared.redis_access.check import check_redis
+from penstock.shared.redis_access.needs import NEEDED
+from penstock.shared.redis_access.url import mask_url, parse_pool
 
 StartServer = Callable[..., str]
 
@@ -281,7 +281,7 @@ async def test_not_redis_at_all() -> None:
 
 
 async def test_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.shared.redis_check.CHECK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("penstock.shared.redis_access.check.CHECK_TIMEOUT_S", 0.1)
     async with answering(b"") as url:
         with pytest.raises(RedisUnavailableError, match="no answer within"):
             await check_redis(url)

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from penstock.ops.demo.task import demo_questions
 from penstock.shared.errors import ConfigurationError, ModelLoadError
 from penstock.worker.cli.start import _chosen
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.models.device import check_float8
 from penstock.worker.models.eight_bit_cache import hold_in_eight_bits

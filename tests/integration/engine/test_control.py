@@ -12,24 +12,19 @@ import pytest
 import torch
 import transformers
 
-from penstock.shared.control import (
-    CallError,
-    CollectiveRpc,
+from penstock.shared.control.calls import CallError, Utility
+from penstock.shared.control.diagnosis import (
     DummyBatchDone,
     ExecuteDummyBatch,
-    IsSleeping,
     ProfileSaved,
     ProfileStarted,
-    RpcResult,
-    Sleep,
-    SleepState,
     StartProfile,
     StopProfile,
-    Utility,
-    WakeUp,
 )
-from penstock.shared.messages import Ready
-from penstock.worker.config import EngineConfig
+from penstock.shared.control.rpc import CollectiveRpc, RpcResult
+from penstock.shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
+from penstock.shared.messages.from_core import Ready
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.packed_linear import PackedLinear
 
 from .harness import LARGE, LONG_PROMPT, SHAPE, CoreProcess, MakeEngine, ask, refusal, request, tokens

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.messages import EngineCoreOutputs
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.from_core import EngineCoreOutputs
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.progress import Phase
-from penstock.worker.serving.core_client import CoreClient, CoreLostError
-from penstock.worker.serving.stall import StallWatch
+from penstock.worker.serving.core.client import CoreClient, CoreLostError
+from penstock.worker.serving.core.stall import StallWatch
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE
 
 from .harness import Gate, request, write_model_with_code

@@ -13,11 +13,12 @@ import torch
 import transformers
 from structlog.testing import capture_logs
 
-from penstock.shared.control import PrefixCacheReset, ResetPrefixCache, Sleep, WakeUp
+from penstock.shared.control.caches import PrefixCacheReset, ResetPrefixCache
+from penstock.shared.control.sleeping import Sleep, WakeUp
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.kv_offload import KVOffloadStats
-from penstock.shared.messages import EngineCoreOutputs, Ready
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.from_core import EngineCoreOutputs, Ready
+from penstock.shared.stats.kv_offload import KVOffloadStats
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 
 from .harness import LONG_PROMPT, SHAPE, CoreProcess, MakeEngine, ask, request

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.control import ExecuteDummyBatch, IsSleeping, SaveShardedState, Sleep, SleepState, WakeUp
-from penstock.shared.messages import StartupFailed
-from penstock.shared.waves import LeaveWave, StartWave, WavePhase
-from penstock.worker.config import EngineConfig
+from penstock.shared.control.diagnosis import ExecuteDummyBatch
+from penstock.shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
+from penstock.shared.control.weights import SaveShardedState
+from penstock.shared.messages.from_core import StartupFailed
+from penstock.shared.messages.waves import LeaveWave, StartWave, WavePhase
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.exit_status import GROUP_BROKEN
 

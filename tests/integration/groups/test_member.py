@@ -11,12 +11,12 @@ import pytest
 
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.keys import Keys
-from penstock.shared.messages import Ready, SchedulerStats
-from penstock.shared.waves import GroupStanding, LeaveWave, StartWave, WavePhase, WaveStarted, WaveState
-from penstock.worker.config import EngineConfig
-from penstock.worker.data_parallel_options import RankPlace
+from penstock.shared.messages.from_core import Ready, SchedulerStats
+from penstock.shared.messages.waves import GroupStanding, LeaveWave, StartWave, WavePhase, WaveStarted, WaveState
+from penstock.worker.config.data_parallel import RankPlace
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.group.member import GroupMember
-from penstock.worker.worker_config import WorkerConfig
 
 DEADLINE_S = 60.0
 

@@ -18,9 +18,9 @@ import transformers
 
 from penstock.producer import Client, SamplingParams
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.groups.errors import GroupSizeError
 from penstock.shared.keys import Keys
-from penstock.shared.records import EngineHeartbeat
 
 from ...gate import Gate
 from ..supervisor.conftest import DEADLINE_S, StartWorker, run_worker

@@ -16,7 +16,9 @@ from penstock.producer.jobs.run import run_jobs
 from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ConfigurationError, ValidationError
-from penstock.shared.messages import Delta, EngineCoreRequest, FinishReason, Usage
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason, Usage
+from penstock.shared.messages.requests import EngineCoreRequest
 
 from ...otlp_receiver import OtlpReceiver
 from .conftest import Start

@@ -14,14 +14,15 @@ import pytest
 
 from penstock.shared.broker import Broker, Room
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
-from penstock.shared.messages import DrainCommand, EngineState, ScaleCommand, WorkerCommand
-from penstock.shared.records import EngineHeartbeat
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.commands import DrainCommand, ScaleCommand, WorkerCommand
+from penstock.shared.messages.worker_status import EngineState
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.supervisor import Supervisor, engine_process
 from penstock.worker.supervisor.host_metrics import MetricsServer
 from penstock.worker.supervisor.restart import Phase
-from penstock.worker.worker_config import WorkerConfig
 
 from .conftest import is_gone
 

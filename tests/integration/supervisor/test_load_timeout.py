@@ -13,9 +13,9 @@ import msgspec
 import psutil
 import pytest
 
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.serving.process import EXIT_LOAD_TIMED_OUT
-from penstock.worker.worker_config import WorkerConfig
 
 from ...conftest import DEMO_MODEL
 from .conftest import DEADLINE_S, StartWorker, is_gone, run_worker, wait_until

@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 from penstock.shared.broker import Broker, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.supervisor.reaper import Reaper
-from penstock.worker.worker_config import WorkerConfig
 
 from .stub_host import MODEL, eventually
 

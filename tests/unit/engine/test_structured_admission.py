@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from penstock.shared.errors import ValidationError
-from penstock.shared.messages import EngineCoreRequest, FinishReason, RequestError
-from penstock.shared.params import SamplingParams, StructuredOutputsParams
+from penstock.shared.messages.outcome import FinishReason, RequestError
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.request import Request, RequestStatus

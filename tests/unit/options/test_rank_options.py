@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from penstock.shared.command_line import UsageError
+from penstock.shared.deployment.records import EngineSetup
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.ranks import RankSetup
-from penstock.shared.records import EngineSetup
+from penstock.shared.messages.ranks import RankSetup
 from penstock.worker.cli.listing import _ranks
 from penstock.worker.cli.start import _check_gpus_per_engine, _gpus_per_engine
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.programs import HostOptions
 
 

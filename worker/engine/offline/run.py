@@ -22,10 +22,11 @@ import psutil
 
 from ....shared.command_line import Parser, UsageError, run_told
 from ....shared.errors import PenstockError
-from ....shared.messages import EngineCoreRequest
-from ....shared.params import SamplingParams, StructuredOutputsParams
-from ....shared.pooling import PoolingParams
-from ...config import EngineConfig
+from ....shared.messages.requests import EngineCoreRequest
+from ....shared.params.pooling import PoolingParams
+from ....shared.params.sampling import SamplingParams
+from ....shared.params.structured import StructuredOutputsParams
+from ...config.engine_config import EngineConfig
 from ...core.garbage import freeze_loaded_objects
 from ...models.folder import resolve_model_folder
 from ...options.settings import read_settings
