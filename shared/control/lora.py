@@ -1,4 +1,4 @@
-"""What may be asked of an engine about low-rank adapters; part of ``control``, and under its rules."""
+"""What may be asked of an engine about low-rank adapters; under the rules of ``calls``."""
 
 from __future__ import annotations
 

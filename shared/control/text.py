@@ -1,4 +1,4 @@
-"""What may be asked of a model's tokenizer; part of ``control``, and under its rules."""
+"""What may be asked of a model's tokenizer; under the rules of ``calls``."""
 
 from __future__ import annotations
 

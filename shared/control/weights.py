@@ -1,4 +1,4 @@
-"""What may be asked of an engine about the weights that it serves; part of ``control``, and under its rules."""
+"""What may be asked of an engine about the weights that it serves; under the rules of ``calls``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ..timeouts import check_timeout
 
 RELOAD_MODES = ("wait", "keep", "abort")
 MAX_VERSION_CHARS = 128
+DEFAULT_SHARD_PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 
 DEFAULT_SHARD_PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 

@@ -16,8 +16,7 @@ import pytest
 
 from penstock.producer.operator_keys import OperatorKey, Role
 from penstock.producer.webhooks.event_records import WebhookEvent, WebhookSecret, WebhookTarget
-from penstock.shared import control, messages
-from penstock.shared.control.calls import ControlReply
+from penstock.shared.control.calls import ControlCommand, ControlReply, Utility, UtilityAnswer
 from penstock.shared.deployment import records
 from penstock.shared.deployment.audit import AuditEntry
 from penstock.shared.messages.commands import EngineCommand, WorkerCommand
@@ -82,23 +81,23 @@ def test_every_command_call_and_answer_is_recorded() -> None:
     inside = {"ControlCommand": "call", "ControlReply": "answer"}
     told = [entry["fields"][inside[entry["type"]]] for entry in RECORDED if entry["type"] in inside]
     tags = {value[0] for value in told if value is not None}
-    kinds = (*get_args(control.Utility), *get_args(control.UtilityAnswer))
+    kinds = (*get_args(Utility), *get_args(UtilityAnswer))
     assert {kind.__struct_config__.tag for kind in kinds} - tags == set()
 
 
 def test_every_wire_struct_is_a_versioned_or_enclosed_array() -> None:
     """What goes to Redis carries its version itself; what only goes over the pipe of one release need not."""
     kinds = [
-        messages.EngineCoreRequest,
-        messages.Delta,
+        EngineCoreRequest,
+        Delta,
         records.ModelCard,
         records.EngineHeartbeat,
-        messages.InputChunk,
+        InputChunk,
         WebhookTarget,
         WebhookSecret,
         WebhookEvent,
     ]
-    for kind in (*kinds, control.ControlCommand, control.ControlReply):
+    for kind in (*kinds, ControlCommand, ControlReply):
         assert kind.__struct_fields__[0] == "version"
 
 

@@ -1,21 +1,20 @@
-"""What an engine may be told about low-rank adapters; a part of ``config.EngineConfig``."""
+"""What an engine may be told about low-rank adapters."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
-
 from ...shared.errors import ConfigurationError
 from ...shared.lora.adapters import LoraSetup
+from ..options.groups import OptionGroup
 from ..options.option import Option
 from ..options.readers import Folder, Integer, Switch
 
 ADAPTERS = "low-rank adapters"
 
 
-class AdapterOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Their fields."""
+class AdapterOptions(OptionGroup):
+    """Whether adapters are served, and how many of which size."""
 
     enable_lora: Annotated[
         bool, Option("serve requests that name a low-rank adapter (LoRA) of the model", Switch(), group=ADAPTERS)

@@ -8,9 +8,9 @@ import msgspec
 
 from ...shared.errors import ConfigurationError
 from ...shared.names import check_name
+from ..options.groups import OptionGroup
 from ..options.option import Option
 from ..options.readers import Integer, Reader
-from .ranks import RankOptions
 
 DATA_PARALLEL = "data-parallel groups"
 _MAX_RANKS = 1024
@@ -33,7 +33,7 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
 
 
-class DataParallelOptions(RankOptions, frozen=True, kw_only=True, omit_defaults=True):
+class DataParallelOptions(OptionGroup):
     """Of how many ranks, and of which group, an engine is one.
 
     Args:
@@ -84,6 +84,8 @@ def check_data_parallel(
     async_scheduling: bool,
     speculative: str,
     enforce_eager: bool,
+    enable_lora: bool,
+    num_ranks: int,
 ) -> None:
     """Raises ``ConfigurationError`` where ranks could not step together.
 
@@ -107,8 +109,8 @@ def check_data_parallel(
         "deterministic": deterministic,
         "async_scheduling": async_scheduling,
         "speculative": speculative != "off",
-        "enable_lora": options.enable_lora,
-        "tensor_parallel_size or pipeline_parallel_size": options.num_ranks > 1,
+        "enable_lora": enable_lora,
+        "tensor_parallel_size or pipeline_parallel_size": num_ranks > 1,
         "CUDA graphs (set enforce_eager)": device == "cuda" and not enforce_eager,
     }
     for name, is_on in refused.items():

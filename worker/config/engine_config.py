@@ -67,7 +67,13 @@ class EngineConfig(
         check_adapters(self, self.engine)
         check_speculation(self.speculative, self.engine, async_scheduling=self.async_scheduling)
         check_kv_offload(self, enable_prefix_caching=self.enable_prefix_caching)
-        check_ranks(self, self.engine)
+        check_ranks(
+            self,
+            self.engine,
+            enable_lora=self.enable_lora,
+            kv_offload_dir=self.kv_offload_dir,
+            kv_offload_memory=self.kv_offload_memory,
+        )
         check_data_parallel(
             self,
             self.engine,
@@ -76,6 +82,8 @@ class EngineConfig(
             async_scheduling=self.async_scheduling,
             speculative=self.speculative,
             enforce_eager=self.enforce_eager,
+            enable_lora=self.enable_lora,
+            num_ranks=self.num_ranks,
         )
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigurationError(

@@ -5,19 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 
 from ...shared.errors import ConfigurationError
+from ..options.groups import OptionGroup
 from ..options.option import Option
 from ..options.readers import Folder, Size
-from .adapters import AdapterOptions
 
 KV_OFFLOADING = "KV blocks beside the cache"
 _DEFAULT_DIR_SIZE = 16 << 30
 
 
-class KVOffloadOptions(AdapterOptions, frozen=True, kw_only=True, omit_defaults=True):
-    """Where blocks are kept, and how many; nowhere by default.
-
-    A struct has one base only, so the parts of ``EngineConfig`` are a chain; they know nothing of each other.
-    """
+class KVOffloadOptions(OptionGroup):
+    """Where blocks are kept, and how many; nowhere by default."""
 
     kv_offload_memory: Annotated[
         int | None,

@@ -1,4 +1,4 @@
-"""What an engine may be told about the order of its requests; a part of ``config.EngineConfig``."""
+"""What an engine may be told about the order of its requests."""
 
 from __future__ import annotations
 

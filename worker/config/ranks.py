@@ -6,16 +6,16 @@ from typing import Annotated
 
 from ...shared.errors import ConfigurationError
 from ..models.parallel.layout import ParallelLayout
+from ..options.groups import OptionGroup
 from ..options.option import Option
 from ..options.readers import Integer, Switch
-from .kv_offload import KVOffloadOptions
 
 RANKS = "several devices for one model"
 # As many as any one host has.
 MAX_RANKS = 64
 
 
-class RankOptions(KVOffloadOptions, frozen=True, kw_only=True, omit_defaults=True):
+class RankOptions(OptionGroup):
     """How many ranks an engine has, and what each holds of the model; one by default, which holds all."""
 
     tensor_parallel_size: Annotated[
@@ -74,20 +74,11 @@ def check_ranks(options: RankOptions, engine: str, **others: object) -> None:
         )
     if num_ranks == 1:
         return
-    refused = {name: value for name, value in others.items() if value}
-    for name, value in {**_of_struct(options), **refused}.items():
+    for name, value in others.items():
+        if not value:
+            continue
         told = name if value is True else f"{name} {value!r}"
         raise ConfigurationError(
             f"{told} is for engines of one rank, and tensor_parallel_size {options.tensor_parallel_size} with "
             f"pipeline_parallel_size {options.pipeline_parallel_size} makes {num_ranks}; leave one of them out"
         )
-
-
-def _of_struct(options: RankOptions) -> dict[str, object]:
-    """What of the options before these in the chain only one rank can do."""
-    wanted: dict[str, object] = {}
-    if options.enable_lora:
-        wanted["enable_lora"] = True
-    if options.offloads_kv:
-        wanted[options.kv_offload_option] = getattr(options, options.kv_offload_option)
-    return wanted

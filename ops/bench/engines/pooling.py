@@ -108,7 +108,7 @@ class _Run:
         """transformers, in both orders."""
         workload, output = self.scratch / "texts.json", self.scratch / "embedded.json"
         workload.write_bytes(msgspec.json.encode(self.texts))
-        script = Path(__file__).parent / "peers" / "transformers_embed.py"
+        script = Path(__file__).parents[1] / "peers" / "transformers_embed.py"
         _run([sys.executable, str(script), str(self.model), str(workload), str(output), str(threads)])
         told = msgspec.json.decode(output.read_bytes())
         self.row.arrival.append(len(self.texts) / told["arrival_s"])

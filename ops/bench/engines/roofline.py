@@ -14,7 +14,7 @@ import msgspec
 from ....shared.errors import ConfigurationError
 from ..workload import SINGLE_OUTPUT_TOKENS, SINGLE_PROMPT_TOKENS
 
-_SCRIPT = Path(__file__).parent / "peers" / "bandwidth.py"
+_SCRIPT = Path(__file__).parents[1] / "peers" / "bandwidth.py"
 _BYTES_OF = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 KV_BYTES = 2
 

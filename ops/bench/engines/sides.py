@@ -34,7 +34,7 @@ LLAMA_Q8, LLAMA_Q4 = "llama.cpp, Q8_0", "llama.cpp, Q4_K_M"
 RUN_TIMEOUT_S = 1800.0
 # In a rival's folder once all of it is there and could be imported.
 INSTALLED_MARK = ".installed"
-_SCRIPTS = Path(__file__).parent / "peers"
+_SCRIPTS = Path(__file__).parents[1] / "peers"
 _MAX_WORDS_CHARS = 1500
 
 

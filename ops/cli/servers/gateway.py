@@ -47,15 +47,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="more at a time get 429, of each process (default: 10000)",
     )
     _add_times(parser)
-    parser.add_argument(
-        "--tool-call-parser", default="auto", metavar="NAME", help="hermes, llama3_json, mistral (by the chat template)"
-    )
-    parser.add_argument(
-        "--reasoning-parser",
-        default="auto",
-        metavar="NAME",
-        help="deepseek_r1, qwen3, mistral, seed_oss, kimi; none leaves it in the answer (by the chat template)",
-    )
+    _add_formats(parser)
     parser.add_argument(
         "--lora-updating", action="store_true", help="answer /v1/load_lora_adapter and /v1/unload_lora_adapter"
     )
@@ -67,19 +59,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what /metrics tells: of this process, or of queues and engines, too, as `penstock metrics` does (own)",
     )
     parser.add_argument("--files-dir", metavar="DIR", help="of /v1/files, shared by all hosts (in the data folder)")
-    parser.add_argument(
-        "--fetch-images",
-        choices=("off", "on"),
-        default="off",
-        help="whether images that a body names by https are fetched, from public addresses; data URLs always are (off)",
-    )
-    parser.add_argument(
-        "--image-network",
-        action="append",
-        default=[],
-        metavar="CIDR",
-        help="private network that may be asked for images, too, or 'all'; may be given several times (none)",
-    )
+    _add_images(parser)
     add_tracing_argument(parser)
     add_log_arguments(parser)
     add_redis_arguments(parser)
@@ -114,6 +94,34 @@ def _add_times(parser: argparse.ArgumentParser) -> None:
         "--status-wait", type=float, default=2.0, metavar="S", help="of a stream's status for a first event (2)"
     )
     parser.add_argument("--keep-alive", type=float, default=15.0, metavar="S", help="between comments of a stream (15)")
+
+
+def _add_formats(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tool-call-parser", default="auto", metavar="NAME", help="hermes, llama3_json, mistral (by the chat template)"
+    )
+    parser.add_argument(
+        "--reasoning-parser",
+        default="auto",
+        metavar="NAME",
+        help="deepseek_r1, qwen3, mistral, seed_oss, kimi; none leaves it in the answer (by the chat template)",
+    )
+
+
+def _add_images(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--fetch-images",
+        choices=("off", "on"),
+        default="off",
+        help="whether images that a body names by https are fetched, from public addresses; data URLs always are (off)",
+    )
+    parser.add_argument(
+        "--image-network",
+        action="append",
+        default=[],
+        metavar="CIDR",
+        help="private network that may be asked for images, too, or 'all'; may be given several times (none)",
+    )
 
 
 def _number_of_workers(text: str) -> int:
