@@ -19,12 +19,13 @@ import httpx
 import pytest
 
 from penstock.ops.local_stack import LocalStack
+from penstock.ops.redis_processes import free_port
 from penstock.producer import Client, SamplingParams, StructuredOutputsParams
 from penstock.shared.errors import PoisonRequestError, UnsupportedParameterError, ValidationError
 from penstock.worker.text.tokenizer import TextCodec
 
 from ...faults.watching import Watched, until
-from .conftest import TestServer, command, free_port
+from .conftest import TestServer, command
 from .dialect_server import CRASH, MISTAKE
 from .test_core import expected
 
