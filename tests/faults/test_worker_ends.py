@@ -117,14 +117,19 @@ async def test_streams_stay_whole_while_a_deployment_shrinks(start: Start, gate:
 
         await more_streams(30)
         await asyncio.to_thread(stack.workers[0].stop)
-        assert len(await engines(stack.url)) == 2
+        async with asyncio.timeout(60):
+            while len(await engines(stack.url)) != 2:
+                await asyncio.sleep(0.05)
         await more_streams(60)
         kill_host(stack.workers[1].pid)
         await asyncio.to_thread(stack.workers[1].await_end)
         await more_streams(90)
         await finish(watched, whole * 3, gate)
         await until(lambda: not stack.workers[1].is_running)
-        (left,) = await engines(stack.url)
+        async with asyncio.timeout(60):
+            while len(beats := await engines(stack.url)) != 1:
+                await asyncio.sleep(0.05)
+        (left,) = beats
     assert left.supervisor_pid == stack.workers[2].pid
 
 

@@ -140,9 +140,12 @@ async def test_an_engine_that_does_not_answer_is_not_waited_for_for_ever(
     client: Client, two: tuple[PlayedEngine, PlayedEngine]
 ) -> None:
     two[0].answer = lambda command: None
-    with pytest.raises(EngineCallError, match=r"no answer within 3 s") as caught:
-        await client.sleep_state(timeout_s=3.0)  # time enough for the other one, wherever this runs
-    assert isinstance(caught.value.errors["w-0"], errors.EngineTimeoutError)
+    for timeout_s in (1, 5, 25):  # as long as this machine needs for the other one's answer
+        with pytest.raises(EngineCallError, match=rf"no answer within {timeout_s} s") as caught:
+            await client.sleep_state(timeout_s=timeout_s)
+        assert isinstance(caught.value.errors["w-0"], errors.EngineTimeoutError)
+        if caught.value.answers:
+            break
     assert caught.value.answers == {"w-1": SleepState()}
 
 
