@@ -157,7 +157,7 @@ async def test_drain_while_the_engine_waits(start_host: StartHost, monkeypatch: 
 
 
 async def test_drain_while_the_engine_starts_again(start_host: StartHost) -> None:
-    host = await start_host(drain_timeout_s=5.0)
+    host = await start_host(drain_timeout_s=60.0)
     host.tell(0, "load")
     host.process(0).kill()
     engine = host.engines[0]
