@@ -62,7 +62,7 @@ async def test_each_answer_of_a_request_goes_on_at_the_restarted_engine(start: S
         await until(lambda: min(map(merged.num_tokens_of, range(3))) >= 20, what="the answers do not start")
         await kill_busy(stack, "core")
         gate.open()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             await merged.task
         (beat,) = await engines(stack.url)
     assert beat.num_restarts == 1

@@ -53,7 +53,7 @@ async def test_a_paused_worker_that_wakes_after_its_requests_moved_is_refused(st
         process(zombie.worker_pid).suspend()
         await finish(watched, whole, gate)
         process(zombie.worker_pid).resume()
-        give_up_at = time.monotonic() + 60
+        give_up_at = time.monotonic() + 150
         while "claim_stale" not in await log_of(stack):
             assert time.monotonic() < give_up_at, "the zombie was not refused"
             await asyncio.sleep(0.05)
@@ -150,7 +150,7 @@ async def test_a_core_that_is_stopped_is_replaced_within_the_stall_timeout(start
         process(beat.core_pid).suspend()
         await until(lambda: not process_exists(beat.core_pid))
         gate.open()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             await watched[0].task
 
 
@@ -197,7 +197,7 @@ async def test_a_heartbeat_tells_what_an_engine_does(start: Start, gate: Gate) -
     gate.hold_at(most)
     async with Client.connect(stack.url) as client:
         watched = Watched(client.stream(PROMPT, SamplingParams(temperature=1.0, max_tokens=1800, ignore_eos=True)))
-        give_up_at = time.monotonic() + 60
+        give_up_at = time.monotonic() + 150
         while (beat := await busiest(stack.url)).state != "busy" or not beat.tokens_per_s:
             assert time.monotonic() < give_up_at
             most += 1  # a few tokens in each second that a heartbeat tells of
@@ -238,7 +238,7 @@ async def test_a_cancelled_request_leaves_its_engine_without_another_token(start
         handle = await client.submit(PROMPT, SamplingParams(temperature=0.0, max_tokens=1500, ignore_eos=True))
         watched = Watched(handle.stream())
         await all_under_way([watched], 5)
-        give_up_at = time.monotonic() + 60
+        give_up_at = time.monotonic() + 150
         while not (await busiest(stack.url)).num_running_reqs:
             assert time.monotonic() < give_up_at
             await asyncio.sleep(0.05)
