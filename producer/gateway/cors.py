@@ -71,7 +71,7 @@ def cors(origins: Sequence[str]) -> list[Middleware]:
 
 
 class _VaryingByOrigin:
-    """Tells caches that an answer depends on who asks, also one that lets nobody in, which older starlettes leave out."""
+    """Tells caches that an answer depends on who asks, also one that lets nobody in, as older starlettes do not."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
