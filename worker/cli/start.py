@@ -118,6 +118,7 @@ def _check_no_fleet(settings: Settings) -> None:
     for setting in settings.all:
         if setting.declared.struct is FleetOptions and setting.value != setting.declared.default:
             raise UsageError(f"{setting.source} is for a fleet; give --ray as well, or leave it out")
+    _num_engines(settings.make(HostOptions))
 
 
 def _check_installed(libraries: Sequence[str], extra: str) -> None:
