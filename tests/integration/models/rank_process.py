@@ -98,7 +98,7 @@ def serve(folder: str, layout: Layout, prompts: list[list[int]], tokens: list[li
 
     one.load_model = load_part
     model = load(folder, layout)
-    told = trial.compare(Path(folder), trial.Expectation(prompts, tokens), model)
+    told = trial.compare(Path(folder), trial.Expectation(prompts, tokens), model.forward)
     return describe(model) | {"told": told}
 
 
