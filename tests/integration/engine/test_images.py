@@ -19,7 +19,7 @@ from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.images.admission import ImageAdmission
 from penstock.worker.models.images.processor import ImageProcessor
 from penstock.worker.models.images.tower import ImageTower
-from penstock.worker.survey.images.models import SEEING, write_seeing_model
+from penstock.worker.survey.images.models import SEEING, small_budget, write_seeing_model
 from penstock.worker.survey.images.processors import PLACEHOLDER, QwenLike, StandIn
 from penstock.worker.survey.images.truth import by_transformers, picture, png
 from penstock.worker.survey.small_config import small_config
@@ -121,13 +121,14 @@ def test_tokens_are_those_of_transformers(name: str, make: Make, folders: Callab
     def requests() -> list[EngineCoreRequest]:
         return [seeing("one", ONE, one), seeing("two", TWO, two), seeing("other", ONE, two[:1])]  # fmt: skip
 
+    small = {"max_num_batched_tokens": small_budget(name), "enable_prefix_caching": False}
     outputs = run(make(name), requests())
     assert {request_id: tokens_of(rows) for request_id, rows in outputs.items()} == wanted
-    assert generate(make(name, max_num_batched_tokens=7, enable_prefix_caching=False), requests()) == wanted
+    assert generate(make(name, **small), requests()) == wanted
     # Room for the prompts of the first two, and not for what they generate.
     lens = {request_id: rows[0].num_prompt_tokens for request_id, rows in outputs.items()}
     cramped = make(
-        name, max_num_batched_tokens=7, enable_prefix_caching=False, max_model_len=max(lens.values()) + NUM_TOKENS,
+        name, **small, max_model_len=max(lens.values()) + NUM_TOKENS,
         block_size=2, kv_cache_memory=(lens["one"] + lens["two"] + 4) * BYTES_PER_TOKEN,
     )  # fmt: skip
     for _ in range(2):  # the second time no image is waited for, so they come in their order
@@ -135,7 +136,7 @@ def test_tokens_are_those_of_transformers(name: str, make: Make, folders: Callab
     assert cramped.core.scheduler.stats().num_preemptions > 0
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "qwen3_vl", "gemma3"])
 def test_a_request_resumed_elsewhere_goes_on_as_it_would_have(name: str, make: Make) -> None:
     images = [picture(2, 20, 50), picture(3, 64, 33)]
     whole = generate(make(name), [seeing("r", TWO, images)])["r"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ....shared.errors import ModelLoadError, ValidationError
 from ..checkpoint.errors import first_line
 from .axes import Axes, AxesOf
 from .grid_processor import GridProcessor
+from .seams import Seams
 
 # What processors say of texts, and towers do not take.
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
@@ -27,11 +29,13 @@ class ImageTokens:
         token_ids: all of them: placeholders, and the model's marks of beginnings, ends and lines.
         places: which of ``token_ids`` are placeholders, ascending: a row of features each.
         axes: ``[3, len(token_ids)]``, their positions in three axes; None where a token's place is its position.
+        wholes: start and stop of each run of placeholders that see each other; none where each sees those before it.
     """
 
     token_ids: list[int]
     places: list[int]
     axes: Axes | None = None
+    wholes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,22 +61,41 @@ class ImageProcessor:
     Args:
         processor: of transformers, for text and images.
         axes_of: makes the positions of an image's tokens of its tensors, where they have three each.
+        feature_token_id: what features stand in place of; None where that is the token by which prompts name an image.
+        sees_itself: placeholders that follow each other see each other.
     """
 
-    def __init__(self, processor: Any, axes_of: AxesOf | None = None) -> None:
+    def __init__(
+        self,
+        processor: Any,
+        axes_of: AxesOf | None = None,
+        *,
+        feature_token_id: int | None = None,
+        sees_itself: bool = False,
+    ) -> None:
         self._processor = processor
         self._axes_of = axes_of
+        self._sees_itself = sees_itself
         self.image_token: str = processor.image_token
         self.image_token_id: int = processor.image_token_id
+        self.feature_token_id: int = self.image_token_id if feature_token_id is None else feature_token_id
+        self.seams = Seams(getattr(processor, "tokenizer", None))
 
     @classmethod
     def load(
-        cls, folder: Path, *, trust_remote_code: bool, axes_of: AxesOf | None = None, grid_token_id: int | None = None
+        cls,
+        folder: Path,
+        *,
+        trust_remote_code: bool,
+        axes_of: AxesOf | None = None,
+        grid_token_id: int | None = None,
+        **more: Any,
     ) -> ImageProcessor:
         """Load what is in the model's folder.
 
         Args:
             grid_token_id: the placeholder of a model for which ``GridProcessor`` does, too.
+            more: of the constructor.
 
         Raises:
             ModelLoadError: there is none, or it needs a package that is not here; says so.
@@ -82,8 +105,8 @@ class ImageProcessor:
         try:
             if grid_token_id is not None:
                 processor = GridProcessor.load(folder, grid_token_id, trust_remote_code=trust_remote_code)
-                return cls(processor, axes_of)
-            return cls(AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code), axes_of)
+                return cls(processor, axes_of, **more)
+            return cls(AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code), axes_of, **more)
         except Exception as error:  # OSError, ImportError, whatever its own code raises
             needed = _missing_package(error)
             reason = f"it needs {needed}" if needed else f"{type(error).__name__}: {first_line(error)}"
@@ -102,10 +125,11 @@ class ImageProcessor:
                 f"the model's processor fails on it ({image.width} by {image.height}): {first_line(error)}"
             ) from error
         token_ids = made["input_ids"].flatten().tolist()
-        places = [place for place, token_id in enumerate(token_ids) if token_id == self.image_token_id]
+        places = [place for place, token_id in enumerate(token_ids) if token_id == self.feature_token_id]
         tensors = {name: _tensor(value) for name, value in made.items() if name not in _OF_TEXT}
         axes = None if self._axes_of is None else self._axes_of(tensors)
-        return ProcessedImage(ImageTokens(token_ids, places, axes), tensors)
+        wholes = runs_of(places) if self._sees_itself else ()
+        return ProcessedImage(ImageTokens(token_ids, places, axes, wholes), tensors)
 
     def tokens_together(self, images: list[Image.Image]) -> list[int]:
         """Return the tokens of several images side by side, processed in one call."""
@@ -113,6 +137,13 @@ class ImageProcessor:
             text=self.image_token * len(images), images=images, return_tensors="pt", add_special_tokens=False
         )
         return made["input_ids"].flatten().tolist()
+
+
+def runs_of(places: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Start and stop of each run of ``places``, which ascend."""
+    breaks = [at for at in range(1, len(places)) if places[at] != places[at - 1] + 1]
+    starts, stops = [0, *breaks], [*breaks, len(places)]
+    return tuple((places[start], places[stop - 1] + 1) for start, stop in zip(starts, stops, strict=True) if places)
 
 
 def _tensor(value: Any) -> Tensor:

@@ -27,6 +27,15 @@ def byte_tokenizer(*placeholders: str) -> transformers.PreTrainedTokenizerFast:
     )
 
 
+def gemma_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """Of bytes, with Gemma's marks around images, and line breaks of which up to four are one token."""
+    marks = {"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"}
+    tokenizer: Any = byte_tokenizer(*marks.values())
+    tokenizer.add_tokens([AddedToken("\n" * count, normalized=False) for count in (2, 3, 4)])
+    tokenizer._set_model_specific_special_tokens(special_tokens=marks)
+    return tokenizer
+
+
 class StandIn:
     """In the place of a processor that needs torchvision, around the part of it that does not."""
 

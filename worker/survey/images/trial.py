@@ -17,7 +17,7 @@ from ...engine.composition import Engine, build_engine
 from ...models.images.processor import ImageProcessor
 from ...models.loader import load_model
 from ..outcome import SAME, Outcome
-from .models import write_seeing_model
+from .models import small_budget, write_seeing_model
 from .processors import PLACEHOLDER, QwenLike, StandIn
 from .truth import by_transformers, picture, png
 
@@ -26,7 +26,6 @@ NUM_TOKENS = 12
 _WORDS = list(range(40, 61))
 _ONE = [*_WORDS, PLACEHOLDER, *range(80, 87)]
 _TWO = [*_WORDS, PLACEHOLDER, 70, 71, PLACEHOLDER, *range(80, 87)]
-_SMALL_BUDGET = 7
 _DELIVERED = 5
 # 4 layers x 2 KV heads x 16 dims x key and value x 4 bytes, as ``models.TEXT`` has them.
 _BYTES_PER_TOKEN = 1024
@@ -56,14 +55,14 @@ def try_seeing_type(name: str, folder: Path) -> Outcome:
             raise PenstockError(engine.ready.image_refusal)
         stage = "failed"
         outcome.mode = load_model(EngineConfig(model=str(folder), num_threads=1), folder).forward.mode
-        outcome.told = _compare(folder, processor, engine)
+        outcome.told = _compare(folder, processor, engine, small_budget(name))
     except Exception as error:  # whatever an architecture's own code raises
         line = next(iter(str(error).strip().splitlines()), "")
         outcome.reason = f"{stage}: {line if isinstance(error, PenstockError) else f'{type(error).__name__}: {line}'}"
     return outcome
 
 
-def _compare(folder: Path, processor: Any, roomy: Engine) -> dict[str, str]:
+def _compare(folder: Path, processor: Any, roomy: Engine, num_tokens_of_a_step: int) -> dict[str, str]:
     two = [picture(2, 20, 50), picture(3, 64, 33)]
     asked = {"one": _Asked(_ONE, [picture(1)]), "two": _Asked(_TWO, two), "other": _Asked(_ONE, two[:1])}
     wanted = {
@@ -75,7 +74,7 @@ def _compare(folder: Path, processor: Any, roomy: Engine) -> dict[str, str]:
     told = {name: _judge(alone[name], {name: wanted[name]}) for name in ("one", "two")}
     lens = {name: _num_tokens(processor, one) for name, one in asked.items()}
     told["mixed"] = _judge(_generate(_build(folder), asked), wanted)
-    small: dict[str, Any] = {"max_num_batched_tokens": _SMALL_BUDGET, "enable_prefix_caching": False}
+    small: dict[str, Any] = {"max_num_batched_tokens": num_tokens_of_a_step, "enable_prefix_caching": False}
     told["chunked"] = _judge(_generate(_build(folder, **small), asked), wanted)
     cramped = _build(
         folder,
