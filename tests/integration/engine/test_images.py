@@ -20,7 +20,7 @@ from penstock.worker.engine.images.admission import ImageAdmission
 from penstock.worker.models.images.processor import ImageProcessor
 from penstock.worker.models.images.tower import ImageTower
 from penstock.worker.survey.images.models import SEEING, small_budget, write_seeing_model
-from penstock.worker.survey.images.processors import PLACEHOLDER, QwenLike, StandIn
+from penstock.worker.survey.images.processors import PLACEHOLDER, PartsAlone, StandIn
 from penstock.worker.survey.images.truth import by_transformers, picture, png
 from penstock.worker.survey.small_config import small_config
 from penstock.worker.survey.trial import write_model
@@ -57,7 +57,7 @@ def make(folders: Callable[[str], tuple[Path, Any]], monkeypatch: pytest.MonkeyP
 
     def build(name: str = "llava", **options: Any) -> Engine:
         folder, processor = folders(name)
-        if isinstance(processor, StandIn) and not isinstance(processor, QwenLike):
+        if isinstance(processor, StandIn) and not isinstance(processor, PartsAlone):
             monkeypatch.setattr(ImageProcessor, "load", lambda *_, **__: ImageProcessor(processor))
         given = {"max_num_seqs": 6, "block_size": 8, "kv_cache_memory": 8 << 20, "num_threads": 1, **options}
         return build_engine(EngineConfig(model=str(folder), **given), folder)

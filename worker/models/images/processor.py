@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from torch import Tensor
 from ....shared.errors import ModelLoadError, ValidationError
 from ..checkpoint.errors import first_line
 from .axes import Axes, AxesOf
-from .grid_processor import GridProcessor
 from .seams import Seams
 
 # What processors say of texts, and towers do not take.
@@ -87,14 +86,14 @@ class ImageProcessor:
         folder: Path,
         *,
         trust_remote_code: bool,
+        make: Callable[[], Any] | None = None,
         axes_of: AxesOf | None = None,
-        grid_token_id: int | None = None,
         **more: Any,
     ) -> ImageProcessor:
         """Load what is in the model's folder.
 
         Args:
-            grid_token_id: the placeholder of a model for which ``GridProcessor`` does, too.
+            make: loads what takes the place of transformers' own processor, where there is such a thing.
             more: of the constructor.
 
         Raises:
@@ -103,10 +102,10 @@ class ImageProcessor:
         from transformers import AutoProcessor
 
         try:
-            if grid_token_id is not None:
-                processor = GridProcessor.load(folder, grid_token_id, trust_remote_code=trust_remote_code)
-                return cls(processor, axes_of, **more)
-            return cls(AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code), axes_of, **more)
+            processor = (
+                AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code) if make is None else make()
+            )
+            return cls(processor, axes_of, **more)
         except Exception as error:  # OSError, ImportError, whatever its own code raises
             needed = _missing_package(error)
             reason = f"it needs {needed}" if needed else f"{type(error).__name__}: {first_line(error)}"

@@ -10,6 +10,7 @@ their text models, without images.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from ....shared.images import MAX_IMAGES
 from ...config import EngineConfig
 from ..forward import Forward
 from .axes import axes_by_grid
+from .grid_processor import GridProcessor
+from .onevision_processor import OneVisionProcessor
 from .processor import ImageProcessor
 from .tower import ImageTower, take_tower, text_module
 from .trying import longest_whole, picture, processes_each_alone, verify_images, verify_text
@@ -51,6 +54,11 @@ _REASONS = {
     "gemma4": "the tokens of an image see each other there, and each of its layers looks at the token ids again",
     "glm4v": "its images need positions in three axes of a kind of its own",
     "paligemma": "all tokens of a prompt see each other there, text as well, so none could be computed in parts",
+}
+# Ours in the place of those that need torchvision, though only for videos.
+_OWN_PROCESSORS: dict[str, Any] = {
+    **dict.fromkeys(ON_A_GRID, GridProcessor),
+    "llava_onevision": OneVisionProcessor,
 }
 # Larger ones are made smaller by most processors.
 _LARGE_SIDE = 2048
@@ -160,14 +168,12 @@ def refusal_of_forward(seeing: SeeingModel, forward: Forward, config: EngineConf
 
 
 def _load_processor(model_config: PretrainedConfig, folder: Path, *, trust_remote_code: bool) -> ImageProcessor:
-    image_token_id: int = getattr(model_config, "image_token_id", 0)
-    if model_config.model_type in SEES_ITSELF:
-        return ImageProcessor.load(
-            folder, trust_remote_code=trust_remote_code, feature_token_id=image_token_id, sees_itself=True
-        )
-    if model_config.model_type not in ON_A_GRID:
-        return ImageProcessor.load(folder, trust_remote_code=trust_remote_code)
-    axes_of = axes_by_grid(model_config)
-    return ImageProcessor.load(
-        folder, trust_remote_code=trust_remote_code, axes_of=axes_of, grid_token_id=image_token_id
-    )
+    model_type, image_token_id = model_config.model_type, getattr(model_config, "image_token_id", 0)
+    more: dict[str, Any] = {}
+    if own := _OWN_PROCESSORS.get(model_type):
+        more["make"] = partial(own.load, folder, image_token_id, trust_remote_code=trust_remote_code)
+    if model_type in ON_A_GRID:
+        more["axes_of"] = axes_by_grid(model_config)
+    if model_type in SEES_ITSELF:
+        more |= {"feature_token_id": image_token_id, "sees_itself": True}
+    return ImageProcessor.load(folder, trust_remote_code=trust_remote_code, **more)

@@ -9,7 +9,18 @@ from typing import Any
 import torch
 import transformers
 
-from .processors import ALL, PLACEHOLDER, InternVLLike, PixtralLike, QwenLike, StandIn, byte_tokenizer, gemma_tokenizer
+from .processors import (
+    ALL,
+    PLACEHOLDER,
+    InternVLLike,
+    OneVisionLike,
+    PartsAlone,
+    PixtralLike,
+    QwenLike,
+    StandIn,
+    byte_tokenizer,
+    gemma_tokenizer,
+)
 
 TEXT: dict[str, Any] = {
     "vocab_size": 384,
@@ -74,6 +85,19 @@ def internvl() -> tuple[transformers.PretrainedConfig, Any]:
         image_seq_length=4,
     )  # fmt: skip
     return config, InternVLLike()
+
+
+def llava_onevision() -> tuple[transformers.PretrainedConfig, Any]:
+    """An image as a whole and in tiles, with a token behind each row; several images are not cut up."""
+    grids = [[16, 16], [16, 32], [32, 16], [32, 32]]
+    vision = ALL.SiglipVisionConfig(**_VISION, image_size=16, vision_use_head=False)
+    config = ALL.LlavaOnevisionConfig(
+        text_config=transformers.Qwen2Config(**TEXT), vision_config=vision, image_token_index=PLACEHOLDER,
+        video_token_index=300, vision_feature_layer=-1, vision_feature_select_strategy="full",
+        image_grid_pinpoints=grids,
+    )  # fmt: skip
+    images = ALL.LlavaOnevisionImageProcessorPil(size={"height": 16, "width": 16}, image_grid_pinpoints=grids)
+    return config, OneVisionLike(images)
 
 
 def vipllava() -> tuple[transformers.PretrainedConfig, Any]:
@@ -201,6 +225,7 @@ def gemma3() -> tuple[transformers.PretrainedConfig, Any]:
 SEEING: dict[str, Callable[[], tuple[transformers.PretrainedConfig, Any]]] = {
     "llava": llava,
     "llava_next": llava_next,
+    "llava_onevision": llava_onevision,
     "vipllava": vipllava,
     "idefics3": idefics3,
     "smolvlm": smolvlm,
@@ -229,8 +254,8 @@ def small_budget(name: str) -> int:
 NOT_TRIED: dict[str, str] = {
     "gemma4": "its images are not served: their tokens see each other, and layers look at the token ids again",
     "glm4v": "its images are not served: positions in three axes of a kind of its own",
-    "lfm2_vl": "transformers has its image processor for torchvision alone, which is not installed here",
-    "llava_onevision": "its processor needs torchvision for videos, and counts tokens by itself",
+    "lfm2_vl": "transformers has its image processor for torchvision alone: without that package its images are refused",
+    "paligemma": "its images are not served: all tokens of a prompt see each other, text as well",
     "qwen3_vl_moe": "as qwen3_vl, of which it differs by experts, which the table above has",
 }
 
@@ -243,9 +268,10 @@ def write_seeing_model(name: str, folder: Path, seed: int = 0) -> Any:
     if name == "gemma3":  # whose projection begins as zeros, and all images as one
         torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=0.3)
     model.save_pretrained(folder)
-    if isinstance(processor, QwenLike):
+    if isinstance(processor, PartsAlone):
         processor.images.save_pretrained(folder)
         byte_tokenizer(processor.image_token).save_pretrained(folder)
+        processor.save_settings(folder)
     elif isinstance(processor, StandIn):
         byte_tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]").save_pretrained(folder)
     else:

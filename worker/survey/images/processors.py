@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 import transformers
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from ...models.images.onevision_processor import OneVisionProcessor
 
 # Of its classes pyright knows those that the package imports.
 ALL: Any = transformers
@@ -79,8 +83,17 @@ class InternVLLike(StandIn):
         return {"input_ids": torch.tensor([token_ids]), **made}
 
 
-class QwenLike(StandIn):
-    """``Qwen2_5_VLProcessor``, whose videos need torchvision. An engine makes its own of what lies in the folder."""
+class PartsAlone(StandIn):
+    """One whose videos alone need torchvision. An engine makes its own of the parts that lie in the folder."""
+
+    images: Any
+
+    def save_settings(self, folder: Path) -> None:
+        """Write what the folder has beside the parts."""
+
+
+class QwenLike(PartsAlone):
+    """``Qwen2_5_VLProcessor``."""
 
     image_token = "<|image_pad|>"
 
@@ -93,3 +106,20 @@ class QwenLike(StandIn):
         made = dict(self.images(images, return_tensors="pt"))
         num_tokens = int(made["image_grid_thw"].prod(-1).sum()) // 4
         return {"input_ids": torch.full((1, num_tokens), PLACEHOLDER), **made}
+
+
+class OneVisionLike(PartsAlone):
+    """``LlavaOnevisionProcessor``."""
+
+    image_token = "<image>"
+    _SETTINGS: ClassVar = {"num_image_tokens": 16, "vision_feature_select_strategy": "full"}
+
+    def __init__(self, images: Any) -> None:
+        self.images = images
+        self._own = OneVisionProcessor(images, self.image_token, PLACEHOLDER, self._SETTINGS)
+
+    def save_settings(self, folder: Path) -> None:
+        (folder / "processor_config.json").write_text(json.dumps(self._SETTINGS))
+
+    def __call__(self, *, images: list[Image.Image], **_: Any) -> dict[str, Any]:
+        return self._own(images=images)

@@ -18,7 +18,7 @@ from ...models.images.processor import ImageProcessor
 from ...models.loader import load_model
 from ..outcome import SAME, Outcome
 from .models import small_budget, write_seeing_model
-from .processors import PLACEHOLDER, QwenLike, StandIn
+from .processors import PLACEHOLDER, PartsAlone, StandIn
 from .truth import by_transformers, picture, png
 
 NUM_TOKENS = 12
@@ -27,6 +27,8 @@ _WORDS = list(range(40, 61))
 _ONE = [*_WORDS, PLACEHOLDER, *range(80, 87)]
 _TWO = [*_WORDS, PLACEHOLDER, 70, 71, PLACEHOLDER, *range(80, 87)]
 _DELIVERED = 5
+# Of a model that takes no second image.
+_ALONE = "one a request"
 # 4 layers x 2 KV heads x 16 dims x key and value x 4 bytes, as ``models.TEXT`` has them.
 _BYTES_PER_TOKEN = 1024
 
@@ -47,7 +49,7 @@ def try_seeing_type(name: str, folder: Path) -> Outcome:
     try:
         processor = write_seeing_model(name, folder)
         stage = "not loaded"
-        if isinstance(processor, StandIn) and not isinstance(processor, QwenLike):
+        if isinstance(processor, StandIn) and not isinstance(processor, PartsAlone):
             ImageProcessor.load = classmethod(lambda cls, *_, **__: cls(processor))  # type: ignore[method-assign]
             outcome.reason = "its processor needs torchvision; tried with the part of it that does not"
         engine = _build(folder)
@@ -65,6 +67,8 @@ def try_seeing_type(name: str, folder: Path) -> Outcome:
 def _compare(folder: Path, processor: Any, roomy: Engine, num_tokens_of_a_step: int) -> dict[str, str]:
     two = [picture(2, 20, 50), picture(3, 64, 33)]
     asked = {"one": _Asked(_ONE, [picture(1)]), "two": _Asked(_TWO, two), "other": _Asked(_ONE, two[:1])}
+    if roomy.ready.max_images == 1:
+        asked["two"] = _Asked(_ONE, [picture(4, 90, 30)])
     wanted = {
         name: by_transformers(folder, processor, one.prompt, one.images, NUM_TOKENS) for name, one in asked.items()
     }
@@ -72,6 +76,8 @@ def _compare(folder: Path, processor: Any, roomy: Engine, num_tokens_of_a_step: 
         raise PenstockError("random models of it do not look at their images")
     alone = {name: _generate(roomy, {name: one}) for name, one in asked.items()}
     told = {name: _judge(alone[name], {name: wanted[name]}) for name in ("one", "two")}
+    if roomy.ready.max_images == 1:
+        told = {"one": _judge({**alone["one"], **alone["two"]}, {name: wanted[name] for name in told}), "two": _ALONE}
     lens = {name: _num_tokens(processor, one) for name, one in asked.items()}
     told["mixed"] = _judge(_generate(_build(folder), asked), wanted)
     small: dict[str, Any] = {"max_num_batched_tokens": num_tokens_of_a_step, "enable_prefix_caching": False}
