@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from .images.models import NOT_TRIED
-from .outcome import SAME, WAYS, WAYS_WITH_IMAGES, Outcome
+from .outcome import ONE_A_REQUEST, SAME, WAYS, WAYS_WITH_IMAGES, Outcome
 
 _MAX_REASON_CHARS = 700
 
@@ -55,7 +55,8 @@ def told_options(options: dict[str, Any]) -> str:
 
 
 def _of_images(outcomes: Sequence[Outcome]) -> list[str]:
-    num_same = sum(list(outcome.told.values()) == [SAME] * len(WAYS_WITH_IMAGES) for outcome in outcomes)
+    is_good = {SAME, ONE_A_REQUEST}
+    num_same = sum(len(one.told) == len(WAYS_WITH_IMAGES) and {*one.told.values()} <= is_good for one in outcomes)
     return [
         "## With images",
         "",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 from PIL import Image
 
 from penstock.shared.control import ENCODER, MULTIMODAL, InputCacheReset, ResetInputCache, Sleep, WakeUp
+from penstock.shared.errors import ModelLoadError
 from penstock.shared.image_stats import ImageStats
 from penstock.shared.images import ImageInput
 from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest
@@ -20,7 +23,7 @@ from penstock.worker.engine.images.admission import ImageAdmission
 from penstock.worker.models.images.processor import ImageProcessor
 from penstock.worker.models.images.tower import ImageTower
 from penstock.worker.survey.images.models import SEEING, small_budget, write_seeing_model
-from penstock.worker.survey.images.processors import PLACEHOLDER, PartsAlone, StandIn
+from penstock.worker.survey.images.processors import PLACEHOLDER, PartsAlone, StandIn, byte_tokenizer
 from penstock.worker.survey.images.truth import by_transformers, picture, png
 from penstock.worker.survey.small_config import small_config
 from penstock.worker.survey.trial import write_model
@@ -28,6 +31,8 @@ from penstock.worker.survey.trial import write_model
 from .harness import BYTES_PER_TOKEN, ask
 
 NUM_TOKENS = 12
+# Whose processor makes something else of several images than of each alone.
+ONE_A_REQUEST = ("llava_onevision",)
 # Tokens of ASCII, which decode to the text that they come from; longer than a block, so that what is in front of an
 # image is shared without it.
 WORDS = list(range(40, 61))
@@ -111,15 +116,16 @@ def test_tokens_are_those_of_transformers(name: str, make: Make, folders: Callab
     """One image and two, of different sizes; in chunks that end inside of images; and preempted."""
     folder, processor = folders(name)
     one, two = [picture(1)], [picture(2, 20, 50), picture(3, 64, 33)]
+    prompt, shown = (ONE, [picture(4, 90, 30)]) if name in ONE_A_REQUEST else (TWO, two)
     wanted = {
         "one": by_transformers(folder, processor, ONE, one, NUM_TOKENS),
-        "two": by_transformers(folder, processor, TWO, two, NUM_TOKENS),
+        "two": by_transformers(folder, processor, prompt, shown, NUM_TOKENS),
         "other": by_transformers(folder, processor, ONE, two[:1], NUM_TOKENS),
     }
     assert len({tuple(tokens) for tokens in wanted.values()}) == 3, "the model does not look at its images"
 
     def requests() -> list[EngineCoreRequest]:
-        return [seeing("one", ONE, one), seeing("two", TWO, two), seeing("other", ONE, two[:1])]  # fmt: skip
+        return [seeing("one", ONE, one), seeing("two", prompt, shown), seeing("other", ONE, two[:1])]  # fmt: skip
 
     small = {"max_num_batched_tokens": small_budget(name), "enable_prefix_caching": False}
     outputs = run(make(name), requests())
@@ -317,19 +323,40 @@ def test_a_model_whose_images_differ_is_served_with_text_alone(tmp_path: Path, m
     assert "its image processor cannot be loaded" in told(engine, seeing("r", ONE, [picture(1)]))
 
 
-def test_a_processor_that_treats_several_otherwise_has_one_image(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    together = ImageProcessor.tokens_together
-    monkeypatch.setattr(ImageProcessor, "tokens_together", lambda *args: together(*args)[:-1])
-    engine = make()
+def test_a_processor_that_treats_several_otherwise_has_one_image(make: Make) -> None:
+    engine = make("llava_onevision")
     assert engine.ready.max_images == 1
     assert "at most 1 in a request, got 2" in told(engine, seeing("r", TWO, [picture(1), picture(2)]))
     assert len(generate(engine, [seeing("r", ONE, [picture(1)])])["r"]) == NUM_TOKENS
 
 
 def test_models_that_need_more_than_features_say_what(tmp_path: Path) -> None:
-    config = small_config("gemma3")
+    config = small_config("gemma4")
     write_model(config, tmp_path)
     engine = load_again(tmp_path)
     assert engine.ready.max_images == 0
     message = told(engine, seeing("r", [5, 6, 7], [picture(1)]))
-    assert "images of gemma3 are not served by this version: the tokens of an image see each other" in message
+    assert (
+        "images of gemma4 are not served by this version: the tokens of an image see each other there, and" in message
+    )
+
+
+def test_a_model_whose_whole_prompt_sees_itself_is_refused_by_name(tmp_path: Path) -> None:
+    config = {"model_type": "paligemma", "architectures": ["PaliGemmaForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    byte_tokenizer("<image>").save_pretrained(tmp_path)
+    for load_format in ("auto", "dummy"):
+        with pytest.raises(ModelLoadError, match=r"PaliGemma.* is not served: all tokens of a prompt see each other"):
+            build_engine(EngineConfig(model=str(tmp_path), load_format=load_format), tmp_path)
+
+
+def test_an_image_processor_of_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer("<image>")
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "processor_config.json").write_text('{"processor_class": "Lfm2VlProcessor"}')
+    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "Lfm2VlImageProcessor"}')
+    (tmp_path / "config.json").write_text('{"model_type": "lfm2_vl"}')
+    if importlib.util.find_spec("torchvision") is not None:
+        pytest.skip("torchvision is here")
+    with pytest.raises(ModelLoadError, match="it needs the package torchvision"):
+        ImageProcessor.load(tmp_path, trust_remote_code=False)

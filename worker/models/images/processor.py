@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from ..checkpoint.errors import first_line
 from .axes import Axes, AxesOf
 from .seams import Seams
 
+# As transformers tells of what its image processors need.
+_MISSING = re.compile(r"Missing optional dependencies: (\w+)")
 # What processors say of texts, and towers do not take.
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
@@ -102,10 +106,8 @@ class ImageProcessor:
         from transformers import AutoProcessor
 
         try:
-            processor = (
-                AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code) if make is None else make()
-            )
-            return cls(processor, axes_of, **more)
+            make = make or partial(AutoProcessor.from_pretrained, folder, trust_remote_code=trust_remote_code)
+            return cls(make(), axes_of, **more)
         except Exception as error:  # OSError, ImportError, whatever its own code raises
             needed = _missing_package(error)
             reason = f"it needs {needed}" if needed else f"{type(error).__name__}: {first_line(error)}"
@@ -151,6 +153,9 @@ def _tensor(value: Any) -> Tensor:
 
 def _missing_package(error: BaseException) -> str:
     """The package that somebody missed on the way to ``error``; empty if that is not what went wrong."""
+    missing = _MISSING.search(str(error))
+    if missing:
+        return f"the package {missing[1]}"
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ModuleNotFoundError) and cause.name:

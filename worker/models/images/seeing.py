@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 import torch
@@ -53,7 +53,11 @@ _REASONS = {
     "gemma3n": "its tower needs timm, and each of its layers looks at the token ids again",
     "gemma4": "the tokens of an image see each other there, and each of its layers looks at the token ids again",
     "glm4v": "its images need positions in three axes of a kind of its own",
-    "paligemma": "all tokens of a prompt see each other there, text as well, so none could be computed in parts",
+}
+# Of these not even text is served: transformers has no causal class for it, and computes a prompt as no other does.
+_NOT_LOADED = {
+    "paligemma": "all tokens of a prompt see each other there, text as well (a prefix), and here text sees what is "
+    "before it; take Gemma 3",
 }
 # Ours in the place of those that need torchvision, though only for videos.
 _OWN_PROCESSORS: dict[str, Any] = {
@@ -104,6 +108,16 @@ class SplitModel(NamedTuple):
 def is_seeing_type(model_config: PretrainedConfig) -> bool:
     """Whether a model of this configuration is loaded with its tower."""
     return model_config.model_type in FAMILIES
+
+
+def check_served(model_config: PretrainedConfig, architecture: str) -> None:
+    """Refuse a model that reads images and of which nothing can be served.
+
+    Raises:
+        ModelLoadError: it is one.
+    """
+    if why := _NOT_LOADED.get(model_config.model_type):
+        raise ModelLoadError(f"{architecture} is not served: {why}")
 
 
 def refusal_of(model_config: PretrainedConfig) -> str:

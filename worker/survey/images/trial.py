@@ -16,7 +16,7 @@ from ...config import EngineConfig
 from ...engine.composition import Engine, build_engine
 from ...models.images.processor import ImageProcessor
 from ...models.loader import load_model
-from ..outcome import SAME, Outcome
+from ..outcome import ONE_A_REQUEST, SAME, Outcome
 from .models import small_budget, write_seeing_model
 from .processors import PLACEHOLDER, PartsAlone, StandIn
 from .truth import by_transformers, picture, png
@@ -27,8 +27,6 @@ _WORDS = list(range(40, 61))
 _ONE = [*_WORDS, PLACEHOLDER, *range(80, 87)]
 _TWO = [*_WORDS, PLACEHOLDER, 70, 71, PLACEHOLDER, *range(80, 87)]
 _DELIVERED = 5
-# Of a model that takes no second image.
-_ALONE = "one a request"
 # 4 layers x 2 KV heads x 16 dims x key and value x 4 bytes, as ``models.TEXT`` has them.
 _BYTES_PER_TOKEN = 1024
 
@@ -77,7 +75,8 @@ def _compare(folder: Path, processor: Any, roomy: Engine, num_tokens_of_a_step: 
     alone = {name: _generate(roomy, {name: one}) for name, one in asked.items()}
     told = {name: _judge(alone[name], {name: wanted[name]}) for name in ("one", "two")}
     if roomy.ready.max_images == 1:
-        told = {"one": _judge({**alone["one"], **alone["two"]}, {name: wanted[name] for name in told}), "two": _ALONE}
+        both = {name: wanted[name] for name in told}
+        told = {"one": _judge({**alone["one"], **alone["two"]}, both), "two": ONE_A_REQUEST}
     lens = {name: _num_tokens(processor, one) for name, one in asked.items()}
     told["mixed"] = _judge(_generate(_build(folder), asked), wanted)
     small: dict[str, Any] = {"max_num_batched_tokens": num_tokens_of_a_step, "enable_prefix_caching": False}
