@@ -91,8 +91,9 @@ _METHOD = (
 _METHOD_WITH_IMAGES = (
     "Each is a small random model with small pictures (`worker/survey/images/`). A prompt with *one* image, and one "
     "with *two* of other sizes, each alone, get 12 greedy tokens; then three prompts *mixed* in one batch; *chunked*, "
-    "with 7 tokens a step, so that chunks end inside of images; *preempted*; and *resumed* behind their first five "
-    "tokens, by an engine that has not seen the images.",
+    "with 7 tokens a step, so that chunks end inside of images (with 21 where no chunk may, so that they end before "
+    "them); *preempted*; and *resumed* behind their first five tokens, by an engine that has not seen the images. "
+    "*One a request*: a second image is refused, since the model's processor makes something else of several.",
 )
 
 
