@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
@@ -47,16 +46,14 @@ def asked(request_id: str, adapter: Path | None) -> EngineCoreRequest:
     )
 
 
-def run(engine: Engine, requests: list[EngineCoreRequest]) -> dict[str, list[int] | str]:
-    """Tokens, or what was wrong."""
-    told: dict[str, Any] = {request.request_id: [] for request in requests}
+def run(engine: Engine, requests: list[EngineCoreRequest]) -> dict[str, list[int]]:
+    told: dict[str, list[int]] = {request.request_id: [] for request in requests}
     for request in requests:
         assert engine.core.add_request(request) is None
     while engine.core.has_work:
         for output in engine.core.step_fn():
-            told[output.request_id] = (
-                output.error.message if output.error else told[output.request_id] + output.new_token_ids
-            )
+            assert output.error is None, output.error
+            told[output.request_id] += output.new_token_ids
     return told
 
 
@@ -71,14 +68,15 @@ def renamed(folder: Path, adapter: Path, change: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["gemma3", "idefics3", "qwen2_5_vl"])
+@pytest.mark.parametrize("name", ["gemma3", "idefics3"])
 def test_tokens_are_those_of_the_whole_model_with_the_adapter_merged(name: str, tmp_path: Path) -> None:
     """By the names that transformers has, by those that it had, and by those of the text model alone."""
     folder, merged = tmp_path / "model", tmp_path / "merged"
     processor = write_seeing_model(name, folder)
     whole = load_whole(folder)
     adapter = write_adapter(tmp_path / "adapter", whole, TEXT_ALONE)
-    merge(whole, TEXT_ALONE).save_pretrained(merged)
+    merge(whole, TEXT_ALONE)
+    whole.save_pretrained(merged)
     wanted = {
         "base": by_transformers(folder, processor, PROMPT, [picture(1)], NUM_TOKENS),
         "adapted": by_transformers(merged, processor, PROMPT, [picture(1)], NUM_TOKENS),
@@ -91,30 +89,3 @@ def test_tokens_are_those_of_the_whole_model_with_the_adapter_merged(name: str, 
     for number, instead in enumerate(("language_model.model.", "model.")):
         other = renamed(tmp_path / str(number), adapter, lambda was, to=instead: was.replace(f"model.{part}.", to))
         assert run(engine, [asked("adapted", other)]) == {"adapted": wanted["adapted"]}
-
-
-def test_what_reads_images_is_not_adapted_and_said_so(tmp_path: Path) -> None:
-    """PEFT's ``target_modules=["q_proj"]`` finds the tower's as well."""
-    folder = tmp_path / "model"
-    write_seeing_model("llava", folder)
-    engine = engine_over(folder)
-    both = write_adapter(tmp_path / "both", load_whole(folder), Kind(rank=4, targets=("q_proj",)))
-    message = run(engine, [asked("r", both)])["r"]
-    assert "changes 'model.vision_tower." in str(message)
-    assert "which reads images; only the text model's layers are adapted" in str(message)
-    projector = write_adapter(tmp_path / "other", load_whole(folder), Kind(rank=4, targets=("linear_1",)))
-    assert "'model.multi_modal_projector.linear_1', which reads images" in str(
-        run(engine, [asked("r", projector)])["r"]
-    )
-
-
-def test_one_layer_by_two_names_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    write_seeing_model("llava", folder)
-    adapter = write_adapter(tmp_path / "adapter", load_whole(folder), TEXT_ALONE)
-    twice = renamed(tmp_path / "twice", adapter, lambda name: name)
-    tensors = load_file(twice / "adapter_model.safetensors")
-    tensors |= {name.replace("model.language_model.", "language_model.model."): torch.clone(tensor)
-                for name, tensor in tensors.items()}  # fmt: skip
-    save_file(tensors, twice / "adapter_model.safetensors")
-    assert "by two names; keep one of them" in str(run(engine_over(folder), [asked("r", twice)])["r"])

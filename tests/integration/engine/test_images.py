@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from PIL import Image
 
 from penstock.shared.control import ENCODER, MULTIMODAL, InputCacheReset, ResetInputCache, Sleep, WakeUp
@@ -21,12 +22,11 @@ from penstock.worker.config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.images.admission import ImageAdmission
 from penstock.worker.models.images.processor import ImageProcessor
+from penstock.worker.models.images.seeing import is_seeing_type, refusal_of
 from penstock.worker.models.images.tower import ImageTower
 from penstock.worker.survey.images.models import SEEING, small_budget, write_seeing_model
 from penstock.worker.survey.images.processors import PLACEHOLDER, PartsAlone, StandIn, byte_tokenizer
 from penstock.worker.survey.images.truth import by_transformers, picture, png
-from penstock.worker.survey.small_config import small_config
-from penstock.worker.survey.trial import write_model
 
 from .harness import BYTES_PER_TOKEN, ask
 
@@ -330,15 +330,14 @@ def test_a_processor_that_treats_several_otherwise_has_one_image(make: Make) -> 
     assert len(generate(engine, [seeing("r", ONE, [picture(1)])])["r"]) == NUM_TOKENS
 
 
-def test_models_that_need_more_than_features_say_what(tmp_path: Path) -> None:
-    config = small_config("gemma4")
-    write_model(config, tmp_path)
-    engine = load_again(tmp_path)
-    assert engine.ready.max_images == 0
-    message = told(engine, seeing("r", [5, 6, 7], [picture(1)]))
-    assert (
-        "images of gemma4 are not served by this version: the tokens of an image see each other there, and" in message
-    )
+def test_models_that_need_more_than_features_say_what() -> None:
+    """Those are served with text alone, and requests with images get it as their error."""
+    for model_type, why in {"gemma4": "the tokens of an image see each other", "glm4v": "three axes"}.items():
+        config = transformers.CONFIG_MAPPING[model_type]()
+        assert not is_seeing_type(config)
+        assert refusal_of(config).startswith(f"images of {model_type} are not served by this version: ")
+        assert why in refusal_of(config)
+    assert refusal_of(transformers.LlamaConfig()) == "this model reads no images"
 
 
 def test_a_model_whose_whole_prompt_sees_itself_is_refused_by_name(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class OneVisionProcessor:
     """
 
     def __init__(self, images: Any, image_token: str, image_token_id: int, settings: dict[str, Any]) -> None:
-        from transformers import LlavaOnevisionProcessor
+        from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 
         self._images = images
         self.image_token = image_token
