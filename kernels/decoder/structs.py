@@ -51,4 +51,5 @@ class StepStruct(ctypes.Structure):
         *((name, _POINTER) for name in ("query_lens", "seq_lens", "logit_rows", "logits")),
         *((name, _POINTER) for name in ("adapter_slots", "adapted")),
         ("num_adapter_slots", _INT),
+        ("visible_ends", _POINTER),
     )

@@ -52,4 +52,5 @@ struct DecoderStep {
   const int64_t* adapter_slots;          // [T], below 0 for none; null where no token has an adapter
   const AdaptedProduct* adapted;         // [layers, PRODUCTS_PER_LAYER, num_adapter_slots]
   int64_t num_adapter_slots;
+  const int64_t* visible_ends;  // [T], where what a token sees ends; null where each sees as far as itself
 };

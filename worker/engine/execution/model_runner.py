@@ -164,12 +164,14 @@ class ModelRunner:
     def _forward(self, step: StepInput, logit_rows: IntArray) -> torch.Tensor:
         """Logits of the packed tokens ``logit_rows``, ascending: ``[len(logit_rows), V]``."""
         max_blocks = -(-int(step.seq_lens.max()) // self._batch.block_size)
+        ends = self._batch.sampling.visible_ends.take(step)
         batch = PagedBatch(
             block_table=to_device(self._batch.block_table[step.rows, :max_blocks], self._device),
             slot_mapping=to_device(step.slot_mapping, self._device),
             query_lens=step.query_lens.tolist(),
             seq_lens=step.seq_lens.tolist(),
             block_size=self._batch.block_size,
+            visible_ends=None if ends is None else to_device(ends, self._device),
         )
         embeds, sight = self._seen(step)
         return self._model.forward.run(

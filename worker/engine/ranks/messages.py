@@ -54,6 +54,7 @@ class RunStep(msgspec.Struct, array_like=True, tag="run"):
     token_types: bytes | None = None
     embeds: bytes | None = None
     embeds_dtype: str = ""
+    visible_ends: bytes | None = None
 
 
 class CommitStep(msgspec.Struct, array_like=True, tag="commit"):

@@ -31,6 +31,7 @@ from ....shared.messages.outcome import FinishReason, RequestError
 from ....shared.params.pooling import Pooled
 from .block_pool import BlockPool
 from .guessing import Guessing, NoGuessing
+from .image_spans import whole_chunk
 from .invariants import check_requests, check_tokens
 from .ordering import FirstComeFirstServed, OrderingPolicy, RequestQueue
 from .prefix_cache import NoPrefixCache, PrefixCache
@@ -127,6 +128,10 @@ class Scheduler:
                 # One token stays reserved for each running request behind this one: a long prefill delays no decode.
                 num_new_tokens = min(num_new_tokens, budget - (len(self._running) - index - 1))
                 num_new_tokens = prompt_rows.limit(request, num_new_tokens)
+                if request.images:
+                    num_new_tokens = whole_chunk(request.images, num_computed_tokens, num_new_tokens)
+                    if num_new_tokens == 0:
+                        continue  # its image waits for a step with more room
             num_tokens = num_computed_tokens + num_new_tokens
             has_blocks = num_tokens <= len(request.block_table) * block_size
             if not has_blocks and not self._grow_block_table(request, num_tokens):
@@ -139,8 +144,11 @@ class Scheduler:
                 break
             self._running.add(self._waiting.pop(0))
             num_new_tokens = prompt_rows.limit(request, min(request.num_uncomputed_tokens, budget))
-            output.add(request, num_new_tokens)
-            budget -= num_new_tokens
+            if request.images:
+                num_new_tokens = whole_chunk(request.images, request.num_computed_tokens, num_new_tokens)
+            if num_new_tokens:
+                output.add(request, num_new_tokens)
+                budget -= num_new_tokens
         output.released_ids, self._released_ids = self._released_ids, []
         self._guessing.extend(output, self.block_pool)
         return output

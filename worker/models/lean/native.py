@@ -73,6 +73,7 @@ class NativeForward(OfLean):
                 angles=self._angles,
                 inputs_embeds=step.inputs_embeds,
                 token_lora=step.token_lora,
+                visible_ends=batch.visible_ends,
             )
         )
 
