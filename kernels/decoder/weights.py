@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..linear import PackedWeight
+from ..mixers import MixerWeights
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class LayerWeights:
         residual_scale: factor on what is added to the stream.
         is_parallel: both parts start from the layer's input; without ``mlp_norm`` from its one norm.
         activation: a place in ``kernels.gated_activation.ACTIVATIONS``.
+        has_gate: behind each head of queries ``qkv`` has as many numbers, whose sigmoid opens for what the head finds.
+        mixer: in the place of attention; ``qkv`` then makes its rows, and the rest of attention counts for nothing.
     """
 
     input_norm: NormWeights | None
@@ -73,6 +76,8 @@ class LayerWeights:
     is_parallel: bool = False
     activation: int = 0
     is_gated: bool = True
+    has_gate: bool = False
+    mixer: MixerWeights | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 #include "adapters.h"
 #include "layer_switches.h"
 #include "linear.h"
+#include "mixers.h"
 
 // Cosines and sines of every position, [P, dim]; both halves of a row are alike.
 struct Angles {
@@ -23,6 +24,8 @@ struct DecoderLayer {
   int64_t window;        // positions a token sees; 0: all before it
   int64_t angles;        // which of the step's; below 0 heads are not rotated
   int64_t is_interleaved, norms_rows, norms_follow, is_parallel, activation, is_gated;
+  int64_t has_gate;  // behind each head of queries the projection has what opens for its result, see gates.h
+  const Mixer* mixer;  // in the place of attention; null for that
 };
 
 struct Decoder {
@@ -52,4 +55,5 @@ struct DecoderStep {
   const int64_t* adapter_slots;          // [T], below 0 for none; null where no token has an adapter
   const AdaptedProduct* adapted;         // [layers, PRODUCTS_PER_LAYER, num_adapter_slots]
   int64_t num_adapter_slots;
+  const int64_t *state_reads, *state_writes;  // [B] slots, see MixerStep; null where no layer keeps a state
 };

@@ -71,6 +71,8 @@ class AttentionPlan:
         norms_follow: they come behind the rotation.
         rotation: None in a layer without positions.
         softcap, sinks: as ``paged_attention`` takes them, the latter by name.
+        is_gated: behind each head of queries the projection has as many numbers, whose sigmoid opens for what the head
+            finds.
     """
 
     qkv: tuple[str, ...]
@@ -86,6 +88,42 @@ class AttentionPlan:
     rotation: RotationPlan | None = None
     softcap: float | None = None
     sinks: str | None = None
+    is_gated: bool = False
+
+
+@dataclass(frozen=True)
+class MixerPlan:
+    """What a layer does that keeps a state in the place of keys and values, between its norm and its output projection.
+
+    Fields from ``values_at`` on are those of ``kernels.mixers.MixerWeights``.
+
+    Args:
+        kind: one of ``kernels.mixers.KINDS``.
+        inner: names of the projections, whose outputs side by side are a row.
+        convolution: name of the module that has its weights.
+        decay, step_bias, skip: names of parameters.
+        norm: name of the normalisation behind a recurrence.
+    """
+
+    kind: str
+    inner: tuple[str, ...]
+    output: str
+    convolution: str
+    values_at: int
+    gate_at: int
+    strength_at: int = 0
+    step_at: int = 0
+    num_heads: int = 0
+    num_groups: int = 0
+    head_dim: int = 0
+    key_dim: int = 0
+    decay: str = ""
+    step_bias: str = ""
+    skip: str = ""
+    norm: str = ""
+    norm_size: int = 1
+    gates_first: bool = False
+    eps: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -113,6 +151,7 @@ class LayerPlan:
     """One layer: where it normalises, and how it adds to the stream.
 
     Args:
+        attention: or what mixes tokens in its place.
         input_norm, mlp_norm: before attention, and before the feed-forward part.
         attention_norm, mlp_out_norm: of what both make, before it is added.
         is_parallel: both start from the layer's input; without a ``mlp_norm`` of its own the feed-forward part gets
@@ -120,7 +159,7 @@ class LayerPlan:
         residual_scale: what is added is multiplied by it.
     """
 
-    attention: AttentionPlan
+    attention: AttentionPlan | MixerPlan
     mlp: FeedForwardPlan
     input_norm: NormPlan | None = None
     attention_norm: NormPlan | None = None

@@ -10,13 +10,19 @@ from ..plan import LayerPlan, NormPlan
 from .attention import AnglesSource, read_attention
 from .feed_forward import read_feed_forward
 from .matching import rows_of, same
+from .mixers import read_mixer
 from .norms import norm_after, norm_before, read_norm
 from .numbers import must, scale_of_addition
 from .trace import ModuleCall, Trace
 
 
-def read_layer(trace: Trace, name: str, attention: str, sources: list[AnglesSource], numbers: list[float]) -> LayerPlan:
-    """The plan of the layer ``name``, whose attention is the module of that name.
+def read_layer(
+    trace: Trace, name: str, attention: str | None, sources: list[AnglesSource], numbers: list[float]
+) -> LayerPlan:
+    """The plan of the layer ``name``.
+
+    Args:
+        attention: the module of that name is its attention; None of a layer that mixes tokens in another way.
 
     Raises:
         ModelLoadError: it is made in another way than any plan says.
@@ -28,7 +34,7 @@ def read_layer(trace: Trace, name: str, attention: str, sources: list[AnglesSour
     mlp_out_norm, made = parts.norm_behind(fed.made)
     given = rows_of(_tensor(fed.given))
     plans = {
-        "attention": read_attention(trace, attended, sources),
+        "attention": read_mixer(trace, attended) if attention is None else read_attention(trace, attended, sources),
         "mlp": read_feed_forward(trace, fed),
         "input_norm": input_norm,
         "attention_norm": attention_norm,
@@ -48,23 +54,23 @@ def read_layer(trace: Trace, name: str, attention: str, sources: list[AnglesSour
 
 
 class _Parts:
-    """What a layer called, told apart: attention, feed-forward part, normalisations."""
+    """What a layer called, told apart: attention or what is in its place, feed-forward part, normalisations."""
 
-    def __init__(self, trace: Trace, name: str, attention: str) -> None:
+    def __init__(self, trace: Trace, name: str, attention: str | None) -> None:
         (whole,) = trace.of(name)
         self.name = name
         self.stream = rows_of(_tensor(whole.given))
         self.result = rows_of(_tensor(whole.made))
         children = [call for call in trace.inside(name) if call.name.count(".") == name.count(".") + 1]
         self._norms = [call for call in children if read_norm(call) is not None]
-        (self.attention,) = trace.of(attention)
         others = [
             call
             for call in children
-            if call.name != attention
-            and all(call is not norm for norm in self._norms)
-            and not isinstance(call.module, nn.Dropout | nn.Identity)
+            if all(call is not norm for norm in self._norms) and not isinstance(call.module, nn.Dropout | nn.Identity)
         ]
+        attends = [call for call in others if call.name == attention] or others[:1] * (attention is None)
+        self.attention = attends[0] if attends else call_of(trace, attention or name)
+        others = [call for call in others if call is not self.attention]
         if len(others) != 1:
             told = ", ".join(call.name.rsplit(".", 1)[-1] for call in others) or "nothing"
             raise ModelLoadError(f"{name} has beside attention and normalisations not one part, but {told}")
