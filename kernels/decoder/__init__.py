@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import KernelInputError
+from ..linear import LinearStruct
 from ..lora.packed import ProductStruct
 from ..mixers import MixerState, MixingBatch
 from ..native import library
@@ -107,7 +108,7 @@ class Decoder:
         self._struct = DecoderStruct(
             *(self._layers, len(self._layers), weights.embeddings.shape[1]),
             *(weights.num_heads, weights.num_kv_heads, weights.head_dim),
-            *(max(layer.down.num_inputs for layer in weights.layers), 1),
+            *(max(layer.down.num_inputs for layer in weights.layers if layer.down), 1),
             *(weights.token_scale, weights.stream_scale, weights.logit_scale, weights.logit_softcap or 0.0),
             *(weights.embeddings.data_ptr(), _norm_struct(weights.final_norm), weights.lm_head.struct()),
         )
@@ -214,7 +215,10 @@ def _layer_structs(layers: tuple[LayerWeights, ...]) -> ctypes.Array[LayerStruct
         norms = (layer.input_norm, layer.attention_norm, layer.mlp_norm, layer.mlp_out_norm)
         structs[index] = LayerStruct(
             *map(_norm_struct, (*norms, layer.query_norm, layer.key_norm)),
-            *(linear.struct() for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+            *(
+                LinearStruct() if linear is None else linear.struct()
+                for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
+            ),
             *(None, None, address(layer.sinks)),
             *(layer.scale, layer.softcap or 0.0, layer.residual_scale),
             *(layer.window or 0, -1 if layer.angles is None else layer.angles, layer.is_interleaved),

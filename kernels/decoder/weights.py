@@ -39,7 +39,8 @@ class LayerWeights:
         input_norm, mlp_norm: before attention and before the feed-forward part, ``[hidden size]``; None without.
         query_norm, key_norm: ``[H, D]`` and ``[KVH, D]``; None where heads are not normalised.
         qkv: queries, keys and values, in this order; ``gate_up``: the gate, then what it opens for, or what the
-            activation is of where there is no gate.
+            activation is of where there is no gate. The former two are None of a layer that has a feed-forward part
+            alone, the latter of one that has none.
         scale: factor on the scores.
         window: positions a token sees; None sees all before it.
         attention_norm, mlp_out_norm: of what both parts make, before it is added.
@@ -58,10 +59,10 @@ class LayerWeights:
     mlp_norm: NormWeights | None
     query_norm: NormWeights | None
     key_norm: NormWeights | None
-    qkv: PackedWeight
-    output: PackedWeight
-    gate_up: PackedWeight
-    down: PackedWeight
+    qkv: PackedWeight | None
+    output: PackedWeight | None
+    gate_up: PackedWeight | None
+    down: PackedWeight | None
     scale: float
     window: int | None
     attention_norm: NormWeights | None = None

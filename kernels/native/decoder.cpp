@@ -12,8 +12,7 @@
 
 namespace {
 
-constexpr int64_t TOKENS_PER_PIECE = 8;
-constexpr int64_t LOGITS_PER_PIECE = 16384;
+constexpr int64_t TOKENS_PER_PIECE = 8, LOGITS_PER_PIECE = 16384;
 // Rows (tokens by heads of a group) of a prompt that one thread attends for: several tiles, so that what was read of the
 // cache is read from near again.
 constexpr int64_t ROWS_PER_PIECE = 48;
@@ -48,10 +47,14 @@ class Run {
     embed();
     for (int64_t i = 0; i < d_.num_layers; ++i) {
       const DecoderLayer& layer = d_.layers[i];
-      add_and_norm(i == 0 ? nullptr : added_, layer.input_norm);
+      add_and_norm(i == 0 ? nullptr : added_, layer.output.num_inputs > 0 ? layer.input_norm : layer.mlp_norm);
       const int64_t found_size = layer.output.num_inputs;
-      find(i, found_size);
+      if (found_size > 0) find(i, found_size);
       if (i == d_.num_layers - 1) keep_logit_rows(found_size);
+      if (found_size == 0) {
+        feed_alone(i);
+        continue;
+      }
       multiply<T, T>(found_, found_size, layer.output, added_, d_.hidden_size, num_rows_);
       adapt(i, OUTPUT, found_, found_size, added_, d_.hidden_size);
       layer.is_parallel ? feed_beside(i) : feed_behind(i);
@@ -123,9 +126,14 @@ class Run {
   void feed_behind(int64_t i) {
     const DecoderLayer& layer = d_.layers[i];
     finish(added_, layer.attention_norm, layer.residual_scale);
+    if (layer.down.num_inputs == 0) return;
     add_and_norm(added_, layer.mlp_norm);
+    feed_alone(i);
+  }
+
+  void feed_alone(int64_t i) {
     feed_forward(i, added_);
-    finish(added_, layer.mlp_out_norm, layer.residual_scale);
+    finish(added_, d_.layers[i].mlp_out_norm, d_.layers[i].residual_scale);
   }
 
   // Both parts start from the layer's input, and go to the stream together.

@@ -15,7 +15,7 @@ struct Angles {
 struct DecoderLayer {
   Norm input_norm, attention_norm, mlp_norm, mlp_out_norm;  // the second and the last of what is added to the stream
   Norm query_norm, key_norm;                                // weights [H, D] and [KVH, D]
-  Linear qkv, output, gate_up, down;
+  Linear qkv, output, gate_up, down;  // without inputs the former two, or the latter, in a layer of one part
   void *keys, *values;  // the layer's cache, see paged_cache.h
   const float* sinks;   // [H] logits that carry no value; null without
   float scale;

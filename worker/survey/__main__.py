@@ -40,6 +40,7 @@ def main() -> int:
     sys.stderr.write(f"{num_identical} of {len(outcomes)} give the tokens of transformers\n")
     if arguments.out:
         arguments.out.write_text(page(outcomes, skipped, told_options(options), seeing))
+        kept.forget()
     return 0
 
 
@@ -66,7 +67,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="TYPE,TYPE", help="these model types instead of all")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the table there")
     parser.add_argument(
-        "--keep", type=Path, metavar="FILE", help="keep each row there once it is made, and go on from it"
+        "--keep", type=Path, metavar="FILE", help="keep each row there until the table is written, and go on from it"
     )
     parser.add_argument("--timeout-s", type=float, default=120.0, help="for one model type")
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="ranks that share each layer")

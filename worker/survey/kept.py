@@ -46,6 +46,11 @@ class KeptOutcomes:
         """What became of it; None if it was not tried."""
         return self._known.get((model_type, has_images))
 
+    def forget(self) -> None:
+        """The survey is through: the next one, of other code, begins anew."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
     def add(self, outcome: Outcome, *, has_images: bool = False) -> None:
         """Write it down."""
         self._known[outcome.model_type, has_images] = outcome

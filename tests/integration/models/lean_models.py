@@ -143,6 +143,19 @@ STATES: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_conv_bias": False,
         },
     ),
+    # Layers of one part each.
+    "nemotron hybrid": (
+        "NemotronHForCausalLM",
+        {
+            **_DIM,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+            "num_hidden_layers": 4,
+            "mamba_num_heads": 12,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 8,
+            "n_groups": 2,
+        },
+    ),
 }
 VARIANTS_WITH_STATES = VARIANTS | STATES
 

@@ -72,8 +72,11 @@ def sites_of_all_tokens(forward: Forward, sites: list[Site]) -> list[Site]:
 
 def _sites_of_lean(layer: AnyLayer) -> Iterator[Site]:
     plan, mlp = layer.plan.mlp, layer.mlp
-    yield _fused(layer.in_proj, *_inputs_of(layer))
-    yield _fused(layer.o_proj, [layer.plan.attention.output], [layer.o_proj.out_features])
+    if layer.plan.attention is not None:
+        yield _fused(layer.in_proj, *_inputs_of(layer))
+        yield _fused(layer.o_proj, [layer.plan.attention.output], [layer.o_proj.out_features])
+    if plan is None:
+        return
     if isinstance(mlp, GatedMlp):
         yield from _sites_of_mlp(mlp, plan.inner, plan.down)
     elif isinstance(mlp, SharedExpertMlp):
@@ -82,6 +85,8 @@ def _sites_of_lean(layer: AnyLayer) -> Iterator[Site]:
         yield from _own_sites(mlp.gate, f"{plan.name}.shared_expert_gate")
     elif isinstance(mlp, OwnMlp):
         yield from _own_sites(mlp.own, plan.name)
+        if mlp.beside is not None:
+            yield from _own_sites(mlp.beside, plan.beside)
 
 
 def _inputs_of(layer: AnyLayer) -> tuple[Sequence[str], list[int]]:

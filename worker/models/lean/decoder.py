@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..token_adapters import TokenAdapters
-from .layer import AnyLayer, Attend, LeanLayer
+from .layer import AnyLayer, Attend, FeedingLayer, LeanLayer
 from .mixing import MixingLayer
 from .norms import make_norm
 from .plan import DecoderPlan, LayerPlan, MixerPlan
@@ -105,4 +105,6 @@ class LeanDecoder(nn.Module):
 
 
 def _make_layer(own: PreTrainedModel, plan: LayerPlan) -> AnyLayer:
+    if plan.attention is None:
+        return FeedingLayer(own, plan)
     return MixingLayer(own, plan) if isinstance(plan.attention, MixerPlan) else LeanLayer(own, plan)

@@ -121,7 +121,7 @@ class LeanForward:
             for call, layer in zip(self._calls, self._layers, strict=True)
         }
         mixings = self._mixings_of(step) if self.mixing_layers else {}
-        return [{**attentions, **mixings}[layer] for layer in self.network.layers]
+        return [{**attentions, **mixings}.get(layer, _attend_to_nothing) for layer in self.network.layers]
 
     def _mixings_of(self, step: ModelInput) -> dict[nn.Module, Attend]:
         batch = self.states.begin(step)

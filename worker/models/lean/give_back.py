@@ -46,12 +46,14 @@ def _give_layer(layer: AnyLayer, own: PreTrainedModel) -> None:
     _give_norm(layer.attention_norm, plan.attention_norm, own)
     _give_norm(layer.mlp_norm, plan.mlp_norm, own)
     _give_norm(layer.mlp_out_norm, plan.mlp_out_norm, own)
-    put_linear(layer.o_proj, _linear(own, plan.attention.output))
+    if plan.attention is not None:
+        put_linear(layer.o_proj, _linear(own, plan.attention.output))
     if isinstance(layer, LeanLayer):
         _give_attention(layer, own)
     elif isinstance(layer, MixingLayer):
         _give_mixer(layer, own)
-    _give_feed_forward(layer.mlp, plan.mlp, own)
+    if layer.mlp is not None and plan.mlp is not None:
+        _give_feed_forward(layer.mlp, plan.mlp, own)
 
 
 def _give_attention(layer: LeanLayer, own: PreTrainedModel) -> None:
@@ -121,6 +123,8 @@ def _give_feed_forward(mlp: nn.Module, plan: FeedForwardPlan, own: PreTrainedMod
     else:
         assert isinstance(mlp, OwnMlp)
         put_modules(mlp.own, module)
+        if mlp.beside is not None:
+            put_modules(mlp.beside, own.get_submodule(plan.beside))
 
 
 def _give_experts(mlp: SparseMlp, own: Any) -> None:

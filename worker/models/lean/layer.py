@@ -76,7 +76,7 @@ class AnyLayer(nn.Module):
             _norm_of(own, norm, device)
             for norm in (plan.input_norm, plan.attention_norm, plan.mlp_norm, plan.mlp_out_norm)
         )
-        self.mlp = make_feed_forward(own, plan.mlp)
+        self.mlp = None if plan.mlp is None else make_feed_forward(own, plan.mlp)
 
     @property
     def in_proj(self) -> Any:
@@ -99,6 +99,8 @@ class AnyLayer(nn.Module):
     def transform(self, found: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """From what ``attend`` found to what the layer adds to the stream in the end, and the stream."""
         added = self.attention_norm(self.o_proj(found))
+        if self.mlp is None:
+            return self._scaled(added), kept[0]
         if self.plan.is_parallel:
             residual, normed = kept
             given = normed if self.plan.mlp_norm is None else self.mlp_norm(residual)
@@ -112,6 +114,24 @@ class AnyLayer(nn.Module):
     def _scaled(self, added: Tensor) -> Tensor:
         scale = self.plan.residual_scale
         return added if scale == 1.0 else added * scale
+
+
+class FeedingLayer(AnyLayer):
+    """A layer that has a feed-forward part alone. Tokens do not meet in it, so its ``attend`` is not used."""
+
+    def __init__(self, own: nn.Module, plan: LayerPlan) -> None:
+        assert plan.mlp is not None
+        super().__init__(own, plan, next(own.get_submodule(plan.mlp.name).parameters()).device)
+
+    def attend(
+        self, hidden: Tensor, residual: Tensor, angles: Sequence[Angles], attend: Attend
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        normed, residual = self.mlp_norm.add(hidden, residual)
+        return normed, (residual,)
+
+    def transform(self, found: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        assert self.mlp is not None
+        return self._scaled(self.mlp_out_norm(self.mlp(found))), kept[0]
 
 
 class LeanLayer(AnyLayer):

@@ -143,6 +143,7 @@ def is_native(lean: LeanForward) -> bool:
     return (
         can_decode(network.embed_tokens.weight.dtype, layers[0].head_dim)
         and all(isinstance(linear, OwnPackedLinear) for linear in linears)
+        and any(isinstance(layer.mlp, GatedMlp) for layer in _layers_of(network))
         and len({(layer.num_heads, layer.num_kv_heads, layer.head_dim) for layer in layers}) == 1
     )
 
@@ -156,9 +157,11 @@ def _attending_layers_of(network: LeanDecoder) -> list[LeanLayer]:
 
 
 def _linears_of(layer: AnyLayer) -> list[object]:
+    """Of attention two, and of the feed-forward part; a list with None is of one that is not dense."""
+    of_attention = [] if layer.plan.attention is None else [layer.in_proj, layer.o_proj]
     mlp = layer.mlp
-    of_mlp = [mlp.gate_up_proj, mlp.down_proj] if isinstance(mlp, GatedMlp) else [None]
-    return [layer.in_proj, layer.o_proj, *of_mlp]
+    of_mlp = [mlp.gate_up_proj, mlp.down_proj] if isinstance(mlp, GatedMlp) else [] if mlp is None else [None]
+    return [*of_attention, *of_mlp]
 
 
 def _weights_of(lean: LeanForward) -> DecoderWeights:
@@ -184,29 +187,30 @@ def _all_layer_weights(lean: LeanForward) -> Iterator[LayerWeights]:
     windows = iter(lean.windows)
     for layer in _layers_of(lean.network):
         common = _common_weights(layer)
-        if isinstance(layer, MixingLayer):
-            yield LayerWeights(**common, query_norm=None, key_norm=None, scale=1.0, window=None, mixer=layer.weights)
-        elif isinstance(layer, LeanLayer):
+        if isinstance(layer, LeanLayer):
             yield LayerWeights(**common, **_attention_weights(layer, next(windows)))
+        else:
+            mixer = layer.weights if isinstance(layer, MixingLayer) else None
+            yield LayerWeights(**common, query_norm=None, key_norm=None, scale=1.0, window=None, mixer=mixer)
 
 
 def _common_weights(layer: AnyLayer) -> dict[str, Any]:
     mlp = layer.mlp
-    assert isinstance(mlp, GatedMlp)
-    qkv, output, gate_up, down = (_packed_weight(linear) for linear in _linears_of(layer))
+    assert mlp is None or isinstance(mlp, GatedMlp)
+    has_attention = layer.plan.attention is not None
     return {
         "input_norm": _norm_weights(layer.input_norm),
         "mlp_norm": _norm_weights(layer.mlp_norm),
         "attention_norm": _norm_weights(layer.attention_norm),
         "mlp_out_norm": _norm_weights(layer.mlp_out_norm),
-        "qkv": qkv,
-        "output": output,
-        "gate_up": gate_up,
-        "down": down,
+        "qkv": _packed_weight(layer.in_proj) if has_attention else None,
+        "output": _packed_weight(layer.o_proj) if has_attention else None,
+        "gate_up": None if mlp is None else _packed_weight(mlp.gate_up_proj),
+        "down": None if mlp is None else _packed_weight(mlp.down_proj),
         "residual_scale": layer.plan.residual_scale,
         "is_parallel": layer.plan.is_parallel,
-        "activation": ACTIVATIONS.index(mlp.activation),
-        "is_gated": mlp.is_gated,
+        "activation": 0 if mlp is None else ACTIVATIONS.index(mlp.activation),
+        "is_gated": mlp is None or mlp.is_gated,
     }
 
 

@@ -137,6 +137,7 @@ class FeedForwardPlan:
         inner: names of the projections before the activation; one where gate and up are fused, or there is no gate.
         down: name of the projection behind it.
         activation: one of ``gated_activation.ACTIVATIONS``.
+        beside: name of a second module of "own", of the same input, whose result is added; empty without.
     """
 
     name: str
@@ -144,6 +145,7 @@ class FeedForwardPlan:
     inner: tuple[str, ...] = ()
     down: str = ""
     activation: str = "silu"
+    beside: str = ""
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,8 @@ class LayerPlan:
     """One layer: where it normalises, and how it adds to the stream.
 
     Args:
-        attention: or what mixes tokens in its place.
+        attention: or what mixes tokens in its place. Of a layer that has one part alone, ``attention`` or ``mlp`` is
+            None.
         input_norm, mlp_norm: before attention, and before the feed-forward part.
         attention_norm, mlp_out_norm: of what both make, before it is added.
         is_parallel: both start from the layer's input; without a ``mlp_norm`` of its own the feed-forward part gets
@@ -159,8 +162,8 @@ class LayerPlan:
         residual_scale: what is added is multiplied by it.
     """
 
-    attention: AttentionPlan | MixerPlan
-    mlp: FeedForwardPlan
+    attention: AttentionPlan | MixerPlan | None
+    mlp: FeedForwardPlan | None
     input_norm: NormPlan | None = None
     attention_norm: NormPlan | None = None
     mlp_norm: NormPlan | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from .....shared.errors import ModelLoadError
-from ..plan import LayerPlan, NormPlan
+from ..plan import AttentionPlan, FeedForwardPlan, LayerPlan, MixerPlan, NormPlan
 from .attention import AnglesSource, read_attention
 from .feed_forward import read_feed_forward
 from .matching import rows_of, same
@@ -28,14 +30,16 @@ def read_layer(
         ModelLoadError: it is made in another way than any plan says.
     """
     parts = _Parts(trace, name, attention)
+    if parts.mlp is None or parts.attention is None:
+        return _read_one_part(trace, parts, sources, numbers)
     stream, attended, fed = parts.stream, parts.attention, parts.mlp
     input_norm = parts.norm_between(stream, attended.given)
     attention_norm, found = parts.norm_behind(attended.made)
     mlp_out_norm, made = parts.norm_behind(fed.made)
     given = rows_of(_tensor(fed.given))
     plans = {
-        "attention": read_mixer(trace, attended) if attention is None else read_attention(trace, attended, sources),
-        "mlp": read_feed_forward(trace, fed),
+        "attention": _read_mixing(trace, attended, sources),
+        "mlp": parts.read_mlp(trace, fed),
         "input_norm": input_norm,
         "attention_norm": attention_norm,
         "mlp_out_norm": mlp_out_norm,
@@ -53,6 +57,24 @@ def read_layer(
     return LayerPlan(**plans, mlp_norm=mlp_norm, residual_scale=scale, is_parallel=True)
 
 
+def _read_one_part(trace: Trace, parts: _Parts, sources: list[AnglesSource], numbers: list[float]) -> LayerPlan:
+    part = parts.attention or parts.mlp
+    assert part is not None
+    before = parts.norm_between(parts.stream, part.given)
+    behind, made = parts.norm_behind(part.made)
+    scale = must(scale_of_addition(parts.stream, made, parts.result, numbers), f"the result of {parts.name}")
+    if parts.attention is None:
+        mlp = parts.read_mlp(trace, part)
+        return LayerPlan(None, mlp, mlp_norm=before, mlp_out_norm=behind, residual_scale=scale)
+    mixing = _read_mixing(trace, part, sources)
+    return LayerPlan(mixing, None, input_norm=before, attention_norm=behind, residual_scale=scale)
+
+
+def _read_mixing(trace: Trace, call: ModuleCall, sources: list[AnglesSource]) -> AttentionPlan | MixerPlan:
+    attends = any(attention.name == call.name for attention in trace.attentions)
+    return read_attention(trace, call, sources) if attends else read_mixer(trace, call)
+
+
 class _Parts:
     """What a layer called, told apart: attention or what is in its place, feed-forward part, normalisations."""
 
@@ -68,13 +90,22 @@ class _Parts:
             for call in children
             if all(call is not norm for norm in self._norms) and not isinstance(call.module, nn.Dropout | nn.Identity)
         ]
-        attends = [call for call in others if call.name == attention] or others[:1] * (attention is None)
-        self.attention = attends[0] if attends else call_of(trace, attention or name)
+        mixes = [call for call in others if (call.name == attention if attention else _convolves(call))]
+        self.attention = mixes[0] if mixes else None
         others = [call for call in others if call is not self.attention]
-        if len(others) != 1:
+        self.beside = ""
+        if len(others) == 2 and same(others[0].given, others[1].given):
+            first, second = others
+            self.beside = second.name
+            others = [replace(first, made=_tensor(first.made) + _tensor(second.made))]
+        if len(others) > 1 or not (others or self.attention):
             told = ", ".join(call.name.rsplit(".", 1)[-1] for call in others) or "nothing"
             raise ModelLoadError(f"{name} has beside attention and normalisations not one part, but {told}")
-        self.mlp = others[0]
+        self.mlp = others[0] if others else None
+
+    def read_mlp(self, trace: Trace, call: ModuleCall) -> FeedForwardPlan:
+        """The plan of the feed-forward part, which ``call`` is."""
+        return FeedForwardPlan(call.name, beside=self.beside) if self.beside else read_feed_forward(trace, call)
 
     def norm_between(self, stream: Tensor, given: Tensor | None) -> NormPlan | None:
         """The normalisation by which ``stream`` becomes ``given``; None if that is ``stream`` itself."""
@@ -97,6 +128,10 @@ class _Parts:
         of_norm = next((call for call in self._norms if same(rows_of(_tensor(call.made)), given)), None)
         before = given if of_norm is None else rows_of(_tensor(of_norm.given))
         return None if same(before, self.stream) else before
+
+
+def _convolves(call: ModuleCall) -> bool:
+    return any(isinstance(child, nn.Conv1d) for child in call.module.children())
 
 
 def _tensor(tensor: Tensor | None) -> Tensor:
