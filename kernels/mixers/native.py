@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from ..native import library
 from . import reference
 from .structs import MixerStepStruct
-
-if TYPE_CHECKING:
-    from . import MixerState, MixerWeights, MixingBatch
+from .weights import LANES, MixerState, MixerWeights, MixingBatch
 
 
 def mix(rows: Tensor, weights: MixerWeights, state: MixerState, batch: MixingBatch) -> Tensor:
     """See ``mixers.mix``."""
     function = library("mix", rows.dtype)
-    if function is None or weights.head_dim % reference.LANES:
+    if function is None or weights.head_dim % LANES:
         return reference.mix(rows, weights, state, batch)
     struct = weights.struct()
     struct.recent, struct.states = state.recent.data_ptr(), state.states.data_ptr()

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from . import MixerState, MixerWeights, MixingBatch
+from .weights import MixerState, MixerWeights, MixingBatch
 
-LANES = 16
 _SMALLEST_LENGTH = 1e-6
 
 
@@ -57,6 +53,8 @@ def _recur(rows: Tensor, mixed: Tensor, weights: MixerWeights, state: MixerState
         value, key, query = mixed.float().split([all_values, keys, keys], dim=1)
         key, query = (part.unflatten(1, (groups, key_dim)) for part in (key, query))
         step, strength = F.softplus(steps + weights.step_bias.to(rows.dtype)).float(), None
+        if len(rows) > 1 or read < 0:
+            step = step.clamp(min=weights.smallest_step)
     key, query = (part.repeat_interleave(heads // groups, 1) for part in (key, query))
     value = value.unflatten(1, (heads, dim))
     decay = (-weights.decay.exp() * step).exp()

@@ -123,10 +123,11 @@ class Mix {
     float* to = m_.states + (s_.writes[request] * m_.num_heads + head) * size;
     const float rate = -std::exp(m_.decay[head]);
     float key[MAX_KEY_DIM], query[MAX_KEY_DIM], value[MAX_DIM], found[MAX_DIM];
+    const float least = s_.query_lens[request] == 1 && from ? 0.0f : m_.smallest_step;
     for (int64_t t = 0; t < s_.query_lens[request]; ++t, from = to) {
       const int64_t token = first_tokens_[request] + t;
       const Change change = m_.kind == DELTA_RULE ? delta_of(token, head, rate, key, query, value)
-                                                  : scan_of(token, head, rate, key, query, value);
+                                                  : scan_of(token, head, rate, least, key, query, value);
       change_state(change, from, to, m_.key_dim, m_.head_dim, value, found);
       const float skip = m_.kind == SCAN ? m_.skip[head] : 0.0f;
       T* out = out_ + token * out_stride_ + head * m_.head_dim;
@@ -147,13 +148,14 @@ class Mix {
   }
 
   // A row of the convolution has values, keys and queries.
-  Change scan_of(int64_t token, int64_t head, float rate, float* key, float* query, float* value) const {
+  Change scan_of(int64_t token, int64_t head, float rate, float least, float* key, float* query, float* value) const {
     const T *row = rows_ + token * stride_, *mixed = mixed_ + token * m_.num_channels;
     const int64_t group = head / (m_.num_heads / m_.num_groups), all_values = m_.num_heads * m_.head_dim;
     take(mixed + head * m_.head_dim, value, m_.head_dim);
     take(mixed + all_values + group * m_.key_dim, key, m_.key_dim);
     take(mixed + all_values + (m_.num_groups + group) * m_.key_dim, query, m_.key_dim);
-    const float step = rounded<T>(softplus(rounded<T>(to_float(row[m_.step_at + head]) + m_.step_bias[head])));
+    const float raw = rounded<T>(to_float(row[m_.step_at + head]) + m_.step_bias[head]);
+    const float step = std::max(rounded<T>(softplus(raw)), rounded<T>(least));
     for (int64_t i = 0; i < m_.key_dim; ++i) key[i] *= step;
     return {key, query, std::exp(rate * step), 1.0f, false};
   }

@@ -17,6 +17,7 @@ struct Mixer {
   int64_t values_at, gate_at, strength_at, step_at;
   int64_t norm_size, norm_weights, gates_first;  // columns that are normalised together; weights repeat
   float eps;
+  float smallest_step;  // of a SCAN's tokens, but for one that follows a state alone: so transformers has it
   const float *taps, *taps_bias;          // [num_taps, num_channels]; [num_channels] or null
   const float *decay, *step_bias, *skip;  // [num_heads], the first as a logarithm; the last of a SCAN
   const float* norm;                      // [norm_weights]

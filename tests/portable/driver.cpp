@@ -247,7 +247,7 @@ void try_mixers() {
     std::vector<T> recent(2 * (TAPS - 1) * channels), out(TOKENS * values);
     std::vector<float> states(2 * HEADS * KEYS * DIM);
     const Mixer mixer{kind, TAPS, channels, HEADS, GROUPS, DIM, KEYS, 0, channels, 2 * channels, 2 * channels + HEADS,
-                      DIM, values, kind == SCAN, 1e-5f, taps.data(), nullptr, heads.data(), heads.data(), heads.data(),
+                      DIM, values, kind == SCAN, 1e-5f, 0, taps.data(), nullptr, heads.data(), heads.data(), heads.data(),
                       norm.data(), recent.data(), states.data()};
     int64_t from = -1, to = 0, token = 0;
     for (const int64_t num : {3, 5, 1}) {

@@ -76,6 +76,7 @@ def make_weights(plan: MixerPlan, tensors: dict[str, Any]) -> MixerWeights:
         norm_size=plan.norm_size,
         gates_first=plan.gates_first,
         eps=plan.eps,
+        smallest_step=plan.smallest_step,
         **tensors,
     )
 

@@ -124,6 +124,7 @@ class MixerPlan:
     norm_size: int = 1
     gates_first: bool = False
     eps: float = 0.0
+    smallest_step: float = 0.0
 
 
 @dataclass(frozen=True)

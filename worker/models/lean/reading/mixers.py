@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from .....kernels.mixers import MixerState, MixingBatch, is_made_for, mix
 from .....shared.errors import ModelLoadError
@@ -21,6 +22,9 @@ from ..plan import MixerPlan
 from .matching import error_of, rows_of, same, tolerance_for
 from .norms import eps_of
 from .trace import ModuleCall, Trace
+
+# Steps of a scan may have a lower bound; it is below this.
+_LARGEST_SMALL_STEP = 0.01
 
 
 def read_mixer(trace: Trace, call: ModuleCall) -> MixerPlan:
@@ -57,6 +61,7 @@ class _Parts:
         made: what its output projection was given.
         vectors: names of its own parameters of one number a head, in their order.
         norm: the module of a gated normalisation, and its name.
+        small_numbers: which the configuration has.
     """
 
     rows: Tensor
@@ -70,6 +75,7 @@ class _Parts:
     num_heads: int
     norm: str
     norm_module: Any
+    small_numbers: list[float]
 
     @classmethod
     def of(cls, trace: Trace, call: ModuleCall) -> _Parts:
@@ -103,6 +109,7 @@ class _Parts:
             num_heads=len(vectors[0]) if vectors else 0,
             norm=f"{parent}.{norms[0][0]}" if len(norms) == 1 else "",
             norm_module=norms[0][1] if len(norms) == 1 else None,
+            small_numbers=_small_numbers(trace.module.config),
         )
 
     def guesses(self) -> Iterator[MixerPlan]:
@@ -154,8 +161,12 @@ class _Parts:
         sizes = {"gate": values, "row": self.num_channels, "step": heads}
         if sum(self.sizes) != sum(sizes.values()):
             return
-        for order, vectors, groups, gates_first in itertools.product(
-            itertools.permutations(sizes), _orders(self.vectors, (1, 0, 2)), _divisors(heads), (True, False)
+        for order, vectors, groups, gates_first, smallest in itertools.product(
+            itertools.permutations(sizes),
+            _orders(self.vectors, (1, 0, 2)),
+            _divisors(heads),
+            (True, False),
+            (0.0, *self.small_numbers),
         ):
             key_dim, rest = divmod(self.num_channels - values, 2 * groups)
             if rest or key_dim <= 0:
@@ -174,6 +185,7 @@ class _Parts:
                     decay=vectors[0],
                     step_bias=vectors[1],
                     skip=vectors[2],
+                    smallest_step=smallest,
                 )
 
     def _recurrence(self, kind: str, values_at: int, gate_at: int, **fields: Any) -> MixerPlan:
@@ -185,6 +197,11 @@ class _Parts:
             eps=eps_of(self.norm_module)[0],
             **fields,
         )
+
+
+def _small_numbers(config: PretrainedConfig) -> list[float]:
+    values: Any = vars(config.get_text_config()).values()
+    return sorted({value for value in values if isinstance(value, float) and 0 < value <= _LARGEST_SMALL_STEP})
 
 
 def _orders(names: list[str], likely: tuple[int, ...]) -> Iterator[tuple[str, ...]]:
