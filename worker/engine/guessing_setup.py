@@ -31,7 +31,7 @@ def check_speculation(config: EngineConfig, model: LoadedModel) -> None:
         )
     if model.forward.keeps_state:
         raise ConfigurationError(
-            f"speculative {config.speculative!r} needs a model that keeps nothing but keys and values of a request, and "
+            f"speculative {config.speculative!r} needs a model that keeps keys and values alone, and "
             f"{model.architecture} keeps states, of which a wrong guess could not be taken back; leave it out"
         )
 

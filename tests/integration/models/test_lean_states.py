@@ -13,6 +13,7 @@ from penstock.shared.errors import ModelLoadError
 from penstock.worker.models.adapters.attach import attach_adapters
 from penstock.worker.models.adapters.peft_folder import LayerMatrices
 from penstock.worker.models.adapters.sites import layers_of, sites_of
+from penstock.worker.models.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE, Truth, check_conformance
 from penstock.worker.models.forward import Forward
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.lean.native import NativeForward, make_native
@@ -37,9 +38,9 @@ from .lean_models import (
 pytestmark = pytest.mark.usefixtures("compiled")
 
 
-def native_forward(variant: str, dtype: torch.dtype) -> NativeForward:
+def native_forward(variant: str, dtype: torch.dtype, quantization: str | None = None) -> NativeForward:
     lean = LeanForward(make_model(variant, dtype), SETTINGS)
-    pack_linear_layers(lean.network)
+    pack_linear_layers(lean.network, quantization)
     forward = make_native(lean, BLOCK_SIZE)
     assert isinstance(forward, NativeForward)
     assert forward.keeps_state
@@ -86,6 +87,15 @@ def test_a_step_that_was_not_committed_leaves_nothing(variant: str) -> None:
     for step, logits in zip(steps(), expected, strict=True):
         forward.run(step)
         assert torch.equal(run_and_commit(forward, step), logits)
+
+
+@pytest.mark.parametrize(("quantization", "tolerance"), [("int8", QUANTIZED_TOLERANCE), ("int4", FOUR_BITS_TOLERANCE)])
+@torch.inference_mode()
+def test_weights_in_bytes_and_in_four_bits(quantization: str, tolerance: float) -> None:
+    model = make_model("qwen3.5", torch.bfloat16)
+    truth = Truth.of(model, 97)
+    forward = native_forward("qwen3.5", torch.bfloat16, quantization)
+    assert check_conformance(forward, truth, tolerance) > 0
 
 
 def test_what_is_read_of_a_recurrence() -> None:
