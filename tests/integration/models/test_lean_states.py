@@ -17,7 +17,7 @@ from penstock.worker.models.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TO
 from penstock.worker.models.forward import Forward
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.lean.native import NativeForward, make_native
-from penstock.worker.models.lean.plan import MixerPlan
+from penstock.worker.models.lean.plan import AttentionPlan, MixerPlan
 from penstock.worker.models.lean.reading.decoder import read_decoder
 from penstock.worker.models.packed_linear import pack_linear_layers
 from penstock.worker.models.partition import CutRule
@@ -106,7 +106,7 @@ def test_what_is_read_of_a_recurrence() -> None:
     assert (delta.decay, delta.step_bias) == tuple(
         f"model.layers.0.linear_attn.{name}" for name in ("A_log", "dt_bias")
     )
-    assert not isinstance(attention, MixerPlan)
+    assert isinstance(attention, AttentionPlan)
     assert attention.is_gated
     scan = read_decoder(make_model("bamba", torch.float32), 64).layers[0].attention
     assert isinstance(scan, MixerPlan)
