@@ -223,7 +223,7 @@ def _layer_structs(layers: tuple[LayerWeights, ...]) -> ctypes.Array[LayerStruct
             *(layer.scale, layer.softcap or 0.0, layer.residual_scale),
             *(layer.window or 0, -1 if layer.angles is None else layer.angles, layer.is_interleaved),
             *(layer.norms_rows, layer.norms_follow, layer.is_parallel, layer.activation, layer.is_gated),
-            *(layer.has_gate, None),
+            *(layer.gate, None),
         )
     return structs
 

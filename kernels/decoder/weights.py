@@ -51,7 +51,7 @@ class LayerWeights:
         residual_scale: factor on what is added to the stream.
         is_parallel: both parts start from the layer's input; without ``mlp_norm`` from its one norm.
         activation: a place in ``kernels.gated_activation.ACTIVATIONS``.
-        has_gate: behind each head of queries ``qkv`` has as many numbers, whose sigmoid opens for what the head finds.
+        gate: where ``qkv`` has what opens for what heads find, see kernels/native/gates.h; 0 without.
         mixer: in the place of attention; ``qkv`` then makes its rows, and the rest of attention counts for nothing.
     """
 
@@ -77,7 +77,7 @@ class LayerWeights:
     is_parallel: bool = False
     activation: int = 0
     is_gated: bool = True
-    has_gate: bool = False
+    gate: int = 0
     mixer: MixerWeights | None = None
 
 

@@ -104,21 +104,22 @@ class Run {
   void find(int64_t i, int64_t found_size) {
     const DecoderLayer& layer = d_.layers[i];
     const int64_t width = layer.qkv.num_outputs, rest = 2 * d_.num_kv_heads * d_.head_dim;
-    T* rows = layer.mixer || layer.has_gate ? rows_ : qkv_;
+    T* rows = layer.mixer || layer.gate ? rows_ : qkv_;
     multiply<T, T>(normed_, d_.hidden_size, layer.qkv, rows, width, num_rows_);
     adapt(i, QKV, normed_, d_.hidden_size, rows, width);
     if (layer.mixer) {
       const MixerStep step{s_.num_tokens, s_.num_requests, s_.query_lens, s_.state_reads, s_.state_writes};
       return mix(*layer.mixer, step, rows, width, found_, found_size);
     }
-    if (layer.has_gate) {
+    if (layer.gate) {
       for_rows([&](int64_t t) {
-        split_gates(rows + t * width, qkv_ + t * qkv_size_, gates_ + t * found_size_, d_.num_heads, d_.head_dim, rest);
+        split_gates(static_cast<Gate>(layer.gate), rows + t * width, qkv_ + t * qkv_size_, gates_ + t * found_size_,
+                    d_.num_heads, d_.head_dim, rest);
       });
     }
     place(layer);
     attend(layer);
-    if (!layer.has_gate) return;
+    if (!layer.gate) return;
     for_rows([&](int64_t t) { open_gates(gates_ + t * found_size_, found_ + t * found_size_, found_size_); });
   }
 

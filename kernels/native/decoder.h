@@ -24,7 +24,7 @@ struct DecoderLayer {
   int64_t window;        // positions a token sees; 0: all before it
   int64_t angles;        // which of the step's; below 0 heads are not rotated
   int64_t is_interleaved, norms_rows, norms_follow, is_parallel, activation, is_gated;
-  int64_t has_gate;  // behind each head of queries the projection has what opens for its result, see gates.h
+  int64_t gate;  // where the projection has what opens for the result, a Gate of gates.h
   const Mixer* mixer;  // in the place of attention; null for that
 };
 

@@ -1,11 +1,19 @@
-// Attention whose result goes through gates: one for each number, which the projection of queries makes beside them.
+// Attention whose result goes through gates, which the projection makes beside queries, keys and values.
 #pragma once
 #include "layer_ops.h"
 
-// From a row of the projection, heads of dim queries and dim gates and then rest numbers, to heads without gates and the
-// rest, and to the gates.
+// Behind each head's query; or behind all, one for each number of the result, or one for each head.
+enum Gate : int64_t { NO_GATE, BESIDE_QUERIES, OF_NUMBERS, OF_HEADS };
+
+// From a row of the projection to queries and the rest, keys and values, and to a gate for each number of the result.
 template <typename T>
-void split_gates(const T* row, T* heads, T* gates, int64_t num_heads, int64_t dim, int64_t rest) {
+void split_gates(Gate gate, const T* row, T* heads, T* gates, int64_t num_heads, int64_t dim, int64_t rest) {
+  if (gate != BESIDE_QUERIES) {
+    const int64_t size = num_heads * dim + rest;
+    std::memcpy(heads, row, size * sizeof(T));
+    for (int64_t i = 0; i < num_heads * dim; ++i) gates[i] = row[size + (gate == OF_HEADS ? i / dim : i)];
+    return;
+  }
   for (int64_t head = 0; head < num_heads; ++head) {
     std::memcpy(heads + head * dim, row + 2 * head * dim, dim * sizeof(T));
     std::memcpy(gates + head * dim, row + (2 * head + 1) * dim, dim * sizeof(T));

@@ -120,6 +120,10 @@ VARIANTS |= SWITCHES
 _MAMBA: dict[str, Any] = {"mamba_n_heads": 12, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 2}
 STATES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention", "conv"], "block_ff_dim": 80}),
+    "lfm3": (
+        "Lfm3ForCausalLM",
+        {**_DIM, "layer_types": ["conv", "full_attention", "conv"], "pad_token_id": 0, "sliding_window": 5},
+    ),
     "qwen3.5": (
         "Qwen3_5ForCausalLM",
         {

@@ -107,7 +107,10 @@ def test_what_is_read_of_a_recurrence() -> None:
         f"model.layers.0.linear_attn.{name}" for name in ("A_log", "dt_bias")
     )
     assert isinstance(attention, AttentionPlan)
-    assert attention.is_gated
+    assert attention.gate == "beside queries"
+    gated = read_decoder(make_model("lfm3", torch.float32), 64).layers[1].attention
+    assert isinstance(gated, AttentionPlan)
+    assert gated.gate == "of heads"
     scan = read_decoder(make_model("bamba", torch.float32), 64).layers[0].attention
     assert isinstance(scan, MixerPlan)
     assert (scan.kind, scan.num_groups, scan.gates_first, scan.skip) == ("scan", 2, True, "model.layers.0.mamba.D")

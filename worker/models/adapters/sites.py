@@ -91,12 +91,10 @@ def _sites_of_lean(layer: AnyLayer) -> Iterator[Site]:
 
 def _inputs_of(layer: AnyLayer) -> tuple[Sequence[str], list[int]]:
     """Names of the projections of its input that are fused, and how many outputs each has."""
-    num_outputs = layer.in_proj.out_features
     if isinstance(layer, MixingLayer):
         return layer.mixer.inner, layer.inner_sizes
     assert isinstance(layer, LeanLayer)
-    names, of_keys = layer.attention.qkv, layer.num_kv_heads * layer.head_dim
-    return names, [num_outputs - 2 * of_keys, of_keys, of_keys] if len(names) > 1 else [num_outputs]
+    return layer.attention.qkv, layer.inner_sizes
 
 
 def _sites_of_mlp(mlp: GatedMlp, inner: Sequence[str], down: str) -> Iterator[Site]:

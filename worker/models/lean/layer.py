@@ -146,6 +146,7 @@ class LeanLayer(AnyLayer):
         self.attention = attention
         self.head_dim, self.scale = attention.head_dim, attention.scale
         self.num_heads, self.num_kv_heads = attention.num_heads, attention.num_kv_heads
+        self.inner_sizes = [part.out_features for part in qkv]
         self.qkv_proj = fuse_linear(qkv)
         self.o_proj = own.get_submodule(attention.output)
         self.head_norm = _head_norm_of(own, attention, device)
@@ -172,15 +173,18 @@ class LeanLayer(AnyLayer):
 
     def _heads(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Queries and keys ``[T, H + KVH, D]``, values ``[T, KVH, D]``, and a gate ``[T, H * D]`` if there is one."""
-        heads = rows.unflatten(-1, (-1, self.head_dim))
+        gate, kind, dim = None, self.attention.gate, self.head_dim
+        if kind == "beside queries":
+            both, rest = rows.unflatten(-1, (-1, dim)).tensor_split([2 * self.num_heads], dim=1)
+            key, value = rest.chunk(2, dim=1)
+            query, gate = both[:, ::2], both[:, 1::2]
+            return torch.cat([query, key], dim=1), value, gate.flatten(1)
+        if kind:
+            rows, gate = rows.tensor_split([(self.num_heads + 2 * self.num_kv_heads) * dim], dim=1)
+            gate = gate.repeat_interleave(dim, dim=1) if kind == "of heads" else gate
         sizes = [self.num_heads + self.num_kv_heads, self.num_kv_heads]
-        if not self.attention.is_gated:
-            query_key, value = heads.split(sizes, dim=1)
-            return query_key, value, None
-        both, rest = heads.tensor_split([2 * self.num_heads], dim=1)
-        key, value = rest.chunk(2, dim=1)
-        query, gate = both[:, ::2], both[:, 1::2]
-        return torch.cat([query, key], dim=1), value, gate.flatten(1)
+        query_key, value = rows.unflatten(-1, (-1, dim)).split(sizes, dim=1)
+        return query_key, value, gate
 
 
 def _in_float(parameter: nn.Parameter) -> nn.Parameter:

@@ -31,6 +31,7 @@ from .layer import AnyLayer, HeadNorm, LeanLayer, RowNorm
 from .mixing import MixingLayer
 from .norms import CentredNorm, NoNorm, Norm
 from .of_lean import OfLean
+from .plan import GATES
 
 _FIRST_NUM_ANGLES = 512
 
@@ -229,7 +230,7 @@ def _attention_weights(layer: LeanLayer, window: int | None) -> dict[str, Any]:
         "is_interleaved": rotation is not None and rotation.is_interleaved,
         "softcap": attention.softcap,
         "sinks": layer.sinks,
-        "has_gate": attention.is_gated,
+        "gate": GATES.index(attention.gate),
     }
 
 

@@ -59,20 +59,26 @@ class AnglesPlan:
     repeats: bool = True
 
 
+# Gates of attention, in the order of the compiled library, see kernels/native/gates.h.
+GATES = ("", "beside queries", "of numbers", "of heads")
+
+
 @dataclass(frozen=True)
 class AttentionPlan:
     """What happens between a layer's normalised input and what its output projection is given.
 
     Args:
-        qkv: names of the projections: three, or one that makes queries, keys and values in this order.
+        qkv: names of the projections: three, and perhaps one of gates, or one that makes queries, keys and values in
+            this order.
         scale: factor on the scores.
         query_norm, key_norm: None where heads are not normalised.
         norms_rows: they span all heads of a token; else each head.
         norms_follow: they come behind the rotation.
         rotation: None in a layer without positions.
         softcap, sinks: as ``paged_attention`` takes them, the latter by name.
-        is_gated: behind each head of queries the projection has as many numbers, whose sigmoid opens for what the head
-            finds.
+        gate: where the numbers are whose sigmoid opens for what heads find: one of ``GATES``. "beside queries": behind
+            each head's query. Of the others ``qkv`` has a fourth projection: "of numbers" makes one for each number,
+            "of heads" one for each head. "" without.
     """
 
     qkv: tuple[str, ...]
@@ -88,7 +94,7 @@ class AttentionPlan:
     rotation: RotationPlan | None = None
     softcap: float | None = None
     sinks: str | None = None
-    is_gated: bool = False
+    gate: str = ""
 
 
 @dataclass(frozen=True)
