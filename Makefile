@@ -88,7 +88,7 @@ RANK_OPTIONS = $(if $(TENSOR_PARALLEL),--tensor-parallel $(TENSOR_PARALLEL)) \
 	$(if $(PIPELINE_PARALLEL),--pipeline-parallel $(PIPELINE_PARALLEL)) $(if $(EXPERT_PARALLEL),--expert-parallel)
 RANK_NAME = $(if $(TENSOR_PARALLEL),-tp$(TENSOR_PARALLEL))$(if $(PIPELINE_PARALLEL),-pp$(PIPELINE_PARALLEL))$(if $(EXPERT_PARALLEL),-ep)
 models: $(VENV)/.installed
-	$(BIN)/python -m penstock.worker.survey $(RANK_OPTIONS) --keep .models$(RANK_NAME).jsonl --out ops/models$(RANK_NAME).md
+	$(BIN)/python -m penstock.worker.survey $(RANK_OPTIONS) --out ops/models$(RANK_NAME).md
 
 install: $(VENV)/.installed
 

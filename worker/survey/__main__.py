@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .child import Attempt, try_in_child, try_model_type
+from .child import try_in_child, try_model_type
 from .images.models import SEEING
 from .images.trial import try_seeing_type
-from .kept import KeptOutcomes
 from .model_types import NOT_TEXT_DECODERS, causal_lm_types
 from .outcome import Outcome
 from .table import page, told_options
@@ -32,28 +31,22 @@ def main() -> int:
         sys.stderr.write(f"transformers has no causal language model of type {', '.join(unknown)}\n")
         return 1
     skipped = {name: NOT_TEXT_DECODERS[name] for name in wanted if name in NOT_TEXT_DECODERS}
-    kept = KeptOutcomes(arguments.keep, told_options(options))
-    attempt = partial(try_model_type, options=options)
-    outcomes = [_outcome_of(name, kept, arguments.timeout_s, attempt) for name in wanted if name not in skipped]
-    seeing = [_outcome_of(name, kept, arguments.timeout_s, try_seeing_type, has_images=True) for name in of_images]
+    outcomes: list[Outcome] = []
+    for model_type in wanted:
+        if model_type not in skipped:
+            start = time.monotonic()
+            outcomes.append(try_in_child(model_type, arguments.timeout_s, partial(try_model_type, options=options)))
+            _tell(outcomes[-1], time.monotonic() - start)
+    seeing: list[Outcome] = []
+    for name in of_images:
+        start = time.monotonic()
+        seeing.append(try_in_child(name, arguments.timeout_s, try_seeing_type))
+        _tell(seeing[-1], time.monotonic() - start)
     num_identical = sum(outcome.is_identical for outcome in outcomes)
     sys.stderr.write(f"{num_identical} of {len(outcomes)} give the tokens of transformers\n")
     if arguments.out:
         arguments.out.write_text(page(outcomes, skipped, told_options(options), seeing))
-        kept.forget()
     return 0
-
-
-def _outcome_of(
-    name: str, kept: KeptOutcomes, timeout_s: float, attempt: Attempt, *, has_images: bool = False
-) -> Outcome:
-    found = kept.find(name, has_images=has_images)
-    if found is None:
-        start = time.monotonic()
-        found = try_in_child(name, timeout_s, attempt)
-        kept.add(found, has_images=has_images)
-        _tell(found, time.monotonic() - start)
-    return found
 
 
 def _tell(outcome: Outcome, took_s: float) -> None:
@@ -66,9 +59,6 @@ def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="penstock.worker.survey", description=__doc__)
     parser.add_argument("--only", default="", metavar="TYPE,TYPE", help="these model types instead of all")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the table there")
-    parser.add_argument(
-        "--keep", type=Path, metavar="FILE", help="keep each row there until the table is written, and go on from it"
-    )
     parser.add_argument("--timeout-s", type=float, default=120.0, help="for one model type")
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="ranks that share each layer")
     parser.add_argument("--pipeline-parallel", type=int, default=1, metavar="N", help="stages of layers")

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.worker.survey import __main__ as survey_module
 from penstock.worker.survey.__main__ import main
-from penstock.worker.survey.kept import KeptOutcomes
 from penstock.worker.survey.model_types import NOT_TEXT_DECODERS
 from penstock.worker.survey.outcome import NEVER, SAME, WAYS, Outcome
 from penstock.worker.survey.table import page
@@ -67,31 +65,6 @@ def test_a_type_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(sys, "argv", ["survey", "--only", "gpt2,gtp3"])
     assert main() == 1
     assert capsys.readouterr().err == "transformers has no causal language model of type gtp3\n"
-
-
-def test_a_survey_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, out = tmp_path / "rows.jsonl", tmp_path / "models.md"
-    before = KeptOutcomes(rows)
-    before.add(Outcome(model_type="gpt2", mode="packed", told=dict.fromkeys(WAYS, SAME)))
-    rows.write_bytes(rows.read_bytes() + b'{"versions": "transf')
-    other = KeptOutcomes(rows, "Each engine has two ranks.")
-    assert other.find("gpt2") is None
-    tried = []
-
-    def attempt(name: str, *_: object) -> Outcome:
-        tried.append(name)
-        return Outcome(model_type=name, reason="no model to try")
-
-    monkeypatch.setattr(survey_module, "try_in_child", attempt)
-    arguments = ["survey", "--only", "gpt2,llama", "--keep", str(rows)]
-    monkeypatch.setattr(sys, "argv", arguments)
-    assert main() == 0
-    assert main() == 0
-    assert tried == ["llama"]
-    monkeypatch.setattr(sys, "argv", [*arguments, "--out", str(out)])
-    assert main() == 0
-    assert "| gpt2 | packed | same" in out.read_text()
-    assert not rows.exists()
 
 
 def test_only_equal_tokens_in_every_way_count() -> None:
