@@ -41,8 +41,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Set where a folder is to stay clean, it would have every process that a test starts compile all our sources again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# A slow machine is no failure.
-hypothesis.settings.register_profile("penstock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# A slow machine is no failure. Drawn examples are those of the last run as long as a test stays what it is: others are
+# looked for where somebody wants to find something, and not where somebody else's change is judged.
+hypothesis.settings.register_profile(
+    "penstock",
+    deadline=None,
+    derandomize="PENSTOCK_TEST_EXPLORE" not in os.environ,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("penstock")
 
 # Of a Redis for the tests to use: a test may run others as a user of less rights.

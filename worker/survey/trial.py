@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig
 
 from ...shared.errors import PenstockError
-from ...shared.messages import EngineCoreRequest
-from ...shared.params import SamplingParams
-from ..config import EngineConfig
+from ...shared.messages.requests import EngineCoreRequest
+from ...shared.params.sampling import SamplingParams
+from ..config.engine_config import EngineConfig
 from ..engine.composition import Engine, build_engine
 from ..engine.core import EngineCore
 from ..engine.host_setup import load_native_kernels

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
-from penstock.shared.request_state import RequestState
+from penstock.shared.queue.request_state import RequestState
 
 from .agreement import check_all
 from .engine_machine import CLIENTS, NUMBERS

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from penstock.ops.bench.follow import measure_follow
-from penstock.ops.bench.growth import measure_growth
-from penstock.ops.bench.judge import Claim, ask_truth, judge, wrong_lengths
+from penstock.ops.bench.engines.growth import measure_growth
+from penstock.ops.bench.engines.judge import Claim, ask_truth, judge, wrong_lengths
+from penstock.ops.bench.engines.sides import EngineAlone, PeerScript, choose_sides
+from penstock.ops.bench.queue.follow import measure_follow
 from penstock.ops.bench.result import SideRun
 from penstock.ops.bench.rows import PEERS, chosen_peers
-from penstock.ops.bench.sides import EngineAlone, PeerScript, choose_sides
 from penstock.ops.bench.workload import CHECK, Item, Phase
 from penstock.shared.command_line import UsageError
 from penstock.shared.errors import ConfigurationError

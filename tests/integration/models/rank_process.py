@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from penstock.shared.errors import ConfigurationError
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.ranks import one
 from penstock.worker.models.candidates import choose_forward, find_truth
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.shared.errors import ConfigurationError
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.execution.model_runner import ModelRunner

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ....shared.adapter_errors import AdapterFileError, UnsupportedAdapterError
-from ....shared.adapters import WEIGHTS_FILE
+from ....shared.lora.adapters import WEIGHTS_FILE
 from ....shared.lora.peft_config import PeftConfig, read_peft_config
 
 _PREFIX = "base_model.model."

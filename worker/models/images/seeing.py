@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ....shared.errors import ModelLoadError
-from ....shared.images import MAX_IMAGES
+from ....shared.params.images import MAX_IMAGES
 from ..checkpoint.errors import first_line
 from ..conformance import tolerance_of
 from ..forward import Forward, Sight
