@@ -87,8 +87,12 @@ portable: $(VENV)/.installed-dev
 RANK_OPTIONS = $(if $(TENSOR_PARALLEL),--tensor-parallel $(TENSOR_PARALLEL)) \
 	$(if $(PIPELINE_PARALLEL),--pipeline-parallel $(PIPELINE_PARALLEL)) $(if $(EXPERT_PARALLEL),--expert-parallel)
 RANK_NAME = $(if $(TENSOR_PARALLEL),-tp$(TENSOR_PARALLEL))$(if $(PIPELINE_PARALLEL),-pp$(PIPELINE_PARALLEL))$(if $(EXPERT_PARALLEL),-ep)
+# One that was stopped goes on where it was.
 models: $(VENV)/.installed
-	$(BIN)/python -m penstock.worker.survey $(RANK_OPTIONS) --out ops/models$(RANK_NAME).md
+	mkdir -p build
+	$(BIN)/python -m penstock.worker.survey $(RANK_OPTIONS) --rows build/models$(RANK_NAME).rows \
+		--out ops/models$(RANK_NAME).md
+	rm build/models$(RANK_NAME).rows
 
 install: $(VENV)/.installed
 

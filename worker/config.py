@@ -321,7 +321,7 @@ class EngineConfig(DataParallelOptions, frozen=True, kw_only=True, omit_defaults
         check_adapters(self, self.engine)
         check_speculation(self.speculative, self.engine, async_scheduling=self.async_scheduling)
         check_kv_offload(self, enable_prefix_caching=self.enable_prefix_caching)
-        check_ranks(self, self.engine)
+        check_ranks(self, self.engine, async_scheduling=self.async_scheduling)
         check_data_parallel(
             self,
             self.engine,

@@ -50,7 +50,7 @@ class RankOptions(KVOffloadOptions, frozen=True, kw_only=True, omit_defaults=Tru
         return self.layout.world_size
 
 
-def check_ranks(options: RankOptions, engine: str, **others: object) -> None:
+def check_ranks(options: RankOptions, engine: str, *, async_scheduling: bool = False, **others: object) -> None:
     """Refuse what engines of several ranks cannot do.
 
     Args:
@@ -74,6 +74,12 @@ def check_ranks(options: RankOptions, engine: str, **others: object) -> None:
         )
     if num_ranks == 1:
         return
+    if async_scheduling and options.pipeline_parallel_size > 1:
+        raise ConfigurationError(
+            f"async_scheduling is for engines of one stage, and pipeline_parallel_size "
+            f"{options.pipeline_parallel_size} schedules a batch for each stage while others are computed; leave "
+            f"async_scheduling out"
+        )
     refused = {name: value for name, value in others.items() if value}
     for name, value in {**_of_struct(options), **refused}.items():
         told = name if value is True else f"{name} {value!r}"

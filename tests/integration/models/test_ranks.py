@@ -173,6 +173,24 @@ def test_the_first_stage_may_be_two_steps_ahead(pair: Pair) -> None:
     assert pair.do("in_flight", variant="llama")[0] == {"same": True, "differ": True}
 
 
+def test_engines_with_a_batch_in_each_stage_give_the_tokens_of_transformers(
+    pair: Pair, found: Callable[..., tuple[Path, trial.Expectation]], tmp_path: Path
+) -> None:
+    folder, expectation = found("llama")
+    meeting = {"folder": str(folder), "meeting": str(tmp_path / "engine")}
+    first, _ = pair.do("pipelined", **meeting, prompts=expectation.prompts, tokens=expectation.tokens)
+    assert first == {"told": ALL_SAME | {"resumed": SAME}, "most": 2}
+
+
+def test_one_stage_computes_a_batch_while_the_next_stands_in_another(
+    pair: Pair, found: Callable[..., tuple[Path, trial.Expectation]], tmp_path: Path
+) -> None:
+    folder, expectation = found("llama")
+    prompts = expectation.prompts[:3]
+    first, _ = pair.do("flying", folder=str(folder), meeting=str(tmp_path / "engine"), prompts=prompts)
+    assert first == {"outputs": [[], []], "flying": [["0", "1"], ["2"]], "landed": ["0", "1"]}
+
+
 def test_all_ranks_decide_as_rank_0_does(pair: Pair) -> None:
     """Rank 1 has no logits to judge by, and must not try the next way while rank 0 goes on."""
     assert pair.do("choose", variant="qwen2 moe", is_miscut=False) == [{"mode": "lean"}] * 2

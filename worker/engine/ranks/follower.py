@@ -29,6 +29,7 @@ from .messages import (
     Allocate,
     CommitStep,
     Done,
+    FinishStep,
     Measure,
     Profile,
     RankConfigure,
@@ -43,6 +44,7 @@ from .messages import (
     WakeUpWhole,
 )
 from .rendezvous import join
+from .sharded_forward import staged_steps
 from .step_codec import StepReceiver
 
 log = structlog.get_logger(__name__)
@@ -69,6 +71,7 @@ class Follower:
         # Behind an error of these the other ranks wait in a collective: it ends the rank, and with it the engine.
         self._computing: dict[type, Callable[[Any], Any]] = {
             RunStep: self._run,
+            FinishStep: self._finish,
             CommitStep: lambda _: model.forward.commit(),
             Profile: self._profile,
             Measure: lambda _: measure_rank(model, config),
@@ -105,7 +108,15 @@ class Follower:
 
     @torch.inference_mode()
     def _run(self, command: RunStep) -> None:
-        self._model.forward.run(self._steps.step_of(command))
+        step = self._steps.step_of(command)
+        if command.is_started:
+            staged_steps(self._model.forward).start(step)
+        else:
+            self._model.forward.run(step)
+
+    @torch.inference_mode()
+    def _finish(self, _: FinishStep) -> None:
+        staged_steps(self._model.forward).finish()
 
     @torch.inference_mode()
     def _profile(self, command: Profile) -> Done:
