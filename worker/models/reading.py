@@ -118,7 +118,7 @@ def _cut_part(
             else (lambda: Truth.elsewhere(module, model_config.vocab_size))
         )
         truth = ask().to(device, groups.of_rank_zero)
-        plan = plan_of_part(read_decoder(module, max_model_len), groups.layout, groups.rank)
+        plan = plan_of_part(read_decoder(module, max_model_len, device), groups.layout, groups.rank)
     cut_decoder(module, groups)
     torch.nn.Module.to(module, device)
     modes = ("lean",) if groups.layout.pipeline > 1 else ("lean", "packed")

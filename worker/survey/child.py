@@ -67,7 +67,7 @@ def try_model_type(model_type: str, folder: Path, options: dict[str, Any] | None
         stage = "failed"
         outcome.told = trial.compare(folder, expectation, model, **options)
     except Exception as error:  # whatever an architecture's own code raises
-        outcome.reason = f"{stage}: {_first_line(error)}"
+        outcome.reason = f"{stage}: {first_line(error)}"
     return outcome
 
 
@@ -82,7 +82,8 @@ def _child(attempt: Attempt, model_type: str, folder: Path) -> None:
     (folder / _RESULT_FILE).write_bytes(msgspec.json.encode(outcome))
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What to tell of what was raised: the sentence of an error of ours, else its type and first line."""
     line = next(iter(str(error).strip().splitlines()), "")
     is_ours = isinstance(error, ConfigurationError | trial.UnsuitableModelError)
     return line if is_ours else f"{type(error).__name__}: {line}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,25 +128,32 @@ def load(folder: Path, **options: Any) -> LoadedModel:
         ranks.close()
 
 
-def compare(folder: Path, expectation: Expectation, model: LoadedModel, **options: Any) -> dict[str, str]:
+def compare(
+    folder: Path,
+    expectation: Expectation,
+    model: LoadedModel,
+    build: Callable[..., Engine] | None = None,
+    **options: Any,
+) -> dict[str, str]:
     """Run ``expectation`` through engines, one after the other; for each of ``WAYS``, ``SAME`` or what differs.
 
     Args:
         model: as loaded from ``folder``, for the sizes of its caches.
+        build: what makes an engine of ``folder`` and options; by default ``build_whole``.
         options: of ``EngineConfig``, for all engines.
     """
-    prompts = expectation.prompts
-    with closing(build_whole(folder, **options)) as roomy:
+    build, prompts = build or build_whole, expectation.prompts
+    with closing(build(folder, **options)) as roomy:
         told = {
             "alone": _judge(expectation, [generate(roomy.core, [prompt])[0] for prompt in prompts]),
             "mixed": _judge(expectation, generate(roomy.core, prompts)),
         }
     chunked = {"max_num_batched_tokens": _SMALL_BUDGET, "enable_prefix_caching": False, **options}
-    with closing(build_whole(folder, **chunked)) as chunking:
+    with closing(build(folder, **chunked)) as chunking:
         told["chunked"] = _judge(expectation, generate(chunking.core, prompts))
     if not model.forward.bytes_per_token:
         return told | {"preempted": NEVER}
-    with closing(build_whole(folder, **_cramped(model), **options)) as cramped:
+    with closing(build(folder, **_cramped(model), **options)) as cramped:
         told["preempted"] = _judge(expectation, generate(cramped.core, prompts))
         if not cramped.core.scheduler.stats().num_preemptions:
             told["preempted"] = "was not preempted"

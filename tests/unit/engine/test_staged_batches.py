@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from itertools import combinations, count
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import structs
-from structlog.testing import capture_logs
 
 from penstock.shared.errors import EngineDeadError
 from penstock.shared.messages import EngineCoreOutput, FinishReason
-from penstock.worker.config import EngineConfig
 from penstock.worker.engine import step_watch
 from penstock.worker.engine.drafting.speculation import Speculation
 from penstock.worker.engine.executor import AcceleratorError
 from penstock.worker.engine.pipelined import PipelinedCore
-from penstock.worker.engine.ranks.sharded_forward import StagedShardedForward
-from penstock.worker.engine.scheduling.flights import OneFlight
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
-from penstock.worker.engine.scheduling.staged_batches import StagedBatches
-from penstock.worker.engine.stages_setup import make_flights
 
 from .paged_hash import (
     BLOCK_SIZE,
@@ -98,17 +90,6 @@ def finish(core: PipelinedCore, outputs: list[EngineCoreOutput] | None = None) -
         outputs += core.step_fn()
         core.check_invariants()
     return outputs
-
-
-def test_an_engine_has_a_batch_for_each_stage_or_says_why_not() -> None:
-    staged: Any = SimpleNamespace(forward=object.__new__(StagedShardedForward))
-    runner: Any = None
-    staging = EngineConfig(model="m", pipeline_parallel_size=2)
-    assert isinstance(make_flights(staging, staged, runner), StagedBatches)
-    assert isinstance(make_flights(EngineConfig(model="m"), staged, runner), OneFlight)
-    with capture_logs() as told:
-        assert isinstance(make_flights(structs.replace(staging, deterministic=True), staged, runner), OneFlight)
-    assert [entry["event"] for entry in told] == ["one_batch_in_flight"]
 
 
 def test_what_runs_is_spread_over_the_stages_and_comes_out_in_order() -> None:

@@ -19,6 +19,7 @@ from torch import nn
 from ....shared.errors import PenstockError
 from ...config import EngineConfig
 from ...core.garbage import freeze_loaded_objects
+from ...models.lean.staged import StagedForward
 from ...models.loader import LoadedModel, load_model, load_weights
 from ...models.weights import ModelWeights, return_free_memory
 from ..control.traces import ProcessTraceRecorder
@@ -44,7 +45,6 @@ from .messages import (
     WakeUpWhole,
 )
 from .rendezvous import join
-from .sharded_forward import staged_steps
 from .step_codec import StepReceiver
 
 log = structlog.get_logger(__name__)
@@ -106,17 +106,23 @@ class Follower:
             return failure_from(error)
         return Done()
 
+    @property
+    def _staged(self) -> StagedForward:
+        forward = self._model.forward
+        assert isinstance(forward, StagedForward), "the model is not computed in stages"
+        return forward
+
     @torch.inference_mode()
     def _run(self, command: RunStep) -> None:
         step = self._steps.step_of(command)
         if command.is_started:
-            staged_steps(self._model.forward).start(step)
+            self._staged.start(step)
         else:
             self._model.forward.run(step)
 
     @torch.inference_mode()
     def _finish(self, _: FinishStep) -> None:
-        staged_steps(self._model.forward).finish()
+        self._staged.finish()
 
     @torch.inference_mode()
     def _profile(self, command: Profile) -> Done:

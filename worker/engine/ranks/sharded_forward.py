@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...models.attention import AttentionCall
-from ...models.forward import Forward, ModelInput, StagedSteps
+from ...models.forward import Forward, ModelInput
 from ...models.lean.captured import CapturedForward
 from ...models.lean.staged import StagedForward
 from .messages import Allocate, CommitStep, FinishStep, Profile
@@ -132,9 +132,3 @@ class StagedShardedForward(ShardedForward):
 def sharded_forward(local: Forward, team: RankTeam) -> ShardedForward:
     """What is asked of ``local``, done by all ranks."""
     return StagedShardedForward(local, team) if isinstance(local, StagedForward) else ShardedForward(local, team)
-
-
-def staged_steps(forward: Forward) -> StagedSteps:
-    """``forward`` of a rank that has a stage."""
-    assert isinstance(forward, StagedForward), "the model is not computed in stages"
-    return forward
