@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-from ...shared.errors import PenstockError
 from ..data_parallel_options import RankPlace
 from ..engine.composition import Engine
 from . import trial
+from .child import first_line
 from .outcome import SAME
 
 SIZE = 2
@@ -26,7 +26,7 @@ def compare_grouped(folder: Path, expectation: trial.Expectation) -> dict[str, s
     """``trial.compare`` by both ranks at once, each with all prompts; what differs at any of them.
 
     Raises:
-        PenstockError: a rank could not compute it; says why.
+        UnsuitableModelError: a rank could not compute it; says why.
     """
     addresses = _free_addresses(_NUM_ENGINES)
     results = [folder / f"rank-{rank}.json" for rank in range(SIZE)]
@@ -43,7 +43,7 @@ def compare_grouped(folder: Path, expectation: trial.Expectation) -> dict[str, s
     for result in results:
         found = msgspec.json.decode(result.read_bytes()) if result.is_file() else {"": "its process died"}
         if "" in found:
-            raise PenstockError(found[""])
+            raise trial.UnsuitableModelError(found[""])
         told = {way: said if told.get(way, SAME) == SAME else told[way] for way, said in found.items()}
     return told
 
@@ -63,7 +63,7 @@ def _be_rank(rank: int, addresses: list[str], folder: Path, expectation: trial.E
         # Of one that has all experts, whose caches are as large.
         found = trial.compare(folder, expectation, trial.load(folder), build)
     except Exception as error:  # whatever an architecture's own code raises
-        found = {"": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"}
+        found = {"": first_line(error)}
     result.write_bytes(msgspec.json.encode(found))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations, count
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -68,8 +69,8 @@ def test_the_tokens_of_every_request_are_those_that_it_gets_alone(
     verify(load, run(core, load))
 
 
-def make_pipeline(num_stages: int = 2, *, is_caching: bool = False, **sizes: int) -> tuple[PipelinedCore, PagedHash]:
-    core, executor = make_core(num_stages=num_stages, is_caching=is_caching, **sizes)
+def make_pipeline(num_stages: int = 2, **options: Any) -> tuple[PipelinedCore, PagedHash]:
+    core, executor = make_core(num_stages=num_stages, **options)
     assert isinstance(core, PipelinedCore)
     return core, executor
 
