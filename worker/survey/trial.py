@@ -222,7 +222,7 @@ def generate(core: EngineCore, prompts: list[list[int]]) -> list[list[int]]:
     for index, prompt in enumerate(prompts):
         core.add_request(EngineCoreRequest(request_id=str(index), prompt_token_ids=prompt, sampling_params=params))
     while core.has_work:
-        for output in core.step():
+        for output in core.step_fn():
             if output.error is not None:
                 raise PenstockError(output.error.message)
             tokens[int(output.request_id)] += output.new_token_ids
