@@ -7,8 +7,9 @@ from typing import Annotated
 from ...shared.errors import ConfigurationError
 from ..models.parallel.layout import ParallelLayout
 from ..options.groups import OptionGroup
+from ..options.numbers import Integer
 from ..options.option import Option
-from ..options.readers import Integer, Switch
+from ..options.readers import Switch
 
 RANKS = "several devices for one model"
 # As many as any one host has.
