@@ -44,6 +44,8 @@ if not HAS_GPU:
 # Read when torch is first imported, here and in what tests start; engines set their own number. Threads of torch wait
 # for each other by spinning, which on few cores with several test processes is most of what the suite would compute.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# numpy's would be there from its import on, and keep lanes from being forked.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Set where a folder is to stay clean, it would have every process that a test starts compile all our sources again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -104,7 +104,9 @@ def _become_lane(theirs_in: int, theirs_out: int) -> NoReturn:
 def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
     """Called before the first lane is started, and before execnet has threads."""
     _import_tests(config)
-    if len(os.listdir("/proc/self/task")) > 1 or not all(spec.popen and not spec.python for spec in specs):
+    num_threads = len(os.listdir("/proc/self/task"))
+    if num_threads > 1 or not all(spec.popen and not spec.python for spec in specs):
+        config.get_terminal_writer().line(f"lanes are started, not forked: {num_threads} threads here, or other specs")
         return
     gc.collect()
     gc.freeze()

@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from ...forked_lanes import FORKED_VARIABLE
-from ...warm_python import WARM_PYTHON_VARIABLE
 
 PYTHON = sys.executable
 # Asks for all that a program is given, and ends in the way that it is told.
@@ -35,10 +34,12 @@ while True:
 """
 
 
-def test_a_lane_is_forked_and_has_a_python_with_imports() -> None:
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        assert os.environ.get(FORKED_VARIABLE) == "1", "a thread ran beside the imports of tests, so lanes were started"
-        assert Path(os.environ[WARM_PYTHON_VARIABLE]).is_file()
+def test_a_program_of_a_forked_lane_has_its_imports(tmp_path: Path, warm_python: str) -> None:
+    """Where a library has begun threads when it was imported lanes are started, and the run says so."""
+    program = tmp_path / "program.py"
+    program.write_text("import sys; sys.exit(10 + ('hypothesis' in sys.modules))")
+    status = subprocess.run([warm_python, str(program)], check=False).returncode
+    assert status == 10 + (FORKED_VARIABLE in os.environ)
 
 
 @pytest.mark.parametrize("ending", ["status", "words", "none", "raise"])
