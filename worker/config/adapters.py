@@ -8,8 +8,9 @@ import msgspec
 
 from ...shared.errors import ConfigurationError
 from ...shared.lora.adapters import LoraSetup
+from ..options.numbers import Integer
 from ..options.option import Option
-from ..options.readers import Folder, Integer, Switch
+from ..options.readers import Folder, Switch
 
 ADAPTERS = "low-rank adapters"
 

@@ -8,8 +8,9 @@ import msgspec
 
 from ...shared.errors import ConfigurationError
 from ...shared.names import check_name
+from ..options.numbers import Integer
 from ..options.option import Option
-from ..options.readers import Integer, Reader
+from ..options.readers import Reader
 from .ranks import RankOptions
 
 DATA_PARALLEL = "data-parallel groups"

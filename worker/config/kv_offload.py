@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from ...shared.errors import ConfigurationError
+from ..options.numbers import Size
 from ..options.option import Option
-from ..options.readers import Folder, Size
+from ..options.readers import Folder
 from .adapters import AdapterOptions
 
 KV_OFFLOADING = "KV blocks beside the cache"

@@ -6,8 +6,9 @@ from typing import Annotated
 
 from ...shared.errors import ConfigurationError
 from ..models.parallel.layout import ParallelLayout
+from ..options.numbers import Integer
 from ..options.option import Option
-from ..options.readers import Integer, Switch
+from ..options.readers import Switch
 from .kv_offload import KVOffloadOptions
 
 RANKS = "several devices for one model"
