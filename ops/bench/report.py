@@ -50,6 +50,8 @@ from .goals import (
     pooling_goals,
     sessions_goals,
 )
+from .lora.report import lora_goals, lora_table
+from .lora.row import LoraRow
 from .other_load import OtherLoad
 from .queue.durability import DurabilityCost
 from .queue.follow import FollowRow
@@ -85,6 +87,7 @@ class BenchReport(msgspec.Struct, kw_only=True):
     gateway: GatewayRow | None = None
     growth: GrowthRow | None = None
     pooling: PoolingRow | None = None
+    lora: LoraRow | None = None
     speculation: SpeculationRow | None = None
     sessions: SessionsRow | None = None
     follow: FollowRow | None = None
@@ -186,6 +189,8 @@ def _sections(report: BenchReport) -> Iterator[tuple[str, Callable[[], Iterable[
         yield "growth", partial(_one, growth_table, report.growth)
     if report.pooling is not None:
         yield "pooling", partial(_one, pooling_table, report.pooling)
+    if report.lora is not None:
+        yield "lora", partial(_one, lora_table, report.lora)
     if report.speculation is not None:
         yield "speculation", partial(_one, speculation_table, report.speculation)
     if report.sessions is not None:
@@ -211,6 +216,8 @@ def _goals_by_row(report: BenchReport) -> Iterator[tuple[str, Callable[[], Itera
         yield "growth", partial(growth_goals, report.growth)
     if report.pooling is not None:
         yield "pooling", partial(pooling_goals, report.pooling)
+    if report.lora is not None:
+        yield "lora", partial(lora_goals, report.lora)
     if report.speculation is not None:
         yield "speculation", partial(speculation_goals, report.speculation)
     if report.sessions is not None:

@@ -30,6 +30,7 @@ from .engines.roofline import measure_bandwidth
 from .engines.row import EngineWork, measure_model
 from .engines.sides import adapter_sides, choose_sides
 from .gateway_row import measure_gateway
+from .lora.row import choose_engines, measure_lora
 from .other_load import LoadWatch
 from .private_redis import private_redis
 from .queue.costs import measure_costs
@@ -49,6 +50,7 @@ from .speculation.sides import ours, rivals
 
 GROWTH_MODEL = "tiny"
 POOLING_MODEL = "minilm"
+LORA_MODEL = "smol135"
 SPECULATION_MODEL = "smol135"
 # A round of it takes seconds.
 GATEWAY_ROUNDS = 3
@@ -187,6 +189,7 @@ def _other_rows(
         ("growth", "running ever larger batches …", growth),
         ("sessions", "holding conversations …", sessions),
         ("pooling", "embedding texts …", partial(_measure_pooling, options, report, scratch)),
+        ("lora", "making adapters …", partial(_measure_lora, options, report, scratch, console)),
         (
             "speculation",
             "learning answers by heart, for a minute or two …",
@@ -209,6 +212,22 @@ def _measure_pooling(options: BenchOptions, report: BenchReport, scratch: Path) 
         rounds=options.rounds,
         seed=options.seed,
         threads=options.threads,
+    )
+
+
+def _measure_lora(options: BenchOptions, report: BenchReport, scratch: Path, console: Console) -> None:
+    engines = choose_engines(options.peers, options.peers_folder, options.options_of_engines())
+    work = _work(LORA_MODEL, options)
+    report.lora = measure_lora(
+        LORA_MODEL,
+        model_folder(LORA_MODEL, scratch),
+        engines,
+        num_requests=work.num_requests,
+        rounds=work.rounds,
+        seed=work.seed,
+        dtype=work.dtype,
+        scratch=scratch,
+        tell=console.print,
     )
 
 

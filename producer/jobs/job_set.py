@@ -110,7 +110,8 @@ class JobSet:
             )
         # It asks the host who it is, in threads for which it waits.
         tracing = await asyncio.to_thread(open_tracing, self.settings.otlp_traces_endpoint, "penstock-jobs")
-        context = JobContext(self.settings, tracing)
+        # Its sender of webhooks reads certificates.
+        context = await asyncio.to_thread(JobContext, self.settings, tracing)
         try:
             await context.open()
         except BaseException:

@@ -15,6 +15,8 @@ RELOAD_MODES = ("wait", "keep", "abort")
 MAX_VERSION_CHARS = 128
 DEFAULT_SHARD_PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 
+DEFAULT_SHARD_PATTERN = "model-rank-{rank}-part-{part}.safetensors"
+
 
 def check_version(field: str, version: str) -> None:
     """Raises ``ValidationError`` unless ``version`` is a short name, or empty."""

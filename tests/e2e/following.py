@@ -37,7 +37,7 @@ class Following:
         return self.deltas[-1].next_index if self.deltas else 0
 
     async def under_way(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while self.num_tokens < 5:
                 await asyncio.sleep(0.005)
 

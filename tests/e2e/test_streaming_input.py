@@ -256,6 +256,6 @@ async def test_a_conversation_whose_client_is_killed_between_two_chunks_ends(dep
     assert await process.stdout.readline() == b"waiting\n"
     process.kill()
     await process.wait()
-    async with Client.connect(deployment.url) as client, asyncio.timeout(30):
+    async with Client.connect(deployment.url) as client, asyncio.timeout(120):
         while (await client.status("orphan")).state != "cancelled":
             await asyncio.sleep(0.05)

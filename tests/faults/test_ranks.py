@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 
 import psutil
@@ -77,7 +78,7 @@ async def test_two_ranks_make_the_tokens_of_one(start: Start, gate: Gate) -> Non
     ids=["killed", "stopped"],
 )
 async def test_generations_go_on_when_a_rank_ends(start: Start, gate: Gate, number: signal.Signals, words: str) -> None:
-    stack = await start(2, *RANKS, "--stall-timeout", "3")
+    stack = await start(2, *RANKS, "--stall-timeout", "8")
     async with Client.connect(stack.url) as client:
         whole, watched = await start_streams(client, gate, 3)
         beat = await busiest(stack.url)
@@ -109,7 +110,6 @@ async def test_generations_go_on_at_the_restarted_engine_and_no_rank_outlives_it
     assert not {process.pid for process in team} & set(pids_of(beat))
 
 
-@pytest.mark.timeout(300)
 async def test_a_request_on_which_a_forward_raises_is_parked_for_the_engines_that_died(
     start_faulty: Start, gate: Gate
 ) -> None:
@@ -119,4 +119,7 @@ async def test_a_request_on_which_a_forward_raises_is_parked_for_the_engines_tha
         whole = (await client.generate(PROMPT, POISON_PARAMS)).outputs[0]
         dead = await await_parking(client, stack, gate, RAISE, whole)
     assert dead.cause is not None
-    assert dead.cause.reason == "the engine lost a rank: rank 1 failed: RuntimeError: a fault of one request"
+    # It raised on both, and who says so first is whoever gets his turn.
+    assert re.fullmatch(
+        r"the engine lost a rank: rank (1 failed|0): RuntimeError: a fault of one request", dead.cause.reason
+    )

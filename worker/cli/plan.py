@@ -99,7 +99,7 @@ def make_plan(settings: Settings) -> Plan:
     host, given = settings.make(HostOptions), settings.fields_of(EngineConfig)
     with settings.naming_sources():
         device = given["device"] or KINDS[given["engine"]].device
-        placements = place_engines(host.gpus, device, _num_engines(host), *gpus_per_engine(host, given))
+        placements = place_engines(host.gpus, device, num_engines_of(host), *gpus_per_engine(host, given))
         on_host = {"device": placements[0].device, "num_engines_on_host": len(placements)}
         engine = EngineConfig(**{**given, **on_host})
         check_name("the model's name (--served-model-name)", engine.model_name)
@@ -147,7 +147,8 @@ def told_choices(engine: EngineConfig) -> str:
     return "".join(f", {name} {value}" for name, value in options.items() if value is not None)
 
 
-def _num_engines(host: HostOptions) -> int | None:
+def num_engines_of(host: HostOptions) -> int | None:
+    """Of this host; None leaves it to the GPUs. Raises ``UsageError`` if ``--engines`` is a fleet's range."""
     if isinstance(host.engines, str):
         raise UsageError(f"--engines {host.engines} is for a fleet; give --ray as well, or one number")
     return host.engines

@@ -26,7 +26,7 @@ from ..engines.kinds import KINDS
 from ..options.settings import Settings, read_settings
 from ..options.told import effective_config
 from ..programs import PROGRAMS, START, HostOptions
-from .plan import make_plan
+from .plan import make_plan, num_engines_of
 
 if TYPE_CHECKING:
     from ..supervisor.host_metrics import MetricsServer
@@ -118,6 +118,7 @@ def _check_no_fleet(settings: Settings) -> None:
     for setting in settings.all:
         if setting.declared.struct is FleetOptions and setting.value != setting.declared.default:
             raise UsageError(f"{setting.source} is for a fleet; give --ray as well, or leave it out")
+    num_engines_of(settings.make(HostOptions))
 
 
 def _check_installed(libraries: Sequence[str], extra: str) -> None:

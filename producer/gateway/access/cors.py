@@ -15,8 +15,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....shared.errors import ConfigurationError
 from ....shared.shown import shown
@@ -55,6 +57,7 @@ def cors(origins: Sequence[str]) -> list[Middleware]:
     if not origins:
         return []
     return [
+        Middleware(_VaryingByOrigin),
         Middleware(
             CORSMiddleware,
             allow_origins=[ANY] if ANY in origins else [],
@@ -63,8 +66,28 @@ def cors(origins: Sequence[str]) -> list[Middleware]:
             # SDKs send headers of their own, x-stainless-… among them, and a name says nothing that could harm.
             allow_headers=[ANY],
             expose_headers=["x-request-id", "retry-after"],
-        )
+        ),
     ]
+
+
+class _VaryingByOrigin:
+    """Tells caches that an answer depends on who asks, also one that lets nobody in, as older starlettes do not."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it."""
+
+        async def send_varying(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message.setdefault("headers", [])
+                headers = MutableHeaders(scope=message)
+                if "origin" not in ", ".join(headers.getlist("vary")).lower():
+                    headers.add_vary_header("Origin")
+            await send(message)
+
+        await self._app(scope, receive, send_varying if scope["type"] == "http" else send)
 
 
 def _with_gaps(text: str) -> str:

@@ -20,7 +20,7 @@ POLICIES = ("", "x", "5", '{"bands": 3}', '{"bands": ["a"], "default_band": "b"}
 TENANT_POLICIES = ("", "x", "5", '{"weight": "x"}', '{"max_queue_depth": {}}')
 # What is held there and nowhere else is lost with the key; all that comes after it is served.
 HOLDING = ("lane", "returned", "suspects")
-DEADLINE_S = 10
+DEADLINE_S = 120
 OF_REQUESTS = ("request", "log", "payload", "parked", "input")
 
 

@@ -31,7 +31,7 @@ async def put_heartbeat(commands: CommandConnection, namespace: str) -> None:
     keys, state = Keys(namespace), EngineState.READY
     beat = EngineHeartbeat(worker_id="w", engine_id="w-0", model="m", state=state, host="h", worker_pid=1, core_pid=2)
     await commands.execute("SADD", keys.engines(), "w-0")
-    await commands.execute("SET", keys.engine("w-0"), msgspec.json.encode(beat), "PX", 60_000)
+    await commands.execute("SET", keys.engine("w-0"), msgspec.json.encode(beat), "PX", 600_000)
 
 
 async def generate(redis_url: str, namespace: str, *arguments: str) -> Process:

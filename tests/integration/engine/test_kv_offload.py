@@ -30,6 +30,12 @@ NUM_CACHED, NUM_BLOCKS = 32, 4
 DEADLINE_S = 120.0
 
 
+@pytest.fixture(autouse=True)
+def _all_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that is closed writes for as long as it takes, however busy the disk is."""
+    monkeypatch.setattr("penstock.worker.engine.offload.offload._CLOSE_TIMEOUT_S", DEADLINE_S)
+
+
 def engine_of(folder: Path, **options: Any) -> Engine:
     return build_engine(EngineConfig(model=str(folder), num_threads=1, kv_cache_memory=1 << 22, **options), folder)
 

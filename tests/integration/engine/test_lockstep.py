@@ -135,7 +135,7 @@ def test_all_ranks_leave_when_one_is_told_to(start: Callable[..., RankGroup], pr
 def test_the_others_end_with_a_rank_that_is_gone(
     number: signal.Signals, start: Callable[..., RankGroup], prompts: list[list[int]]
 ) -> None:
-    group = start("qwen3_moe", 3, timeout_s=4.0)
+    group = start("qwen3_moe", 3, timeout_s=15.0)
     group.await_ready()
     for rank in group.ranks[:2]:
         rank.core.send(request("long", prompts[0], max_tokens=None))

@@ -68,7 +68,7 @@ def receive_for_ever(core: CoreProcess) -> None:
 
 
 def await_end(process: psutil.Process) -> None:
-    give_up_at = time.monotonic() + 60
+    give_up_at = time.monotonic() + 120
     while not is_zombie(process):
         assert time.monotonic() < give_up_at, "a rank lives on"
         time.sleep(0.01)

@@ -79,7 +79,7 @@ async def make(commands: CommandConnection, redis_url: str, namespace: str) -> A
             model="m", data_parallel_size=2, data_parallel_group="g", data_parallel_address="127.0.0.1"
         )
         config = WorkerConfig(
-            worker_id="w", engine_id=name, redis_url=redis_url, engine=engine, namespace=namespace, lease_ttl_s=1.5
+            worker_id="w", engine_id=name, redis_url=redis_url, engine=engine, namespace=namespace, lease_ttl_s=6
         )
         subscriber = Subscriber(redis_url)
         await subscriber.open()

@@ -130,8 +130,9 @@ async def test_a_claim_whose_reply_was_lost_is_handed_back(broker: Broker, codec
 
 
 async def test_a_wave_that_is_not_full_is_all_there_is(
-    commands: CommandConnection, namespace: str, codec: TextCodec, ready: Ready
+    commands: CommandConnection, namespace: str, codec: TextCodec, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("penstock.shared.broker.broker.IDLE_POLL_S", 600.0)
     broker = CountingBroker(commands, Keys(namespace).model("m"))
     await enqueue(broker, "a")
     async with claiming(broker, codec, ready) as (loop, core), asyncio.timeout(60):

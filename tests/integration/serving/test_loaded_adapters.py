@@ -59,14 +59,15 @@ async def said(commands: CommandConnection, broker: Broker) -> set[str]:
 
 
 async def until_said(commands: CommandConnection, broker: Broker, digests: set[str]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while await said(commands, broker) != digests:
             await asyncio.sleep(0.01)
 
 
 async def test_what_is_loaded_is_said_at_each_change_and_taken_back_at_the_end(
-    commands: CommandConnection, broker: Broker, loaded: LoadedAdapters
+    commands: CommandConnection, broker: Broker, loaded: LoadedAdapters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(loaded_adapters, "PATIENCE_S", 60.0)
     running = asyncio.create_task(loaded.run())
     for digests in ([CATS], [CATS, DOGS], [DOGS], []):
         loaded.note(EngineCoreOutputs(lora_digests=digests))
@@ -104,7 +105,7 @@ async def test_pinned_adapters_of_the_model_are_loaded_at_the_start(
             await registry.pin(name, "", pinned=True)
     core.refuses = "a"
     running = asyncio.create_task(loaded.run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         calls = [await core.calls.get() for _ in range(3)]
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
