@@ -276,5 +276,5 @@ def write_seeing_model(name: str, folder: Path, seed: int = 0) -> Any:
         byte_tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]").save_pretrained(folder)
     else:
         processor.save_pretrained(folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("<image>", processor.image_token))
     return processor
