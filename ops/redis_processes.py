@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 import socket
 import subprocess
@@ -21,6 +22,8 @@ from ..shared.errors import ConfigurationError
 
 START_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.02
+# Below those that the system gives to connections, which may come to a port before the server that is to have it.
+PORTS = range(22_000, 32_000)
 
 
 class RedisProcesses(ABC):
@@ -126,7 +129,9 @@ def text_of(reply: object) -> str:
 
 
 def free_port() -> int:
-    """Return a port that is free."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a port of the loopback device that is free, and that no connection gets meanwhile."""
+    while True:
+        port = secrets.choice(PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from ..shared.errors import ValidationError
-from ..shared.request_events import EventKind
+from ..shared.queue.request_events import EventKind
 from ..shared.shown import shown
 
 # Size in seconds, name, and how many of it are said in the next unit: "90 s" says more than "2 min".

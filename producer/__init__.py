@@ -9,28 +9,29 @@
 Needs redis, msgspec and structlog; imports no torch and no transformers.
 """
 
-from ..shared.control import SleepState
+from ..shared.control.sleeping import SleepState
+from ..shared.deployment.records import ModelCard
 from ..shared.errors import EngineCallError, EngineDeadError, PenstockError, PoisonRequestError
-from ..shared.messages import Delta, FinishReason, TokenLogprobs
-from ..shared.params import (
-    LoRARequest,
-    RepetitionDetectionParams,
-    RequestOutputKind,
-    SamplingParams,
-    StructuredOutputsParams,
-)
-from ..shared.pooling import PoolingParams
-from ..shared.records import ModelCard
-from ..shared.request_state import RequestState
-from ..shared.stats import EngineStats, RequestStats
-from .beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from ..shared.messages.deltas import Delta
+from ..shared.messages.outcome import FinishReason, TokenLogprobs
+from ..shared.params.kinds import RequestOutputKind
+from ..shared.params.lora import LoRARequest
+from ..shared.params.pooling import PoolingParams
+from ..shared.params.repetition import RepetitionDetectionParams
+from ..shared.params.sampling import SamplingParams
+from ..shared.params.structured import StructuredOutputsParams
+from ..shared.queue.request_state import RequestState
+from ..shared.stats.engine import EngineStats, RequestStats
+from .blocking.llm import LLM
 from .client import Client
 from .control.metrics import Counter, Gauge, Histogram, Metric
 from .control.queue_control import PauseMode
 from .handle import RequestHandle
-from .llm import LLM
-from .outputs import CompletionOutput, RequestOutput
-from .pooling import (
+from .inputs.prompt import Prompt
+from .inputs.streaming_input import StreamingInput
+from .requests.conversation import Conversation
+from .results.outputs import CompletionOutput, RequestOutput
+from .results.pooling import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
@@ -38,9 +39,7 @@ from .pooling import (
     ScoringRequestOutput,
     TextPair,
 )
-from .prompt import Prompt
-from .requests.conversation import Conversation
-from .streaming_input import StreamingInput
+from .search.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 
 __all__ = [
     "LLM",

@@ -13,14 +13,15 @@ from contextlib import aclosing
 from typing import Unpack
 
 from ..shared.errors import PenstockError, ValidationError
-from ..shared.params import RequestOutputKind, SamplingParams
+from ..shared.params.kinds import RequestOutputKind
+from ..shared.params.sampling import SamplingParams
 from ..shared.shown import shown
 from .client import Client
 from .detached import Params
 from .handle import RequestHandle
-from .options import SharedOptions
-from .outputs import RequestOutput
-from .prompt import Prompt
+from .inputs.options import SharedOptions
+from .inputs.prompt import Prompt
+from .results.outputs import RequestOutput
 
 
 class RequestsByHand:

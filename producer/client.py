@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..shared.connection import RETRY_FOR_S
 from ..shared.errors import ValidationError
-from ..shared.keys import DEFAULT_NAMESPACE, Keys
+from ..shared.keys import Keys
+from ..shared.names import DEFAULT_NAMESPACE
 from ..shared.shards import ShardsArgument, check_servers, make_connections
 from ..shared.shown import shown
-from .beam_search import BeamSearches
 from .client_tracing import enqueue_spans
 from .control.adapter_control import AdapterControl
 from .control.engine_control import EngineControl
@@ -23,15 +23,16 @@ from .control.text_calls import TextControl
 from .control.weights_control import WeightsControl
 from .control.worker_control import WorkerControl
 from .detached import DetachedRequests
+from .inputs.options import check_flag
+from .inputs.prompt import MAX_PAYLOAD_BYTES
 from .lora.resolver import AdapterResolver
-from .options import check_flag
 from .poolings import Poolings
-from .prompt import MAX_PAYLOAD_BYTES
 from .requests.health import Health
 from .requests.lease import LEASE_TTL_S, ClientLease
 from .requests.model_cards import ModelCards
 from .requests.request_builder import RequestBuilder
 from .requests.single_requests import SingleRequests
+from .search.beam_search import BeamSearches
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ..shared.broker import Queue
 from ..shared.connection import CommandConnection, Subscriber
-from ..shared.control import Utility
+from ..shared.control.calls import Utility
+from ..shared.deployment.records import ModelCard
 from ..shared.keys import Keys
 from ..shared.partitions import open_queue
-from ..shared.records import ModelCard
 from .control.operations import Operations
 from .engine_calls import A, CallOptions, CallRound
 from .lora.resolver import AdapterResolver

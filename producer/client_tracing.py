@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..shared.errors import ValidationError
 from ..shared.shown import shown
 from ..shared.tracing.endpoint import check_endpoint, is_enabled
-from .requests.enqueue_spans import EnqueueSpans
+from .requests.spans.enqueue_spans import EnqueueSpans
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -30,13 +30,13 @@ def enqueue_spans(endpoint: str | None, provider: TracerProvider | None) -> Enqu
         raise ValidationError(f"tracer_provider must be a TracerProvider of OpenTelemetry, got {shown(provider)}")
     # Imported here, since nobody else is to load OpenTelemetry.
     if provider is not None:
-        from .requests.traced_enqueues import TracedEnqueues
+        from .requests.spans.traced_enqueues import TracedEnqueues
 
         return TracedEnqueues(provider)
     assert endpoint is not None
     check_endpoint(endpoint)
     if not is_enabled(endpoint):
         return EnqueueSpans()
-    from .requests.exported_enqueues import ExportedEnqueues
+    from .requests.spans.exported_enqueues import ExportedEnqueues
 
     return ExportedEnqueues(endpoint)

@@ -7,15 +7,15 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Unpack
 
 from ..shared.errors import RequestNotFoundError, ValidationError
-from ..shared.keys import check_name
-from ..shared.messages import Delta
-from ..shared.params import SamplingParams
-from ..shared.pooling import PoolingParams
+from ..shared.messages.deltas import Delta
+from ..shared.names import check_name
+from ..shared.params.pooling import PoolingParams
+from ..shared.params.sampling import SamplingParams
 from ..shared.shown import shown
 from .client_core import ClientCore
 from .handle import RequestHandle
-from .options import RequestOptions, SharedOptions
-from .prompt import Prompt, params_of_each
+from .inputs.options import RequestOptions, SharedOptions
+from .inputs.prompt import Prompt, params_of_each
 from .requests.fan_out import child_ids, merge, possible_child_ids
 from .requests.single_requests import FollowOptions
 

@@ -11,7 +11,9 @@ import msgspec
 
 from ..shared.broker import EngineCalls
 from ..shared.connection import CommandConnection, Subscriber
-from ..shared.control import ControlCommand, ControlReply, Utility, check_timeout
+from ..shared.control.calls import ControlCommand, ControlReply, Utility
+from ..shared.deployment.heartbeats import read_heartbeats
+from ..shared.deployment.records import EngineHeartbeat
 from ..shared.errors import (
     BrokerError,
     EngineCallError,
@@ -22,10 +24,9 @@ from ..shared.errors import (
     ValidationError,
     from_wire,
 )
-from ..shared.heartbeats import read_heartbeats
 from ..shared.keys import Keys
-from ..shared.records import EngineHeartbeat
 from ..shared.shown import shown
+from ..shared.timeouts import check_timeout
 from .requests.health import DEAF_STATES
 
 CALL_TIMEOUT_S = 60.0

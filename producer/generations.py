@@ -7,18 +7,19 @@ from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
 from typing import Unpack
 
-from ..shared.messages import Delta
-from ..shared.params import RequestOutputKind, SamplingParams
-from ..shared.records import ModelCard
+from ..shared.deployment.records import ModelCard
+from ..shared.messages.deltas import Delta
+from ..shared.params.kinds import RequestOutputKind
+from ..shared.params.sampling import SamplingParams
 from .client_core import ClientCore
-from .options import RequestOptions
-from .outputs import RequestOutput
-from .prompt import Prompt
+from .inputs.options import RequestOptions
+from .inputs.prompt import Prompt
+from .inputs.streaming_input import GrowingPrompt, check_streamed, check_streamed_params
 from .requests.conversation import Conversation, answers
 from .requests.fan_out import merge
 from .requests.output_stream import collect, in_kind, outputs_of
 from .requests.queue_entry import Outgoing
-from .streaming_input import GrowingPrompt, check_streamed, check_streamed_params
+from .results.outputs import RequestOutput
 
 
 class Generations(ClientCore):

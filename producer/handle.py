@@ -6,14 +6,14 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from ..shared.errors import ValidationError
-from ..shared.messages import Delta
-from ..shared.params import RequestOutputKind
+from ..shared.messages.deltas import Delta
+from ..shared.params.kinds import RequestOutputKind
 from ..shared.shown import shown
-from .options import check_linger
-from .outputs import RequestOutput
+from .inputs.options import check_linger
 from .requests.fan_out import child_ids
 from .requests.output_stream import collect, outputs_of
 from .requests.single_requests import FollowOptions
+from .results.outputs import RequestOutput
 
 
 class Follower(Protocol):

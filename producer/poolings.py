@@ -10,15 +10,17 @@ from typing import Any, Unpack
 
 import msgspec
 
+from ..shared.deployment.records import ModelCard
 from ..shared.errors import UnsupportedTaskError, ValidationError
-from ..shared.keys import check_name
-from ..shared.messages import Delta
-from ..shared.pooling import PoolingParams
-from ..shared.records import ModelCard
+from ..shared.messages.deltas import Delta
+from ..shared.names import check_name
+from ..shared.params.pooling import PoolingParams
 from ..shared.shown import shown
 from .client_core import ClientCore
-from .options import RequestOptions
-from .pooling import (
+from .inputs.options import RequestOptions
+from .inputs.prompt import Prompt, as_prompts
+from .requests.queue_entry import Outgoing
+from .results.pooling import (
     ClassificationOutput,
     ClassificationRequestOutput,
     EmbeddingOutput,
@@ -29,8 +31,6 @@ from .pooling import (
     TextPair,
     output_of,
 )
-from .prompt import Prompt, as_prompts
-from .requests.queue_entry import Outgoing
 from .together import together
 
 # Followed at once: more would wait in the queue all the same.

@@ -12,10 +12,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from ..shared.errors import ValidationError
-from ..shared.messages import Delta
+from ..shared.messages.deltas import Delta
 from ..shared.shown import shown
-from .answer_positions import AnswerPositions
 from .client import Client
+from .results.answer_positions import AnswerPositions
 
 END = "end"
 # Beyond any output: of an answer whose end the reader has, nothing but that end is asked for.

@@ -15,8 +15,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from ..shared.audit import Audit
 from ..shared.connection import CommandConnection
+from ..shared.deployment.audit import Audit
 from ..shared.encodable import check_text
 from ..shared.errors import ValidationError
 from ..shared.keys import Keys

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from ..shared.errors import PenstockError, ValidationError
-from ..shared.messages import Delta
+from ..shared.messages.deltas import Delta
 from ..shared.shown import shown
 from .reconnect import END, StreamPosition
 

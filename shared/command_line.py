@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 from redis.exceptions import RedisError
 
 from .errors import PenstockError
-from .keys import DEFAULT_NAMESPACE
 from .log import configure_logging
+from .names import DEFAULT_NAMESPACE
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 

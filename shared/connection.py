@@ -20,7 +20,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
 from .encodable import unencodable
-from .redis_link import (
+from .redis_access.link import (
     FULL_PAUSE_S,
     LOST,
     RETRY_PAUSE_S,
@@ -37,9 +37,9 @@ from .redis_link import (
     tells_of_fullness,
     unavailable_error,
 )
-from .redis_url import mask_url
-from .replies import deliver_replies
-from .subscriber import Subscriber, Subscription
+from .redis_access.replies import deliver_replies
+from .redis_access.subscriber import Subscriber, Subscription
+from .redis_access.url import mask_url
 
 __all__ = ["RETRY_FOR_S", "CommandConnection", "Subscriber", "Subscription"]
 

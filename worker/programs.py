@@ -13,14 +13,15 @@ from typing import Annotated
 import msgspec
 
 from ..shared.command_line import REDIS_URL_HELP, SHARDS_HELP
-from .config import MAX_ENGINES_ON_HOST, PLACE, EngineConfig
-from .fleet_options import FleetOptions
+from .config.engine_config import EngineConfig
+from .config.fleet import FleetOptions
+from .config.place import MAX_ENGINES_ON_HOST, PLACE
+from .config.worker_config import BROKER, LOG, OBSERVING, PROCESS, WorkerConfig
 from .options.option import Option
 from .options.program import Program
 from .options.ranges import IntegerOrRange
 from .options.readers import Choice, Indices, Integer, Name, Reader, Seconds, Switch, SwitchOrText, Texts
 from .options.told import guide_table
-from .worker_config import BROKER, LOG, OBSERVING, PROCESS, WorkerConfig
 
 _RUN = "a run of `penstock.worker.engine.offline`"
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..shared.errors import PromptTooLongError, UnsupportedParameterError, UnsupportedTaskError, ValidationError
-from ..shared.images import check_images
-from ..shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestError
-from ..shared.params import GENERATE, SamplingParams
+from ..shared.messages.from_core import EngineCoreOutput
+from ..shared.messages.outcome import FinishReason, RequestError
+from ..shared.messages.requests import EngineCoreRequest
+from ..shared.params.images import check_images
+from ..shared.params.kinds import GENERATE
+from ..shared.params.sampling import SamplingParams
 
 # Of a prompt that is pooled: nothing is sampled.
 _NO_SAMPLING = SamplingParams(detokenize=False)

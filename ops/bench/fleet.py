@@ -23,7 +23,7 @@ import msgspec
 from ...producer import Client, SamplingParams
 from ...shared.command_line import UsageError
 from ...shared.connection import CommandConnection
-from ...shared.heartbeats import read_heartbeats
+from ...shared.deployment.heartbeats import read_heartbeats
 from ...shared.keys import Keys
 from ...shared.metrics import SERVING
 from ..demo.run import MODEL

@@ -22,9 +22,9 @@ from ...shared.errors import ConfigurationError
 from ..latency import percentile
 from ..local_server import LocalGateway
 from ..local_stack import LocalStack
+from .engines.judge import read_vocab_size
+from .engines.sides import VLLM_HTTP, Side
 from .gateway_load import CLIENT, HTTP, LoadResult
-from .judge import read_vocab_size
-from .sides import VLLM_HTTP, Side
 from .workload import ALL_AT_ONCE, IDLE, WARM_UP, Phase, timed_phases
 
 NUM_STREAMS = 64

@@ -8,16 +8,10 @@ from enum import StrEnum
 
 import msgspec
 
-from .engine_row import EngineRow
-from .follow import FollowRow
-from .gateway_row import GatewayRow
-from .growth import GrowthRow
-from .pooling_row import PoolingRow
-from .queue_enqueue import EnqueueRow
-from .queue_figures import FiguresRow
-from .queue_fleet import FleetRow
-from .sessions import SessionsRow
-from .sides import (
+from .engines.growth import GrowthRow
+from .engines.pooling import PoolingRow
+from .engines.row import EngineRow
+from .engines.sides import (
     ALONE,
     ALONE_INT4,
     ALONE_INT8,
@@ -30,6 +24,12 @@ from .sides import (
     VLLM_OFFLINE,
     VLLM_SERVED,
 )
+from .gateway_row import GatewayRow
+from .queue.enqueue import EnqueueRow
+from .queue.figures import FiguresRow
+from .queue.fleet import FleetRow
+from .queue.follow import FollowRow
+from .sessions import SessionsRow
 
 MIN_THROUGHPUT_OVER_VLLM = {"tiny": 2.0, "smol135": 1.2, "qwen06": 1.2}
 MIN_INT8_OVER_VLLM = {"smol135": 1.6, "qwen06": 1.6}

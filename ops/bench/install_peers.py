@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from .engines.sides import INSTALLED_MARK, vllm_libraries
 from .rows import DEFAULT_PEERS_FOLDER
-from .sides import INSTALLED_MARK, vllm_libraries
 
 _PINS = Path(__file__).parent / "peers"
 _MAX_REASON_CHARS = 400

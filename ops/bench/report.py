@@ -22,8 +22,9 @@ from rich.table import Table
 from ...shared.errors import PenstockError
 from ...shared.processor import this_processor
 from ..latency import percentile
-from .durability import DurabilityCost
-from .engine_report import (
+from .engines.growth import GrowthRow
+from .engines.pooling import PoolingRow
+from .engines.report import (
     engine_tables,
     follow_table,
     gateway_table,
@@ -32,8 +33,9 @@ from .engine_report import (
     pooling_table,
     sessions_table,
 )
-from .engine_row import EngineRow
-from .follow import FollowRow
+from .engines.roofline import Bandwidth
+from .engines.row import EngineRow
+from .engines.sides import SERVED, VLLM_SERVED
 from .gateway_row import GatewayRow
 from .goals import (
     Goal,
@@ -48,14 +50,14 @@ from .goals import (
     pooling_goals,
     sessions_goals,
 )
-from .growth import GrowthRow
+from .lora.report import lora_goals, lora_table
+from .lora.row import LoraRow
 from .other_load import OtherLoad
-from .pooling_row import PoolingRow
-from .queue_report import QueueRows, measured_rows, queue_table
-from .recovery import Recovery
-from .roofline import Bandwidth
+from .queue.durability import DurabilityCost
+from .queue.follow import FollowRow
+from .queue.recovery import Recovery
+from .queue.report import QueueRows, measured_rows, queue_table
 from .sessions import SessionsRow
-from .sides import SERVED, VLLM_SERVED
 from .speculation.report import speculation_goals, speculation_table
 from .speculation.row import SpeculationRow
 from .tables import add_caption
@@ -85,6 +87,7 @@ class BenchReport(msgspec.Struct, kw_only=True):
     gateway: GatewayRow | None = None
     growth: GrowthRow | None = None
     pooling: PoolingRow | None = None
+    lora: LoraRow | None = None
     speculation: SpeculationRow | None = None
     sessions: SessionsRow | None = None
     follow: FollowRow | None = None
@@ -186,6 +189,8 @@ def _sections(report: BenchReport) -> Iterator[tuple[str, Callable[[], Iterable[
         yield "growth", partial(_one, growth_table, report.growth)
     if report.pooling is not None:
         yield "pooling", partial(_one, pooling_table, report.pooling)
+    if report.lora is not None:
+        yield "lora", partial(_one, lora_table, report.lora)
     if report.speculation is not None:
         yield "speculation", partial(_one, speculation_table, report.speculation)
     if report.sessions is not None:
@@ -211,6 +216,8 @@ def _goals_by_row(report: BenchReport) -> Iterator[tuple[str, Callable[[], Itera
         yield "growth", partial(growth_goals, report.growth)
     if report.pooling is not None:
         yield "pooling", partial(pooling_goals, report.pooling)
+    if report.lora is not None:
+        yield "lora", partial(lora_goals, report.lora)
     if report.speculation is not None:
         yield "speculation", partial(speculation_goals, report.speculation)
     if report.sessions is not None:

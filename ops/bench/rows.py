@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...shared.command_line import UsageError
 
 QUEUE_ROWS = ("enqueue", "scale", "fairness", "idle", "fleet", "costs", "figures", "follow")
-_ENGINE_ROWS = ("engine", "adapter", "gateway", "growth", "sessions", "pooling", "speculation")
+_ENGINE_ROWS = ("engine", "adapter", "gateway", "growth", "sessions", "pooling", "lora", "speculation")
 ROWS = (*_ENGINE_ROWS, "durability", "recovery", *QUEUE_ROWS)
 PEERS = ("vllm", "transformers", "llama")
 NO_PEERS = "none"

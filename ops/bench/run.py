@@ -24,31 +24,33 @@ from rich.console import Console
 
 from ...shared.errors import ConfigurationError
 from ..demo.run import MODEL as DEMO_MODEL
-from .durability import BATCH_SIZE, durability_cost
-from .engine_row import EngineWork, measure_model
-from .follow import measure_follow
+from .engines.growth import measure_growth
+from .engines.pooling import NUM_TEXTS, measure_pooling
+from .engines.roofline import measure_bandwidth
+from .engines.row import EngineWork, measure_model
+from .engines.sides import adapter_sides, choose_sides
 from .gateway_row import measure_gateway
-from .growth import measure_growth
+from .lora.row import choose_engines, measure_lora
 from .other_load import LoadWatch
-from .pooling_row import NUM_TEXTS, measure_pooling
 from .private_redis import private_redis
-from .queue_costs import measure_costs
-from .queue_enqueue import measure_enqueue
-from .queue_fairness import measure_fairness
-from .queue_figures import measure_figures
-from .queue_fleet import measure_fleet
-from .queue_idle import measure_idle
-from .queue_scale import measure_scale
-from .recovery import measure_recovery
+from .queue.costs import measure_costs
+from .queue.durability import BATCH_SIZE, durability_cost
+from .queue.enqueue import measure_enqueue
+from .queue.fairness import measure_fairness
+from .queue.figures import measure_figures
+from .queue.fleet import measure_fleet
+from .queue.follow import measure_follow
+from .queue.idle import measure_idle
+from .queue.recovery import measure_recovery
+from .queue.scale import measure_scale
 from .report import BANDWIDTH, BenchReport, all_goals, engine_label, machine, print_report, versions, write_report
-from .roofline import measure_bandwidth
 from .sessions import measure_sessions
-from .sides import adapter_sides, choose_sides
 from .speculation.row import learn_answers, measure_speculation
 from .speculation.sides import ours, rivals
 
 GROWTH_MODEL = "tiny"
 POOLING_MODEL = "minilm"
+LORA_MODEL = "smol135"
 SPECULATION_MODEL = "smol135"
 # A round of it takes seconds.
 GATEWAY_ROUNDS = 3
@@ -187,6 +189,7 @@ def _other_rows(
         ("growth", "running ever larger batches …", growth),
         ("sessions", "holding conversations …", sessions),
         ("pooling", "embedding texts …", partial(_measure_pooling, options, report, scratch)),
+        ("lora", "making adapters …", partial(_measure_lora, options, report, scratch, console)),
         (
             "speculation",
             "learning answers by heart, for a minute or two …",
@@ -209,6 +212,22 @@ def _measure_pooling(options: BenchOptions, report: BenchReport, scratch: Path) 
         rounds=options.rounds,
         seed=options.seed,
         threads=options.threads,
+    )
+
+
+def _measure_lora(options: BenchOptions, report: BenchReport, scratch: Path, console: Console) -> None:
+    engines = choose_engines(options.peers, options.peers_folder, options.options_of_engines())
+    work = _work(LORA_MODEL, options)
+    report.lora = measure_lora(
+        LORA_MODEL,
+        model_folder(LORA_MODEL, scratch),
+        engines,
+        num_requests=work.num_requests,
+        rounds=work.rounds,
+        seed=work.seed,
+        dtype=work.dtype,
+        scratch=scratch,
+        tell=console.print,
     )
 
 

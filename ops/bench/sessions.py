@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from ...producer import Client, SamplingParams
-from ...shared.messages import Usage
-from ...shared.policy import QueuePolicy
+from ...shared.messages.outcome import Usage
+from ...shared.queue.policy import QueuePolicy
 from ..fairness import jain_index
 from ..latency import percentile
 from ..local_stack import LocalStack

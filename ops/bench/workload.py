@@ -25,13 +25,14 @@ class Item(msgspec.Struct):
     """One request: token ids and the exact number of tokens to generate (greedy, end of sequence ignored).
 
     ``grammar`` holds its output, if it is to be held to one, as the arguments of ``StructuredOutputsParams``. Rivals
-    are not told of it.
+    are not told of it. ``adapter`` is the folder of one, or empty.
     """
 
     prompt_token_ids: list[int]
     max_tokens: int
     arrival_s: float = 0.0
     grammar: dict[str, Any] | None = None
+    adapter: str = ""
 
     def sampling(self) -> dict[str, Any]:
         """Arguments of ``SamplingParams``."""
@@ -110,6 +111,7 @@ def write_workload(phases: list[Phase], path: Path) -> None:
                     "prompt_token_ids": item.prompt_token_ids,
                     "sampling_params": item.sampling(),
                     "arrival_s": item.arrival_s,
+                    "adapter": item.adapter,
                 }
                 for item in phase.items
             ],

@@ -15,12 +15,12 @@ import psutil
 import structlog
 
 from ...shared.broker import Broker
+from ...shared.deployment.heartbeats import read_heartbeats
+from ...shared.deployment.records import EngineHeartbeat
 from ...shared.errors import ConfigurationError, RedisUnavailableError
-from ...shared.heartbeats import read_heartbeats
 from ...shared.keys import Keys
-from ...shared.messages import EngineState
+from ...shared.messages.worker_status import EngineState
 from ...shared.partitions import Layouts
-from ...shared.records import EngineHeartbeat
 from ...shared.shards import make_commands
 from ..local_stack import LocalStack
 from ..local_worker import LocalWorker

@@ -23,8 +23,15 @@ from redis.asyncio.connection import AbstractConnection
 from ...shared.broker import SCRIPTS, Script
 from ...shared.broker.writes import NUM_WRITE_ARGS
 from ...shared.keys import ModelKeys
-from ...shared.redis_link import LOST, RETRY_PAUSE_S, close_connection, heed_cancellation, make_pool, open_connection
-from ...shared.replies import deliver_replies
+from ...shared.redis_access.link import (
+    LOST,
+    RETRY_PAUSE_S,
+    close_connection,
+    heed_cancellation,
+    make_pool,
+    open_connection,
+)
+from ...shared.redis_access.replies import deliver_replies
 from .owners import Owners
 
 CATCH_UP_TIMEOUT_S = 120.0

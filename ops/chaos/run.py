@@ -18,7 +18,8 @@ from rich.table import Table
 from ...producer import Client
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
-from ...shared.keys import Keys, partition_name
+from ...shared.keys import Keys
+from ...shared.names import partition_name
 from ...shared.partitions import change_partitions
 from ...shared.shards import choose_shard, make_commands
 from ..bench.report import machine, versions

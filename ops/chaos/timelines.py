@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from ...producer import Client
-from ...shared.request_events import RequestEvent
-from ...shared.request_state import MOVES, RequestState
+from ...shared.queue.request_events import RequestEvent
+from ...shared.queue.request_state import MOVES, RequestState
 from .load import Sighting
 
 PAGE = 1000

@@ -12,9 +12,9 @@ import msgspec
 
 from ...producer.control.operations import Operations
 from ...producer.requests.model_cards import ModelCards
-from ...shared.audit import acting_as, process_actor
 from ...shared.broker import Queue
 from ...shared.connection import CommandConnection
+from ...shared.deployment.audit import acting_as, process_actor
 from ...shared.embedded import resolve_redis_url
 from ...shared.keys import Keys
 from ...shared.partitions import open_queue

@@ -9,8 +9,8 @@ from collections import Counter
 from ...producer.control.deployment import Deployment, read_deployment
 from ...shared.command_line import EXIT_FAILED, Command, add_redis_arguments, format_table
 from ...shared.connection import CommandConnection
+from ...shared.deployment.presence import ProcessRecord
 from ...shared.keys import Keys
-from ...shared.presence import ProcessRecord
 from ..words import format_duration
 from .broker_command import print_json, run_on_redis
 

@@ -9,7 +9,8 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from ...shared.keys import DEFAULT_NAMESPACE, Keys
+from ...shared.keys import Keys
+from ...shared.names import DEFAULT_NAMESPACE
 from ...shared.shards import ShardsArgument, make_commands
 from ..views.pages import ACTIONS, PAGES
 from ..views.source import RETRY_FOR_S

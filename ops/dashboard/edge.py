@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...shared.audit import Actor, acting_as
+from ...shared.deployment.audit import Actor, acting_as
 from ..views.access import Access
 from .access import KeyAccess, Resolve
 from .words import query

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from ...shared.connection import CommandConnection
+from ...shared.deployment.presence import Presence, ProcessKind
 from ...shared.keys import Keys
-from ...shared.presence import Presence, ProcessKind
 from ...shared.shards import ShardsArgument
 from ..views.source import Source
 from .render import Renderer

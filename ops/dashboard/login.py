@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from ...shared.audit import Actor, acting_as
+from ...shared.deployment.audit import Actor, acting_as
 from .access import SESSION_COOKIE, SESSION_S, KeyAccess
 from .endpoints import read_form, root_of
 from .hub import Hub

@@ -14,18 +14,18 @@ from pathlib import Path
 
 import msgspec
 
-from ...producer.prompt import build_request, encode_request
+from ...producer.inputs.prompt import build_request, encode_request
 from ...shared.broker import Broker
 from ...shared.broker.admission import Entry
 from ...shared.command_line import format_table
 from ...shared.connection import CommandConnection
+from ...shared.deployment.records import EngineHeartbeat, ModelCard
 from ...shared.embedded import EmbeddedRedis
 from ...shared.keys import Keys
-from ...shared.messages import EngineState
-from ...shared.params import SamplingParams
-from ...shared.policy import QueuePolicy
-from ...shared.records import EngineHeartbeat, ModelCard
-from ...shared.redis_check import info_fields
+from ...shared.messages.worker_status import EngineState
+from ...shared.params.sampling import SamplingParams
+from ...shared.queue.policy import QueuePolicy
+from ...shared.redis_access.check import info_fields
 from ..views.access import Access
 from ..views.page import Page, Params
 from ..views.pages import PAGES

@@ -10,11 +10,11 @@ import tempfile
 from pathlib import Path
 
 from ...producer import Client, SamplingParams
-from ...producer.prompt import build_request, encode_request
+from ...producer.inputs.prompt import build_request, encode_request
 from ...shared.broker import Broker, Room
+from ...shared.deployment.records import DeathCause
 from ...shared.keys import Keys
-from ...shared.policy import TenantPolicy
-from ...shared.records import DeathCause
+from ...shared.queue.policy import TenantPolicy
 from ...shared.shards import make_commands
 from ..local_server import LocalServer
 from ..local_stack import LocalStack

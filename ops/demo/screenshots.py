@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 from ...producer import Client, SamplingParams
 from ...shared.command_line import run_told
 from ...shared.errors import ConfigurationError
-from ...shared.keys import DEFAULT_NAMESPACE
+from ...shared.names import DEFAULT_NAMESPACE
 from ..local_server import LocalServer
 from ..local_stack import LocalStack
 from .busy import MODEL_NAME, keep_busy

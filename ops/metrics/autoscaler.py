@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
 
-from ...shared.messages import EngineState
-from ...shared.queue_stats import QueueStats
-from ...shared.records import EngineHeartbeat
+from ...shared.deployment.records import EngineHeartbeat
+from ...shared.messages.worker_status import EngineState
+from ...shared.queue.stats import QueueStats
 from .wanted import ServiceRate, WantedOptions, wanted_engines
 
 POLL_S = 10

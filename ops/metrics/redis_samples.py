@@ -11,7 +11,7 @@ from ...producer.control.deployment_samples import PATIENCE_S
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
 from ...shared.metrics import Sample, values_of
-from ...shared.redis_check import info_fields
+from ...shared.redis_access.check import info_fields
 
 
 async def redis_samples(servers: Mapping[str, CommandConnection]) -> list[Sample]:

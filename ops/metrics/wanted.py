@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import msgspec
 
+from ...shared.deployment.records import EngineHeartbeat
 from ...shared.metrics import SERVING
-from ...shared.queue_stats import QueueStats
-from ...shared.records import EngineHeartbeat
+from ...shared.queue.stats import QueueStats
 
 
 class WantedOptions(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from .running import Running, room_of
 from .scenario import Engines
 from .world import World
 
-# As LOOK_EVERY_S and COUNT_EVERY_S of worker/serving/served_partitions.py.
+# As LOOK_EVERY_S and COUNT_EVERY_S of worker/serving/partitions/served_partitions.py.
 LOOK_EVERY_S, COUNT_EVERY_S = 3.0, 0.1
 
 Round = Generator[simpy.Event, Any, tuple[float, bool]]

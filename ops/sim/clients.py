@@ -9,7 +9,7 @@ from random import Random
 
 from ...shared.broker import Entry, Queue
 from ...shared.errors import PenstockError
-from ...shared.policy import QueuePolicy, TenantPolicy
+from ...shared.queue.policy import QueuePolicy, TenantPolicy
 from .measures import Note, Words
 from .partition import Partition, Process
 from .scenario import Scenario, Tenants

@@ -7,7 +7,7 @@ from functools import partial
 from random import Random
 
 from ...shared.broker import REAP_INTERVAL_S
-from ...shared.records import DeathCause
+from ...shared.deployment.records import DeathCause
 from .autoscaling import wanted_engines
 from .clients import note_ended
 from .engine import Engine

@@ -10,7 +10,7 @@ import simpy
 from ...shared.broker import Broker, Queue
 from ...shared.errors import BrokerError
 from ...shared.keys import Keys
-from ...shared.queue_stats import QueueStats
+from ...shared.queue.stats import QueueStats
 from .scenario import Shard
 from .virtual_redis import EPOCH_US, VirtualConnection, run_now
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 
 from ..bench.private_redis import private_redis
-from .plots import draw
-from .report import make_report
+from .reports.plots import draw
+from .reports.report import make_report
+from .reports.tables import format_report
 from .scenario_file import read_scenario
 from .simulation import simulate
-from .tables import format_report
 
 
 def run_scenario(text: str, *, seed: int | None = None, folder: Path | None = None) -> bool:

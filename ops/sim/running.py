@@ -6,7 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from ...shared.broker import SEQS_PER_KEPT_ONE, FinalRecord, Record, Room
-from ...shared.messages import Delta, FinishReason, Usage
+from ...shared.messages.deltas import Delta
+from ...shared.messages.outcome import FinishReason, Usage
 from .measures import Note
 from .scenario import Engines
 from .speed import StepWork

@@ -7,9 +7,9 @@ import enum
 import msgspec
 
 from ...shared.errors import ValidationError
-from ...shared.keys import partition_name
+from ...shared.names import partition_name
 from ...shared.partitions import MAX_PARTITIONS
-from ...shared.policy import QueuePolicy, TenantPolicy
+from ...shared.queue.policy import QueuePolicy, TenantPolicy
 from ...shared.shown import shown
 from .shapes import Arrivals, Constant, Fixed, Lengths, check_at_least
 from .speed import Speed, StepWork

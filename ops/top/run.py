@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from ...shared.audit import acting_as, process_actor
+from ...shared.deployment.audit import acting_as, process_actor
 from ...shared.errors import ConfigurationError
 from ...shared.keys import Keys
 from ...shared.log import configure_logging

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ...shared.errors import PenstockError
-from ...shared.messages import EngineCoreRequest
+from ...shared.messages.requests import EngineCoreRequest
 from .access import Access
 
 _decoder = msgspec.msgpack.Decoder(EngineCoreRequest)

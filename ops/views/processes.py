@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...producer.control.deployment import Finding, count_due, jobs_findings
-from ...shared.presence import ProcessRecord, read_processes
+from ...shared.deployment.presence import ProcessRecord, read_processes
 from .source import Moment
 
 # What is due and not done has waited for seconds before it is told.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from ...shared.broker import Broker
-from ...shared.messages import Delta
+from ...shared.messages.deltas import Delta
 
 MAX_SHOWN_CHARS = 20_000
 

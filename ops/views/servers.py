@@ -10,8 +10,8 @@ from redis.exceptions import RedisError
 
 from ...shared.connection import CommandConnection
 from ...shared.errors import RedisUnavailableError
-from ...shared.redis_check import info_fields
-from ...shared.redis_risks import number, risks_of
+from ...shared.redis_access.check import info_fields
+from ...shared.redis_access.risks import number, risks_of
 from .source import PATIENCE_S, Moment
 
 

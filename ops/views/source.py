@@ -19,15 +19,15 @@ from ...producer.control.operations import Operations
 from ...producer.operator_keys import OperatorKeys
 from ...producer.requests.model_cards import ModelCards
 from ...producer.webhooks.event_store import EventStore
-from ...shared.audit import Audit
 from ...shared.broker import Broker, DeadLetter, Queue, RequestHistory
 from ...shared.connection import CommandConnection
+from ...shared.deployment.audit import Audit
+from ...shared.deployment.heartbeats import read_heartbeats
+from ...shared.deployment.records import DeadRequest, EngineHeartbeat, ModelCard
 from ...shared.errors import RedisUnavailableError, UnknownModelError
-from ...shared.heartbeats import read_heartbeats
 from ...shared.keys import Keys
 from ...shared.partitions import Layouts, PartitionedBroker, open_dead_letter, open_history, open_queue
-from ...shared.queue_stats import QueueStats
-from ...shared.records import DeadRequest, EngineHeartbeat, ModelCard
+from ...shared.queue.stats import QueueStats
 from ...shared.shards import ShardsArgument
 from ...shared.shown import shown
 from .read_log import ReadLog

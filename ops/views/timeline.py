@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from ...shared.request_events import EventKind, RequestEvent
-from ...shared.request_state import RequestState
+from ...shared.queue.request_events import EventKind, RequestEvent
+from ...shared.queue.request_state import RequestState
 from ..words import event_words
 
 # Of the whole width, which is 100: what took no time is seen as well.

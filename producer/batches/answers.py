@@ -17,15 +17,15 @@ from ...shared.errors import (
     RefusedForNowError,
     RequestNotFoundError,
 )
-from ...shared.messages import FinishReason
+from ...shared.messages.outcome import FinishReason
 from ..client import Client
-from ..openai.common import new_id
+from ..inputs.prompt import Prompt
+from ..openai.answers.response_ids import new_id
 from ..openai.endpoints import prepare
 from ..openai.errors import OpenAIError, error_of
 from ..openai.parsers import Parsers
 from ..openai.prepared import PreparedBody
-from ..outputs import RequestOutput
-from ..prompt import Prompt
+from ..results.outputs import RequestOutput
 from .batch_records import BatchSpec
 from .gathering import all_or_none
 from .input_rows import InputRow

@@ -13,10 +13,11 @@ import msgspec
 
 from ...shared.connection import RETRY_FOR_S, CommandConnection
 from ...shared.errors import BatchEndedError, BatchHeldError, UnknownBatchError, ValidationError
-from ...shared.keys import DEFAULT_NAMESPACE, Keys, check_name
+from ...shared.keys import Keys
+from ...shared.names import DEFAULT_NAMESPACE, check_name
 from ...shared.shown import shown
 from ..agenda import Agenda
-from ..options import trace_headers_of
+from ..inputs.options import trace_headers_of
 from ..webhooks.addresses import check_url
 from ..webhooks.event_records import WebhookTarget
 from ..webhooks.event_store import EventStore

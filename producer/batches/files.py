@@ -10,7 +10,8 @@ import msgspec
 
 from ...shared.connection import CommandConnection
 from ...shared.errors import UnknownFileError, ValidationError
-from ...shared.keys import BatchKeys, check_name
+from ...shared.keys import BatchKeys
+from ...shared.names import check_name
 from ...shared.shown import shown
 from .batch_records import MAX_EXPIRY_S, MAX_FILE_BYTES, PURPOSES, Deleted, FileObject, FileRecord, Page, check_expiry
 from .contents import Contents

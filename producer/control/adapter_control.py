@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Unpack
 
+from ...shared.control.lora import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
 from ...shared.errors import EngineDeadError, ValidationError
-from ...shared.keys import check_name
 from ...shared.lora.registry import AdapterRecord, owner
-from ...shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
-from ...shared.params import LoRARequest
+from ...shared.names import check_name
+from ...shared.params.lora import LoRARequest
 from ...shared.shown import shown
 from ..client_core import ClientCore
 from ..engine_calls import CallOptions

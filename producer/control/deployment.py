@@ -10,16 +10,16 @@ import msgspec
 from redis.exceptions import RedisError
 
 from ...shared.connection import CommandConnection
+from ...shared.deployment.heartbeats import read_heartbeats
+from ...shared.deployment.presence import ProcessKind, ProcessRecord, read_processes
+from ...shared.deployment.records import EngineHeartbeat
 from ...shared.errors import PenstockError
-from ...shared.heartbeats import read_heartbeats
 from ...shared.keys import Keys
-from ...shared.messages import EngineState
+from ...shared.messages.worker_status import EngineState
 from ...shared.partitions import open_queue
-from ...shared.presence import ProcessKind, ProcessRecord, read_processes
-from ...shared.queue_stats import QueueStats
-from ...shared.records import EngineHeartbeat
-from ...shared.redis_check import info_fields
-from ...shared.redis_risks import Risk, risks_of
+from ...shared.queue.stats import QueueStats
+from ...shared.redis_access.check import info_fields
+from ...shared.redis_access.risks import Risk, risks_of
 from ..requests.health import may_serve
 from ..requests.model_cards import ModelCards
 from ..webhooks.event_store import DELIVER

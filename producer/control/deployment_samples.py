@@ -7,12 +7,12 @@ import asyncio
 from redis.exceptions import RedisError
 
 from ...shared.connection import CommandConnection
+from ...shared.deployment.heartbeats import read_heartbeats
+from ...shared.deployment.records import EngineHeartbeat
 from ...shared.errors import PenstockError
-from ...shared.heartbeats import read_heartbeats
 from ...shared.keys import Keys
 from ...shared.metrics import SERVING, Sample, engines_samples, queue_samples
-from ...shared.queue_stats import QueueStats
-from ...shared.records import EngineHeartbeat
+from ...shared.queue.stats import QueueStats
 from ..requests.model_cards import ModelCards
 from .deployment import stats_soon
 

@@ -8,37 +8,34 @@ from typing import Any, Unpack
 
 import msgspec
 
-from ...shared.control import (
+from ...shared.control.caches import (
     ENCODER,
     MULTIMODAL,
-    CheckInvariants,
-    CollectiveRpc,
-    DummyBatchDone,
-    ExecuteDummyBatch,
     InputCacheReset,
-    Invariants,
-    IsSleeping,
     PrefixCacheReset,
-    ProfileSaved,
-    ProfileStarted,
     ResetInputCache,
     ResetPrefixCache,
-    RpcResult,
-    SaveShardedState,
-    ShardedStateSaved,
-    Sleep,
-    SleepState,
+)
+from ...shared.control.diagnosis import (
+    CheckInvariants,
+    DummyBatchDone,
+    ExecuteDummyBatch,
+    Invariants,
+    ProfileSaved,
+    ProfileStarted,
     StartProfile,
     StopProfile,
-    WakeUp,
-    check_timeout,
 )
+from ...shared.control.rpc import CollectiveRpc, RpcResult
+from ...shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
+from ...shared.control.weights import SaveShardedState, ShardedStateSaved
 from ...shared.encodable import UNENCODABLE, unencodable
 from ...shared.errors import ValidationError
 from ...shared.shown import shown
+from ...shared.timeouts import check_timeout
 from ..client_core import ClientCore
 from ..engine_calls import CALL_TIMEOUT_S, CallOptions
-from ..options import check_flag
+from ..inputs.options import check_flag
 
 
 class EngineControl(ClientCore):

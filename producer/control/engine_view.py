@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import structlog
 
+from ...shared.deployment.records import EngineHeartbeat
 from ...shared.errors import EngineDeadError
-from ...shared.queue_stats import QueueStats
-from ...shared.records import EngineHeartbeat
+from ...shared.queue.stats import QueueStats
 from ..client_core import ClientCore
 from .metrics import Metric, metrics_of
 

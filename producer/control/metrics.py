@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ...shared.deployment.records import EngineHeartbeat
 from ...shared.metrics import MetricKind, Sample, engines_samples, queue_samples
-from ...shared.queue_stats import QueueStats
-from ...shared.records import EngineHeartbeat
-from ...shared.stats import Histogram as Counts
+from ...shared.queue.stats import QueueStats
+from ...shared.stats.engine import Histogram as Counts
 
 PREFIX = "penstock:"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ...shared.params import LoRARequest
-from ...shared.records import ModelCard
+from ...shared.deployment.records import ModelCard
+from ...shared.params.lora import LoRARequest
 from ..client_core import ClientCore
-from ..options import RequestOptions
+from ..inputs.options import RequestOptions
 
 
 class ModelView(ClientCore):

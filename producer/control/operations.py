@@ -6,15 +6,15 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ...shared.audit import Audit
 from ...shared.broker import DeadLetter, Queue, RequestFilter
 from ...shared.broker.bulk import cancel_matching, purge_parked, replay_parked
 from ...shared.connection import CommandConnection
+from ...shared.deployment.audit import Audit
 from ...shared.errors import RequestNotFoundError
 from ...shared.keys import Keys
 from ...shared.partitions import Layouts, PartitionedBroker, open_dead_letter, open_history, open_queue
-from ...shared.policy import QueuePolicy, TenantPolicy
-from ...shared.request_state import RequestState
+from ...shared.queue.policy import QueuePolicy, TenantPolicy
+from ...shared.queue.request_state import RequestState
 from ...shared.shown import shown
 from ..agenda import Agenda
 from ..webhooks.event_store import EventStore

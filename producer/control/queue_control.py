@@ -7,21 +7,21 @@ import time
 from typing import Literal, get_args
 
 from ...shared.broker.series import SeriesPoint
-from ...shared.control import (
+from ...shared.control.caches import (
     ENCODER,
     MULTIMODAL,
     InputCacheReset,
     PrefixCacheReset,
     ResetInputCache,
     ResetPrefixCache,
-    check_timeout,
 )
 from ...shared.errors import DrainTimeoutError, EngineDeadError, RequestNotFoundError, ValidationError
-from ...shared.keys import check_name
+from ...shared.names import check_name
 from ...shared.partitions import read_series
-from ...shared.policy import QueuePolicy, TenantPolicy
-from ...shared.queue_stats import QueueStats, RequestStatus
+from ...shared.queue.policy import QueuePolicy, TenantPolicy
+from ...shared.queue.stats import QueueStats, RequestStatus
 from ...shared.shown import shown
+from ...shared.timeouts import check_timeout
 from ..client_core import ClientCore
 from ..engine_calls import CallOptions
 

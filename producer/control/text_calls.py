@@ -7,12 +7,12 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...shared.chat_parts import check_messages
-from ...shared.control import Utility
+from ...shared.control.calls import Utility
+from ...shared.control.text import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
 from ...shared.errors import ConfigurationError, EngineCallError, EngineDeadError, EngineNotFoundError
-from ...shared.text_control import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
+from ...shared.params.chat_parts import check_messages
 from ..engine_calls import CallOptions
-from ..options import template_kwargs_of
+from ..inputs.options import template_kwargs_of
 from ..requests.health import DEAF_STATES
 from .engine_view import EngineView
 

@@ -6,13 +6,13 @@ from typing import Unpack
 
 import msgspec
 
-from ...shared.control import IsSleeping, SleepState
+from ...shared.control.sleeping import IsSleeping, SleepState
+from ...shared.control.weights import ReloadWeights, WeightsReloaded
 from ...shared.errors import EngineCallError, PenstockError
 from ...shared.timeouts import check_timeout
-from ...shared.weights_control import ReloadWeights, WeightsReloaded
 from ..client_core import ClientCore
 from ..engine_calls import CallOptions
-from ..options import check_flag
+from ..inputs.options import check_flag
 
 # Reading a model takes longer than most calls.
 RELOAD_TIMEOUT_S = 600.0

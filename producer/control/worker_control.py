@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ...shared.control import check_timeout
+from ...shared.deployment.leave import MARGIN_S, known_workers, make_leave
+from ...shared.deployment.scaling import scale_worker
 from ...shared.errors import ValidationError
-from ...shared.leave import MARGIN_S, known_workers, make_leave
-from ...shared.messages import DrainCommand, StopCommand, WorkerCommand
-from ...shared.scaling import scale_worker
+from ...shared.messages.commands import DrainCommand, StopCommand, WorkerCommand
 from ...shared.shown import shown
+from ...shared.timeouts import check_timeout
 from ..client_core import ClientCore
 
 DRAIN_TIMEOUT_S = 30.0

@@ -15,21 +15,21 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ...shared.connection import CommandConnection
+from ...shared.deployment.presence import Presence, ProcessKind
 from ...shared.keys import Keys
-from ...shared.presence import Presence, ProcessKind
 from ...shared.shards import make_commands
-from ...shared.tracing.tracing import open_tracing
+from ...shared.tracing.tracing import Tracing, open_tracing
 from .. import Client
 from ..batches import BatchStore
 from ..openai.parsers import ModelParsers
 from ..openai.responses.service import Responses
-from .api_keys import ApiKeys
-from .auth import Authenticator
-from .cors import cors
+from .access.api_keys import ApiKeys
+from .access.auth import Authenticator
+from .access.cors import cors
+from .bodies.images import ImageFetcher
 from .figures import Family
 from .gateway import Gateway
 from .http import any_exception, http_exception
-from .images import ImageFetcher
 from .metrics import Metrics
 from .middleware import GatewayMiddleware
 from .openapi import build_openapi
@@ -81,11 +81,8 @@ def build_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-        options = {"namespace": settings.namespace, "model": settings.model, "lease_ttl_s": settings.lease_ttl_s}
-        options |= {"shards": settings.shards, "tracer_provider": tracing.provider}
-        options |= {"result_ttl_s": settings.result_ttl_s}
         store = BatchStore(settings.redis_url, settings.files_dir, namespace=settings.namespace)
-        async with Client.connect(settings.redis_url, **options) as client, store:
+        async with _client(settings, tracing) as client, store:
             await store.files.contents.prepare()
             parsers = ModelParsers(client, settings.parsers, default_model=settings.model)
             responses = _responses(settings, client, connection, parsers)
@@ -113,6 +110,18 @@ def build_app(
     )
     app.state.openapi = msgspec.json.encode(build_openapi(OPERATIONS, metadata.version("penstock")))
     return app
+
+
+def _client(settings: GatewaySettings, tracing: Tracing) -> Client:
+    return Client.connect(
+        settings.redis_url,
+        namespace=settings.namespace,
+        shards=settings.shards,
+        model=settings.model,
+        lease_ttl_s=settings.lease_ttl_s,
+        result_ttl_s=settings.result_ttl_s,
+        tracer_provider=tracing.provider,
+    )
 
 
 def _edge(

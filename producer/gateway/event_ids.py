@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import re
 
-from ..answer_positions import AnswerPositions
-from ..openai.common import fingerprint_of
+from ..openai.answers.response_ids import fingerprint_of
 from ..openai.errors import OpenAIError
+from ..results.answer_positions import AnswerPositions
 
 _FORM = re.compile(r"([A-Za-z0-9_-]{1,100}):(\d{1,10}e?(?:\.\d{1,10}e?)*)(\.u)?")
 

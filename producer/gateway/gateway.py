@@ -11,9 +11,9 @@ from .. import Client
 from ..batches import BatchStore
 from ..openai.parsers import ModelParsers
 from ..openai.responses.service import Responses
-from .auth import Authenticator
+from .access.auth import Authenticator
+from .bodies.images import ImageFetcher
 from .figures import Family
-from .images import ImageFetcher
 from .metrics import Metrics
 from .settings import GatewaySettings
 

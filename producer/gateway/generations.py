@@ -9,10 +9,10 @@ from contextlib import aclosing
 import msgspec
 
 from .. import Client, Delta
+from ..inputs.options import READ_TTL_S, RequestOptions
 from ..openai.prepared import Prepared, PreparedBody
-from ..options import READ_TTL_S, RequestOptions
 from ..requests.merging import merged
-from .auth import Identity
+from .access.auth import Identity
 from .settings import GatewaySettings
 
 PromptDelta = tuple[int, Delta]

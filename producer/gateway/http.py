@@ -13,8 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from ..inputs.options import RequestOptions
 from ..openai.errors import OpenAIError, cancelled, error_of
-from ..options import RequestOptions
 from .gateway import Gateway
 
 JSON = "application/json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 
-from ...shared.buckets import FIRST_TOKEN_TIME_S, REQUEST_TIME_S
+from ...shared.stats.buckets import FIRST_TOKEN_TIME_S, REQUEST_TIME_S
 from .figures import Family, Reading
 
 # Times at which counters began; Prometheus does not need them, and would take each for a metric of its own.

@@ -14,14 +14,14 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...shared.keys import MAX_NAME_CHARS
 from ...shared.log import log_ids
+from ...shared.names import MAX_NAME_CHARS
 from ...shared.shown import shown
 from ..openai.errors import CLIENT_CLOSED_REQUEST, OpenAIError
-from .auth import Authenticator
+from .access.auth import Authenticator
+from .bodies.request_body import RequestBody
 from .http import error_response, trace_headers
 from .metrics import Metrics
-from .request_body import RequestBody
 
 _REQUEST_ID = re.compile(rf"[\x21-\x7e]{{1,{MAX_NAME_CHARS}}}")
 # The head's name of a route that does not exist: made-up paths must not become so many time series.

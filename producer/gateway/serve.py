@@ -15,9 +15,9 @@ from starlette.applications import Starlette
 
 from ...shared.shards import check_servers
 from ..web_server import announce, listening, serve_app, web_config
+from .access.cors import ANY
 from .app import build_app
 from .connection import connection_class
-from .cors import ANY
 from .settings import GatewaySettings
 
 # Behind the address in the line that says where it serves: what OpenAI's clients take as base_url.

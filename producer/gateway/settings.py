@@ -7,11 +7,11 @@ import math
 import msgspec
 
 from ...shared.errors import ConfigurationError
-from ...shared.keys import DEFAULT_NAMESPACE, check_name
+from ...shared.names import DEFAULT_NAMESPACE, check_name
 from ..client import RESULT_TTL_S
 from ..openai.parsers import ParserChoice
 from ..webhooks.addresses import Networks
-from .cors import ANY, origin_pattern
+from .access.cors import ANY, origin_pattern
 
 DEFAULT_PORT = 8000
 MAX_BODY_BYTES = 4 * 1024 * 1024

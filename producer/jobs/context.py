@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...shared.deployment.presence import Presence, ProcessKind
 from ...shared.errors import ConfigurationError
-from ...shared.presence import Presence, ProcessKind
 from ...shared.shards import make_commands
 from ...shared.tracing.tracing import Tracing
 from ..agenda import Agenda

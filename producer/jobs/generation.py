@@ -11,10 +11,12 @@ import msgspec
 from arq.worker import Retry
 
 from ...shared.errors import ValidationError
-from ...shared.params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+from ...shared.params.repetition import RepetitionDetectionParams
+from ...shared.params.sampling import SamplingParams
+from ...shared.params.structured import StructuredOutputsParams
 from ...shared.shown import shown
-from ..options import RequestOptions
-from ..prompt import Prompt
+from ..inputs.options import RequestOptions
+from ..inputs.prompt import Prompt
 from .context import JobContext
 from .holding import CutOffError, run_held
 

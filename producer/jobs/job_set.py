@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...shared.errors import ConfigurationError
-from ...shared.redis_url import parse_pool
+from ...shared.redis_access.url import parse_pool
 from ...shared.tracing.tracing import open_tracing
 from .context import CONTEXT_KEY, JobContext
 from .due_jobs import DUE_JOBS, arq_function
@@ -110,7 +110,8 @@ class JobSet:
             )
         # It asks the host who it is, in threads for which it waits.
         tracing = await asyncio.to_thread(open_tracing, self.settings.otlp_traces_endpoint, "penstock-jobs")
-        context = JobContext(self.settings, tracing)
+        # Its sender of webhooks reads certificates.
+        context = await asyncio.to_thread(JobContext, self.settings, tracing)
         try:
             await context.open()
         except BaseException:

@@ -10,7 +10,7 @@ from arq.constants import health_check_key_suffix
 from arq.worker import Worker
 from redis.exceptions import ResponseError
 
-from ...shared.redis_link import LOST, Outage, refuses_for_now
+from ...shared.redis_access.link import LOST, Outage, refuses_for_now
 from ...shared.service_manager import tell_ready, tell_stopping
 from ...shared.shards import check_servers
 from .job_set import JobSet

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from ...shared.errors import ConfigurationError
-from ...shared.keys import DEFAULT_NAMESPACE, Keys
+from ...shared.keys import Keys
+from ...shared.names import DEFAULT_NAMESPACE
 from ...shared.shown import shown
 from ...shared.tracing.endpoint import check_endpoint
 from ..agenda import LEASE_TTL_S

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from ...shared.adapter_errors import AdapterFileError
-from ...shared.adapters import ADAPTER_FILES, CONFIG_FILE, WEIGHTS_FILE, adapter_digest
 from ...shared.errors import ConfigurationError, ValidationError
+from ...shared.lora.adapters import ADAPTER_FILES, CONFIG_FILE, WEIGHTS_FILE, adapter_digest
 from ...shared.lora.peft_config import PeftConfig, read_peft_config
 from ...shared.shown import shown
 

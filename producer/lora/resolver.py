@@ -8,12 +8,13 @@ from pathlib import Path
 import msgspec
 
 from ...shared.adapter_errors import AdapterFileError, UnknownAdapterError
-from ...shared.adapters import ADAPTER_FILES, adapter_digest
 from ...shared.connection import CommandConnection
 from ...shared.errors import ValidationError
-from ...shared.keys import Keys, check_name
+from ...shared.keys import Keys
+from ...shared.lora.adapters import ADAPTER_FILES, adapter_digest
 from ...shared.lora.registry import EVERYBODY, AdapterRecord, AdapterRegistry
-from ...shared.params import LoRARequest
+from ...shared.names import check_name
+from ...shared.params.lora import LoRARequest
 from ...shared.shown import shown
 
 # Folders whose digest is remembered; a caller has few.

@@ -7,11 +7,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET
 
-from ...shared.messages import Delta, FinishReason
-from ..outputs import CompletionOutput, RequestOutput
-from .answer_form import AnswerForm, answer_form
-from .answer_parts import AnswerParser, CallDelta, MessageParts
-from .chat_objects import (
+from ...shared.messages.deltas import Delta
+from ...shared.messages.outcome import FinishReason
+from ..results.outputs import CompletionOutput, RequestOutput
+from .answers.chat_objects import (
     AssistantMessage,
     ChatChoice,
     ChatChunkChoice,
@@ -23,17 +22,14 @@ from .chat_objects import (
     ToolCall,
     ToolCallDelta,
 )
-from .common import (
-    GenerationBody,
-    OpenAIFinishReason,
-    Usage,
-    UsageCounter,
-    finish_reason_of,
-    response_head,
-    stop_reason_of,
-)
+from .answers.ends import OpenAIFinishReason, finish_reason_of, stop_reason_of
+from .answers.form import AnswerForm, answer_form
+from .answers.logprobs import ChatLogprobs, chat_logprobs
+from .answers.parts import AnswerParser, CallDelta, MessageParts
+from .answers.response_ids import response_head
+from .answers.usage import Usage, UsageCounter
 from .errors import bad_field
-from .logprobs import ChatLogprobs, chat_logprobs
+from .generation_body import GenerationBody
 from .messages import ChatMessage, template_messages
 from .parsers import Parsers
 from .prepared import Prepared

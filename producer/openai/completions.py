@@ -8,21 +8,16 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ...shared.messages import Delta
-from ...shared.messages import Usage as TokenCounts
-from ..outputs import CompletionOutput, RequestOutput
-from ..prompt import Prompt
-from .common import (
-    GenerationBody,
-    OpenAIFinishReason,
-    Usage,
-    UsageCounter,
-    finish_reason_of,
-    response_head,
-    stop_reason_of,
-)
+from ...shared.messages.deltas import Delta
+from ...shared.messages.outcome import Usage as TokenCounts
+from ..inputs.prompt import Prompt
+from ..results.outputs import CompletionOutput, RequestOutput
+from .answers.ends import OpenAIFinishReason, finish_reason_of, stop_reason_of
+from .answers.logprobs import CompletionLogprobs, completion_logprobs, num_chars
+from .answers.response_ids import response_head
+from .answers.usage import Usage, UsageCounter
 from .errors import bad_field
-from .logprobs import CompletionLogprobs, completion_logprobs, num_chars
+from .generation_body import GenerationBody
 from .prepared import Prepared
 
 # OpenAI's default, and vLLM's.

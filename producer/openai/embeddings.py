@@ -7,9 +7,10 @@ from typing import Literal
 import msgspec
 
 from ...shared.errors import ClientClosedError
-from ..outputs import RequestOutput
-from ..pooling import PoolingOutput, PoolingRequestOutput
-from .common import created_at, finish_reason_of
+from ..results.outputs import RequestOutput
+from ..results.pooling import PoolingOutput, PoolingRequestOutput
+from .answers.ends import finish_reason_of
+from .answers.response_ids import created_at
 from .pooling import Input, Listed, PoolingBody, PoolingUsage, PreparedPooling, written
 
 ID_PREFIX = "embd"

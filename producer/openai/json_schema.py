@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...shared.errors import ValidationError
+from ...shared.params.structured import check_nesting
 from ...shared.shown import shown
-from ...shared.structured_checks import check_nesting
 
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _MAPS_OF_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")

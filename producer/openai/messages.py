@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ...shared.chat_parts import TEXT_TYPES
+from ...shared.params.chat_parts import TEXT_TYPES
 from ...shared.shown import shown
 from .errors import bad_field
 from .tools.messages import check_tool_calls, check_tool_result

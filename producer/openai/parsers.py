@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import msgspec
 
+from ...shared.deployment.records import ModelCard
 from ...shared.errors import ConfigurationError, PenstockError, ValidationError
-from ...shared.reasoning import AUTO, NONE
-from ...shared.records import ModelCard
+from ...shared.params.reasoning import AUTO, NONE
 from ..client import Client
 from .reasoning import find_reasoning_format
 from .tools.registry import DEFAULT_TOOL_CALL_PARSER, find_tool_call_style

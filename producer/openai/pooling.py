@@ -11,12 +11,12 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from ...shared.messages import Usage as TokenCounts
-from ...shared.pooling import Pooled, PoolingParams
-from ..options import RequestOptions
-from ..prompt import Prompt
-from .common import plain_options
+from ...shared.messages.outcome import Usage as TokenCounts
+from ...shared.params.pooling import Pooled, PoolingParams
+from ..inputs.options import RequestOptions
+from ..inputs.prompt import Prompt
 from .errors import bad_field
+from .generation_body import plain_options
 from .prepared import PreparedBody
 
 T = TypeVar("T")

@@ -9,12 +9,12 @@ from typing import Protocol
 import msgspec
 
 from ...shared.errors import ValidationError
-from ...shared.messages import Delta
-from ...shared.params import SamplingParams
-from ...shared.pooling import PoolingParams
-from ..options import RequestOptions
-from ..outputs import RequestOutput
-from ..prompt import Prompt
+from ...shared.messages.deltas import Delta
+from ...shared.params.pooling import PoolingParams
+from ...shared.params.sampling import SamplingParams
+from ..inputs.options import RequestOptions
+from ..inputs.prompt import Prompt
+from ..results.outputs import RequestOutput
 from .errors import bad_field
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...shared.errors import ValidationError
-from ...shared.reasoning import REASONING_MARKS
+from ...shared.params.reasoning import REASONING_MARKS
 from ...shared.shown import shown
 from .markers import len_of_certain
 

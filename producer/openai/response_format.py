@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...shared.errors import ValidationError
-from ...shared.params import StructuredOutputsParams
+from ...shared.params.structured import StructuredOutputsParams
 from ...shared.shown import shown
 from .json_schema import check_schema
 

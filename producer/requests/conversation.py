@@ -15,13 +15,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
 
+from ...shared.deployment.records import ModelCard
 from ...shared.errors import ClientClosedError, InputClosedError, UnsupportedParameterError, ValidationError
-from ...shared.messages import Delta, InputChunk
-from ...shared.params import SamplingParams
-from ...shared.records import ModelCard
-from ..embeds import EmbedsArray
-from ..prompt import Prompt
-from ..streaming_input import Chunk, GrowingPrompt, ParamsOfChunks, parts_of
+from ...shared.messages.deltas import Delta
+from ...shared.messages.requests import InputChunk
+from ...shared.params.sampling import SamplingParams
+from ..inputs.embeds import EmbedsArray
+from ..inputs.prompt import Prompt
+from ..inputs.streaming_input import Chunk, GrowingPrompt, ParamsOfChunks, parts_of
 from .queue_entry import Outgoing, num_chunk_tokens
 from .single_requests import InteractiveDeltas, SingleRequests
 

@@ -14,7 +14,7 @@ import hashlib
 
 import msgspec
 
-from ...shared.messages import EngineCoreRequest
+from ...shared.messages.requests import EngineCoreRequest
 
 # Ends of earlier turns that are looked for, its own included.
 MAX_ENDS = 4

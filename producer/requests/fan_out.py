@@ -14,10 +14,11 @@ from contextlib import aclosing
 import msgspec
 
 from ...shared.errors import ValidationError
-from ...shared.keys import MAX_NAME_CHARS, check_name
-from ...shared.messages import Delta, EngineCoreRequest
-from ...shared.params import MAX_N
-from ...shared.seeds import derived_seed
+from ...shared.messages.deltas import Delta
+from ...shared.messages.requests import EngineCoreRequest
+from ...shared.names import MAX_NAME_CHARS, check_name
+from ...shared.params.sampling import MAX_N
+from ...shared.params.seeds import derived_seed
 from ...shared.shown import shown
 from .merging import merged
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ...shared.connection import CommandConnection
+from ...shared.deployment.heartbeats import read_heartbeats
+from ...shared.deployment.records import EngineHeartbeat
 from ...shared.errors import EngineDeadError
-from ...shared.heartbeats import read_heartbeats
 from ...shared.keys import Keys
-from ...shared.messages import EngineState
-from ...shared.records import EngineHeartbeat
+from ...shared.messages.worker_status import EngineState
 from ...shared.shown import shown
 
 # Who holds a loaded model and moves: all take requests or finish them, now or in a moment. An engine that is starting

@@ -8,11 +8,12 @@ import time
 import msgspec
 
 from ...shared.connection import CommandConnection
+from ...shared.deployment.heartbeats import read_heartbeats
+from ...shared.deployment.records import EngineHeartbeat, ModelCard
 from ...shared.errors import UnknownModelError, ValidationError
-from ...shared.heartbeats import read_heartbeats
-from ...shared.keys import Keys, check_name
+from ...shared.keys import Keys
+from ...shared.names import check_name
 from ...shared.partitions import open_dead_letter, open_queue
-from ...shared.records import EngineHeartbeat, ModelCard
 from ...shared.shown import shown
 from .health import may_serve
 

@@ -7,10 +7,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from ...shared.errors import ClientClosedError
-from ...shared.messages import Delta, Usage
-from ...shared.params import RequestOutputKind
+from ...shared.messages.deltas import Delta
+from ...shared.messages.outcome import Usage
+from ...shared.params.kinds import RequestOutputKind
 from ...shared.shown import shown
-from ..outputs import RequestOutput, completion, final_output, prompt_logprobs_of, usage_of
+from ..results.outputs import RequestOutput, completion, final_output, prompt_logprobs_of, usage_of
 
 
 async def outputs_of(

@@ -13,11 +13,11 @@ import msgspec
 
 from ...shared.broker import Entry
 from ...shared.errors import ValidationError
-from ...shared.images import ImageInput
-from ...shared.messages import EngineCoreRequest, InputChunk
-from ...shared.tokenization import MODEL_LENGTH
-from ..options import RequestOptions
-from ..prompt import encode_request
+from ...shared.messages.requests import EngineCoreRequest, InputChunk
+from ...shared.params.images import ImageInput
+from ...shared.params.tokenization import MODEL_LENGTH
+from ..inputs.options import RequestOptions
+from ..inputs.prompt import encode_request
 from ..webhooks.event_records import WebhookTarget
 from ..webhooks.targets import encode_target
 from .digests import conversation_digests

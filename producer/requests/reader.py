@@ -21,7 +21,7 @@ import structlog
 from ...shared.broker import Broker
 from ...shared.connection import Subscriber, Subscription
 from ...shared.errors import OutputChangedError, RequestLostError, RequestNotFoundError, ValidationError, from_wire
-from ...shared.messages import Delta
+from ...shared.messages.deltas import Delta
 from ...shared.shown import shown
 
 # Longer than it takes to enqueue, so that only requests that wait pay for it.

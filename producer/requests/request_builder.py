@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from ...shared.deployment.records import ModelCard
 from ...shared.errors import UnsupportedParameterError, ValidationError
-from ...shared.params import SamplingParams
-from ...shared.pooling import PoolingParams
-from ...shared.records import ModelCard
+from ...shared.params.pooling import PoolingParams
+from ...shared.params.sampling import SamplingParams
 from ...shared.shown import shown
+from ..inputs.options import RequestOptions
+from ..inputs.prompt import Prompt, build_pooling_request, build_request
 from ..lora.resolver import AdapterResolver
-from ..options import RequestOptions
-from ..pooling import TextPair
-from ..prompt import Prompt, build_pooling_request, build_request
+from ..results.pooling import TextPair
 from ..webhooks.targets import webhook_target
 from .fan_out import children
 from .model_cards import ModelCards

@@ -17,13 +17,13 @@ from ...shared.broker import NEW, UNSERVED, Broker, Entry
 from ...shared.connection import CommandConnection, Subscriber
 from ...shared.errors import PenstockError, RefusedForNowError, RequestLostError
 from ...shared.keys import Keys
-from ...shared.messages import Delta, EngineCoreRequest
+from ...shared.messages.deltas import Delta
+from ...shared.messages.requests import EngineCoreRequest
 from ...shared.partitions import Layouts, PartitionedBroker
 from ..home import Home
-from ..options import read_ttl_of
+from ..inputs.options import read_ttl_of
 from ..webhooks.targets import WebhookTargets
 from .deadline import ended_when_due
-from .enqueue_spans import EnqueueSpans
 from .enqueuer import Enqueuer
 from .health import Health
 from .lease import ClientLease, InteractiveRequest
@@ -32,6 +32,7 @@ from .queue_entry import Outgoing
 from .read_results import ReadResults
 from .reader import DeltaReader, without_error
 from .reader_lease import lingering
+from .spans.enqueue_spans import EnqueueSpans
 
 log = structlog.get_logger()
 

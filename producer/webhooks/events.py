@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from ...shared.errors import ValidationError
-from ...shared.messages import Delta, FinishReason
-from ...shared.request_state import RequestState
+from ...shared.messages.deltas import Delta
+from ...shared.messages.outcome import FinishReason
+from ...shared.queue.request_state import RequestState
 from .event_records import EventFamily, WebhookEvent, WebhookTarget
 
 _target_decoder = msgspec.json.Decoder(WebhookTarget)

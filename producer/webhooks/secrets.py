@@ -11,7 +11,8 @@ import msgspec
 from ...shared.connection import CommandConnection
 from ...shared.encodable import check_text
 from ...shared.errors import ValidationError
-from ...shared.keys import Keys, check_name
+from ...shared.keys import Keys
+from ...shared.names import check_name
 from ...shared.shown import shown
 from .event_records import WebhookSecret
 

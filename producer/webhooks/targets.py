@@ -11,7 +11,7 @@ import msgspec
 from ...shared.connection import CommandConnection
 from ...shared.errors import ValidationError
 from ...shared.keys import Keys
-from ...shared.messages import EngineCoreRequest
+from ...shared.messages.requests import EngineCoreRequest
 from ...shared.shown import shown
 from .addresses import Networks, check_literal, check_url
 from .event_records import EventFamily, WebhookTarget

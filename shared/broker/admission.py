@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ..errors import PenstockError, QueueFullError, QuotaExceededError, ValidationError
-from ..images import ImageInput
+from ..params.images import ImageInput
 from ..shown import shown
 
 NEW = "new"

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from ..command_parts import in_parts
 from ..connection import CommandConnection
+from ..deployment.records import DeathCause
 from ..errors import DamagedRecordError, PenstockError
 from ..keys import ModelKeys
-from ..messages import Delta
-from ..records import DeathCause
-from ..request_state import RequestState
+from ..messages.deltas import Delta
+from ..queue.request_state import RequestState
+from ..redis_access.command_parts import in_parts
 from .admission import Entry, enqueue_args, read_answer
 from .damage import refusing_damage
 from .input import RequestInput

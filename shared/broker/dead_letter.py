@@ -10,11 +10,11 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from ..connection import CommandConnection
+from ..deployment.records import DeadRequest, DeathCause
 from ..encodable import check_text
 from ..errors import PenstockError
 from ..keys import ModelKeys
-from ..messages import EngineCoreRequest
-from ..records import DeadRequest, DeathCause
+from ..messages.requests import EngineCoreRequest
 from .damage import WRONG_TYPE
 from .repair import run_script
 

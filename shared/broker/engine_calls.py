@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..command_parts import in_parts
 from ..connection import CommandConnection
-from ..control import ControlCommand, ControlReply
+from ..control.calls import ControlCommand, ControlReply
 from ..keys import ModelKeys
+from ..redis_access.command_parts import in_parts
 
 REPLY_TTL_MS = 60_000
 

@@ -9,7 +9,7 @@ import msgspec
 from ..connection import CommandConnection
 from ..errors import BrokerError, InputClosedError, PayloadTooLargeError, RequestNotFoundError, ValidationError
 from ..keys import ModelKeys
-from ..messages import InputChunk
+from ..messages.requests import InputChunk
 from ..shown import shown
 from .damage import refusing_damage
 from .repair import run_script

@@ -9,10 +9,11 @@ import msgspec
 
 from ..connection import CommandConnection
 from ..errors import ValidationError
-from ..keys import ModelKeys, check_name
-from ..policy import QueuePolicy, TenantPolicy, decode_policy
-from ..queue_stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
-from ..request_state import RequestState
+from ..keys import ModelKeys
+from ..names import check_name
+from ..queue.policy import QueuePolicy, TenantPolicy, decode_policy
+from ..queue.request_state import RequestState
+from ..queue.stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
 from ..shown import shown
 from .damage import refusing_damage
 from .repair import repairing, run_script

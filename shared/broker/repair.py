@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 from ..connection import CommandConnection
 from ..errors import ConfigurationError
 from ..keys import ModelKeys
-from ..redis_link import told_place
+from ..redis_access.link import told_place
 from ..shown import shown
 from .script import SCRIPTS
 

@@ -7,8 +7,8 @@ from importlib import resources
 
 import msgspec
 
-from ..policy import QueuePolicy
-from ..request_state import moves_as_lua
+from ..queue.policy import QueuePolicy
+from ..queue.request_state import moves_as_lua
 
 # What changes who waits, runs or has ended needs all of these; what only writes to a request needs the first. Each call
 # makes every function of its text anew, about a tenth of a microsecond each.

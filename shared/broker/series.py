@@ -16,7 +16,7 @@ from ..connection import CommandConnection
 from ..errors import ValidationError
 from ..keys import ModelKeys
 from ..shown import shown
-from ..stats import Histogram
+from ..stats.engine import Histogram
 from .repair import run_script
 
 # Seconds of a step, and of how long its series reaches back.

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from ..errors import BrokerError
-from ..messages import Delta, FinishReason
-from ..request_state import RequestState
+from ..messages.deltas import Delta
+from ..messages.outcome import FinishReason
+from ..queue.request_state import RequestState
 
 # Verdicts of append and finish.
 REFUSED, WRITTEN, REPEATED = 0, 1, 2

@@ -11,7 +11,7 @@ from typing import IO, Self
 from redis.exceptions import RedisError
 
 from ..errors import RedisUnavailableError
-from ..redis_url import parse_pool
+from ..redis_access.url import parse_pool
 from ..secret_files import variable_or_file
 from .folder import ServerFolder
 from .server import ensure_running, in_use, shut_down

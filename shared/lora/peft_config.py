@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..adapter_errors import AdapterFileError, UnsupportedAdapterError
-from ..adapters import CONFIG_FILE
 from ..shown import shown
+from .adapters import CONFIG_FILE
 
 T = TypeVar("T")
 

@@ -17,9 +17,10 @@ from ..adapter_errors import UnknownAdapterError
 from ..broker.script import Script
 from ..connection import CommandConnection
 from ..errors import ValidationError
-from ..keys import Keys, check_name
+from ..keys import Keys
 from ..messages import WIRE_VERSION
-from ..params import LoRARequest
+from ..names import check_name
+from ..params.lora import LoRARequest
 from ..shown import shown
 
 EVERYBODY = ""

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ..image_stats import ImageStats
-from ..kv_offload import KVOffloadStats
-from ..messages import EngineState
-from ..records import EngineHeartbeat
-from ..stats import EngineStats
+from ..deployment.records import EngineHeartbeat
+from ..messages.worker_status import EngineState
+from ..stats.engine import EngineStats
+from ..stats.images import ImageStats
+from ..stats.kv_offload import KVOffloadStats
 from .catalogue import CONFIGURED
 from .sample import Sample, values_of
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from ..stats import Histogram
+from ..stats.engine import Histogram
 from .catalogue import MetricKind, MetricSpec
 from .sample import Sample
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..queue_stats import QueueStats
+from ..queue.stats import QueueStats
 from .sample import Sample, values_of
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from ..stats import Histogram
+from ..stats.engine import Histogram
 from .catalogue import ALL, MetricSpec
 
 

@@ -9,8 +9,8 @@ from ..broker import RequestFilter, RequestHistory
 from ..broker.series import SeriesPoint, SeriesStore, summed_points
 from ..connection import CommandConnection
 from ..keys import Keys
-from ..request_events import RequestEvent, RequestSummary
-from ..request_state import RequestState
+from ..queue.request_events import RequestEvent, RequestSummary
+from ..queue.request_state import RequestState
 from .layout import Layouts
 
 

@@ -10,11 +10,11 @@ import msgspec
 
 from ..broker import DeadLetter, Queue
 from ..connection import CommandConnection
+from ..deployment.records import DeadRequest
 from ..errors import ValidationError
 from ..keys import Keys
-from ..policy import QueuePolicy, TenantPolicy
-from ..queue_stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
-from ..records import DeadRequest
+from ..queue.policy import QueuePolicy, TenantPolicy
+from ..queue.stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
 from .layout import Layouts
 
 T = TypeVar("T")

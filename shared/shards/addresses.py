@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ..errors import ConfigurationError
-from ..redis_url import CLUSTER_SCHEMES, SCHEMES, mask_url, parse_pool
+from ..redis_access.url import CLUSTER_SCHEMES, SCHEMES, mask_url, parse_pool
 from ..secret_files import variable_or_file
 from ..shown import shown
 from .cluster_topology import Topology, is_cluster_url

@@ -5,11 +5,12 @@ from __future__ import annotations
 import structlog
 
 from ..errors import RedisUnavailableError
-from ..keys import DEFAULT_NAMESPACE, Keys
-from ..redis_check import check_redis, check_server
-from ..redis_link import LOST, unavailable_error
-from ..redis_needs import cluster_probes
-from ..redis_url import mask_url
+from ..keys import Keys
+from ..names import DEFAULT_NAMESPACE
+from ..redis_access.check import check_redis, check_server
+from ..redis_access.link import LOST, unavailable_error
+from ..redis_access.needs import cluster_probes
+from ..redis_access.url import mask_url
 from .addresses import ShardsArgument, parse_shards
 from .cluster_topology import Topology, is_cluster_url
 

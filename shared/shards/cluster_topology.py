@@ -21,8 +21,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from ..errors import ConfigurationError
-from ..redis_link import LOST, close_connection, make_pool, open_connection
-from ..redis_url import CLUSTER_SCHEMES, mask_url
+from ..redis_access.link import LOST, close_connection, make_pool, open_connection
+from ..redis_access.url import CLUSTER_SCHEMES, mask_url
 from ..shown import shown
 
 NUM_SLOTS = 16384

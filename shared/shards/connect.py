@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..connection import RETRY_FOR_S, CommandConnection
 from ..keys import Keys
-from ..subscriber import Subscriber
+from ..redis_access.subscriber import Subscriber
 from .addresses import HOME, ShardsArgument, parse_shards
 from .cluster import ClusterCommands, ClusterSubscriber
 from .cluster_topology import Topology, is_cluster_url

@@ -16,9 +16,9 @@ from redis.exceptions import ResponseError
 from ..connection import RETRY_FOR_S, CommandConnection
 from ..errors import RedisUnavailableError
 from ..keys import Keys
-from ..redis_link import MOVING, told_place
+from ..redis_access.link import MOVING, told_place
+from ..redis_access.subscriber import Subscriber, Subscription
 from ..shown import shown
-from ..subscriber import Subscriber, Subscription
 from .addresses import HOME
 from .placements import Placements
 from .routing import routing_key

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..messages import EngineCoreRequest, Usage
-from ..params import SamplingParams
-from ..stats import RequestStats
+from ..messages.outcome import Usage
+from ..messages.requests import EngineCoreRequest
+from ..params.sampling import SamplingParams
+from ..stats.engine import RequestStats
 
 Attribute = str | int | float | bool | list[str]
 

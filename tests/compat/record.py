@@ -16,75 +16,57 @@ from penstock.producer.webhooks.event_records import (
     WebhookSecret,
     WebhookTarget,
 )
-from penstock.shared.adapters import LoraSetup
-from penstock.shared.control import (
-    CallError,
+from penstock.shared.control.caches import InputCacheReset, PrefixCacheReset, ResetInputCache, ResetPrefixCache
+from penstock.shared.control.calls import CallError, ControlCommand, ControlReply, Utility, UtilityAnswer
+from penstock.shared.control.diagnosis import (
     CheckInvariants,
-    CollectiveRpc,
-    ControlCommand,
-    ControlReply,
-    Detokenize,
-    DetokenizedText,
     DummyBatchDone,
     ExecuteDummyBatch,
-    GetTokenizer,
-    InputCacheReset,
     Invariants,
-    IsSleeping,
-    PrefixCacheReset,
     ProfileSaved,
     ProfileStarted,
-    ResetInputCache,
-    ResetPrefixCache,
-    RpcResult,
-    SaveShardedState,
-    ShardedStateSaved,
-    Sleep,
-    SleepState,
     StartProfile,
     StopProfile,
+)
+from penstock.shared.control.lora import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
+from penstock.shared.control.rpc import CollectiveRpc, RpcResult
+from penstock.shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
+from penstock.shared.control.text import (
+    Detokenize,
+    DetokenizedText,
+    GetTokenizer,
     Tokenize,
     TokenizedText,
     TokenizerFile,
-    Utility,
-    UtilityAnswer,
-    WakeUp,
 )
-from penstock.shared.image_stats import ImageStats
-from penstock.shared.images import ImageInput
-from penstock.shared.kv_offload import KVOffloadStats
-from penstock.shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
-from penstock.shared.messages import (
-    AbortRequests,
-    CancelCommand,
-    Delta,
-    DrainCommand,
+from penstock.shared.control.weights import ReloadWeights, SaveShardedState, ShardedStateSaved, WeightsReloaded
+from penstock.shared.lora.adapters import LoraSetup
+from penstock.shared.messages.commands import CancelCommand, DrainCommand, ScaleCommand, StopCommand
+from penstock.shared.messages.deltas import Delta, SegmentEnd
+from penstock.shared.messages.from_core import (
     EngineCoreEvent,
     EngineCoreEventType,
     EngineCoreOutput,
     EngineCoreOutputs,
-    EngineCoreRequest,
-    FinishReason,
-    InputChunk,
     Ready,
-    RequestError,
-    ScaleCommand,
     SchedulerStats,
-    SegmentEnd,
-    StopCommand,
-    TokenLogprobs,
-    Usage,
-    UtilityCall,
     UtilityOutput,
 )
-from penstock.shared.params import LoRARequest, RepetitionDetectionParams, SamplingParams
-from penstock.shared.pooling import Pooled, PoolingParams
-from penstock.shared.prompt_embeds import PromptEmbeds
-from penstock.shared.ranks import RankSetup
-from penstock.shared.stats import RequestStats, StepStats
-from penstock.shared.tokenization import Tokenization
-from penstock.shared.waves import LeaveWave, StartWave, WavePhase, WaveStarted, WaveState
-from penstock.shared.weights_control import ReloadWeights, WeightsReloaded
+from penstock.shared.messages.outcome import FinishReason, RequestError, TokenLogprobs, Usage
+from penstock.shared.messages.ranks import RankSetup
+from penstock.shared.messages.requests import EngineCoreRequest, InputChunk
+from penstock.shared.messages.to_core import AbortRequests, UtilityCall
+from penstock.shared.messages.waves import LeaveWave, StartWave, WavePhase, WaveStarted, WaveState
+from penstock.shared.params.images import ImageInput
+from penstock.shared.params.lora import LoRARequest
+from penstock.shared.params.pooling import Pooled, PoolingParams
+from penstock.shared.params.prompt_embeds import PromptEmbeds
+from penstock.shared.params.repetition import RepetitionDetectionParams
+from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.tokenization import Tokenization
+from penstock.shared.stats.engine import RequestStats, StepStats
+from penstock.shared.stats.images import ImageStats
+from penstock.shared.stats.kv_offload import KVOffloadStats
 from penstock.worker.fleet.wire import AgentPhase, AgentSpec, AgentStatus
 
 PATH = Path(__file__).parent / "wire_v1.json"

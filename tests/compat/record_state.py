@@ -17,10 +17,12 @@ import msgspec
 
 from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room, SegmentRecord
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import DeathCause
 from penstock.shared.keys import Keys
-from penstock.shared.messages import Delta, EngineCoreRequest, FinishReason, SegmentEnd, Usage
-from penstock.shared.params import SamplingParams
-from penstock.shared.records import DeathCause
+from penstock.shared.messages.deltas import Delta, SegmentEnd
+from penstock.shared.messages.outcome import FinishReason, Usage
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.sampling import SamplingParams
 
 NAMESPACE, MODEL = "recorded", "m"
 TTL_MS = 3_600_000

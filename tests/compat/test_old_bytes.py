@@ -16,23 +16,19 @@ import pytest
 
 from penstock.producer.operator_keys import OperatorKey, Role
 from penstock.producer.webhooks.event_records import WebhookEvent, WebhookSecret, WebhookTarget
-from penstock.shared import control, messages, records
-from penstock.shared.audit import AuditEntry
-from penstock.shared.control import ControlReply
-from penstock.shared.messages import (
-    CoreInput,
-    CoreOutput,
-    Delta,
-    EngineCommand,
-    EngineCoreRequest,
-    InputChunk,
-    WorkerCommand,
-)
+from penstock.shared.control.calls import ControlCommand, ControlReply, Utility, UtilityAnswer
+from penstock.shared.deployment import records
+from penstock.shared.deployment.audit import AuditEntry
+from penstock.shared.messages.commands import EngineCommand, WorkerCommand
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.from_core import CoreOutput
+from penstock.shared.messages.requests import EngineCoreRequest, InputChunk
+from penstock.shared.messages.to_core import CoreInput
+from penstock.shared.messages.waves import WaveStarted
 from penstock.shared.metrics import engines_samples
 from penstock.shared.metrics.exposition import expose
-from penstock.shared.request_events import EventKind, RequestEvent, decode_event
-from penstock.shared.stats import Histogram
-from penstock.shared.waves import WaveStarted
+from penstock.shared.queue.request_events import EventKind, RequestEvent, decode_event
+from penstock.shared.stats.engine import Histogram
 from penstock.worker.fleet.wire import AgentSpec, AgentStatus
 
 RECORDED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "wire_v1.json").read_text())
@@ -85,23 +81,23 @@ def test_every_command_call_and_answer_is_recorded() -> None:
     inside = {"ControlCommand": "call", "ControlReply": "answer"}
     told = [entry["fields"][inside[entry["type"]]] for entry in RECORDED if entry["type"] in inside]
     tags = {value[0] for value in told if value is not None}
-    kinds = (*get_args(control.Utility), *get_args(control.UtilityAnswer))
+    kinds = (*get_args(Utility), *get_args(UtilityAnswer))
     assert {kind.__struct_config__.tag for kind in kinds} - tags == set()
 
 
 def test_every_wire_struct_is_a_versioned_or_enclosed_array() -> None:
     """What goes to Redis carries its version itself; what only goes over the pipe of one release need not."""
     kinds = [
-        messages.EngineCoreRequest,
-        messages.Delta,
+        EngineCoreRequest,
+        Delta,
         records.ModelCard,
         records.EngineHeartbeat,
-        messages.InputChunk,
+        InputChunk,
         WebhookTarget,
         WebhookSecret,
         WebhookEvent,
     ]
-    for kind in (*kinds, control.ControlCommand, control.ControlReply):
+    for kind in (*kinds, ControlCommand, ControlReply):
         assert kind.__struct_fields__[0] == "version"
 
 

@@ -15,9 +15,11 @@ import pytest
 
 from penstock.shared.broker import Broker, Claim, DeadLetter, FinalRecord, Queue, Record, Room
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import DeathCause
 from penstock.shared.keys import Keys
-from penstock.shared.messages import Delta, EngineCoreRequest, FinishReason, InputChunk, Usage
-from penstock.shared.records import DeathCause
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason, Usage
+from penstock.shared.messages.requests import EngineCoreRequest, InputChunk
 
 RECORDED = sorted(Path(__file__).parent.glob("state_*.json"))
 OLD_ENGINE, OLD_EPOCH = "host-1-0", 1

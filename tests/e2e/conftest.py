@@ -56,7 +56,8 @@ def gateway(
 ) -> Iterator[LocalGateway]:
     """One `penstock gateway` on the shared deployment, shared by the tests of one process; it wants no API keys."""
     log_path = tmp_path_factory.mktemp("gateway") / "gateway.log"
-    options = ["--reconnect-grace", "1", "--max-body-bytes", "200000", "--reasoning-parser", "qwen3"]
+    # Who is cut off has to come back in time, on a busy machine too; who never does is waited for by the test.
+    options = ["--reconnect-grace", "5", "--max-body-bytes", "200000", "--reasoning-parser", "qwen3"]
     # However slow the machine is, what is refused is so by the status.
     options += ["--files-dir", str(files_dir), "--status-wait", "60"]
     with LocalGateway(deployment.url, options, log_path) as gateway:

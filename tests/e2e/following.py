@@ -6,10 +6,10 @@ import asyncio
 
 from penstock.producer import Client, Delta, SamplingParams
 from penstock.shared.connection import CommandConnection
-from penstock.shared.heartbeats import read_heartbeats
+from penstock.shared.deployment.heartbeats import read_heartbeats
+from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
-from penstock.shared.messages import EngineState
-from penstock.shared.records import EngineHeartbeat
+from penstock.shared.messages.worker_status import EngineState
 
 from ..gate import Gate
 
@@ -37,7 +37,7 @@ class Following:
         return self.deltas[-1].next_index if self.deltas else 0
 
     async def under_way(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while self.num_tokens < 5:
                 await asyncio.sleep(0.005)
 

@@ -18,16 +18,10 @@ from penstock.producer import LLM, Client, EngineCallError, SleepState
 from penstock.shared import errors
 from penstock.shared.broker import EngineCalls
 from penstock.shared.connection import CommandConnection
-from penstock.shared.control import (
-    CallError,
-    ControlCommand,
-    ControlReply,
-    ProfileStarted,
-    StartProfile,
-    StopProfile,
-)
+from penstock.shared.control.calls import CallError, ControlCommand, ControlReply
+from penstock.shared.control.diagnosis import ProfileStarted, StartProfile, StopProfile
 from penstock.shared.keys import Keys
-from penstock.shared.messages import EngineState
+from penstock.shared.messages.worker_status import EngineState
 
 from ..gate import Gate
 from .following import LONG, NUM_TOKENS, PROMPT, Following, beats, short, states
@@ -100,7 +94,7 @@ async def test_abort_ends_what_runs_with_what_it_has(awake: Client, gate: Gate, 
     following = Following(awake, gate)
     await following.under_way()
     await awake.sleep(mode="abort")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         await following.task
     assert [delta.finish_reason for delta in following.deltas if delta.finished] == ["abort"]
     got = [token_id for delta in following.deltas for token_id in delta.token_ids]

@@ -74,7 +74,7 @@ class Servers:
             process.terminate()
         for process in self._processes:
             try:
-                process.wait(20)
+                process.wait(120)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -10,8 +10,8 @@ import pytest
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import LLM, Client, Delta, SamplingParams
 from penstock.shared.errors import UnsupportedParameterError
-from penstock.shared.messages import EngineCoreRequest
-from penstock.shared.seeds import derived_seed
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.seeds import derived_seed
 
 pytestmark = pytest.mark.xdist_group("deployment")
 

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from penstock.producer import Client, SamplingParams
-from penstock.shared.messages import Delta
+from penstock.shared.messages.deltas import Delta
 
 pytestmark = pytest.mark.xdist_group("deployment")
 

@@ -18,7 +18,7 @@ import redis
 from redis.exceptions import NoPermissionError
 
 from penstock.shared.keys import Keys
-from penstock.shared.redis_users import Role, rights
+from penstock.shared.redis_access.users import Role, rights
 
 from ..redis_server import RedisServer
 

@@ -13,9 +13,9 @@ from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, SamplingParams
 from penstock.shared import errors
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
-from penstock.shared.messages import EngineCoreRequest
-from penstock.shared.records import EngineHeartbeat
+from penstock.shared.messages.requests import EngineCoreRequest
 
 pytestmark = pytest.mark.xdist_group("deployment")
 

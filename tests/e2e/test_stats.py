@@ -12,7 +12,7 @@ from penstock.producer import Client, Delta, RequestStats, SamplingParams
 from penstock.producer.control.deployment import read_deployment
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
-from penstock.shared.stats import EngineStats
+from penstock.shared.stats.engine import EngineStats
 
 from ..gate import Gate
 
@@ -29,7 +29,7 @@ async def engine_stats(client: Client) -> EngineStats:
 
 async def settled(client: Client, num_finished: int) -> EngineStats:
     """The engine's figures once a heartbeat tells of so many ended requests."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while sum((stats := await engine_stats(client)).num_finished.values()) < num_finished:
             await asyncio.sleep(0.05)
     return stats

@@ -15,8 +15,8 @@ from penstock.ops.demo.run import MODEL
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, Delta, SamplingParams, StreamingInput, StructuredOutputsParams
 from penstock.shared import errors
-from penstock.shared.messages import InputChunk
-from penstock.shared.seeds import derived_seed
+from penstock.shared.messages.requests import InputChunk
+from penstock.shared.params.seeds import derived_seed
 from penstock.worker.text.tokenizer import TextCodec
 
 pytestmark = pytest.mark.xdist_group("deployment")
@@ -256,6 +256,6 @@ async def test_a_conversation_whose_client_is_killed_between_two_chunks_ends(dep
     assert await process.stdout.readline() == b"waiting\n"
     process.kill()
     await process.wait()
-    async with Client.connect(deployment.url) as client, asyncio.timeout(30):
+    async with Client.connect(deployment.url) as client, asyncio.timeout(120):
         while (await client.status("orphan")).state != "cancelled":
             await asyncio.sleep(0.05)

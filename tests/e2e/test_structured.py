@@ -13,7 +13,7 @@ import pytest
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, SamplingParams
 from penstock.shared.errors import ValidationError
-from penstock.shared.params import StructuredOutputsParams
+from penstock.shared.params.structured import StructuredOutputsParams
 
 from .following import beats
 

@@ -179,6 +179,7 @@ async def test_an_engine_that_hands_a_request_on_says_so_and_so_does_one_whose_r
         ]
         await client.wake_up()
         trace_id, headers = trace_parent()
+        gate.hold_at(NUM_BEFORE)
         async with aclosing(client.stream(SECRET, LONG, trace_headers=headers)) as deltas:
             await anext(deltas)
     await asyncio.to_thread(receiver.wait, lambda: "attempt" in names(receiver, trace_id))
@@ -207,9 +208,10 @@ async def test_a_receiver_that_hangs_costs_no_request_and_no_end_in_order(
     stack: LocalStack, gateway: LocalGateway, receiver: OtlpReceiver, gate: Gate
 ) -> None:
     """The last one here: requests are answered, an engine that dies is replaced, and gateway and worker end."""
-    num_before = len(receiver.spans)
     receiver.hang()
+    num_before = len(receiver.spans)
     _, headers = trace_parent()
+    gate.open()
     first = (await read_stream(gateway, headers))[1]
     await asyncio.to_thread(receiver.wait, lambda: receiver.num_hanging)
     async with Client.connect(stack.url, otlp_traces_endpoint=receiver.url) as client:

@@ -20,12 +20,12 @@ import pytest
 
 from penstock.ops.demo.run import MODEL
 from penstock.ops.local_stack import LocalStack
+from penstock.ops.redis_processes import free_port
 from penstock.producer import Client, SamplingParams, StructuredOutputsParams
 from penstock.shared.errors import UnsupportedParameterError
 from penstock.worker.text.tokenizer import TextCodec
 
 from ..faults.watching import Watched, until
-from ..integration.http_engine.conftest import free_port
 from .relay import Relay
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("llama-server")]

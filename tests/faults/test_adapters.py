@@ -15,8 +15,8 @@ from penstock.ops.demo.run import MODEL
 from penstock.ops.local_server import LocalGateway
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, EngineCallError
-from penstock.shared.adapters import adapter_digest
 from penstock.shared.errors import RequestFailedError
+from penstock.shared.lora.adapters import adapter_digest
 
 from ..gate import Gate
 from ..integration.engine.peft_folders import R4, R8, load_base, write_adapter
@@ -40,7 +40,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 async def until_loaded(stack: LocalStack, digests: set[str]) -> None:
     """Until the heartbeats of all engines say that they have these, and no others."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(150):
         while {frozenset(beat.lora_digests) for beat in await engines(stack.url)} != {frozenset(digests)}:
             await asyncio.sleep(0.05)
 
@@ -107,7 +107,7 @@ async def test_a_pinned_adapter_is_loaded_by_engines_that_start(start: Start, fo
         (before,) = await engines(stack.url)
         os.kill(before.core_pid, signal.SIGKILL)
         digest = await asyncio.to_thread(adapter_digest, folders["cats"])
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             while [(beat.num_restarts, beat.lora_digests) for beat in await engines(stack.url)] != [(1, [digest])]:
                 await asyncio.sleep(0.05)
 

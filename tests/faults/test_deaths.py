@@ -15,7 +15,7 @@ from penstock.producer import Client, SamplingParams
 from penstock.shared.broker import Broker, RequestFilter
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
-from penstock.shared.request_events import EventKind
+from penstock.shared.queue.request_events import EventKind
 
 from ..gate import Gate
 from .conftest import Start
@@ -62,7 +62,7 @@ async def test_each_answer_of_a_request_goes_on_at_the_restarted_engine(start: S
         await until(lambda: min(map(merged.num_tokens_of, range(3))) >= 20, what="the answers do not start")
         await kill_busy(stack, "core")
         gate.open()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             await merged.task
         (beat,) = await engines(stack.url)
     assert beat.num_restarts == 1
@@ -160,7 +160,7 @@ async def test_a_killed_clients_requests_end_and_a_detached_one_does_not(start: 
     await process.wait()
     commands = CommandConnection(stack.url)
     broker = Broker(commands, Keys().model("demo"))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while await broker.state("interactive") != "cancelled":  # nobody may listen to it, or it would go on
             await asyncio.sleep(0.05)
     await commands.close()

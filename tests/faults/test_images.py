@@ -54,6 +54,6 @@ async def test_a_generation_over_images_goes_on_elsewhere(start: Start, gate: Ga
         assert usage is not None
         # The template's words are one token a character.
         assert usage.num_prompt_tokens == 2 * 16 + len("user: What is this? assistant: ")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             while await images_left(stack.url):
                 await asyncio.sleep(0.05)

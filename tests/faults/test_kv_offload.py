@@ -28,7 +28,7 @@ async def test_generations_are_read_and_go_on(start: Start, gate: Gate, role: st
         beat = await busiest(stack.url)
         os.kill(getattr(beat, f"{role}_pid"), signal.SIGKILL)
         await finish(watched, whole, gate)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             while True:
                 (beat,) = await engines(stack.url)
                 if beat.stats is not None and beat.stats.kv_offload and beat.stats.kv_offload.num_hit_tokens:

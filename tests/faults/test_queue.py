@@ -8,7 +8,7 @@ import pytest
 
 from penstock.producer import Client, SamplingParams
 from penstock.shared.errors import QueueFullError
-from penstock.shared.policy import QueuePolicy, TenantPolicy
+from penstock.shared.queue.policy import QueuePolicy, TenantPolicy
 
 from .conftest import Start
 from .watching import PROMPT

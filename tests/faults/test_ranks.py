@@ -11,8 +11,8 @@ import pytest
 
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client
-from penstock.shared.ranks import RankSetup
-from penstock.shared.records import EngineHeartbeat
+from penstock.shared.deployment.records import EngineHeartbeat
+from penstock.shared.messages.ranks import RankSetup
 
 from ..gate import Gate
 from .conftest import Start
@@ -77,7 +77,7 @@ async def test_two_ranks_make_the_tokens_of_one(start: Start, gate: Gate) -> Non
     ids=["killed", "stopped"],
 )
 async def test_generations_go_on_when_a_rank_ends(start: Start, gate: Gate, number: signal.Signals, words: str) -> None:
-    stack = await start(2, *RANKS, "--stall-timeout", "3")
+    stack = await start(2, *RANKS, "--stall-timeout", "8")
     async with Client.connect(stack.url) as client:
         whole, watched = await start_streams(client, gate, 3)
         beat = await busiest(stack.url)
@@ -109,7 +109,6 @@ async def test_generations_go_on_at_the_restarted_engine_and_no_rank_outlives_it
     assert not {process.pid for process in team} & set(pids_of(beat))
 
 
-@pytest.mark.timeout(300)
 async def test_a_request_on_which_a_forward_raises_is_parked_for_the_engines_that_died(
     start_faulty: Start, gate: Gate
 ) -> None:

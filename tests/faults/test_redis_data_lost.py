@@ -12,8 +12,8 @@ import redis.asyncio
 
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client
+from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.errors import RequestNotFoundError
-from penstock.shared.records import EngineHeartbeat
 
 from ..gate import Gate
 from .conftest import Start
@@ -22,7 +22,7 @@ from .watching import LONG, PARAMS, PROMPT, Watched, all_under_way, engines, fin
 
 async def beating(url: str, number: int) -> list[EngineHeartbeat]:
     """The beats of so many engines, as soon as there are."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(150):
         while len(beats := await engines(url)) != number:
             await asyncio.sleep(0.05)
     return beats
@@ -51,7 +51,7 @@ async def test_engines_serve_on(start: Start, gate: Gate, lose_data: Callable[[L
         detached = await client.submit(PROMPT, PARAMS[0])
         before = processes(await beating(stack.url, 2))
         await lose_data(stack)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             with pytest.raises(RequestNotFoundError):
                 await detached.result()
         # What is streamed is sent again by its client, and goes on behind what was seen of it.

@@ -21,7 +21,7 @@ NUM_REFUSALS = 40
 
 async def processes(url: str, number: int) -> set[tuple[str, int, int]]:
     """The processes of so many engines, as soon as they beat: beats end while Redis is full."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(150):
         while len(beats := await engines(url)) < number:
             await asyncio.sleep(0.05)
     return {(beat.engine_id, beat.worker_pid, beat.core_pid) for beat in beats}

@@ -20,7 +20,8 @@ from penstock.ops.redis_processes import free_port
 from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
-from penstock.shared.messages import Delta, FinishReason
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason
 
 from ..redis_server import RedisServer
 

@@ -10,7 +10,7 @@ from penstock.ops.sentinel_trio import SentinelTrio
 from penstock.producer import Client
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.errors import RedisUnavailableError
-from penstock.shared.redis_check import check_redis, checked_client
+from penstock.shared.redis_access.check import check_redis, checked_client
 
 from ..gate import Gate
 from .conftest import Start
@@ -64,7 +64,7 @@ async def test_subscriptions_and_commands_meet_at_the_new_primary(trio: Sentinel
         await subscriber.subscribe("channel", messages.append, restored.set)
         await commands.execute("SET", "key", "before")
         await asyncio.to_thread(trio.kill_primary)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             await commands.execute("SET", "key", "after")
             await restored.wait()
             while not messages:

@@ -11,9 +11,9 @@ import psutil
 from penstock.producer import Client, CompletionOutput, Delta, SamplingParams
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
-from penstock.shared.heartbeats import read_heartbeats
+from penstock.shared.deployment.heartbeats import read_heartbeats
+from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
-from penstock.shared.records import EngineHeartbeat
 
 from ..gate import Gate
 
@@ -77,7 +77,7 @@ async def undisturbed(client: Client, params: list[SamplingParams] = PARAMS) -> 
     return [output.outputs[0] for output in outputs]
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 60.0, what: str = "") -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 150.0, what: str = "") -> None:
     """Wait for something that another process does."""
     give_up_at = time.monotonic() + timeout_s
     while not condition():
@@ -106,7 +106,7 @@ async def start_streams(client: Client, gate: Gate, times: int = 1) -> tuple[lis
 async def finish(watched: list[Watched], whole: list[CompletionOutput], gate: Gate) -> None:
     """Let all go on, wait for the ends and check everything that was seen."""
     gate.open()
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(200):
         await asyncio.gather(*(one.task for one in watched))
     for one, expected in zip(watched, whole, strict=True):
         one.check(expected)

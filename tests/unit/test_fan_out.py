@@ -9,14 +9,15 @@ from contextlib import aclosing
 import msgspec
 import pytest
 
-from penstock.producer.outputs import final_output
-from penstock.producer.prompt import build_request
+from penstock.producer.inputs.prompt import build_request
 from penstock.producer.requests.fan_out import child_ids, children, merge
+from penstock.producer.results.outputs import final_output
+from penstock.shared.deployment.records import ModelCard
 from penstock.shared.errors import PoisonRequestError, UnsupportedParameterError, ValidationError
-from penstock.shared.messages import Delta, FinishReason, Usage
-from penstock.shared.params import MAX_N, MAX_SEED, SamplingParams
-from penstock.shared.records import ModelCard
-from penstock.shared.seeds import derived_seed
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason, Usage
+from penstock.shared.params.sampling import MAX_N, MAX_SEED, SamplingParams
+from penstock.shared.params.seeds import derived_seed
 
 
 def request(n: int, *, seed: int | None = 7, request_id: str = "r"):

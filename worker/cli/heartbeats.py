@@ -6,9 +6,9 @@ from collections import defaultdict
 
 import redis.asyncio
 
-from ...shared import heartbeats
+from ...shared.deployment import heartbeats
+from ...shared.deployment.records import EngineHeartbeat
 from ...shared.keys import Keys
-from ...shared.records import EngineHeartbeat
 
 
 async def read_heartbeats(client: redis.asyncio.Redis, keys: Keys) -> list[EngineHeartbeat]:

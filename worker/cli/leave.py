@@ -6,15 +6,15 @@ import argparse
 import asyncio
 from functools import partial
 
-from ...shared.audit import Audit, acting_as, process_actor
 from ...shared.command_line import Command, UsageError, add_redis_arguments
 from ...shared.connection import CommandConnection
+from ...shared.deployment.audit import Audit, acting_as, process_actor
+from ...shared.deployment.leave import MARGIN_S, known_workers, make_leave
 from ...shared.embedded import resolve_redis_url
 from ...shared.errors import ConfigurationError
 from ...shared.keys import Keys
-from ...shared.leave import MARGIN_S, known_workers, make_leave
-from ...shared.messages import DrainCommand, StopCommand, WorkerCommand
-from ...shared.redis_check import checked_client
+from ...shared.messages.commands import DrainCommand, StopCommand, WorkerCommand
+from ...shared.redis_access.check import checked_client
 
 
 def _add_arguments(parser: argparse.ArgumentParser, *, drains: bool) -> None:

@@ -9,12 +9,12 @@ import time
 import msgspec
 
 from ...shared.command_line import Command, add_redis_arguments, format_bytes, format_table
+from ...shared.deployment.records import EngineHeartbeat, EngineSetup
 from ...shared.embedded import resolve_redis_url
 from ...shared.keys import Keys
-from ...shared.messages import EngineState
-from ...shared.records import EngineHeartbeat, EngineSetup
-from ...shared.redis_check import checked_client
-from ...shared.waves import GroupStanding
+from ...shared.messages.waves import GroupStanding
+from ...shared.messages.worker_status import EngineState
+from ...shared.redis_access.check import checked_client
 from .heartbeats import read_heartbeats
 from .plugins import list_plugins
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from ...shared.audit import Audit, acting_as, process_actor
 from ...shared.command_line import Command, add_redis_arguments
 from ...shared.connection import CommandConnection
+from ...shared.deployment.audit import Audit, acting_as, process_actor
+from ...shared.deployment.scaling import scale_worker
 from ...shared.embedded import resolve_redis_url
 from ...shared.keys import Keys
-from ...shared.redis_check import checked_client
-from ...shared.scaling import scale_worker
+from ...shared.redis_access.check import checked_client
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,37 +5,30 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
-import math
 import os
-import secrets
-import socket
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from ...shared.command_line import Command, UsageError
 from ...shared.embedded import given_or_embedded
 from ...shared.errors import ConfigurationError
-from ...shared.keys import check_name
 from ...shared.log import configure_logging
 from ...shared.service_manager import tell_ready
-from ...shared.shards import shards_text
 from ...shared.tracing.endpoint import check_endpoint
-from ..config import MAX_ENGINES_ON_HOST, EngineConfig
+from ..config.engine_config import EngineConfig
+from ..config.fleet import FleetOptions
+from ..config.worker_config import WorkerConfig
 from ..engines.kinds import KINDS
-from ..fleet_options import FleetOptions
 from ..options.settings import Settings, read_settings
 from ..options.told import effective_config
 from ..programs import PROGRAMS, START, HostOptions
-from ..worker_config import WorkerConfig
-from .groups import group_engines
+from .plan import make_plan, num_engines_of
 
 if TYPE_CHECKING:
-    from ..supervisor import Placement
     from ..supervisor.host_metrics import MetricsServer
 
 
@@ -62,98 +55,37 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _serve(settings: Settings, process: dict[str, Any]) -> int:
     # Imported late: it needs psutil, and `worker --help` should say so rather than fail.
-    from ..supervisor import EngineStartError, Supervisor, place_engines
-    from ..supervisor.stat_loggers import StatLoggerManager, load_factories
+    from ..supervisor import EngineStartError, Supervisor
+    from ..supervisor.stat_loggers import StatLoggerManager
 
-    host, given = settings.make(HostOptions), settings.fields_of(EngineConfig)
-    with settings.naming_sources():
-        device = given["device"] or KINDS[given["engine"]].device
-        placements = place_engines(host.gpus, device, _num_engines(host), *_gpus_per_engine(host, given))
-        on_host = {"device": placements[0].device, "num_engines_on_host": len(placements)}
-        engine = EngineConfig(**{**given, **on_host})
-        check_name("the model's name (--served-model-name)", engine.model_name)
-        kind = KINDS[engine.engine]
-        _check_gpus_per_engine(host, engine)
-        kind.check(engine)
-        factories = load_factories(host.stat_loggers)
-        name = host.worker_name or socket.gethostname()
-        engines = group_engines(engine, len(placements), name)
-    where = ", ".join(dict.fromkeys(map(str, placements)))
-    count = f"{len(placements)} engine{'s' if len(placements) > 1 else ''}"
+    plan = make_plan(settings)
+    host = plan.host
 
     def announce() -> None:
-        line = f"ready: model {engine.model_name} on {count}, {where}{_chosen(engine)}"
-        print(line, flush=True)
-        tell_ready(line)
+        print(plan.ready_line, flush=True)
+        tell_ready(plan.ready_line)
 
-    # In containers a name and a process id come again. What the one before has claimed must not look like ours.
-    worker_id = f"{name}-{os.getpid()}-{secrets.token_hex(2)}"
     with (
         _metrics_server(host) as metrics,
         given_or_embedded(host.redis_url) as redis_url,
-        _fork_server(host, engine, process) as fork_server,
+        _fork_server(host, plan.engine, process) as fork_server,
     ):
-
-        def config(index: int) -> WorkerConfig:
-            placement = placements[index] if index < len(placements) else placements[0]
-            # One that joins later takes its share of the processors; those that run keep theirs.
-            num_engines = max(index + 1, len(placements))
-            return WorkerConfig(
-                worker_id=worker_id,
-                engine_id=f"{worker_id}-{index}",
-                engine_name=f"{name}-{index}",
-                redis_url=redis_url,
-                shards=shards_text(host.shards or ""),
-                engine=msgspec.structs.replace(engines[min(index, len(engines) - 1)], num_engines_on_host=num_engines),
-                visible_devices=placement.visible_devices,
-                supervisor_pid=os.getpid(),
-                fork_server=fork_server,
-                **process,
-            )
-
+        config = partial(plan.worker_config, redis_url=redis_url, fork_server=fork_server, process=process)
         try:
-            configs = [config(index) for index in range(len(placements))]
+            configs = [config(index) for index in range(len(plan.placements))]
             loggers = StatLoggerManager(
                 configs,
-                factories,
+                plan.factories,
                 interval_s=host.log_stats_interval_s,
                 is_aggregated=host.aggregate_engine_logging,
                 make_config=config,
             )
-            supervisor = Supervisor(configs, announce, metrics, loggers, config, _room(placements))
+            supervisor = Supervisor(configs, announce, metrics, loggers, config, plan.num_places)
             left_in_order = asyncio.run(supervisor.run())
         except EngineStartError as error:
             sys.stderr.write(error.trace)
             raise
     return 0 if left_in_order else 1
-
-
-def _room(placements: Sequence[Placement]) -> int:
-    """How many engines there is a place for: GPUs have one each, processors as many as are wanted."""
-    return len(placements) if placements[0].visible_devices is not None else MAX_ENGINES_ON_HOST
-
-
-def _gpus_per_engine(host: HostOptions, given: dict[str, Any]) -> tuple[int, str]:
-    """How many, and which options say so."""
-    sizes = {name: given[name] for name in ("tensor_parallel_size", "pipeline_parallel_size") if given[name] > 1}
-    num_ranks = math.prod(sizes.values())
-    told_by = " ".join(f"--{name.replace('_', '-')} {size}" for name, size in sizes.items())
-    if num_ranks == 1:
-        return host.gpus_per_engine, f"--gpus-per-engine {host.gpus_per_engine}"
-    if host.gpus_per_engine not in (1, num_ranks):
-        raise UsageError(
-            f"--gpus-per-engine {host.gpus_per_engine} contradicts {told_by}, which needs {num_ranks}; leave it out"
-        )
-    return num_ranks, told_by
-
-
-def _check_gpus_per_engine(host: HostOptions, engine: EngineConfig) -> None:
-    """Nothing but vLLM, which has options of its own, has more GPUs than the ranks that it was told to have."""
-    if host.gpus_per_engine <= engine.num_ranks or engine.engine == "vllm":
-        return
-    count = host.gpus_per_engine
-    instead = f"give --tensor-parallel-size {count}" if KINDS[engine.engine].has_ranks else "leave it out"
-    raise UsageError(f"--gpus-per-engine {count}: an engine of {engine.engine} has a GPU for each rank; {instead}")
 
 
 def _metrics_server(host: HostOptions) -> AbstractContextManager[MetricsServer | None]:
@@ -182,27 +114,11 @@ def _fork_server(host: HostOptions, engine: EngineConfig, process: dict[str, Any
     return running_fork_server(("--log-level", process["log_level"], "--log-format", process["log_format"], *preloaded))
 
 
-def _chosen(engine: EngineConfig) -> str:
-    """What was chosen otherwise than by default, of what changes speed and rounding, for the line that says ready."""
-    options = {
-        "engine": engine.engine if engine.engine != "penstock" else None,
-        "attention": engine.attention_backend if engine.attention_backend != "auto" else None,
-        "KV cache in": engine.eight_bit_cache,
-        "weights in": engine.quantization,
-    }
-    return "".join(f", {name} {value}" for name, value in options.items() if value is not None)
-
-
 def _check_no_fleet(settings: Settings) -> None:
     for setting in settings.all:
         if setting.declared.struct is FleetOptions and setting.value != setting.declared.default:
             raise UsageError(f"{setting.source} is for a fleet; give --ray as well, or leave it out")
-
-
-def _num_engines(host: HostOptions) -> int | None:
-    if isinstance(host.engines, str):
-        raise UsageError(f"--engines {host.engines} is for a fleet; give --ray as well, or one number")
-    return host.engines
+    num_engines_of(settings.make(HostOptions))
 
 
 def _check_installed(libraries: Sequence[str], extra: str) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import structlog
 
-from ...shared.control import CallError, Utility, UtilityAnswer
+from ...shared.control.calls import CallError, Utility, UtilityAnswer
 from ...shared.errors import EngineCallError, PenstockError, UnsupportedCallError
-from ...shared.messages import UtilityCall, UtilityOutput
+from ...shared.messages.from_core import UtilityOutput
+from ...shared.messages.to_core import UtilityCall
 from ..progress import ProgressWriter
 
 log = structlog.get_logger(__name__)

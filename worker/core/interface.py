@@ -6,17 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
-from ...shared.messages import (
-    EngineCoreOutput,
-    EngineCoreRequest,
-    Ready,
-    SchedulerStats,
-    UtilityCall,
-    UtilityOutput,
-)
-from ...shared.stats import StepStats
-from ...shared.waves import LeaveWave, StartWave
-from ..config import EngineConfig
+from ...shared.messages.from_core import EngineCoreOutput, Ready, SchedulerStats, UtilityOutput
+from ...shared.messages.requests import EngineCoreRequest
+from ...shared.messages.to_core import UtilityCall
+from ...shared.messages.waves import LeaveWave, StartWave
+from ...shared.stats.engine import StepStats
+from ..config.engine_config import EngineConfig
 from ..progress import ProgressWriter
 
 

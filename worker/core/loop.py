@@ -21,20 +21,12 @@ import structlog
 
 from ...shared.errors import ConfigurationError, ValidationError
 from ...shared.groups.errors import GroupBrokenError
-from ...shared.messages import (
-    WIRE_VERSION,
-    AbortRequests,
-    Configure,
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    Hello,
-    Shutdown,
-    StartupFailed,
-    UtilityCall,
-)
-from ...shared.waves import LeaveWave, StartWave
-from ..config import EngineConfig
+from ...shared.messages import WIRE_VERSION
+from ...shared.messages.from_core import EngineCoreOutput, EngineCoreOutputs, Hello, StartupFailed
+from ...shared.messages.requests import EngineCoreRequest
+from ...shared.messages.to_core import AbortRequests, Configure, Shutdown, UtilityCall
+from ...shared.messages.waves import LeaveWave, StartWave
+from ..config.engine_config import EngineConfig
 from ..exit_status import GROUP_BROKEN
 from ..ipc import CoreChannel, Undecodable
 from ..progress import Phase, ProgressWriter

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...shared.errors import UnsupportedParameterError
-from ...shared.messages import EXACT, EngineCoreRequest
-from ...shared.params import SamplingParams
+from ...shared.messages.requests import EXACT, EngineCoreRequest
+from ...shared.params.sampling import SamplingParams
 
 
 def check_resume(engine: str, message: EngineCoreRequest, params: SamplingParams) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ..config import EngineConfig
+from ..config.engine_config import EngineConfig
 from ..core.command_line import run_core
 from ..core.interface import Engine
 from ..models.folder import resolve_model_folder

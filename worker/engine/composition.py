@@ -12,9 +12,10 @@ import structlog
 import torch
 
 from ...kernels import native
-from ...shared.messages import Ready
-from ...shared.params import GENERATE, SamplingParams
-from ..config import EngineConfig
+from ...shared.messages.from_core import Ready
+from ...shared.params.kinds import GENERATE
+from ...shared.params.sampling import SamplingParams
+from ..config.engine_config import EngineConfig
 from ..models.adapters.attach import attach_adapters
 from ..models.loader import LoadedModel
 from ..progress import ProgressWriter

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from ...shared.errors import EngineDeadError, ValidationError
-from ...shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestError, SchedulerStats
-from ...shared.params import GENERATE
-from ...shared.stats import StepStats
+from ...shared.messages.from_core import EngineCoreOutput, SchedulerStats
+from ...shared.messages.outcome import FinishReason, RequestError
+from ...shared.messages.requests import EngineCoreRequest
+from ...shared.params.kinds import GENERATE
+from ...shared.stats.engine import StepStats
 from ..request_checks import check_prompt_length, check_served, check_task, refusal
 from .dump import StepDump
 from .executor import AcceleratorError, Executor

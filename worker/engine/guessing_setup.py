@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...shared.errors import ConfigurationError
-from ..config import EngineConfig
+from ..config.engine_config import EngineConfig
 from ..models.loader import LoadedModel
 from .drafting.speculation import NoMemory, Speculation
 from .drafting.suffix import SuffixMemory

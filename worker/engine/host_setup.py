@@ -7,7 +7,7 @@ import torch
 
 from ...kernels import native
 from ...shared.errors import ConfigurationError
-from ..config import EngineConfig
+from ..config.engine_config import EngineConfig
 from ..host import usable_cores
 from ..models.lean.native import NativeForward
 from ..models.loader import LoadedModel

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...shared.errors import ConfigurationError, ValidationError
-from ...shared.extra_args import check_known, processors_of
-from ...shared.params import SamplingParams
+from ...shared.params.extra_args import check_known, processors_of
+from ...shared.params.sampling import SamplingParams
 from ...shared.plugins import LOGITS_PROCESSORS, load_object
 from ...shared.shown import shown
 

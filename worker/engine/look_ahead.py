@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...shared.messages import EngineCoreOutput
+from ...shared.messages.from_core import EngineCoreOutput
 from .core import EngineCore
 from .scheduling.batch_queue import BatchQueue
 from .scheduling.scheduler_output import SchedulerOutput

@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from ...shared.errors import ConfigurationError
-from ..config import EngineConfig
+from ..config.engine_config import EngineConfig
 from ..models.loader import LoadedModel
 from .execution.input_embeds import embeds_hidden_size
 

@@ -25,7 +25,7 @@ from ...shared.plugins import RPC_MODULES, load_module
 from ...shared.shown import shown
 
 if TYPE_CHECKING:
-    from ..config import EngineConfig
+    from ..config.engine_config import EngineConfig
     from ..models.loader import LoadedModel
     from .core import EngineCore
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...shared.errors import ValidationError
-from ...shared.messages import EngineCoreRequest
-from ...shared.params import SamplingParams
+from ...shared.messages.requests import EngineCoreRequest
+from ...shared.params.sampling import SamplingParams
 from ..engine.sampling.param_checks import check_in_vocabulary, check_params
 from ..engine.scheduling.request import Request
 from ..request_checks import check_prompt_length

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...shared.errors import ConfigurationError
-from ..config import EngineConfig
+from ..config.engine_config import EngineConfig
 from .http.options import check_options as check_http_options
 from .vllm.options import check_options as check_vllm_options
 

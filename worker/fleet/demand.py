@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from ...shared.connection import CommandConnection
-from ...shared.heartbeats import read_heartbeats
+from ...shared.deployment.heartbeats import read_heartbeats
+from ...shared.deployment.records import EngineHeartbeat
 from ...shared.keys import Keys
 from ...shared.metrics import SERVING
 from ...shared.partitions import open_queue
-from ...shared.queue_stats import QueueStats
-from ...shared.records import EngineHeartbeat
+from ...shared.queue.stats import QueueStats
 from .scaling import Load
 
 

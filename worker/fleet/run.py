@@ -10,19 +10,20 @@ from typing import Any
 import structlog
 
 from ...shared.command_line import UsageError
+from ...shared.deployment.presence import Presence, ProcessKind
 from ...shared.errors import ConfigurationError
-from ...shared.keys import Keys, check_name
-from ...shared.presence import Presence, ProcessKind
-from ...shared.redis_url import parse_pool
+from ...shared.keys import Keys
+from ...shared.names import check_name
+from ...shared.redis_access.url import parse_pool
 from ...shared.service_manager import tell_ready, tell_stopping
 from ...shared.shards import check_servers, make_commands, shards_text
-from ..config import EngineConfig
+from ..config.engine_config import EngineConfig
+from ..config.fleet import FleetOptions
+from ..config.worker_config import WorkerConfig
 from ..engines.kinds import KINDS
-from ..fleet_options import FleetOptions
 from ..options.ranges import bounds
 from ..options.settings import Setting, Settings
 from ..programs import HostOptions
-from ..worker_config import WorkerConfig
 from .demand import Demand
 from .fleet import Fleet
 from .ground import Ground

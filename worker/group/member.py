@@ -22,11 +22,11 @@ import structlog
 from ...shared.connection import CommandConnection, Subscriber
 from ...shared.groups.membership import Membership, Place, Standing
 from ...shared.keys import Keys
-from ...shared.messages import Ready, SchedulerStats
-from ...shared.waves import GroupStanding, LeaveWave, StartWave, WavePhase, WaveStarted, WaveState
-from ..config import EngineConfig
-from ..data_parallel_options import RankPlace
-from ..worker_config import WorkerConfig
+from ...shared.messages.from_core import Ready, SchedulerStats
+from ...shared.messages.waves import GroupStanding, LeaveWave, StartWave, WavePhase, WaveStarted, WaveState
+from ..config.data_parallel import RankPlace
+from ..config.engine_config import EngineConfig
+from ..config.worker_config import WorkerConfig
 
 # Between two looks for ranks that are still to come, or for a place that gets free.
 JOIN_INTERVAL_S = 0.2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...shared.errors import ConfigurationError
-from ..config import EngineConfig
+from ..config.engine_config import EngineConfig
 
 # Of a GPU, from which on Triton converts to float8_e4m3fn.
 _FLOAT8_CAPABILITY = (8, 9)

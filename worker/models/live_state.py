@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from ...shared.errors import ModelLoadError
-from ..config import EngineConfig
+from ..config.engine_config import EngineConfig
 from .checkpoint.errors import few
 from .checkpoint.model_config import read_config
 from .images.seeing import is_seeing_type

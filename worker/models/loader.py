@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from ..config import EngineConfig
+from ..config.engine_config import EngineConfig
 from .adapters.slots import AdapterSlots
 from .attention_backend import check_attention_backend
 from .candidates import choose_forward

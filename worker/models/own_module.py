@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from ...shared.errors import ModelLoadError
-from ..config import EngineConfig
+from ..config.engine_config import EngineConfig
 from .checkpoint.errors import first_line
 from .checkpoint.load import load_checkpoint
 from .images.seeing import check_served, is_seeing_type

@@ -11,7 +11,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ...shared.errors import ConfigurationError, ModelLoadError
-from ..config import EngineConfig
+from ..config.engine_config import EngineConfig
 from .candidates import MODES, find_truth
 from .conformance import Truth
 from .formats.declared import declared_quantization

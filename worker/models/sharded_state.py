@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ...shared.control import SaveShardedState, ShardedStateSaved
+from ...shared.control.weights import SaveShardedState, ShardedStateSaved
 from ...shared.errors import EngineStateError, ModelLoadError
 from .folder import CONFIG_FILE
 from .formats.declared import COMPANION_FILES, QUANTIZATION_FIELDS

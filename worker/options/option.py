@@ -81,14 +81,13 @@ class DeclaredOption:
 
 @functools.cache
 def options_of(struct: type[msgspec.Struct]) -> tuple[DeclaredOption, ...]:
-    """The options that are declared in a configuration, in its order; those of what it extends come last."""
-    declared = [
+    """The options that are declared in a configuration, in its order."""
+    return tuple(
         DeclaredOption(note, struct, name, default)
         for name, default, notes in _annotated(struct)
         for note in notes
         if isinstance(note, Option)
-    ]
-    return tuple(sorted(declared, key=lambda one: one.field not in struct.__annotations__))
+    )
 
 
 def check_fields(config: msgspec.Struct) -> None:
@@ -124,10 +123,8 @@ def _readers(struct: type[msgspec.Struct]) -> dict[str, Reader]:
 
 
 def _annotated(struct: type[msgspec.Struct]) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
-    """Name, default and notes of each annotated field: a struct's own first, then those that it has from another."""
-    bases = [base for base in struct.__mro__[1:] if issubclass(base, msgspec.Struct) and base is not msgspec.Struct]
-    inherited = {name for base in bases for name in base.__struct_fields__}
-    for field in sorted(msgspec.structs.fields(struct), key=lambda field: field.name in inherited):
+    """Name, default and notes of each annotated field."""
+    for field in msgspec.structs.fields(struct):
         if typing.get_origin(field.type) is typing.Annotated:
             _, *notes = typing.get_args(field.type)
             yield field.name, field.default, tuple(notes)

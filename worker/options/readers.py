@@ -13,7 +13,7 @@ from typing import Any
 
 from ...shared.command_line import did_you_mean
 from ...shared.errors import ValidationError
-from ...shared.keys import check_name
+from ...shared.names import check_name
 
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 

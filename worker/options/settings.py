@@ -18,7 +18,7 @@ import msgspec
 
 from ...shared.command_line import UsageError, did_you_mean
 from ...shared.errors import ConfigurationError
-from ...shared.redis_url import mask_url
+from ...shared.redis_access.url import mask_url
 from ...shared.secret_files import variable_or_file
 from .option import NONE, DeclaredOption, complaint
 from .program import CONFIG_VARIABLE, Program

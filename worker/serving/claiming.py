@@ -13,18 +13,20 @@ import msgspec
 import structlog
 
 from ...shared.broker import SEQS_PER_KEPT_ONE, Claim, Room, Wave
+from ...shared.deployment.records import DeathCause
 from ...shared.errors import PenstockError, RedisUnavailableError
-from ...shared.images import ImageInput
-from ...shared.messages import Delta, FinishReason, Ready, RequestError
-from ...shared.records import DeathCause
-from ..worker_config import WorkerConfig
-from .core_client import CoreClient
-from .generation import Generation, SegmentGeneration
-from .intake import Intake, UndecodableEntryError, ids_of
-from .request_observer import RequestObserver
-from .running_generations import RunningGenerations
-from .segments import Segment
-from .served_partitions import REDIS_PAUSE_S, ServedPartition, ServedPartitions
+from ...shared.messages.deltas import Delta
+from ...shared.messages.from_core import Ready
+from ...shared.messages.outcome import FinishReason, RequestError
+from ...shared.params.images import ImageInput
+from ..config.worker_config import WorkerConfig
+from .core.client import CoreClient
+from .partitions.served_partitions import REDIS_PAUSE_S, ServedPartition, ServedPartitions
+from .requests.generation import Generation, SegmentGeneration
+from .requests.intake import Intake, UndecodableEntryError, ids_of
+from .requests.running_generations import RunningGenerations
+from .requests.segments import Segment
+from .telling.request_observer import RequestObserver
 
 LEAVE_TIMEOUT_S = 1.0
 # A claim that a stopped Redis still had in its socket may be carried out after we have looked.

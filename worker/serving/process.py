@@ -19,24 +19,25 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from ...shared.deployment.records import DeathCause
 from ...shared.errors import EngineDeadError, PenstockError
 from ...shared.keys import Keys
 from ...shared.log import configure_logging
-from ...shared.messages import EngineCoreOutputs, EngineState, Ready
-from ...shared.records import DeathCause
+from ...shared.messages.from_core import EngineCoreOutputs, Ready
+from ...shared.messages.worker_status import EngineState
 from ...shared.shards import make_connections
 from ...shared.tracing.endpoint import is_enabled
+from ..config.worker_config import WorkerConfig
 from ..group.member import GroupMember, NoGroup
 from ..text.tokenizer import TextCodec
-from ..worker_config import WorkerConfig
-from .core_client import CoreClient, CoreLostError, CoreStartupError, LoadTimeoutError
-from .heartbeat import Heartbeat
+from .core.client import CoreClient, CoreLostError, CoreStartupError, LoadTimeoutError
+from .core.stall import StallWatch
 from .loading.activity import until_hung
-from .model_card import make_card
 from .service import WorkerService
-from .stall import StallWatch
-from .status_lines import StatusLines
-from .step_log import StepLog
+from .telling.heartbeat import Heartbeat
+from .telling.model_card import make_card
+from .telling.status_lines import StatusLines
+from .telling.step_log import StepLog
 
 EXIT_FAILED, EXIT_CORE_DIED, EXIT_LOAD_TIMED_OUT = 1, 3, 4
 ORPHAN_TIMEOUT_S = 15.0

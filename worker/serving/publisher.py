@@ -16,9 +16,9 @@ import asyncio
 from collections.abc import Callable
 
 from ...shared.broker import Broker, FinalRecord, Record, SegmentRecord
-from ...shared.messages import Delta
-from .engine_meter import EngineMeter
-from .generation import Generation
+from ...shared.messages.deltas import Delta
+from .requests.generation import Generation
+from .telling.engine_meter import EngineMeter
 
 # A delta costs all processes about 50 microseconds together. So deltas that may wait take an eighth of a core.
 PAUSE_PER_DELTA_S = 0.0004

@@ -19,35 +19,38 @@ from ...shared.broker import Broker, EngineCalls
 from ...shared.broker.request_history import RequestHistory
 from ...shared.broker.series import SeriesStore
 from ...shared.connection import CommandConnection, Subscriber
+from ...shared.control.weights import ReloadWeights
+from ...shared.deployment.records import DeathCause
 from ...shared.errors import DamagedRecordError
 from ...shared.keys import Keys
-from ...shared.messages import CancelCommand, EngineCoreOutputs, EngineState, FinishReason, Ready
+from ...shared.messages.commands import CancelCommand
+from ...shared.messages.from_core import EngineCoreOutputs, Ready
+from ...shared.messages.outcome import FinishReason
+from ...shared.messages.worker_status import EngineState
 from ...shared.partitions import Layouts
-from ...shared.records import DeathCause
-from ...shared.request_state import RequestState
-from ...shared.weights_control import ReloadWeights
+from ...shared.queue.request_state import RequestState
+from ..config.worker_config import WorkerConfig
 from ..text.tokenizer import TextCodec
-from ..worker_config import WorkerConfig
-from .call_handler import ControlCalls, decode_command
+from .calls.call_handler import ControlCalls, decode_command
+from .calls.sleep import SleepControl
+from .calls.text_calls import TextCalls
 from .claiming import ClaimLoop
-from .core_client import CoreClient
-from .engine_meter import EngineMeter
-from .generation import Generation
-from .heartbeat import Heartbeat
-from .intake import Intake
-from .loaded_adapters import LoadedAdapters
+from .core.client import CoreClient
 from .loading.reload import WeightsReloading
-from .partition_upkeep import PartitionUpkeep
+from .partitions.partition_upkeep import PartitionUpkeep
+from .partitions.served_partitions import ServedPartition, ServedPartitions
 from .publisher import Publisher
 from .redis_pressure import RedisPressure
-from .request_log import RequestLog
-from .request_observer import Departure, RequestObservers
-from .running_generations import RunningGenerations
-from .series_writer import SeriesWriter
-from .served_partitions import ServedPartition, ServedPartitions
-from .sleep import SleepControl
-from .text_calls import TextCalls
-from .tracing import attempt_spans
+from .requests.generation import Generation
+from .requests.intake import Intake
+from .requests.running_generations import RunningGenerations
+from .telling.engine_meter import EngineMeter
+from .telling.heartbeat import Heartbeat
+from .telling.loaded_adapters import LoadedAdapters
+from .telling.request_log import RequestLog
+from .telling.request_observer import Departure, RequestObservers
+from .telling.series_writer import SeriesWriter
+from .telling.tracing import attempt_spans
 
 _ENDED_FROM_OUTSIDE: dict[str | None, FinishReason] = {
     RequestState.CANCELLED: FinishReason.CANCELLED,

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
-from ..worker_config import WorkerConfig
+from ..config.worker_config import WorkerConfig
 from .supervised_engine import Engine
 
 REMOVE_TIMEOUT_S = 1.0

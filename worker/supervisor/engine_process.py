@@ -15,9 +15,9 @@ import msgspec
 import structlog
 
 from ...shared.errors import RedisUnavailableError
-from ...shared.messages import EngineState, WorkerStatus
+from ...shared.messages.worker_status import EngineState, WorkerStatus
+from ..config.worker_config import WorkerConfig
 from ..process_tree import group_lives, is_stopped, kill_process_tree
-from ..worker_config import WorkerConfig
 from .restart import Death
 
 COMMAND = (sys.executable, "-m", "penstock.worker.serving")

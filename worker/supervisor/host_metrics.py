@@ -20,7 +20,7 @@ from ...shared.errors import PenstockError
 from ...shared.keys import Keys
 from ...shared.metrics import Sample, engines_samples, values_of
 from ...shared.metrics.exposition import MetricNames, expose
-from ..worker_config import WorkerConfig
+from ..config.worker_config import WorkerConfig
 from .http_server import Answer, Answers, HttpServer
 from .restart import Phase
 from .supervised_engine import Engine

@@ -14,12 +14,13 @@ from redis.exceptions import RedisError
 
 from ...shared.broker import REAP_INTERVAL_S, Broker, Reaped
 from ...shared.connection import CommandConnection
+from ...shared.deployment.records import DeathCause
 from ...shared.errors import PenstockError
-from ...shared.keys import Keys, partition_name
+from ...shared.keys import Keys
+from ...shared.names import partition_name
 from ...shared.partitions import Layout, read_layouts
-from ...shared.records import DeathCause
 from ...shared.side_by_side import SideBySide
-from ..worker_config import WorkerConfig
+from ..config.worker_config import WorkerConfig
 from .restart import Death
 
 # A model that is new has engines whose parents reap them, so the list may be a little old.

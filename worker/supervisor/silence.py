@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from ..worker_config import STATUS_INTERVAL_S, WorkerConfig
+from ..config.worker_config import STATUS_INTERVAL_S, WorkerConfig
 from .engine_process import EngineProcess
 
 MAX_INTERVAL_S = 0.25

@@ -16,10 +16,10 @@ from typing import Any, Protocol, cast
 
 import structlog
 
+from ...shared.deployment.records import EngineHeartbeat
 from ...shared.errors import ConfigurationError
 from ...shared.plugins import STAT_LOGGERS, load_object
-from ...shared.records import EngineHeartbeat
-from ..worker_config import STATUS_INTERVAL_S, WorkerConfig
+from ..config.worker_config import STATUS_INTERVAL_S, WorkerConfig
 
 _COUNTED = ("num_prompt_tokens", "num_output_tokens", "num_prefill_tokens", "prefix_cache_queries", "prefix_cache_hits")
 

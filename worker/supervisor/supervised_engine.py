@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import structlog
 
-from ...shared.messages import EngineState
-from ...shared.records import EngineHeartbeat
-from ..worker_config import WorkerConfig
+from ...shared.deployment.records import EngineHeartbeat
+from ...shared.messages.worker_status import EngineState
+from ..config.worker_config import WorkerConfig
 from .engine_process import EngineProcess
 from .reaper import Reaper
 from .restart import Death, Phase, RestartPolicy

@@ -29,13 +29,13 @@ import msgspec
 import structlog
 
 from ...shared import service_manager
+from ...shared.deployment.presence import Presence, ProcessKind
+from ...shared.deployment.scaling import ENGINES_OPTION, MAX_ENGINES_OPTION, WORKER_OPTION
 from ...shared.errors import ConfigurationError, EngineDeadError, PenstockError
 from ...shared.keys import Keys
-from ...shared.messages import DrainCommand, ScaleCommand, WorkerCommand
-from ...shared.presence import Presence, ProcessKind
-from ...shared.scaling import ENGINES_OPTION, MAX_ENGINES_OPTION, WORKER_OPTION
+from ...shared.messages.commands import DrainCommand, ScaleCommand, WorkerCommand
 from ...shared.shards import check_servers, make_connections
-from ..worker_config import WorkerConfig
+from ..config.worker_config import WorkerConfig
 from .death_notices import DeathNotices
 from .engine_process import EngineProcess
 from .reaper import Reaper

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...shared.errors import ValidationError
-from ...shared.reasoning import REASONING_MARKS
+from ...shared.params.reasoning import REASONING_MARKS
 from .chat_template import ChatTemplate
 
 # Marks in a template -> parser; the first that fits counts.

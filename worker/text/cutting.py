@@ -8,7 +8,7 @@ from __future__ import annotations
 from tokenizers import Encoding, Tokenizer
 
 from ...shared.errors import ValidationError
-from ...shared.tokenization import Cut
+from ...shared.params.tokenization import Cut
 
 
 def encode_cut(tokenizer: Tokenizer, text: str, cut: Cut, *, add_special_tokens: bool) -> list[int]:

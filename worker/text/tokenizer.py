@@ -13,9 +13,9 @@ import msgspec
 from tokenizers import Tokenizer
 
 from ...shared.errors import ModelLoadError, UnsupportedParameterError
-from ...shared.params import SamplingParams
-from ...shared.reasoning import AUTO, NONE, num_thought
-from ...shared.tokenization import Cut
+from ...shared.params.reasoning import AUTO, NONE, num_thought
+from ...shared.params.sampling import SamplingParams
+from ...shared.params.tokenization import Cut
 from .chat_style import ChatStyle, style_of
 from .chat_template import ChatTemplate
 from .cutting import encode_cut, encode_cut_pair

@@ -39,6 +39,7 @@ class Request:
         self.prompt_token_ids: list[int] = fields["prompt_token_ids"]
         self.max_tokens: int = fields["sampling_params"]["max_tokens"]
         self.arrival_s: float = fields.get("arrival_s", 0.0)
+        self.adapter: str = fields.get("adapter", "")
         self.output_token_ids: list[int] = []
         self.token_times_s: list[float] = []
         self.sent_s = self.arrival_s
@@ -128,6 +129,12 @@ def largest(workload: dict[str, Any]) -> tuple[int, int]:
     requests = [request for phase in workload["phases"] for request in phase["requests"]]
     num_tokens = [len(r["prompt_token_ids"]) + r["sampling_params"]["max_tokens"] for r in requests]
     return max(phase["concurrency"] for phase in workload["phases"]), max(num_tokens)
+
+
+def adapters(workload: dict[str, Any]) -> list[str]:
+    """The folders of adapters that any request of any phase names, in a fixed order."""
+    requests = [request for phase in workload["phases"] for request in phase["requests"]]
+    return sorted({request["adapter"] for request in requests if request.get("adapter")})
 
 
 def tree_memory(pids: list[int]) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from peer_run import Arguments, Arrivals, Request, run_peer
+from peer_run import Arguments, Arrivals, Request, adapters, run_peer
 from vllm_options import engine_options, sampling_params, versions
 
 
@@ -21,6 +21,7 @@ class VllmOffline:
         self.versions = versions()
         self._engine = LLM(**engine_options(arguments, workload)).llm_engine
         self._num_added = 0
+        self._adapters = {folder: self._adapter(i, folder) for i, folder in enumerate(adapters(workload), start=1)}
 
     def run(self, requests: list[Request], concurrency: int) -> None:
         arrivals = Arrivals(requests, concurrency)
@@ -44,8 +45,14 @@ class VllmOffline:
         self._num_added += 1
         request_id = str(self._num_added)
         prompt = {"prompt_token_ids": request.prompt_token_ids}
-        self._engine.add_request(request_id, prompt, sampling_params(request))
+        adapter = self._adapters.get(request.adapter)
+        self._engine.add_request(request_id, prompt, sampling_params(request), lora_request=adapter)
         return request_id
+
+    def _adapter(self, number: int, folder: str) -> Any:
+        from vllm.lora.request import LoRARequest
+
+        return LoRARequest(f"adapter-{number}", number, folder)
 
 
 if __name__ == "__main__":

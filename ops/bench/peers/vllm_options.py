@@ -8,7 +8,7 @@ import os
 from importlib import metadata
 from typing import Any
 
-from peer_run import Arguments, Request, largest
+from peer_run import Arguments, Request, adapters, largest
 
 MAX_MODEL_LEN = 512
 
@@ -16,6 +16,7 @@ MAX_MODEL_LEN = 512
 def engine_options(arguments: Arguments, workload: dict[str, Any]) -> dict[str, Any]:
     """Arguments of ``LLM`` and ``AsyncEngineArgs``. The check in float32 goes without compilation: it is not timed."""
     max_num_seqs, max_tokens = largest(workload)
+    num_adapters = len(adapters(workload))
     guessing = {
         "method": "ngram",
         "num_speculative_tokens": arguments.num_guesses,
@@ -31,6 +32,7 @@ def engine_options(arguments: Arguments, workload: dict[str, Any]) -> dict[str, 
         "enforce_eager": arguments.dtype == "float32",
         "seed": 0,
         **({"speculative_config": guessing} if arguments.num_guesses else {}),
+        **({"enable_lora": True, "max_loras": num_adapters} if num_adapters else {}),
     }
 
 

@@ -18,8 +18,8 @@ import msgspec
 from tokenizers import Tokenizer
 
 from ....shared.errors import ConfigurationError
+from ..engines.sides import Side
 from ..result import SideRun
-from ..sides import Side
 from ..workload import WARM_UP, Item, Phase
 from .sides import Pair
 from .texts import KINDS, Asked, all_asked

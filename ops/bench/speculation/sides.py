@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from ..sides import EngineAlone, PeerScript, Side, vllm_environment
+from ..engines.sides import EngineAlone, PeerScript, Side, vllm_environment
 
 NUM_RIVAL_GUESSES = 5  # vLLM's documentation has 5 with its n-gram
 LLAMA_GUESSES = 10  # the default of llama-cpp-python's prompt lookup

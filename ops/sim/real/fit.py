@@ -15,8 +15,8 @@ import msgspec
 import numpy
 
 from ....shared.errors import ConfigurationError
-from ....shared.recorded_steps import SUFFIX, RecordedStep, decode_steps
-from ....shared.stats import StepStats
+from ....shared.stats.engine import StepStats
+from ....shared.stats.recorded_steps import SUFFIX, RecordedStep, decode_steps
 from ..scenario import Engines
 from ..speed import Speed, StepWork
 

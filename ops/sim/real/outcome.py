@@ -8,9 +8,9 @@ import statistics
 import msgspec
 
 from ....shared.command_line import format_table
-from ..figures import GroupFigures
 from ..measures import Measures
-from ..report import group_figures
+from ..reports.figures import GroupFigures
+from ..reports.report import group_figures
 from ..scenario import Scenario
 
 OF_GROUPS = ("num_ended", "wait_p50_s", "wait_p99_s", "ttft_p50_s", "ttft_p99_s", "total_p50_s", "total_p99_s")

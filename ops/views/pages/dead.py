@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from ....producer.operator_keys import Role
+from ....shared.deployment.records import DeadRequest
 from ....shared.errors import RequestNotFoundError, ValidationError
-from ....shared.records import DeadRequest
 from ..access import Access
 from ..asked import Asked, decode_asked
 from ..page import Act, Action, Page, Params, Room, View, field_of

@@ -6,9 +6,10 @@ from typing import Any
 
 from ....producer.engine_calls import CallOptions
 from ....producer.operator_keys import Role
-from ....shared.adapters import LoraSetup
-from ....shared.messages import EXACT, EngineState
-from ....shared.records import EngineHeartbeat, EngineSetup
+from ....shared.deployment.records import EngineHeartbeat, EngineSetup
+from ....shared.lora.adapters import LoraSetup
+from ....shared.messages.requests import EXACT
+from ....shared.messages.worker_status import EngineState
 from ..access import Access
 from ..page import Act, Action, Page, Params, Room, View, field_of
 from ..source import Moment

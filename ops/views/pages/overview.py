@@ -7,10 +7,10 @@ from typing import Any
 
 from ....producer.requests.health import LIVE_STATES
 from ....producer.webhooks.event_records import EventState
-from ....shared.messages import EngineState
-from ....shared.queue_stats import QueueStats
-from ....shared.records import EngineHeartbeat
-from ....shared.stats import Histogram
+from ....shared.deployment.records import EngineHeartbeat
+from ....shared.messages.worker_status import EngineState
+from ....shared.queue.stats import QueueStats
+from ....shared.stats.engine import Histogram
 from ..access import Access
 from ..charts import read_charts
 from ..page import Page, Params, Room, View

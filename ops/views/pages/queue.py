@@ -8,8 +8,8 @@ import msgspec
 
 from ....producer.operator_keys import Role
 from ....shared.errors import ValidationError
-from ....shared.policy import QueuePolicy, TenantPolicy
-from ....shared.queue_stats import QueueStats, TenantStats
+from ....shared.queue.policy import QueuePolicy, TenantPolicy
+from ....shared.queue.stats import QueueStats, TenantStats
 from ..access import Access
 from ..charts import facts_of, read_charts
 from ..page import Act, Action, Page, Params, Room, View, field_of

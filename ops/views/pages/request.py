@@ -10,10 +10,10 @@ from ....producer.operator_keys import Role
 from ....shared.broker import Broker, RequestHistory
 from ....shared.errors import RequestNotFoundError
 from ....shared.keys import ModelKeys
-from ....shared.messages import Delta
-from ....shared.queue_stats import RequestStatus
-from ....shared.request_events import RequestEvent, summary_of
-from ....shared.request_state import RequestState
+from ....shared.messages.deltas import Delta
+from ....shared.queue.request_events import RequestEvent, summary_of
+from ....shared.queue.request_state import RequestState
+from ....shared.queue.stats import RequestStatus
 from ..access import Access
 from ..asked import decode_asked
 from ..page import Act, Action, Page, Params, Room, View, field_of

@@ -11,9 +11,9 @@ from ....shared.broker import RequestFilter
 from ....shared.broker.bulk import count_matching
 from ....shared.broker.request_history import MAX_LISTED
 from ....shared.errors import ValidationError
-from ....shared.queue_stats import RequestStatus
-from ....shared.request_events import RequestSummary
-from ....shared.request_state import LIVE_STATES, RequestState
+from ....shared.queue.request_events import RequestSummary
+from ....shared.queue.request_state import LIVE_STATES, RequestState
+from ....shared.queue.stats import RequestStatus
 from ..access import Access
 from ..filters import LIVE, NAMES, STATES, filter_of, names_some, words_of
 from ..page import Act, Action, Page, Params, Room, View, field_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....shared.presence import ProcessRecord
-from ....shared.records import EngineHeartbeat
+from ....shared.deployment.presence import ProcessRecord
+from ....shared.deployment.records import EngineHeartbeat
 from ..access import Access
 from ..page import Page, Params, Room, View
 from ..processes import processes_of, what_is_missing

@@ -13,8 +13,8 @@ from ....shared.shown import shown
 from ...batches.batch_records import MAX_FILE_BYTES, PURPOSES, Deleted, FileObject, Page
 from ...batches.files import MAX_LIMIT, Upload, check_upload
 from ...openai.errors import OpenAIError, bad_field
+from ..bodies.multipart import FormPart, FormReader
 from ..http import gateway_of, json_response
-from ..multipart import FormPart, FormReader
 from ..operations import Operation
 
 # What a form has beside its file.

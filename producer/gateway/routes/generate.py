@@ -16,16 +16,16 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from ....shared.shown import shown
+from ...openai.answers.chat_objects import ChatCompletion
+from ...openai.answers.response_ids import new_id
 from ...openai.chat import ChatCompletionBody
-from ...openai.chat_objects import ChatCompletion
-from ...openai.common import new_id
 from ...openai.completions import Completion, CompletionBody
 from ...openai.endpoints import CHAT_COMPLETIONS, COMPLETIONS, decode
 from ...openai.errors import OpenAIError
 from ...openai.prepared import Prepared, PreparedBody
 from ...sse import EventStream
 from .. import generations
-from ..auth import Identity
+from ..access.auth import Identity
 from ..event_ids import Position
 from ..gateway import Gateway
 from ..http import add_ids, gateway_of, json_response, note_request_id, read_body, while_connected

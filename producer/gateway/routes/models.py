@@ -8,8 +8,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ....shared.deployment.records import ModelCard
 from ....shared.lora.registry import AdapterRecord
-from ....shared.records import ModelCard
 from ....shared.shown import shown
 from ...openai.errors import OpenAIError
 from ..http import gateway_of, json_response

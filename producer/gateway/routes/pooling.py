@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....shared.errors import RequestFailedError
-from ....shared.messages import FinishReason
-from ...openai.common import created_at, new_id
+from ....shared.messages.outcome import FinishReason
+from ...inputs.options import RequestOptions
+from ...openai.answers.response_ids import created_at, new_id
 from ...openai.embeddings import Embeddings, EmbeddingsBody, PreparedEmbeddings
 from ...openai.endpoints import EMBEDDINGS
 from ...openai.errors import cancelled, expired
@@ -37,8 +38,7 @@ from ...openai.pooling import (
     Scores,
     in_base64,
 )
-from ...options import RequestOptions
-from ...pooling import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
+from ...results.pooling import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from .. import generations
 from ..http import add_ids, gateway_of, json_response, read_body, while_connected
 from ..operations import Operation

@@ -19,7 +19,7 @@ from ...openai.responses.body import ResponseBody
 from ...openai.responses.events import Event
 from ...openai.responses.objects import DeletedResponse, ItemList, Response
 from ...sse import COMMENT, EventStream
-from ..auth import Identity
+from ..access.auth import Identity
 from ..http import add_ids, gateway_of, json_response, note_request_id, read_body, while_connected
 from ..operations import Operation
 from ..stream import event_stream

@@ -11,10 +11,10 @@ from redis.exceptions import RedisError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ....shared.deployment.presence import read_processes
 from ....shared.errors import EngineDeadError, PenstockError
 from ....shared.keys import Keys
 from ....shared.metrics.exposition import expose
-from ....shared.presence import read_processes
 from ...control.deployment import count_due, jobs_findings
 from ...control.deployment_samples import read_models
 from ...openai.errors import OpenAIError

@@ -11,8 +11,8 @@ import msgspec
 
 from ....shared.shown import shown
 from ..chat import ChatCompletionBody
-from ..common import GenerationBody
 from ..errors import OpenAIError, bad_field
+from ..generation_body import GenerationBody
 from .conversation import chat_messages
 from .items import Item
 from .tool_fields import FunctionTool, chat_tools

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ....shared.errors import PenstockError
-from ...options import RequestOptions
+from ...inputs.options import RequestOptions
 from ..chat import PreparedChat, prepare_chat
 from ..errors import OpenAIError, error_of
 from .body import chat_body, named_as_here

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from ....shared.messages import Delta
-from ...outputs import RequestOutput
+from ....shared.messages.deltas import Delta
+from ...results.outputs import RequestOutput
+from ..answers.ends import finish_reason_of
+from ..answers.response_ids import created_at
 from ..chat import PreparedChat
-from ..common import created_at, finish_reason_of
 from ..errors import bad_field
 from ..parsers import Parsers
 from ..prepared import Prepared

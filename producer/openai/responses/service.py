@@ -15,7 +15,7 @@ from ....shared.errors import PenstockError
 from ....shared.keys import Keys
 from ....shared.shown import shown
 from ...client import Client
-from ...options import RequestOptions
+from ...inputs.options import RequestOptions
 from ...webhooks.event_records import EventFamily
 from ..errors import OpenAIError, bad_field
 from ..parsers import ModelParsers

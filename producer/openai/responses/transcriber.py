@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from ....shared.errors import PenstockError, from_wire
-from ....shared.messages import Delta, FinishReason
-from ..answer_parts import AnswerParser, MessageParts, PlainText
+from ....shared.messages.deltas import Delta
+from ....shared.messages.outcome import FinishReason
+from ..answers.logprobs import chat_logprobs
+from ..answers.parts import AnswerParser, MessageParts, PlainText
 from ..errors import OpenAIError, error_of
-from ..logprobs import chat_logprobs
 from .events import Event
 from .objects import (
     IncompleteDetails,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ....shared.params import StructuredOutputsParams
+from ....shared.params.structured import StructuredOutputsParams
 from ..json_schema import under_definition
 from .definitions import Function, ToolChoice
 from .formats import HERMES_BEGIN, HERMES_END

@@ -3,7 +3,7 @@
 -- An event stands in the stream "events" of the model, whose latest policy.events_kept are kept, and in the request's own
 -- hash, under its id in that stream: so it lives as long as the log, and costs no key. It is lines: version, kind, output
 -- tokens, engine, epoch, cause, attempts, prompt and most output tokens, ms from its arrival to its first claim, ms from
--- there to now. Later ones may be absent (shared/request_events.py). In the stream, id, tenant and band are put in front:
+-- there to now. Later ones may be absent (shared/queue/request_events.py). In the stream, id, tenant and band are put in front:
 -- one value for all costs half of what a field for each does.
 
 -- Note a move; more is the lines after the engine. Returns field and value for the request's hash, or nothing if no events

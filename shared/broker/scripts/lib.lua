@@ -1,7 +1,7 @@
 -- Shared by every script, which this text, tenants.lua, lanes.lua, damage.lua and life.lua are put in front of.
 --
 -- A request is a hash:
---   state            one of shared/request_state.py, which is where MOVES comes from
+--   state            one of shared/queue/request_state.py, which is where MOVES comes from
 --   epoch            given anew by every claim, by the clock in microseconds, and raised by every end that no engine
 --                    writes: what an owner writes under another one is refused
 --   tenant, band     whose it is, and how urgent

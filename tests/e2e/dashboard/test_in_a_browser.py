@@ -21,12 +21,12 @@ from penstock.ops.local_server import LocalServer
 from penstock.ops.local_stack import LocalStack
 from penstock.ops.views.pages import PAGES
 from penstock.producer import Client, SamplingParams
+from penstock.producer.inputs.prompt import build_request, encode_request
 from penstock.producer.operator_keys import OperatorKeys, Role
-from penstock.producer.prompt import build_request, encode_request
 from penstock.shared.broker import Broker, Room
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import DeathCause, ModelCard
 from penstock.shared.keys import Keys
-from penstock.shared.records import DeathCause, ModelCard
 
 from ...gate import Gate
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ import redis
 import yaml
 
 from penstock.ops.demo.run import MODEL
+from penstock.ops.redis_processes import free_port
 from penstock.shared.embedded import find_redis_server
-from penstock.shared.redis_users import Role
+from penstock.shared.redis_access.users import Role
 
 COMPOSE = Path(__file__).parents[3] / "ops" / "deploy" / "compose" / "compose.yaml"
 # Of other projects; nobody has their programs.
@@ -125,7 +126,7 @@ class ComposeStack:
             process = self._processes[name]
             process.send_signal(signal.SIGTERM)
             try:
-                statuses[name] = process.wait(60)
+                statuses[name] = process.wait(240)
             except subprocess.TimeoutExpired:
                 process.kill()
                 statuses[name] = process.wait()
@@ -189,11 +190,6 @@ class ComposeStack:
             ended = [each for each, process in self._processes.items() if process.poll() is not None]
             assert not ended, f"{ended[0]} ended:\n{self.log(ended[0])[-3000:]}"
             assert time.monotonic() < deadline, f"{name} is not healthy:\n{self.log(name)[-3000:]}"
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        return taken.getsockname()[1]
 
 
 def _program(name: str) -> list[str]:

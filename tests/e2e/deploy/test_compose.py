@@ -16,7 +16,7 @@ import yaml
 
 from penstock.producer import Client, SamplingParams
 from penstock.producer.jobs import JobSet, JobSettings
-from penstock.shared.redis_users import Role
+from penstock.shared.redis_access.users import Role
 
 from .stack import COMPOSE, FOREIGN, ComposeStack, running, services
 

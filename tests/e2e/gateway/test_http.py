@@ -154,7 +154,7 @@ def test_the_ids_of_a_request_stand_in_the_lines_of_gateway_and_worker(
     response_id = http.post(path, json=body, headers=headers).raise_for_status().json()["id"]
     ids = {"request_id": response_id, "x_request_id": x_request_id, "trace_id": trace_id}
     for log_of, event in ((lambda: gateway.log, "http_request"), (deployment.log_path.read_text, "request_finished")):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not (lines := [json.loads(line) for line in log_of().splitlines() if trace_id in line]):
             assert time.monotonic() < deadline, f"no line {event!r}"
             time.sleep(0.02)

@@ -19,9 +19,9 @@ import pytest
 from penstock.ops.local_server import LocalGateway
 from penstock.ops.local_stack import LocalStack
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.presence import ProcessRecord, read_processes
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.keys import Keys
-from penstock.shared.presence import ProcessRecord, read_processes
 
 from ...gate import Gate
 

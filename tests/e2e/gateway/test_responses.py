@@ -25,6 +25,8 @@ from penstock.producer.webhooks.secrets import SecretStore
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 
+from ...gate import Gate
+
 pytestmark = pytest.mark.xdist_group("deployment")
 
 COUNT = "count from one to nine:"
@@ -162,7 +164,8 @@ async def test_the_background_runs_without_a_reader_and_is_followed_by_any(ai: A
     assert len(done.output_text) > 100
 
 
-async def test_a_background_response_is_cancelled(ai: AsyncOpenAI) -> None:
+async def test_a_background_response_is_cancelled(ai: AsyncOpenAI, gate: Gate) -> None:
+    gate.hold_at(20)
     stream = await ai.responses.create(**LONG, background=True, stream=True, temperature=1, max_output_tokens=1800)
     first: Any = await anext(aiter(stream))
     cancelled = await ai.responses.cancel(first.response.id)
@@ -253,17 +256,19 @@ async def test_a_webhook_is_told_by_openais_names(ai: AsyncOpenAI, deployment: L
 
 
 async def test_a_killed_gateway_takes_no_event_with_it(
-    ai: AsyncOpenAI, deployment: LocalStack, client: Client, tmp_path: Path
+    ai: AsyncOpenAI, deployment: LocalStack, client: Client, gate: Gate, tmp_path: Path
 ) -> None:
     """Two streams, one of them in the background, begin at a gateway that is killed with -9, and go on at another."""
     doomed = LocalGateway(deployment.url, ["--lease-ttl", "60"], tmp_path / "doomed.log")
+    gate.hold_at(200)
     await asyncio.to_thread(doomed.start)
     try:
         async with AsyncOpenAI(base_url=doomed.base_url, api_key="any", max_retries=0, timeout=60) as there:
             body = {**LONG, "stream": True, "temperature": 1, "max_output_tokens": 1500}
             streams: list[Any] = [await there.responses.create(**body, background=b) for b in (True, False)]
-            seen = await asyncio.gather(*[some_of(stream, 12) for stream in streams])
-            await client.pause_generation()  # so that neither ends before it is looked at
+            # Of what has come in one piece the fifth event is the first that has text.
+            seen = await asyncio.gather(*[some_of(stream, 5) for stream in streams])
+            await client.pause_generation()
             await asyncio.to_thread(doomed.kill)
             for stream in streams:
                 await stream.close()
@@ -271,6 +276,7 @@ async def test_a_killed_gateway_takes_no_event_with_it(
         assert {response.status for response in kept} <= {"queued", "in_progress"}
     finally:
         await client.resume_generation()
+        gate.open()
         await asyncio.to_thread(doomed.stop)
     for events in seen:
         response_id, last = events[0].response.id, events[-1].sequence_number

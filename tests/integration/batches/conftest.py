@@ -11,9 +11,10 @@ from penstock.producer import Client
 from penstock.producer.batches import Batch, BatchStore
 from penstock.shared.broker import Broker, Claim, FinalRecord, Room
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import ModelCard
 from penstock.shared.keys import Keys
-from penstock.shared.messages import Delta, FinishReason, Usage
-from penstock.shared.records import ModelCard
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason, Usage
 
 ENDPOINT = "/v1/completions"
 LEASE_TTL_S = 0.3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -21,8 +22,8 @@ from penstock.shared.errors import (
     ValidationError,
 )
 from penstock.shared.keys import Keys
-from penstock.shared.messages import EngineCoreRequest
-from penstock.shared.policy import QueuePolicy
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.queue.policy import QueuePolicy
 
 from .conftest import ENDPOINT, Engine, lines_of, make_batch, parts, row
 
@@ -162,11 +163,19 @@ async def test_a_cancelled_batch_keeps_what_is_done(store: BatchStore, client: C
 async def test_an_expired_batch_gives_what_is_done(
     store: BatchStore, client: Client, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(COMPLETION_WINDOWS_S, "24h", 2)
-    batch = await make_batch(store, row(0), row(1))
-    running = asyncio.create_task(run_batch(client, store, batch.id))
-    await engine.answer((await claimed(engine, 2, running))[:1])
-    ended = await running
+    for window_s in (2, 10, 60):  # as long as this machine needs to answer one of the two
+        monkeypatch.setitem(COMPLETION_WINDOWS_S, "24h", window_s)
+        batch = await make_batch(store, row(0), row(1))
+        running = asyncio.create_task(run_batch(client, store, batch.id))
+        claims: list[Any] = []
+        while len(claims) < 2 and not running.done():
+            claims += await engine.claim()
+            await asyncio.sleep(0.01)
+        with suppress(AssertionError):  # it was too late for that
+            await engine.answer(claims[:1])
+        ended = await running
+        if ended.request_counts.completed:
+            break
     assert (ended.status, ended.request_counts.completed, ended.request_counts.failed) == ("expired", 1, 1)
     assert ended.expired_at is not None
     (line,) = (await lines_of(store, ended.error_file_id)).values()

@@ -8,9 +8,9 @@ from collections import Counter
 import msgspec
 
 from penstock.shared import keys
-from penstock.shared.messages import Delta
-from penstock.shared.request_events import decode_event
-from penstock.shared.request_state import RequestState
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.queue.request_events import decode_event
+from penstock.shared.queue.request_state import RequestState
 
 from .expected import BANDS, ExpectedQueue, ExpectedRequest
 from .snapshot import Snapshot

@@ -5,13 +5,15 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.broker import LEASE_TTL_MS, NEW, Broker, Claim, FinalRecord, Queue, Record, Room
+from penstock.shared.broker import NEW, Broker, Claim, FinalRecord, Queue, Record, Room
 from penstock.shared.connection import CommandConnection, Subscriber
+from penstock.shared.deployment.records import DeathCause
 from penstock.shared.keys import Keys
-from penstock.shared.messages import Delta, FinishReason
-from penstock.shared.records import DeathCause
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.shards import make_pair
 
+from ..conftest import LONG_MS
 from .snapshot import read_snapshot
 
 TTL_MS = 60_000
@@ -76,7 +78,7 @@ async def enqueue(broker: Broker, *request_ids: str, **options: Any) -> None:
 
 
 async def take(
-    broker: Broker, engine_id: str, limit: int, *, num_held: int = 0, lease_ttl_ms: int = LEASE_TTL_MS
+    broker: Broker, engine_id: str, limit: int, *, num_held: int = 0, lease_ttl_ms: int = LONG_MS
 ) -> list[Claim]:
     """Claim for an engine that holds ``num_held`` requests, takes ``limit`` more and has any amount of cache."""
     room = Room(max_num_seqs=num_held + limit, num_seqs=num_held)

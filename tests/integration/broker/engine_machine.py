@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import consumes, rule
 
 from penstock.shared.broker import Claim, FinalRecord, Record
-from penstock.shared.messages import Delta, FinishReason
-from penstock.shared.request_state import RequestState
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.queue.request_state import RequestState
 
 from .claim_machine import CLIENTS, ENGINES, LEASE_MS, NUMBERS, ClaimMachine, Holding
 from .conftest import CAUSE

@@ -8,8 +8,10 @@ from hypothesis.stateful import consumes, rule
 
 from penstock.shared import errors
 from penstock.shared.broker import NEW, SegmentRecord
-from penstock.shared.messages import Delta, FinishReason, InputChunk, SegmentEnd, Usage
-from penstock.shared.request_state import RequestState
+from penstock.shared.messages.deltas import Delta, SegmentEnd
+from penstock.shared.messages.outcome import FinishReason, Usage
+from penstock.shared.messages.requests import InputChunk
+from penstock.shared.queue.request_state import RequestState
 
 from .conftest import TTL_MS
 from .engine_machine import ENGINES, NUMBERS, EngineMachine, Holding

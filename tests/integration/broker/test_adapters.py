@@ -70,7 +70,7 @@ async def test_then_anybody_takes_it(broker: Broker, commands: CommandConnection
         await look(broker, engine)
     await load(broker, commands, "e1", CATS)
     await enqueue(broker, "cat", adapter=CATS)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             wave = await broker.claim("e0", Room(max_num_seqs=10))
             if wave.claims:
@@ -105,7 +105,7 @@ async def test_what_an_engine_has_not_said_for_a_while_does_not_count(
     for engine in ("e0", "e1"):
         await look(broker, engine)
     await load(broker, commands, "e1", CATS, ttl_ms=1)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while (await read_snapshot(commands, broker.keys)).of("adapter"):
             await asyncio.sleep(0.01)
     await enqueue(broker, "cat", adapter=CATS)

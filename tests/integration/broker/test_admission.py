@@ -10,7 +10,7 @@ import pytest
 from penstock.shared.broker import NEW, UNSERVED, Broker, Entry, Queue
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import PenstockError, QueueFullError, QuotaExceededError, ValidationError
-from penstock.shared.policy import OverQuota, QueuePolicy, TenantPolicy
+from penstock.shared.queue.policy import OverQuota, QueuePolicy, TenantPolicy
 
 from .conftest import TTL_MS, enqueue, finish_with, take
 from .snapshot import read_snapshot

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.shared.broker import Broker, Queue
 from penstock.shared.errors import ValidationError
-from penstock.shared.policy import QueuePolicy
+from penstock.shared.queue.policy import QueuePolicy
 
 from .conftest import enqueue, finish_with, take
 from .snapshot import read_snapshot

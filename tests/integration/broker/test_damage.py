@@ -10,7 +10,7 @@ import pytest
 from penstock.shared.broker import Broker, DeadLetter, Entry, Queue
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import DamagedRecordError
-from penstock.shared.messages import FinishReason, TokenLogprobs
+from penstock.shared.messages.outcome import FinishReason, TokenLogprobs
 
 from .conftest import CAUSE, TTL_MS, assert_nothing_is_left, die, enqueue, final, held, record, take
 

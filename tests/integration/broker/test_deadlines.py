@@ -10,8 +10,9 @@ import pytest
 
 from penstock.shared.broker import Broker, Entry, Queue, Room
 from penstock.shared.connection import CommandConnection, Subscriber
-from penstock.shared.messages import CancelCommand, Delta, EngineCommand
-from penstock.shared.policy import Order, QueuePolicy
+from penstock.shared.messages.commands import CancelCommand, EngineCommand
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.queue.policy import Order, QueuePolicy
 
 from .conftest import CAUSE, TTL_MS, assert_nothing_is_left, enqueue, record, take
 
@@ -103,7 +104,10 @@ async def test_a_reaper_ends_what_runs_a_second_past_its_deadline(broker: Broker
     deadlines, now_ms = broker.keys.prefix + "deadlines", await server_ms(commands)
     await commands.execute("ZADD", deadlines, now_ms - 1001, "a", now_ms, "b")
     await broker.reap(CAUSE, max_deliveries=3)
-    assert (await broker.state("a"), await broker.state("b")) == ("expired", "claimed")
+    # Unless the look came so late that a second had passed for both.
+    in_grace = "claimed" if await server_ms(commands) - now_ms < 1000 else "expired"
+    assert await broker.state("a") == "expired"
+    assert await broker.state("b") in ("claimed", in_grace)
 
 
 @pytest.mark.parametrize("put_back", ["release", "death"])

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.shared.broker import UNSERVED, Broker, DeadLetter
 from penstock.shared.connection import Subscriber
-from penstock.shared.records import DeathCause
+from penstock.shared.deployment.records import DeathCause
 
 from .conftest import CAUSE, TTL_MS, die, enqueue, final, held, record, take
 

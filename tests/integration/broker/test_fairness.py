@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.shared.broker import Broker, Entry, FinalRecord, Queue
-from penstock.shared.messages import Delta, FinishReason, Usage
-from penstock.shared.policy import Order, QueuePolicy, TenantPolicy
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason, Usage
+from penstock.shared.queue.policy import Order, QueuePolicy, TenantPolicy
 
 from .conftest import TTL_MS, enqueue, finish_with, take
 from .snapshot import read_snapshot
@@ -194,16 +195,16 @@ async def test_a_tenants_requests_start_in_the_order_of_their_arrival(broker: Br
 
 async def test_by_deadline_the_earliest_goes_first_and_what_has_none_last(broker: Broker, queue: Queue) -> None:
     await queue.configure(QueuePolicy(order=Order.EDF))
-    timeouts = {"none0": None, "late": 50_000, "early": 10_000, "none1": None, "middle": 30_000}
+    timeouts = {"none0": None, "late": 900_000, "early": 300_000, "none1": None, "middle": 600_000}
     for request_id, timeout_ms in timeouts.items():
         await enqueue(broker, request_id, timeout_ms=timeout_ms)
     first = await take(broker, "e0", 1)
-    await enqueue(broker, "earliest", timeout_ms=5000)
+    await enqueue(broker, "earliest", timeout_ms=200_000)
     started = [claim.request_id for claim in [*first, *await take(broker, "e0", 9)]]
     assert started == ["early", "earliest", "middle", "late", "none0", "none1"]
 
 
 async def test_without_that_order_a_deadline_gives_no_precedence(broker: Broker) -> None:
-    await enqueue(broker, "first", timeout_ms=50_000)
-    await enqueue(broker, "second", timeout_ms=10_000)
+    await enqueue(broker, "first", timeout_ms=900_000)
+    await enqueue(broker, "second", timeout_ms=300_000)
     assert [claim.request_id for claim in await take(broker, "e0", 2)] == ["first", "second"]

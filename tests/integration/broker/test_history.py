@@ -14,9 +14,9 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ValidationError
 from penstock.shared.keys import Keys
 from penstock.shared.partitions import Layout, open_history, read_series
-from penstock.shared.policy import QueuePolicy
-from penstock.shared.request_events import EventKind, RequestEvent
-from penstock.shared.request_state import MOVES, RequestState
+from penstock.shared.queue.policy import QueuePolicy
+from penstock.shared.queue.request_events import EventKind, RequestEvent
+from penstock.shared.queue.request_state import MOVES, RequestState
 
 from .conftest import die, enqueue, final, held, record, take
 from .snapshot import read_snapshot

@@ -8,7 +8,7 @@ from penstock.shared.broker import Broker, DeadLetter
 from penstock.shared.broker.admission import Entry, enqueue_args
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import DamagedRecordError
-from penstock.shared.images import ImageInput
+from penstock.shared.params.images import ImageInput
 
 from .conftest import CAUSE, TTL_MS, assert_nothing_is_left, enqueue, final, take
 

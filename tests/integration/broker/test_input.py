@@ -7,8 +7,10 @@ import pytest
 
 from penstock.shared import errors
 from penstock.shared.broker import Broker, Claim, DeadLetter, Queue, SegmentRecord
-from penstock.shared.messages import Delta, FinishReason, InputChunk, SegmentEnd, Usage
-from penstock.shared.policy import TenantPolicy
+from penstock.shared.messages.deltas import Delta, SegmentEnd
+from penstock.shared.messages.outcome import FinishReason, Usage
+from penstock.shared.messages.requests import InputChunk
+from penstock.shared.queue.policy import TenantPolicy
 
 from .conftest import (
     CAUSE,

@@ -15,8 +15,8 @@ from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.embedded import EmbeddedRedis
 from penstock.shared.errors import ValidationError
 from penstock.shared.keys import Keys
-from penstock.shared.messages import CancelCommand, EngineCommand
-from penstock.shared.policy import Order, QueuePolicy, TenantPolicy
+from penstock.shared.messages.commands import CancelCommand, EngineCommand
+from penstock.shared.queue.policy import Order, QueuePolicy, TenantPolicy
 
 from .conftest import CAUSE, assert_nothing_is_left, enqueue, final, finish_with, record, take
 from .snapshot import read_snapshot

@@ -11,7 +11,7 @@ from penstock.shared.broker import Broker, Claim, Queue, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import QuotaExceededError
 from penstock.shared.keys import ModelKeys
-from penstock.shared.policy import OverQuota, QueuePolicy, TenantPolicy
+from penstock.shared.queue.policy import OverQuota, QueuePolicy, TenantPolicy
 
 from .conftest import CAUSE, die, enqueue, finish_with, take
 

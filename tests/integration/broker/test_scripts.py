@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from penstock.shared.broker import Broker
-from penstock.shared.messages import Delta
+from penstock.shared.messages.deltas import Delta
 
 from .conftest import TTL_MS, assert_nothing_is_left, enqueue, final, held, record, take
 
@@ -104,7 +104,7 @@ async def test_cancel_ends_a_request_at_once_and_only_once(broker: Broker, comma
 
 
 async def test_cancel_tells_the_engine_that_runs_the_request(broker: Broker, subscriber) -> None:
-    from penstock.shared.messages import CancelCommand, EngineCommand
+    from penstock.shared.messages.commands import CancelCommand, EngineCommand
 
     commands: list[bytes] = []
     await subscriber.subscribe(broker.keys.engine_commands("e0"), commands.append)

@@ -15,7 +15,7 @@ from penstock.shared.broker import Broker
 from penstock.shared.broker.series import SeriesPoint, SeriesStore, TenantPoint, bucket_amounts
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ValidationError
-from penstock.shared.stats import Histogram
+from penstock.shared.stats.engine import Histogram
 
 from .conftest import CAUSE, enqueue, final, take
 
@@ -102,8 +102,8 @@ _COUNTS = """
     from penstock.shared.connection import CommandConnection
     from penstock.shared.keys import Keys
     from penstock.shared.messages import Delta, FinishReason, Usage
-    from penstock.worker.serving.engine_meter import EngineMeter
-    from penstock.worker.serving.series_writer import SeriesWriter
+    from penstock.worker.serving.telling.engine_meter import EngineMeter
+    from penstock.worker.serving.telling.series_writer import SeriesWriter
 
     async def main():
         connection, meter = CommandConnection(sys.argv[1]), EngineMeter()

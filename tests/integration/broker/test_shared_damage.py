@@ -10,7 +10,7 @@ import pytest
 from penstock.shared.broker import Broker, DeadLetter, Queue
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
-from penstock.shared.policy import QueuePolicy, TenantPolicy
+from penstock.shared.queue.policy import QueuePolicy, TenantPolicy
 
 from .conftest import CAUSE, die, enqueue, final, held, record, take
 from .snapshot import read_snapshot
@@ -20,7 +20,7 @@ POLICIES = ("", "x", "5", '{"bands": 3}', '{"bands": ["a"], "default_band": "b"}
 TENANT_POLICIES = ("", "x", "5", '{"weight": "x"}', '{"max_queue_depth": {}}')
 # What is held there and nowhere else is lost with the key; all that comes after it is served.
 HOLDING = ("lane", "returned", "suspects")
-DEADLINE_S = 10
+DEADLINE_S = 120
 OF_REQUESTS = ("request", "log", "payload", "parked", "input")
 
 

@@ -1,4 +1,4 @@
-"""Every move of ``shared/request_state.py`` is made by a script, and no script can make another."""
+"""Every move of ``shared/queue/request_state.py`` is made by a script, and no script can make another."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from redis.exceptions import ResponseError
 from penstock.shared import broker as broker_package
 from penstock.shared.broker import Broker, DeadLetter, FinalRecord, SegmentRecord
 from penstock.shared.errors import InputClosedError
-from penstock.shared.messages import Delta, FinishReason, InputChunk, SegmentEnd, Usage
-from penstock.shared.request_state import MOVES, RequestState, moves_as_lua
+from penstock.shared.messages.deltas import Delta, SegmentEnd
+from penstock.shared.messages.outcome import FinishReason, Usage
+from penstock.shared.messages.requests import InputChunk
+from penstock.shared.queue.request_state import MOVES, RequestState, moves_as_lua
 
 from .conftest import die, enqueue, final, held, take
 

@@ -8,8 +8,8 @@ import pytest
 from penstock.shared.broker import Broker, Queue
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ConfigurationError, QueueFullError
-from penstock.shared.policy import Order, OverQuota, QueuePolicy, TenantPolicy
-from penstock.shared.queue_stats import RequestStatus
+from penstock.shared.queue.policy import Order, OverQuota, QueuePolicy, TenantPolicy
+from penstock.shared.queue.stats import RequestStatus
 
 from .conftest import CAUSE, enqueue, record, take
 

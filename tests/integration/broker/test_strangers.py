@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from penstock.shared.broker import Broker, DeadLetter, Queue
-from penstock.shared.policy import Order, QueuePolicy
+from penstock.shared.queue.policy import Order, QueuePolicy
 
 from .conftest import CAUSE, assert_nothing_is_left, enqueue, finish_with, take
 

@@ -8,9 +8,9 @@ import pytest
 
 from penstock.shared.broker import Broker, Entry, Queue, Room
 from penstock.shared.connection import CommandConnection, Subscriber
-from penstock.shared.messages import InputChunk
-from penstock.shared.policy import TenantPolicy
-from penstock.shared.request_state import RequestState
+from penstock.shared.messages.requests import InputChunk
+from penstock.shared.queue.policy import TenantPolicy
+from penstock.shared.queue.request_state import RequestState
 
 from .conftest import CAUSE, die, enqueue, final, held, record, take
 from .snapshot import read_snapshot

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.shared.broker import SCRIPTS, Broker, Entry, Queue, Room
 from penstock.shared.connection import CommandConnection
-from penstock.shared.messages import InputChunk
-from penstock.shared.policy import Order, QueuePolicy, TenantPolicy
+from penstock.shared.messages.requests import InputChunk
+from penstock.shared.queue.policy import Order, QueuePolicy, TenantPolicy
 
 from .conftest import TTL_MS, die, enqueue, held, take
 from .engine import Engine

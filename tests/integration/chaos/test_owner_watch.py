@@ -14,7 +14,8 @@ from penstock.ops.chaos.owners import Owners
 from penstock.shared.broker import SCRIPTS, Broker, FinalRecord, Record, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
-from penstock.shared.messages import Delta, FinishReason
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason
 
 
 @pytest.fixture

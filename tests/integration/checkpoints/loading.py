@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from penstock.shared.messages import EngineCoreRequest
-from penstock.shared.params import SamplingParams
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.sampling import SamplingParams
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.models.folder import resolve_model_folder
 from penstock.worker.models.loader import load_module

@@ -12,9 +12,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from penstock.shared.control import SaveShardedState
+from penstock.shared.control.weights import SaveShardedState
 from penstock.shared.errors import ModelLoadError
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.live_state import empty_module
 from penstock.worker.models.loader import load_model
 from penstock.worker.models.sharded_state import save_sharded_state

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from penstock.producer import Client, SamplingParams
 from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
 from penstock.shared.connection import CommandConnection
-from penstock.shared.messages import Delta, FinishReason
-from penstock.shared.records import DeathCause
+from penstock.shared.deployment.records import DeathCause
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason
 
 # Of what takes no time on a quiet machine.
 DEADLINE_S = 60.0

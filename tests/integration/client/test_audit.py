@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.shared import audit as audit_module
-from penstock.shared.audit import Audit
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment import audit as audit_module
+from penstock.shared.deployment.audit import Audit
 from penstock.shared.errors import ValidationError
 from penstock.shared.keys import Keys
 

@@ -11,7 +11,7 @@ import pytest
 from penstock.producer import Client
 from penstock.producer.agenda import Agenda
 from penstock.producer.batches.batch_store import BatchStore
-from penstock.producer.gateway.api_keys import ApiKeys
+from penstock.producer.gateway.access.api_keys import ApiKeys
 from penstock.producer.webhooks.event_store import EventStore
 from penstock.producer.webhooks.secrets import SecretStore
 from penstock.shared.broker import Broker, Queue
@@ -19,7 +19,7 @@ from penstock.shared.broker.dead_letter import DeadLetter
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import PenstockError, UnknownModelError, ValidationError
 from penstock.shared.keys import Keys
-from penstock.shared.params import LoRARequest
+from penstock.shared.params.lora import LoRARequest
 
 SURROGATE = "hi\ud800"
 LONG = "x" * 1_000_000

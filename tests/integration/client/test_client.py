@@ -10,7 +10,9 @@ import pytest
 from penstock.producer import Client, RequestOutputKind, SamplingParams
 from penstock.shared import errors
 from penstock.shared.broker import Broker, FinalRecord, Room
-from penstock.shared.messages import Delta, EngineCoreRequest, FinishReason, RequestError
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason, RequestError
+from penstock.shared.messages.requests import EngineCoreRequest
 
 from .harness import claim_one, until_followed, write
 

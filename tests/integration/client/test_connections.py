@@ -14,11 +14,12 @@ from urllib.parse import urlsplit
 import pytest
 import uvloop
 
-from penstock.shared import redis_link, replies
 from penstock.shared.broker import Script
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.errors import RedisUnavailableError
-from penstock.shared.redis_check import check_redis
+from penstock.shared.redis_access import link as redis_link
+from penstock.shared.redis_access import replies
+from penstock.shared.redis_access.check import check_redis
 
 from .harness import until
 

@@ -11,9 +11,11 @@ import pytest
 from penstock.producer import Client, Delta, RequestOutputKind, SamplingParams, StreamingInput
 from penstock.shared import errors
 from penstock.shared.broker import Broker, Claim, SegmentRecord
-from penstock.shared.messages import EngineCoreRequest, FinishReason, InputChunk, SegmentEnd, Usage
-from penstock.shared.policy import QueuePolicy
-from penstock.shared.seeds import derived_seed
+from penstock.shared.messages.deltas import SegmentEnd
+from penstock.shared.messages.outcome import FinishReason, Usage
+from penstock.shared.messages.requests import EngineCoreRequest, InputChunk
+from penstock.shared.params.seeds import derived_seed
+from penstock.shared.queue.policy import QueuePolicy
 
 from .harness import claim_one, until, write
 

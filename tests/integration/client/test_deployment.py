@@ -21,12 +21,13 @@ from penstock.producer.webhooks.event_store import DELIVER
 from penstock.shared.broker import Broker, Queue
 from penstock.shared.command_line import EXIT_FAILED
 from penstock.shared.connection import CommandConnection, Subscriber
+from penstock.shared.deployment.presence import Presence, ProcessKind, ProcessRecord, read_processes
+from penstock.shared.deployment.records import EngineHeartbeat, ModelCard
 from penstock.shared.errors import ValidationError
 from penstock.shared.keys import Keys
 from penstock.shared.log import configure_logging
-from penstock.shared.messages import DrainCommand, EngineState, WorkerCommand
-from penstock.shared.presence import Presence, ProcessKind, ProcessRecord, read_processes
-from penstock.shared.records import EngineHeartbeat, ModelCard
+from penstock.shared.messages.commands import DrainCommand, WorkerCommand
+from penstock.shared.messages.worker_status import EngineState
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ _IS_THERE = """
     import asyncio, sys
     from penstock.shared.connection import CommandConnection
     from penstock.shared.keys import Keys
-    from penstock.shared.presence import Presence, ProcessKind
+    from penstock.shared.deployment.presence import Presence, ProcessKind
 
     async def main():
         await Presence(CommandConnection(sys.argv[1]), Keys(sys.argv[2]), ProcessKind.JOBS).say()

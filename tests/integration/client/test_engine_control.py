@@ -13,31 +13,30 @@ from penstock.producer import Client, EngineCallError, SleepState
 from penstock.shared import errors
 from penstock.shared.broker import Broker, EngineCalls
 from penstock.shared.connection import CommandConnection, Subscriber
-from penstock.shared.control import (
-    CallError,
-    CollectiveRpc,
-    ControlCommand,
-    ControlReply,
-    IsSleeping,
-    PrefixCacheReset,
-    RpcResult,
-    Sleep,
-    UtilityAnswer,
-)
+from penstock.shared.control.caches import PrefixCacheReset
+from penstock.shared.control.calls import CallError, ControlCommand, ControlReply, UtilityAnswer
+from penstock.shared.control.rpc import CollectiveRpc, RpcResult
+from penstock.shared.control.sleeping import IsSleeping, Sleep
+from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
-from penstock.shared.messages import EngineCommand, EngineState
-from penstock.shared.records import EngineHeartbeat
+from penstock.shared.messages.commands import EngineCommand
+from penstock.shared.messages.worker_status import EngineState
 
 Answer = Callable[[ControlCommand], UtilityAnswer | CallError | None]
 
 
 class PlayedEngine:
-    """Beats, listens, and answers what ``answer`` says; None is no answer."""
+    """Beats, listens, and answers what ``answer`` says; None is no answer.
+
+    A call that has not been answered for half a second comes again, and has the answer that it had: as at an engine.
+    """
 
     def __init__(self, name: str, commands: CommandConnection, keys: Keys) -> None:
         self.name = name
         self.answer: Answer = lambda command: SleepState()
         self.heard: list[ControlCommand] = []
+        self.num_messages = 0
+        self._outcomes: dict[str, UtilityAnswer | CallError] = {}
         self.heard_one = asyncio.Event()
         self._commands = commands
         self._keys = keys
@@ -50,7 +49,7 @@ class PlayedEngine:
         )
         beat.error = error
         await self._commands.execute("SADD", self._keys.engines(), self.name)
-        await self._commands.execute("SET", self._keys.engine(self.name), msgspec.json.encode(beat), "PX", 60_000)
+        await self._commands.execute("SET", self._keys.engine(self.name), msgspec.json.encode(beat), "PX", 600_000)
 
     def appear(self) -> None:
         """``beat``, from an answer."""
@@ -66,10 +65,13 @@ class PlayedEngine:
     def _on_command(self, data: bytes) -> None:
         command = msgspec.msgpack.decode(data, type=EngineCommand)
         assert isinstance(command, ControlCommand)
-        self.heard.append(command)
+        self.num_messages += 1
+        if command.call_id not in [one.call_id for one in self.heard]:
+            self.heard.append(command)
         self.heard_one.set()
-        outcome = self.answer(command)
+        outcome = self._outcomes.get(command.call_id) or self.answer(command)
         if outcome is not None:
+            self._outcomes[command.call_id] = outcome
             reply = ControlReply(call_id=command.call_id, engine_id=self.name)
             if isinstance(outcome, CallError):
                 reply.error = outcome
@@ -116,13 +118,13 @@ async def test_all_engines_that_can_hear_are_asked_or_the_one_that_is_meant(
 
 async def test_what_is_asked_arrives_whole(client: Client, two: tuple[PlayedEngine, PlayedEngine]) -> None:
     two[0].answer = lambda command: RpcResult([1, {"a": b"b"}])
-    result = await client.collective_rpc("method", [1, None], {"k": [2.5]}, engine_id="w-0", timeout_s=7)
+    result = await client.collective_rpc("method", [1, None], {"k": [2.5]}, engine_id="w-0", timeout_s=700)
     assert result == {"w-0": [1, {"a": b"b"}]}
-    assert two[0].heard[0].call == CollectiveRpc("method", 7, [1, None], {"k": [2.5]})
-    await client.sleep(2, mode="wait", drain_timeout_s=3, engine_id="w-1", timeout_s=4)
-    assert two[1].heard[0].call == Sleep(level=2, mode="wait", drain_timeout_s=3)
+    assert two[0].heard[0].call == CollectiveRpc("method", 700, [1, None], {"k": [2.5]})
+    await client.sleep(2, mode="wait", drain_timeout_s=300, engine_id="w-1", timeout_s=400)
+    assert two[1].heard[0].call == Sleep(level=2, mode="wait", drain_timeout_s=300)
     # The wait for requests comes on top of the wait for an answer.
-    assert two[1].heard[0].expires_at_ms - await two[1].calls.now_ms() > 5000
+    assert two[1].heard[0].expires_at_ms - await two[1].calls.now_ms() > 500_000
 
 
 async def test_a_failure_of_one_leaves_the_others_answers(
@@ -140,16 +142,19 @@ async def test_an_engine_that_does_not_answer_is_not_waited_for_for_ever(
     client: Client, two: tuple[PlayedEngine, PlayedEngine]
 ) -> None:
     two[0].answer = lambda command: None
-    with pytest.raises(EngineCallError, match=r"no answer within 3 s") as caught:
-        await client.sleep_state(timeout_s=3.0)  # time enough for the other one, wherever this runs
-    assert isinstance(caught.value.errors["w-0"], errors.EngineTimeoutError)
+    for timeout_s in (1, 5, 25):  # as long as this machine needs for the other one's answer
+        with pytest.raises(EngineCallError, match=rf"no answer within {timeout_s} s") as caught:
+            await client.sleep_state(timeout_s=timeout_s)
+        assert isinstance(caught.value.errors["w-0"], errors.EngineTimeoutError)
+        if caught.value.answers:
+            break
     assert caught.value.answers == {"w-1": SleepState()}
 
 
 async def test_an_engine_that_has_not_heard_is_asked_again(
     client: Client, two: tuple[PlayedEngine, PlayedEngine]
 ) -> None:
-    two[0].answer = lambda command: SleepState() if len(two[0].heard) > 1 else None
+    two[0].answer = lambda command: SleepState() if two[0].num_messages > 1 else None
     assert await client.sleep_state() == {"w-0": SleepState(), "w-1": SleepState()}
     assert len({command.call_id for command in two[0].heard}) == 1
 
@@ -186,7 +191,7 @@ async def test_a_reply_that_was_not_heard_is_found(
     call_id = engine.heard[0].call_id
     reply = ControlReply(call_id=call_id, engine_id="w-0", answer=SleepState(1, ["kv_cache"]))
     key = engine.calls.keys.call_reply(call_id, "w-0")
-    await commands.execute("SET", key, msgspec.msgpack.encode(reply), "PX", 10_000)
+    await commands.execute("SET", key, msgspec.msgpack.encode(reply), "PX", 600_000)
     async with asyncio.timeout(60):
         assert await asking == {"w-0": True}
 

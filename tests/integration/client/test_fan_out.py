@@ -11,9 +11,10 @@ import pytest
 from penstock.producer import Client, Delta, RequestOutputKind, SamplingParams
 from penstock.shared import errors
 from penstock.shared.broker import Broker, Claim, FinalRecord, Room
-from penstock.shared.messages import EngineCoreRequest, FinishReason, RequestError, Usage
-from penstock.shared.policy import QueuePolicy
-from penstock.shared.seeds import derived_seed
+from penstock.shared.messages.outcome import FinishReason, RequestError, Usage
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.seeds import derived_seed
+from penstock.shared.queue.policy import QueuePolicy
 
 from .harness import claim_one, token_indexes, write
 

@@ -13,7 +13,7 @@ import pytest
 from penstock.producer import LLM, Client, PenstockError
 from penstock.shared.broker import Broker
 from penstock.shared.errors import ClientClosedError
-from penstock.shared.messages import FinishReason
+from penstock.shared.messages.outcome import FinishReason
 
 from .harness import claim_one, write
 

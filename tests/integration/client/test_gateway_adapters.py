@@ -13,15 +13,15 @@ import httpx
 import pytest
 
 from penstock.producer import Client
-from penstock.producer.gateway.api_keys import ApiKeys
+from penstock.producer.gateway.access.api_keys import ApiKeys
 from penstock.producer.gateway.app import build_app
 from penstock.producer.gateway.settings import GatewaySettings
-from penstock.shared.adapters import adapter_digest
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
-from penstock.shared.control import CallError
+from penstock.shared.control.calls import CallError
 from penstock.shared.keys import Keys
-from penstock.shared.messages import FinishReason
+from penstock.shared.lora.adapters import adapter_digest
+from penstock.shared.messages.outcome import FinishReason
 
 from ...adapter_folder import write_adapter
 from .harness import claim_one, write

@@ -13,9 +13,10 @@ from penstock.producer.requests import health_watch
 from penstock.shared import errors
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import DeathCause, EngineHeartbeat, ModelCard
 from penstock.shared.keys import Keys
-from penstock.shared.messages import EngineState, FinishReason
-from penstock.shared.records import DeathCause, EngineHeartbeat, ModelCard
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.messages.worker_status import EngineState
 
 from .harness import CAUSE, claim_one, write
 

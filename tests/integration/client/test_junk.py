@@ -8,7 +8,8 @@ import msgspec
 import pytest
 import structlog
 
-from penstock.shared.messages import Delta, FinishReason
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason
 
 from .harness import claim_one, until_followed, write
 

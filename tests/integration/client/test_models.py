@@ -8,10 +8,11 @@ import pytest
 from penstock.producer import Client
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import EngineHeartbeat, ModelCard
 from penstock.shared.errors import UnknownModelError, ValidationError
 from penstock.shared.keys import Keys
-from penstock.shared.messages import EngineState, FinishReason
-from penstock.shared.records import EngineHeartbeat, ModelCard
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.messages.worker_status import EngineState
 
 from .harness import CAUSE, claim_one, write
 

@@ -21,7 +21,8 @@ from penstock.shared import errors
 from penstock.shared.adapter_errors import UnknownAdapterError
 from penstock.shared.broker import Broker, Room
 from penstock.shared.connection import CommandConnection
-from penstock.shared.messages import EngineCoreRequest, FinishReason
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.messages.requests import EngineCoreRequest
 
 from .harness import claim_one, until, write
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from penstock.shared.redis_link import close_connection, make_pool, open_connection
-from penstock.shared.replies import deliver_replies
+from penstock.shared.redis_access.link import close_connection, make_pool, open_connection
+from penstock.shared.redis_access.replies import deliver_replies
 
 
 async def test_an_end_that_came_with_the_last_reply_is_seen(redis_url: str) -> None:

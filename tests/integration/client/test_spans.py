@@ -15,7 +15,8 @@ from opentelemetry.trace import SpanKind
 
 from penstock.producer import Client, EngineDeadError, SamplingParams
 from penstock.shared.broker import Broker
-from penstock.shared.messages import EngineCoreRequest, FinishReason
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.messages.requests import EngineCoreRequest
 
 from ...otlp_receiver import OtlpReceiver
 from .harness import claim_one, write

@@ -8,15 +8,15 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from penstock.ops.redis_processes import free_port
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.embedded import find_redis_server
 from penstock.shared.errors import RedisUnavailableError
-from penstock.shared.redis_check import check_redis
+from penstock.shared.redis_access.check import check_redis
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def port(folder: Path) -> Iterator[int]:
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     options = {
         "port": "0",
         "tls-port": str(port),

@@ -9,10 +9,10 @@ import psutil
 import pytest
 from rich.console import Console
 
-from penstock.ops.bench import queue_scale
-from penstock.ops.bench.queue_enqueue import measure_enqueue
-from penstock.ops.bench.queue_report import QueueRows, measured_rows, queue_table
-from penstock.ops.bench.queue_scale import measure_scale
+from penstock.ops.bench.queue import scale as queue_scale
+from penstock.ops.bench.queue.enqueue import measure_enqueue
+from penstock.ops.bench.queue.report import QueueRows, measured_rows, queue_table
+from penstock.ops.bench.queue.scale import measure_scale
 from penstock.ops.bench.rows import QUEUE_ROWS, ROWS, chosen_rows
 from penstock.shared.command_line import UsageError
 

@@ -15,9 +15,9 @@ from penstock.ops.chaos.verdict import judge
 from penstock.ops.chaos.workload import make_requests
 from penstock.ops.recovery_clock import RecoveryClock
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import ModelCard
 from penstock.shared.embedded import EmbeddedRedis
 from penstock.shared.keys import Keys
-from penstock.shared.records import ModelCard
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from penstock.ops import cli as penstock_cli
-from penstock.producer.prompt import build_request, encode_request
+from penstock.producer.inputs.prompt import build_request, encode_request
 from penstock.shared.broker import Broker, Room
 from penstock.shared.command_line import EXIT_FAILED, EXIT_USAGE
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import DeathCause, ModelCard
 from penstock.shared.keys import Keys
-from penstock.shared.params import SamplingParams
-from penstock.shared.records import DeathCause, ModelCard
+from penstock.shared.params.sampling import SamplingParams
 
 CAUSE = DeathCause(engine_id="host-1-0", reason="killed by signal 11\nsecond line", last_step=42, trace="Traceback: x")
 

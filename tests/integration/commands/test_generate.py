@@ -11,9 +11,11 @@ import pytest
 
 from penstock.shared.broker import Broker, Claim, FinalRecord, Queue, Record, Room
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import EngineHeartbeat, ModelCard
 from penstock.shared.keys import Keys
-from penstock.shared.messages import Delta, EngineState, FinishReason
-from penstock.shared.records import EngineHeartbeat, ModelCard
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.messages.worker_status import EngineState
 
 TIMEOUT_S = 60.0
 
@@ -29,7 +31,7 @@ async def put_heartbeat(commands: CommandConnection, namespace: str) -> None:
     keys, state = Keys(namespace), EngineState.READY
     beat = EngineHeartbeat(worker_id="w", engine_id="w-0", model="m", state=state, host="h", worker_pid=1, core_pid=2)
     await commands.execute("SADD", keys.engines(), "w-0")
-    await commands.execute("SET", keys.engine("w-0"), msgspec.json.encode(beat), "PX", 60_000)
+    await commands.execute("SET", keys.engine("w-0"), msgspec.json.encode(beat), "PX", 600_000)
 
 
 async def generate(redis_url: str, namespace: str, *arguments: str) -> Process:

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from penstock.ops import cli as penstock_cli
-from penstock.shared.adapters import adapter_digest
 from penstock.shared.command_line import EXIT_FAILED
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
-from penstock.shared.messages import EngineState
-from penstock.shared.records import EngineHeartbeat
+from penstock.shared.lora.adapters import adapter_digest
+from penstock.shared.messages.worker_status import EngineState
 
 from ...adapter_folder import write_adapter
 

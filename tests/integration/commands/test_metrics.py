@@ -19,11 +19,11 @@ from penstock.ops.metrics.table import table
 from penstock.ops.metrics.wanted import WantedOptions
 from penstock.producer import Client, SamplingParams
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import EngineHeartbeat, ModelCard
 from penstock.shared.keys import Keys
-from penstock.shared.messages import EngineState
+from penstock.shared.messages.worker_status import EngineState
 from penstock.shared.metrics.exposition import MetricNames
-from penstock.shared.records import EngineHeartbeat, ModelCard
-from penstock.shared.stats import EngineStats
+from penstock.shared.stats.engine import EngineStats
 
 from ...redis_server import DEADLINE_S, RedisServer
 

@@ -21,10 +21,11 @@ from penstock.ops.words import format_duration
 from penstock.shared.broker import Broker, FinalRecord, Queue, Room
 from penstock.shared.command_line import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import ModelCard
 from penstock.shared.keys import Keys
-from penstock.shared.messages import Delta, FinishReason
-from penstock.shared.policy import TenantPolicy
-from penstock.shared.records import ModelCard
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.queue.policy import TenantPolicy
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -296,7 +297,7 @@ def test_pause_puts_back_what_runs(queue: Run, model: Model) -> None:
 
 
 def test_pause_waits_until_none_runs(queue: Run, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.ops.cli.queue.POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr("penstock.ops.cli.queues.queue.POLL_INTERVAL_S", 0.01)
     model.enqueue("a", "b")
     model.claim(1)
 

@@ -14,9 +14,10 @@ from penstock.shared.broker import Broker, FinalRecord, Room
 from penstock.shared.broker.series import SeriesStore
 from penstock.shared.command_line import EXIT_FAILED, EXIT_USAGE
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import ModelCard
 from penstock.shared.keys import Keys
-from penstock.shared.messages import Delta, FinishReason, RequestError
-from penstock.shared.records import ModelCard
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason, RequestError
 
 
 async def live(url: str, namespace: str) -> None:

@@ -17,8 +17,8 @@ from penstock.ops import cli as penstock_cli
 from penstock.shared.broker import Queue
 from penstock.shared.command_line import EXIT_USAGE
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import ModelCard
 from penstock.shared.keys import Keys
-from penstock.shared.records import ModelCard
 
 from ...redis_server import RedisServer
 

@@ -12,13 +12,14 @@ import pytest
 from starlette.applications import Starlette
 
 from penstock.ops.dashboard import Access, Resolve, Role, dashboard, everybody
-from penstock.producer.prompt import build_request, encode_request
+from penstock.producer.inputs.prompt import build_request, encode_request
 from penstock.shared.broker import Broker, Queue, Record, Room
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import DeathCause, EngineHeartbeat, EngineSetup, ModelCard
 from penstock.shared.keys import Keys
-from penstock.shared.messages import Delta, EngineState
-from penstock.shared.params import SamplingParams
-from penstock.shared.records import DeathCause, EngineHeartbeat, EngineSetup, ModelCard
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.params.sampling import SamplingParams
 
 ADMIN = Access("ann", Role.ADMIN, sees_contents=True)
 HTML = {"accept": "text/html"}

@@ -10,9 +10,9 @@ from penstock.ops import cli as penstock_cli
 from penstock.ops.dashboard import Access, Role
 from penstock.producer import Client
 from penstock.producer.operator_keys import OperatorKeys
-from penstock.shared.audit import Audit, AuditEntry
-from penstock.shared.policy import TenantPolicy
-from penstock.shared.request_state import RequestState
+from penstock.shared.deployment.audit import Audit, AuditEntry
+from penstock.shared.queue.policy import TenantPolicy
+from penstock.shared.queue.request_state import RequestState
 
 from .conftest import Site
 

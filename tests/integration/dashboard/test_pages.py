@@ -13,7 +13,8 @@ from penstock.ops.views.pages import PAGES
 from penstock.producer import Client
 from penstock.producer.webhooks.event_records import WebhookAttempt, WebhookEvent
 from penstock.shared.broker import Broker, Queue, Room
-from penstock.shared.messages import Delta, EngineState
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.worker_status import EngineState
 from penstock.shared.partitions import change_partitions
 
 from .conftest import CAUSE, Site

@@ -11,10 +11,11 @@ import pytest
 from penstock.ops.dashboard import Access, Role
 from penstock.producer.agenda import Agenda
 from penstock.producer.webhooks.event_store import DELIVER
-from penstock.shared.audit import Audit
 from penstock.shared.connection import Subscriber
-from penstock.shared.messages import DrainCommand, EngineState, StopCommand, WorkerCommand
-from penstock.shared.presence import Presence, ProcessKind, read_processes
+from penstock.shared.deployment.audit import Audit
+from penstock.shared.deployment.presence import Presence, ProcessKind, read_processes
+from penstock.shared.messages.commands import DrainCommand, StopCommand, WorkerCommand
+from penstock.shared.messages.worker_status import EngineState
 
 from ...redis_server import RedisServer
 from .conftest import Site

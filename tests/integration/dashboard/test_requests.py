@@ -7,10 +7,11 @@ import re
 import pytest
 
 from penstock.ops.dashboard import Access, Role
-from penstock.shared.audit import Audit
 from penstock.shared.broker import FinalRecord, Room
-from penstock.shared.messages import Delta, FinishReason
-from penstock.shared.request_state import RequestState
+from penstock.shared.deployment.audit import Audit
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.queue.request_state import RequestState
 
 from .conftest import CAUSE, Site
 

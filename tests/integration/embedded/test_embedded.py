@@ -65,7 +65,7 @@ def leave(user: subprocess.Popen[str]) -> None:
     assert user.returncode == 0
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
     give_up_at = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < give_up_at, "condition not met in time"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 import subprocess
 import time
@@ -15,11 +16,12 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
+from penstock.ops.cluster_trio import BUS_OFFSET, PORTS
 from penstock.shared.embedded import find_redis_server
 from penstock.shared.errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedError
-from penstock.shared.redis_check import check_redis
-from penstock.shared.redis_needs import NEEDED
-from penstock.shared.redis_url import mask_url, parse_pool
+from penstock.shared.redis_access.check import check_redis
+from penstock.shared.redis_access.needs import NEEDED
+from penstock.shared.redis_access.url import mask_url, parse_pool
 
 StartServer = Callable[..., str]
 
@@ -38,7 +40,7 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
         fixed = ["--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(tmp_path)]
         server = subprocess.Popen([program, *fixed, *options], stdout=subprocess.DEVNULL)
         servers.append(server)
-        give_up_at = time.monotonic() + 10
+        give_up_at = time.monotonic() + 120
         while not answers(path):
             assert server.poll() is None, "redis-server died"
             assert time.monotonic() < give_up_at, "redis-server does not answer"
@@ -65,16 +67,16 @@ def free_cluster_port() -> int:
     """A port that is free, as is the one by which nodes of a cluster would talk."""
     while True:
         with socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
-            with suppress(OSError, OverflowError):
-                other.bind(("127.0.0.1", port + 10_000))
+            port = secrets.choice(PORTS)
+            with suppress(OSError):
+                one.bind(("127.0.0.1", port))
+                other.bind(("127.0.0.1", port + BUS_OFFSET))
                 return port
 
 
 async def until_it_serves(client: redis.Redis) -> None:
     """Wait until a node of a cluster takes its keys."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO"):
             await asyncio.sleep(0.01)
 
@@ -281,7 +283,7 @@ async def test_not_redis_at_all() -> None:
 
 
 async def test_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.shared.redis_check.CHECK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("penstock.shared.redis_access.check.CHECK_TIMEOUT_S", 0.1)
     async with answering(b"") as url:
         with pytest.raises(RedisUnavailableError, match="no answer within"):
             await check_redis(url)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.core import EngineCore
 

@@ -19,24 +19,17 @@ import msgspec
 import transformers
 from transformers.models.gpt_neox.configuration_gpt_neox import GPTNeoXConfig
 
-from penstock.shared.control import CallError, Utility, UtilityAnswer
-from penstock.shared.messages import (
-    Configure,
-    CoreOutput,
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    Hello,
-    UtilityCall,
-    UtilityOutput,
-)
-from penstock.shared.params import SamplingParams
+from penstock.shared.control.calls import CallError, Utility, UtilityAnswer
+from penstock.shared.messages.from_core import CoreOutput, EngineCoreOutput, EngineCoreOutputs, Hello, UtilityOutput
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.messages.to_core import Configure, UtilityCall
+from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.composition import Engine
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.forking import CoreExited, ForkAnswer, Forked
 from penstock.worker.ipc import FrameSplitter, frame, socket_pair
 from penstock.worker.progress import ProgressReader
-from penstock.worker.serving.core_process import Launch
+from penstock.worker.serving.core.process import Launch
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE
 
 VOCAB_SIZE = 128

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest
-from penstock.shared.params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.repetition import RepetitionDetectionParams
+from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.structured import StructuredOutputsParams
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.core import EngineCore
 
 from ...conftest import DEMO_MODEL

@@ -18,8 +18,8 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from penstock.shared.adapters import adapter_digest
-from penstock.shared.params import LoRARequest
+from penstock.shared.lora.adapters import adapter_digest
+from penstock.shared.params.lora import LoRARequest
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 ALL = (*ATTENTION, "gate_proj", "up_proj", "down_proj")

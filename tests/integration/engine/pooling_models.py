@@ -12,8 +12,9 @@ import transformers
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest
-from penstock.shared.pooling import PoolingParams
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.pooling import PoolingParams
 from penstock.worker.engine.core import EngineCore
 
 VOCAB_SIZE = 128

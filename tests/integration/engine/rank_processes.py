@@ -3,28 +3,23 @@ wave has begun."""
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from penstock.shared.control import Utility
-from penstock.shared.messages import EngineCoreOutputs, Ready, UtilityCall, UtilityOutput
-from penstock.shared.waves import StartWave, WavePhase, WaveState
-from penstock.worker.config import EngineConfig
-from penstock.worker.data_parallel_options import RankPlace
+from penstock.ops.redis_processes import free_port
+from penstock.shared.control.calls import Utility
+from penstock.shared.messages.from_core import EngineCoreOutputs, Ready, UtilityOutput
+from penstock.shared.messages.to_core import UtilityCall
+from penstock.shared.messages.waves import StartWave, WavePhase, WaveState
+from penstock.worker.config.data_parallel import RankPlace
+from penstock.worker.config.engine_config import EngineConfig
 
 from .harness import CoreProcess
 
 DEADLINE_S = 120.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class RankProcess:

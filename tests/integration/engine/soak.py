@@ -9,9 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, TokenLogprobs
-from penstock.shared.params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
-from penstock.shared.prompt_embeds import PromptEmbeds
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.outcome import FinishReason, TokenLogprobs
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.prompt_embeds import PromptEmbeds
+from penstock.shared.params.repetition import RepetitionDetectionParams
+from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.structured import StructuredOutputsParams
 
 MAX_MODEL_LEN = 128
 SCHEMA = {

@@ -12,17 +12,13 @@ import msgspec
 import pytest
 import transformers
 
-from penstock.shared.adapters import LoraSetup
-from penstock.shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
-from penstock.shared.messages import (
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    UtilityCall,
-    UtilityOutput,
-)
-from penstock.shared.params import LoRARequest
-from penstock.worker.config import EngineConfig
+from penstock.shared.control.lora import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
+from penstock.shared.lora.adapters import LoraSetup
+from penstock.shared.messages.from_core import EngineCoreOutput, EngineCoreOutputs, UtilityOutput
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.messages.to_core import UtilityCall
+from penstock.shared.params.lora import LoRARequest
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.adapters.library import AdapterLibrary
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.core import EngineCore

@@ -11,9 +11,9 @@ import pytest
 import transformers
 
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.messages import EngineCoreRequest
-from penstock.shared.params import LoRARequest
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.lora import LoRARequest
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.execution.model_runner import ModelRunner
 from penstock.worker.models.adapters import attach

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 
 from penstock.ops.demo.task import demo_questions
 from penstock.shared.errors import ConfigurationError, ModelLoadError
-from penstock.worker.cli.start import _chosen
-from penstock.worker.config import EngineConfig
+from penstock.worker.cli.plan import told_choices
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.models.device import check_float8
 from penstock.worker.models.eight_bit_cache import hold_in_eight_bits
@@ -163,5 +163,5 @@ def test_an_engine_that_was_configured_before_the_options_is_as_it_was() -> None
     assert (old.attention_backend, old.kv_cache_dtype, old.eight_bit_cache) == ("auto", "auto", None)
     new = EngineConfig(model="m", device="cuda", attention_backend="triton", kv_cache_dtype="fp8", quantization="fp8")
     assert EngineConfig.decode(new.encode()) == new
-    assert _chosen(new) == ", attention triton, KV cache in fp8_e4m3, weights in fp8"
-    assert _chosen(old) == ""
+    assert told_choices(new) == ", attention triton, KV cache in fp8_e4m3, weights in fp8"
+    assert told_choices(old) == ""

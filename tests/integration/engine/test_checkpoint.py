@@ -15,9 +15,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from penstock.shared.control import Sleep, WakeUp
+from penstock.shared.control.sleeping import Sleep, WakeUp
 from penstock.shared.errors import ModelLoadError
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.folder import resolve_model_folder
 from penstock.worker.models.loader import load_model
 

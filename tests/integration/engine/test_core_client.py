@@ -7,19 +7,20 @@ import os
 import re
 import signal
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.shared.messages import EngineCoreOutputs
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.from_core import EngineCoreOutputs
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.progress import Phase
-from penstock.worker.serving.core_client import CoreClient, CoreLostError
-from penstock.worker.serving.stall import StallWatch
+from penstock.worker.serving.core.client import CoreClient, CoreLostError
+from penstock.worker.serving.core.stall import StallWatch
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE
 
+from ..gated_weights import GatedModel
 from .harness import Gate, request, write_model_with_code
 
 TIMEOUT_S = 240
@@ -176,8 +177,10 @@ async def test_a_core_that_raises_leaves_its_traceback(core: Core, faulty_model:
     assert "modeling_own.py" in death.trace
 
 
-async def test_a_core_that_is_killed_while_it_loads(core: Core, model_folder: Callable[[str], Path]) -> None:
-    starting = asyncio.create_task(core.start(model_folder("llama")))
+async def test_a_core_that_is_killed_while_it_loads(core: Core, tmp_path: Path) -> None:
+    model = GatedModel(tmp_path / "model")
+    model.shut()
+    starting = asyncio.create_task(core.start(model.folder))
     while not core.client.pid:
         await asyncio.sleep(0.001)
     os.kill(core.client.pid, signal.SIGKILL)

@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 
 from penstock.ops.demo.styles import ADAPTERS, STYLES, style_questions
 from penstock.ops.demo.task import Question
-from penstock.shared.messages import EngineCoreRequest
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 
 from ...conftest import DEMO_MODEL

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from penstock.kernels import native
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.messages import EngineCoreRequest
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.execution import model_runner

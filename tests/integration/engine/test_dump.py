@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.shared.messages import FinishReason
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.outcome import FinishReason
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 
 from .harness import request

@@ -10,10 +10,10 @@ import pytest
 import transformers
 from safetensors.torch import load_file, save_file
 
-from penstock.shared.images import ImageInput
-from penstock.shared.messages import EngineCoreRequest
-from penstock.shared.params import SamplingParams
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.images import ImageInput
+from penstock.shared.params.sampling import SamplingParams
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.survey.images.models import write_seeing_model
 from penstock.worker.survey.images.processors import PLACEHOLDER

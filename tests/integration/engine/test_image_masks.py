@@ -10,10 +10,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.shared.errors import ModelLoadError
-from penstock.shared.images import ImageInput
-from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest
-from penstock.shared.params import SamplingParams
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.images import ImageInput
+from penstock.shared.params.sampling import SamplingParams
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.models.images import seeing
 from penstock.worker.models.lean import forward as lean_forward

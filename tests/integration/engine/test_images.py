@@ -12,13 +12,15 @@ import pytest
 import transformers
 from PIL import Image
 
-from penstock.shared.control import ENCODER, MULTIMODAL, InputCacheReset, ResetInputCache, Sleep, WakeUp
+from penstock.shared.control.caches import ENCODER, MULTIMODAL, InputCacheReset, ResetInputCache
+from penstock.shared.control.sleeping import Sleep, WakeUp
 from penstock.shared.errors import ModelLoadError
-from penstock.shared.image_stats import ImageStats
-from penstock.shared.images import ImageInput
-from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest
-from penstock.shared.params import SamplingParams
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.images import ImageInput
+from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.stats.images import ImageStats
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.images.admission import ImageAdmission
 from penstock.worker.models.images.processor import ImageProcessor

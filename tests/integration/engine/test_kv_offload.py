@@ -13,11 +13,12 @@ import torch
 import transformers
 from structlog.testing import capture_logs
 
-from penstock.shared.control import PrefixCacheReset, ResetPrefixCache, Sleep, WakeUp
+from penstock.shared.control.caches import PrefixCacheReset, ResetPrefixCache
+from penstock.shared.control.sleeping import Sleep, WakeUp
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.kv_offload import KVOffloadStats
-from penstock.shared.messages import EngineCoreOutputs, Ready
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.from_core import EngineCoreOutputs, Ready
+from penstock.shared.stats.kv_offload import KVOffloadStats
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 
 from .harness import LONG_PROMPT, SHAPE, CoreProcess, MakeEngine, ask, request
@@ -27,6 +28,12 @@ from .pooling_models import request as pooling_request
 # Two of the prompt's 40 tokens; of its 30 tokens of output two more.
 NUM_CACHED, NUM_BLOCKS = 32, 4
 DEADLINE_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def _all_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that is closed writes for as long as it takes, however busy the disk is."""
+    monkeypatch.setattr("penstock.worker.engine.offload.offload._CLOSE_TIMEOUT_S", DEADLINE_S)
 
 
 def engine_of(folder: Path, **options: Any) -> Engine:

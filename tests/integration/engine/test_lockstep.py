@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.control import ExecuteDummyBatch, IsSleeping, SaveShardedState, Sleep, SleepState, WakeUp
-from penstock.shared.messages import StartupFailed
-from penstock.shared.waves import LeaveWave, StartWave, WavePhase
-from penstock.worker.config import EngineConfig
+from penstock.shared.control.diagnosis import ExecuteDummyBatch
+from penstock.shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
+from penstock.shared.control.weights import SaveShardedState
+from penstock.shared.messages.from_core import StartupFailed
+from penstock.shared.messages.waves import LeaveWave, StartWave, WavePhase
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.exit_status import GROUP_BROKEN
 
@@ -133,7 +135,7 @@ def test_all_ranks_leave_when_one_is_told_to(start: Callable[..., RankGroup], pr
 def test_the_others_end_with_a_rank_that_is_gone(
     number: signal.Signals, start: Callable[..., RankGroup], prompts: list[list[int]]
 ) -> None:
-    group = start("qwen3_moe", 3, timeout_s=4.0)
+    group = start("qwen3_moe", 3, timeout_s=15.0)
     group.await_ready()
     for rank in group.ranks[:2]:
         rank.core.send(request("long", prompts[0], max_tokens=None))

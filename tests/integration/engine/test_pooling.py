@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.messages import FinishReason
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.outcome import FinishReason
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 
 from .pooling_models import MODELS, VOCAB_SIZE, array_of, as_sentence_transformers, cosine, make_model, pool, request

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.shared.messages import EngineCoreRequest
+from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.worker.engine.core import EngineCore
 
 from .harness import VOCAB_SIZE, generate, request

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.worker.config.ordering import SCHEDULING_POLICIES
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.offline.run import OfflineRequest, run_workload
-from penstock.worker.ordering_options import SCHEDULING_POLICIES
 
 from .harness import generate, request
 

@@ -13,11 +13,11 @@ import torch
 import transformers
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXForCausalLM
 
-from penstock.producer.embeds import encode_embeds
+from penstock.producer.inputs.embeds import encode_embeds
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.messages import EngineCoreRequest
-from penstock.shared.prompt_embeds import PromptEmbeds
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.prompt_embeds import PromptEmbeds
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 import transformers
 
-from penstock.shared.messages import EngineCoreRequest, TokenLogprobs
+from penstock.shared.messages.outcome import TokenLogprobs
+from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.scheduling import prompt_budget
 

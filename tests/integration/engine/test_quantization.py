@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from penstock.kernels import native
 from penstock.ops.demo.task import demo_questions
 from penstock.shared.errors import ConfigurationError
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.execution.model_runner import ModelRunner

@@ -11,22 +11,14 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.shared.control import (
-    CollectiveRpc,
-    DummyBatchDone,
-    ExecuteDummyBatch,
-    IsSleeping,
-    ProfileSaved,
-    Sleep,
-    SleepState,
-    StartProfile,
-    StopProfile,
-    Utility,
-    WakeUp,
-)
-from penstock.shared.messages import Ready, Shutdown, StartupFailed
-from penstock.shared.ranks import RankSetup
-from penstock.worker.config import EngineConfig
+from penstock.shared.control.calls import Utility
+from penstock.shared.control.diagnosis import DummyBatchDone, ExecuteDummyBatch, ProfileSaved, StartProfile, StopProfile
+from penstock.shared.control.rpc import CollectiveRpc
+from penstock.shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
+from penstock.shared.messages.from_core import Ready, StartupFailed
+from penstock.shared.messages.ranks import RankSetup
+from penstock.shared.messages.to_core import Shutdown
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.process_tree import is_zombie
 
 from .harness import CoreProcess, request
@@ -76,7 +68,7 @@ def receive_for_ever(core: CoreProcess) -> None:
 
 
 def await_end(process: psutil.Process) -> None:
-    give_up_at = time.monotonic() + 60
+    give_up_at = time.monotonic() + 120
     while not is_zombie(process):
         assert time.monotonic() < give_up_at, "a rank lives on"
         time.sleep(0.01)

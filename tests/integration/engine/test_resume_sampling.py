@@ -10,7 +10,9 @@ import pytest
 import torch
 import transformers
 
-from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest, TokenLogprobs
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.outcome import TokenLogprobs
+from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.worker.engine.core import EngineCore
 
 from .harness import request, run

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from penstock.shared.messages import EngineCoreOutput, FinishReason, RequestError
-from penstock.shared.params import StructuredOutputsParams
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.outcome import FinishReason, RequestError
+from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.execution.model_runner import ModelRunner

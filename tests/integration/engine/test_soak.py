@@ -13,27 +13,16 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from penstock.ops.demo.task import TASKS, held_out_questions
-from penstock.producer.embeds import encode_embeds
-from penstock.shared.control import (
-    CheckInvariants,
-    Invariants,
-    ResetPrefixCache,
-    Sleep,
-    SleepState,
-    Utility,
-    WakeUp,
-)
-from penstock.shared.messages import (
-    AbortRequests,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    Ready,
-    SchedulerStats,
-    UtilityCall,
-    UtilityOutput,
-)
-from penstock.shared.params import SamplingParams
-from penstock.worker.config import EngineConfig
+from penstock.producer.inputs.embeds import encode_embeds
+from penstock.shared.control.caches import ResetPrefixCache
+from penstock.shared.control.calls import Utility
+from penstock.shared.control.diagnosis import CheckInvariants, Invariants
+from penstock.shared.control.sleeping import Sleep, SleepState, WakeUp
+from penstock.shared.messages.from_core import EngineCoreOutputs, Ready, SchedulerStats, UtilityOutput
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.messages.to_core import AbortRequests, UtilityCall
+from penstock.shared.params.sampling import SamplingParams
+from penstock.worker.config.engine_config import EngineConfig
 
 from ...conftest import DEMO_MODEL
 from .harness import CoreProcess

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.drafting.drafter import MakeDrafters, make_drafters

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
-from penstock.shared.params import RepetitionDetectionParams, SamplingParams
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.repetition import RepetitionDetectionParams
+from penstock.shared.params.sampling import SamplingParams
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.text.tokenizer import TextCodec

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.shared.params import SamplingParams
+from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.execution.model_runner import ModelRunner
 from penstock.worker.engine.scheduling.request import NO_LORA, Request

@@ -15,7 +15,7 @@ from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE
 
 from ...conftest import DEMO_MODEL
 from ...gate import Gate
-from ..supervisor.conftest import StartedWorker, wait_until
+from ..supervisor.conftest import DEADLINE_S, StartedWorker, wait_until
 
 
 def processes_of(namespace: str) -> list[psutil.Process]:
@@ -30,8 +30,10 @@ def processes_of(namespace: str) -> list[psutil.Process]:
 
 
 @pytest.fixture
-def spec(redis_url: str, namespace: str, gate: Gate) -> Iterator[AgentSpec]:
+def spec(redis_url: str, namespace: str, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentSpec]:
     """Of an agent with a small engine, which heeds the gate; whatever it has started is gone at the end."""
+    # Nobody is killed for taking long over what he hands back.
+    monkeypatch.setattr("penstock.worker.fleet.agent.HAND_BACK_S", DEADLINE_S)
     options = {
         "PENSTOCK_MODEL": str(DEMO_MODEL),
         "PENSTOCK_SERVED_MODEL_NAME": "demo",

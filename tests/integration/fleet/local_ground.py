@@ -44,7 +44,7 @@ class LocalPlace:
             # What the death of an actor does.
             assert agent._child.stdin is not None
             agent._child.stdin.close()
-            await asyncio.to_thread(agent._child.wait, 60)
+            await asyncio.to_thread(agent._child.wait, 240)
 
     def _there(self) -> HostAgent:
         if self._refusal:

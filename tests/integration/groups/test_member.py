@@ -11,12 +11,12 @@ import pytest
 
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.keys import Keys
-from penstock.shared.messages import Ready, SchedulerStats
-from penstock.shared.waves import GroupStanding, LeaveWave, StartWave, WavePhase, WaveStarted, WaveState
-from penstock.worker.config import EngineConfig
-from penstock.worker.data_parallel_options import RankPlace
+from penstock.shared.messages.from_core import Ready, SchedulerStats
+from penstock.shared.messages.waves import GroupStanding, LeaveWave, StartWave, WavePhase, WaveStarted, WaveState
+from penstock.worker.config.data_parallel import RankPlace
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.group.member import GroupMember
-from penstock.worker.worker_config import WorkerConfig
 
 DEADLINE_S = 60.0
 
@@ -79,7 +79,7 @@ async def make(commands: CommandConnection, redis_url: str, namespace: str) -> A
             model="m", data_parallel_size=2, data_parallel_group="g", data_parallel_address="127.0.0.1"
         )
         config = WorkerConfig(
-            worker_id="w", engine_id=name, redis_url=redis_url, engine=engine, namespace=namespace, lease_ttl_s=1.5
+            worker_id="w", engine_id=name, redis_url=redis_url, engine=engine, namespace=namespace, lease_ttl_s=6
         )
         subscriber = Subscriber(redis_url)
         await subscriber.open()

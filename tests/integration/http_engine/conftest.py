@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.ops.redis_processes import free_port
 from penstock.worker.engines.http.server import await_server, open_client
 
 PROGRAM = Path(__file__).parent / "dialect_server.py"
@@ -41,12 +41,6 @@ class TestServer:
 
     def close(self) -> None:
         self._client.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def command(port: int, dialect: str = "llama") -> list[str]:

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from penstock.shared.errors import ConfigurationError, EngineDeadError
-from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
-from penstock.shared.params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.repetition import RepetitionDetectionParams
+from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.engines.http.core import HttpCore
 from penstock.worker.engines.http.server import find_server, open_client
 from penstock.worker.engines.http.streams import ServerStreams

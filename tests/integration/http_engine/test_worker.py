@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,13 @@ import httpx
 import pytest
 
 from penstock.ops.local_stack import LocalStack
+from penstock.ops.redis_processes import free_port
 from penstock.producer import Client, SamplingParams, StructuredOutputsParams
 from penstock.shared.errors import PoisonRequestError, UnsupportedParameterError, ValidationError
 from penstock.worker.text.tokenizer import TextCodec
 
 from ...faults.watching import Watched, until
-from .conftest import TestServer, command, free_port
+from .conftest import TestServer, command
 from .dialect_server import CRASH, MISTAKE
 from .test_core import expected
 
@@ -66,8 +68,10 @@ class Deployment:
     def hold_at(self, num_tokens: int | None) -> None:
         for kept in self.servers:
             server = TestServer(kept.url)
-            server.hold_at(num_tokens)
-            server.close()
+            try:
+                server.hold_at(num_tokens)
+            finally:
+                server.close()
 
     def busiest(self) -> KeptServer:
         """The server with the most calls that are open."""
@@ -153,7 +157,7 @@ async def test_a_death_in_mid_stream(client: Client, deployment: Deployment, dea
             os.kill(pid, signal.SIGKILL)
     else:
         server.process.kill()
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(240):
         await asyncio.to_thread(_let_go_on, deployment)
         await asyncio.gather(*(one.task for one in watched))
         # Those that were killed, and the one whose server was.
@@ -170,6 +174,7 @@ def _let_go_on(deployment: Deployment) -> None:
         try:
             deployment.hold_at(None)
         except httpx.HTTPError:
+            time.sleep(0.05)
             continue
         return
 
@@ -178,9 +183,9 @@ async def test_a_poisoned_request_is_parked(client: Client, deployment: Deployme
     """It kills a server each time, until it is parked; both are served again after that."""
     whole = (await client.generate(PROMPT, _params())).outputs[0]
     with pytest.raises(PoisonRequestError):
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
             await client.generate(PROMPT, _params(logit_bias={5: CRASH}))
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(240):
         again = (await client.generate(PROMPT, _params())).outputs[0]
     assert (again.token_ids, again.text) == (whole.token_ids, whole.text)
 

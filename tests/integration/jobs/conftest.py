@@ -12,8 +12,8 @@ from penstock.producer import Client
 from penstock.producer.jobs import JobSet, JobSettings
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import ModelCard
 from penstock.shared.keys import Keys
-from penstock.shared.records import ModelCard
 
 from .processes import JobsProcess, jobs_command
 from .receiver import Receiver

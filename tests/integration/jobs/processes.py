@@ -12,9 +12,9 @@ from pathlib import Path
 
 
 def jobs_command(redis_url: str, namespace: str) -> list[str]:
-    """`penstock jobs` with short leases."""
+    """`penstock jobs` with leases that are short, and longer than a busy machine keeps a process waiting."""
     command = [sys.executable, "-m", "penstock.ops.cli", "jobs", "--redis-url", redis_url, "--namespace", namespace]
-    return [*command, "--lease-ttl", "1", "--poll-delay", "0.05"]
+    return [*command, "--lease-ttl", "4", "--poll-delay", "0.05"]
 
 
 class JobsProcess:
@@ -35,7 +35,7 @@ class JobsProcess:
         return self.process.wait(240)
 
 
-async def until(condition: Callable[[], Awaitable[object]], what: str, timeout_s: float = 90.0) -> None:
+async def until(condition: Callable[[], Awaitable[object]], what: str, timeout_s: float = 200.0) -> None:
     """Wait for something that another process does."""
     give_up_at = asyncio.get_running_loop().time() + timeout_s
     while not await condition():

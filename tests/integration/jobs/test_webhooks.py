@@ -16,10 +16,11 @@ from penstock.producer.webhooks.outbox import Outbox, outbox_command
 from penstock.producer.webhooks.secrets import SecretStore
 from penstock.shared.broker import Broker, Claim, DeadLetter, FinalRecord, Room
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import DeathCause
 from penstock.shared.errors import ValidationError
 from penstock.shared.keys import Keys
-from penstock.shared.messages import Delta, FinishReason, RequestError, Usage
-from penstock.shared.records import DeathCause
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason, RequestError, Usage
 
 from .conftest import Start
 from .processes import until

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from penstock.shared.errors import ConfigurationError
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.ranks import one
 from penstock.worker.models.candidates import choose_forward, find_truth
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
@@ -98,7 +98,7 @@ def serve(folder: str, layout: Layout, prompts: list[list[int]], tokens: list[li
 
     one.load_model = load_part
     model = load(folder, layout)
-    told = trial.compare(Path(folder), trial.Expectation(prompts, tokens), model)
+    told = trial.compare(Path(folder), trial.Expectation(prompts, tokens), model.forward)
     return describe(model) | {"told": told}
 
 

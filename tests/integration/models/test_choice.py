@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.cached import CachedForward
 from penstock.worker.models.loader import LoadedModel, load_model
 from penstock.worker.models.partition import CutRule

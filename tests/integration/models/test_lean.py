@@ -12,7 +12,7 @@ import transformers
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer
 
 from penstock.kernels import moe
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.folder import resolve_model_folder
 from penstock.worker.models.lean.feed_forward import OwnMlp, SparseMlp
 from penstock.worker.models.lean.forward import LeanForward

@@ -24,6 +24,7 @@ from penstock.worker.survey import trial
 from penstock.worker.survey.outcome import SAME, WAYS
 from penstock.worker.survey.small_config import small_config
 
+from ...warm_python import WARM_PYTHON_VARIABLE
 from .lean_models import SWITCHES, VARIANTS
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -38,12 +39,12 @@ needs_expert_ranks = pytest.mark.skipif(not HAS_EXPERT_RANKS, reason="needs tran
 class Pair:
     """Two ranks that do the same jobs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, python: str) -> None:
         self._answers = []
         self._processes = []
         for rank in range(2):
             reader, writer = os.pipe()
-            command = [sys.executable, "-m", "tests.integration.models.rank_process"]
+            command = [python, "-m", "tests.integration.models.rank_process"]
             self._processes.append(
                 subprocess.Popen(
                     [*command, str(rank), "2", str(folder / "meeting"), str(writer)],
@@ -78,7 +79,7 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    pair = Pair(tmp_path_factory.mktemp("pair"))
+    pair = Pair(tmp_path_factory.mktemp("pair"), os.environ.get(WARM_PYTHON_VARIABLE, sys.executable))
     yield pair
     pair.close()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.shared.errors import ConfigurationError
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.execution.model_runner import ModelRunner
@@ -60,7 +60,7 @@ def test_a_preempted_request_begins_with_a_fresh_state(
     small_model: Callable[[str], SmallModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = small_model("bamba")
-    core = trial.build_cramped(model.folder, model.loaded)
+    core = trial.build_cramped(model.folder, model.loaded.forward)
     spoilt = spoil_fresh_slots(core, monkeypatch)
     assert trial.generate(core, model.expectation.prompts) == model.expectation.tokens
     num_preemptions = core.scheduler.stats().num_preemptions

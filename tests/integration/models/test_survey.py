@@ -13,13 +13,13 @@ from penstock.worker.survey.model_types import NOT_TEXT_DECODERS
 from penstock.worker.survey.outcome import NEVER, SAME, WAYS, Outcome
 from penstock.worker.survey.table import page
 
-COMMAND = [sys.executable, "-m", "penstock.worker.survey"]
-
 
 def survey(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=200)
+    command = [sys.executable, "-m", "penstock.worker.survey", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_table_of_some_types(tmp_path: Path) -> None:
     out = tmp_path / "models.md"
     done = survey("--only", "gpt2,rwkv,whisper", "--out", str(out))
@@ -44,6 +44,7 @@ def test_the_table_of_engines_of_two_ranks(tmp_path: Path) -> None:
     assert "has no plan for how ranks share GPT2LMHeadModel" in refused
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_table_of_a_model_that_reads_images(tmp_path: Path) -> None:
     out = tmp_path / "models.md"
     done = survey("--only", "qwen2_5_vl", "--out", str(out))
@@ -76,6 +77,7 @@ def test_only_equal_tokens_in_every_way_count() -> None:
     assert "**1** give" in page([Outcome(model_type="a", mode="packed", told=same), Outcome(model_type="b")], {})
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_what_the_lean_way_gains_is_told_by_family() -> None:
     command = [sys.executable, "-m", "penstock.worker.survey.ways", "--only", "gemma2,gpt_oss", "--layers", "2"]
     quick = ["--rounds", "1", "--turn-s", "0.001"]

@@ -11,9 +11,9 @@ import pytest
 from penstock.producer import Client
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import ModelCard
 from penstock.shared.keys import Keys
 from penstock.shared.partitions import change, change_partitions, finder, layout
-from penstock.shared.records import ModelCard
 from penstock.shared.shards import make_commands
 
 from ..shards.conftest import Deployment

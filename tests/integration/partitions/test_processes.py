@@ -11,11 +11,11 @@ from penstock.producer.agenda import Agenda
 from penstock.producer.webhooks.event_store import EventStore
 from penstock.producer.webhooks.outbox import Outbox
 from penstock.shared.broker import Broker, Room
-from penstock.shared.request_state import RequestState
-from penstock.worker.config import EngineConfig
+from penstock.shared.queue.request_state import RequestState
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.supervisor.reaper import Reaper
 from penstock.worker.supervisor.restart import Death
-from penstock.worker.worker_config import WorkerConfig
 
 from ..client.harness import until
 from .conftest import MODEL, Parts, tenant_of

@@ -9,13 +9,13 @@ import pytest
 
 from penstock.producer import Client, SamplingParams
 from penstock.shared.broker import Claim, Room
+from penstock.shared.deployment.records import DeathCause
 from penstock.shared.errors import RequestNotFoundError, ValidationError
-from penstock.shared.messages import FinishReason
+from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.partitions import change, open_dead_letter
 from penstock.shared.partitions.layout import choose_partition
-from penstock.shared.policy import QueuePolicy, TenantPolicy
-from penstock.shared.records import DeathCause
-from penstock.shared.request_state import RequestState
+from penstock.shared.queue.policy import QueuePolicy, TenantPolicy
+from penstock.shared.queue.request_state import RequestState
 
 from ..client.harness import claim_one, until_followed, write
 from .conftest import MODEL, Connect, Parts, tenant_of

@@ -16,23 +16,24 @@ import pytest
 from penstock.shared.broker import NEW, Broker, Queue, broker
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.keys import Keys
-from penstock.shared.messages import EngineCoreRequest, Ready
-from penstock.shared.params import SamplingParams
+from penstock.shared.messages.from_core import Ready
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.sampling import SamplingParams
 from penstock.shared.partitions import Layouts
-from penstock.shared.policy import QueuePolicy
+from penstock.shared.queue.policy import QueuePolicy
 from penstock.shared.shards import make_connections
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.serving.claiming import ClaimLoop
-from penstock.worker.serving.core_client import CoreClient
-from penstock.worker.serving.engine_meter import EngineMeter
-from penstock.worker.serving.intake import Intake
+from penstock.worker.serving.core.client import CoreClient
+from penstock.worker.serving.partitions.served_partitions import ServedPartition, ServedPartitions
 from penstock.worker.serving.publisher import Publisher
 from penstock.worker.serving.redis_pressure import RedisPressure
-from penstock.worker.serving.request_log import RequestLog
-from penstock.worker.serving.running_generations import RunningGenerations
-from penstock.worker.serving.served_partitions import ServedPartition, ServedPartitions
+from penstock.worker.serving.requests.intake import Intake
+from penstock.worker.serving.requests.running_generations import RunningGenerations
+from penstock.worker.serving.telling.engine_meter import EngineMeter
+from penstock.worker.serving.telling.request_log import RequestLog
 from penstock.worker.text.tokenizer import TextCodec
-from penstock.worker.worker_config import WorkerConfig
 
 from ..client.harness import until
 from ..shards.conftest import Deployment

@@ -14,21 +14,22 @@ import pytest
 from penstock.shared.broker import Broker, Room, Wave
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
-from penstock.shared.messages import EngineCoreRequest, Ready
-from penstock.shared.params import SamplingParams
+from penstock.shared.messages.from_core import Ready
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.sampling import SamplingParams
 from penstock.shared.partitions import Layout
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.serving.claiming import ClaimLoop
-from penstock.worker.serving.core_client import CoreClient
-from penstock.worker.serving.engine_meter import EngineMeter
-from penstock.worker.serving.intake import Intake
+from penstock.worker.serving.core.client import CoreClient
+from penstock.worker.serving.partitions.served_partitions import ServedPartition, ServedPartitions
 from penstock.worker.serving.publisher import Publisher
 from penstock.worker.serving.redis_pressure import RedisPressure
-from penstock.worker.serving.request_log import RequestLog
-from penstock.worker.serving.running_generations import RunningGenerations
-from penstock.worker.serving.served_partitions import ServedPartition, ServedPartitions
+from penstock.worker.serving.requests.intake import Intake
+from penstock.worker.serving.requests.running_generations import RunningGenerations
+from penstock.worker.serving.telling.engine_meter import EngineMeter
+from penstock.worker.serving.telling.request_log import RequestLog
 from penstock.worker.text.tokenizer import TextCodec
-from penstock.worker.worker_config import WorkerConfig
 
 CONFIG = WorkerConfig(worker_id="e", engine_id="e0", redis_url="", engine=EngineConfig(model="m"), lease_ttl_s=600)
 
@@ -129,8 +130,9 @@ async def test_a_claim_whose_reply_was_lost_is_handed_back(broker: Broker, codec
 
 
 async def test_a_wave_that_is_not_full_is_all_there_is(
-    commands: CommandConnection, namespace: str, codec: TextCodec, ready: Ready
+    commands: CommandConnection, namespace: str, codec: TextCodec, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("penstock.shared.broker.broker.IDLE_POLL_S", 600.0)
     broker = CountingBroker(commands, Keys(namespace).model("m"))
     await enqueue(broker, "a")
     async with claiming(broker, codec, ready) as (loop, core), asyncio.timeout(60):

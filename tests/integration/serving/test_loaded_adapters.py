@@ -10,18 +10,18 @@ import pytest
 
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
+from penstock.shared.control.lora import AddLora, LoraChanged, PinLora
 from penstock.shared.errors import EngineStateError
 from penstock.shared.keys import Keys
 from penstock.shared.lora.registry import AdapterRecord, AdapterRegistry
-from penstock.shared.lora_control import AddLora, LoraChanged, PinLora
-from penstock.shared.messages import EngineCoreOutputs
-from penstock.worker.config import EngineConfig
-from penstock.worker.serving import loaded_adapters
-from penstock.worker.serving.core_client import CoreClient
-from penstock.worker.serving.heartbeat import Heartbeat
-from penstock.worker.serving.loaded_adapters import LoadedAdapters
-from penstock.worker.serving.served_partitions import ServedPartitions
-from penstock.worker.worker_config import WorkerConfig
+from penstock.shared.messages.from_core import EngineCoreOutputs
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.config.worker_config import WorkerConfig
+from penstock.worker.serving.core.client import CoreClient
+from penstock.worker.serving.partitions.served_partitions import ServedPartitions
+from penstock.worker.serving.telling import loaded_adapters
+from penstock.worker.serving.telling.heartbeat import Heartbeat
+from penstock.worker.serving.telling.loaded_adapters import LoadedAdapters
 
 CATS, DOGS = "c" * 64, "d" * 64
 
@@ -59,7 +59,7 @@ async def said(commands: CommandConnection, broker: Broker) -> set[str]:
 
 
 async def until_said(commands: CommandConnection, broker: Broker, digests: set[str]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while await said(commands, broker) != digests:
             await asyncio.sleep(0.01)
 
@@ -104,7 +104,7 @@ async def test_pinned_adapters_of_the_model_are_loaded_at_the_start(
             await registry.pin(name, "", pinned=True)
     core.refuses = "a"
     running = asyncio.create_task(loaded.run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         calls = [await core.calls.get() for _ in range(3)]
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

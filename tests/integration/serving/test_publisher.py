@@ -9,14 +9,17 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from penstock.shared.broker import Broker, Claim, Room
-from penstock.shared.messages import Delta, EngineCoreOutput, EngineCoreRequest, FinishReason
-from penstock.shared.params import SamplingParams
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.serving import publisher as publisher_module
-from penstock.worker.serving.engine_meter import EngineMeter
-from penstock.worker.serving.generation import Generation
 from penstock.worker.serving.publisher import Publisher
 from penstock.worker.serving.redis_pressure import RedisPressure
-from penstock.worker.serving.segments import Segment
+from penstock.worker.serving.requests.generation import Generation
+from penstock.worker.serving.requests.segments import Segment
+from penstock.worker.serving.telling.engine_meter import EngineMeter
 from penstock.worker.text.tokenizer import TextCodec
 
 LONG_S = 600.0  # a test that waited for it would time out

@@ -12,8 +12,8 @@ import pytest
 from penstock.producer import Client
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import ModelCard
 from penstock.shared.keys import Keys
-from penstock.shared.records import ModelCard
 from penstock.shared.shards import ShardedCommands, make_commands
 
 from ...redis_server import RedisServer

@@ -15,12 +15,12 @@ from penstock.ops.cluster_trio import ClusterTrio
 from penstock.producer import Client, SamplingParams
 from penstock.shared.broker import NEW, Broker, Room
 from penstock.shared.connection import CommandConnection, Subscriber
+from penstock.shared.deployment.records import DeathCause
 from penstock.shared.errors import ConfigurationError, RedisUnsupportedError
 from penstock.shared.keys import Keys
-from penstock.shared.messages import FinishReason
-from penstock.shared.records import DeathCause
-from penstock.shared.redis_check import check_redis
-from penstock.shared.request_state import RequestState
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.queue.request_state import RequestState
+from penstock.shared.redis_access.check import check_redis
 from penstock.shared.shards import ShardMover, check_servers, make_pair, make_servers
 
 from ..client.harness import claim_one, until, until_followed, write

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.ops.cli import main, queue_show
+from penstock.ops.cli import main
+from penstock.ops.cli.queues import show as queue_show
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ConfigurationError

@@ -12,7 +12,7 @@ from penstock.producer.control import deployment_samples
 from penstock.producer.gateway.app import build_app
 from penstock.producer.gateway.settings import GatewaySettings
 from penstock.shared.connection import CommandConnection
-from penstock.shared.messages import FinishReason
+from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.shards import shards_text
 
 from ..client.harness import claim_one, write

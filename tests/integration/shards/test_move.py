@@ -19,8 +19,9 @@ from penstock.shared.errors import (
     ValidationError,
 )
 from penstock.shared.keys import Keys
-from penstock.shared.messages import Delta, FinishReason
-from penstock.shared.request_state import RequestState
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.queue.request_state import RequestState
 from penstock.shared.shards import ShardMover, make_servers
 from penstock.shared.shards import move as move_module
 

@@ -15,12 +15,12 @@ from penstock.shared.broker import NEW, Broker, Queue, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.keys import Keys
-from penstock.shared.messages import FinishReason
-from penstock.shared.request_state import RequestState
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.queue.request_state import RequestState
 from penstock.shared.shards.placements import choose_shard, recorded_places
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.supervisor.reaper import Reaper
-from penstock.worker.worker_config import WorkerConfig
 
 from ..client.harness import claim_one, token_indexes, until, until_followed, write
 from .conftest import Connect, Deployment, keys_at, place, serve

@@ -7,8 +7,8 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from penstock.ops.sim.figures import Figures
-from penstock.ops.sim.report import make_report
+from penstock.ops.sim.reports.figures import Figures
+from penstock.ops.sim.reports.report import make_report
 from penstock.ops.sim.scenario import Deaths, Engines, Partitions, Scenario, Shard, Tenants
 from penstock.ops.sim.shapes import Constant, Fixed
 from penstock.ops.sim.simulation import Simulated, simulate

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from penstock.ops.cli import main
-from penstock.ops.sim.figures import Figures, Report
-from penstock.ops.sim.plots import draw
-from penstock.ops.sim.report import make_report
+from penstock.ops.sim.reports.figures import Figures, Report
+from penstock.ops.sim.reports.plots import draw
+from penstock.ops.sim.reports.report import make_report
 from penstock.ops.sim.scenario import (
     Autoscaling,
     DeathKind,
@@ -24,7 +24,7 @@ from penstock.ops.sim.scenario import (
 )
 from penstock.ops.sim.shapes import Burst, Constant, Fixed, Uniform
 from penstock.ops.sim.simulation import Simulated, simulate
-from penstock.shared.policy import TenantPolicy
+from penstock.shared.queue.policy import TenantPolicy
 
 ENGINES = Engines(
     number=3,

@@ -13,9 +13,10 @@ from penstock.ops import sim
 from penstock.ops.sim.virtual_redis import EPOCH_US, VirtualConnection, run_now
 from penstock.shared import broker as broker_module
 from penstock.shared.broker import Broker, Claim, FinalRecord, Room
+from penstock.shared.deployment.records import DeathCause
 from penstock.shared.keys import Keys
-from penstock.shared.messages import Delta, FinishReason
-from penstock.shared.records import DeathCause
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason
 
 SCRIPTS = Path(broker_module.__file__).parent / "scripts"
 # Commands of which the answer, or what becomes of it, depends on time or on who listens.

@@ -14,14 +14,15 @@ import pytest
 
 from penstock.shared.broker import Broker, Room
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
-from penstock.shared.messages import DrainCommand, EngineState, ScaleCommand, WorkerCommand
-from penstock.shared.records import EngineHeartbeat
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.commands import DrainCommand, ScaleCommand, WorkerCommand
+from penstock.shared.messages.worker_status import EngineState
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.supervisor import Supervisor, engine_process
 from penstock.worker.supervisor.host_metrics import MetricsServer
 from penstock.worker.supervisor.restart import Phase
-from penstock.worker.worker_config import WorkerConfig
 
 from .conftest import is_gone
 
@@ -29,7 +30,7 @@ STUB_COMMAND = (sys.executable, str(Path(__file__).with_name("stub_worker.py")))
 MODEL = "demo"
 
 
-async def eventually(condition: Callable[[], object | Awaitable[object]], timeout_s: float = 60.0) -> None:
+async def eventually(condition: Callable[[], object | Awaitable[object]], timeout_s: float = 120.0) -> None:
     """Wait until ``condition``, which may be a coroutine function, is true."""
     async with asyncio.timeout(timeout_s):
         while True:
@@ -124,7 +125,7 @@ class StubHost:
         data = msgspec.msgpack.encode(command)
         assert await self._commands.execute("PUBLISH", self._keys.worker_commands("h"), data) == 1
 
-    async def result(self, timeout_s: float = 60.0) -> bool:
+    async def result(self, timeout_s: float = 120.0) -> bool:
         """Return what ``Supervisor.run`` returns, and check that nothing is left of it."""
         result = await asyncio.wait_for(asyncio.shield(self.running), timeout_s)
         assert all(is_gone(process) for process in self._seen)

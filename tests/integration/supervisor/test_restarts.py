@@ -157,7 +157,7 @@ async def test_drain_while_the_engine_waits(start_host: StartHost, monkeypatch: 
 
 
 async def test_drain_while_the_engine_starts_again(start_host: StartHost) -> None:
-    host = await start_host(drain_timeout_s=5.0)
+    host = await start_host(drain_timeout_s=60.0)
     host.tell(0, "load")
     host.process(0).kill()
     engine = host.engines[0]
@@ -184,7 +184,7 @@ async def test_kill_takes_back_what_was_held(start_host: StartHost, monkeypatch:
 
 @pytest.mark.parametrize("is_stopped", [True, False])
 async def test_a_silent_worker_is_killed_and_restarted(start_host: StartHost, is_stopped: bool) -> None:
-    host = await start_host(stall_timeout_s=0.5)
+    host = await start_host(stall_timeout_s=2.0)
     engine = host.engines[0]
     if is_stopped:
         host.process(0).suspend()
@@ -194,17 +194,17 @@ async def test_a_silent_worker_is_killed_and_restarted(start_host: StartHost, is
         host.process(0).kill()
         await eventually(lambda: engine.life is not first and engine.life.has_spoken)  # knows what it is to do
         host.tell(0, "serve")
-    await eventually(lambda: engine.death and "said nothing for" in engine.death.reason)
+    how = "it was stopped" if is_stopped else "it hangs"
+    await eventually(lambda: engine.death and re.fullmatch(rf".* said nothing for .*: {how}", engine.death.reason))
     death = engine.death
     assert death is not None
     assert death.is_external == is_stopped
-    assert death.reason.endswith("it was stopped" if is_stopped else "it hangs")
     await eventually(lambda: engine.policy.phase is Phase.SERVING and engine.life.alive)
 
 
 async def test_a_supervisor_that_did_not_run_blames_nobody(start_host: StartHost) -> None:
-    host = await start_host(2, stall_timeout_s=0.5)
-    time.sleep(2)  # noqa: ASYNC251 - the point: its loop, which runs here, stands still
+    host = await start_host(2, stall_timeout_s=2.0)
+    time.sleep(4)  # noqa: ASYNC251 - the point: its loop, which runs here, stands still
     looked = asyncio.get_running_loop().time()
     await eventually(lambda: all(engine.life.heard_at > looked + 1 for engine in host.engines))
     assert [engine.death for engine in host.engines] == [None, None]
@@ -245,7 +245,7 @@ async def test_leaving_while_redis_is_away(start_host: StartHost, redis_url: str
         worker.kill()
         await eventually(lambda: host.engines[0].policy.phase is Phase.DOWN)
         host.supervisor._on_signal()
-        assert await asyncio.wait_for(asyncio.shield(host.running), 60.0) is True
+        assert await asyncio.wait_for(asyncio.shield(host.running), 120.0) is True
     finally:
         server.resume()
     assert is_gone(worker)

@@ -11,9 +11,9 @@ import pytest
 from penstock.producer import Client
 from penstock.shared import restart_delay
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.presence import ProcessKind, read_processes
 from penstock.shared.errors import ValidationError
 from penstock.shared.keys import Keys
-from penstock.shared.presence import ProcessKind, read_processes
 from penstock.worker import cli as worker_cli
 from penstock.worker.supervisor import supervisor
 from penstock.worker.supervisor.restart import CRASH_LOOP_LIMIT, Phase

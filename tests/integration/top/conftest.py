@@ -15,8 +15,8 @@ from penstock.ops.top.app import Top
 from penstock.ops.views.access import Access
 from penstock.ops.views.source import Source
 from penstock.producer.operator_keys import Role
-from penstock.shared.audit import Actor, Audit, AuditEntry, acting_as
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.audit import Actor, Audit, AuditEntry, acting_as
 from penstock.shared.log import configure_logging
 
 from ..dashboard.conftest import Site

@@ -8,7 +8,8 @@ from penstock.ops.top.picture import picture
 from penstock.ops.views.access import Access
 from penstock.producer.operator_keys import Role
 from penstock.shared.broker import Room
-from penstock.shared.messages import Delta, EngineState
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.worker_status import EngineState
 
 from .conftest import SIZE, Terminal
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.shared.request_state import RequestState
+from penstock.shared.queue.request_state import RequestState
 
 from .conftest import PATIENCE_S, Terminal
 

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from penstock.ops.bench.engine_report import gateway_table
+from penstock.ops.bench.engines.report import gateway_table
 from penstock.ops.bench.gateway_load import HttpStream
 from penstock.ops.bench.gateway_row import GatewayRow, GatewayWay
 from penstock.ops.bench.goals import State, gateway_goals

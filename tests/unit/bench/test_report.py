@@ -15,16 +15,16 @@ import pytest
 from rich.console import Console
 
 from penstock.ops.bench import run
-from penstock.ops.bench.durability import DurabilityCost
-from penstock.ops.bench.engine_row import EngineRow, SideRow
-from penstock.ops.bench.follow import FollowRow
-from penstock.ops.bench.growth import GrowthRow
-from penstock.ops.bench.judge import Verdict
+from penstock.ops.bench.engines.growth import GrowthRow
+from penstock.ops.bench.engines.judge import Verdict
+from penstock.ops.bench.engines.row import EngineRow, SideRow
+from penstock.ops.bench.engines.sides import ALONE, SERVED, VLLM_OFFLINE
 from penstock.ops.bench.other_load import CpuTimes, LoadWatch, OtherLoad, other_load
+from penstock.ops.bench.queue.durability import DurabilityCost
+from penstock.ops.bench.queue.follow import FollowRow
 from penstock.ops.bench.report import BenchReport, all_goals, engine_label, print_report
 from penstock.ops.bench.result import Figures
 from penstock.ops.bench.run import BenchOptions, run_bench
-from penstock.ops.bench.sides import ALONE, SERVED, VLLM_OFFLINE
 
 FOLLOWED = FollowRow(
     num_streams=1000,

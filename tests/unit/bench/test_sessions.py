@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.ops.bench.engine_report import sessions_table
+from penstock.ops.bench.engines.report import sessions_table
 from penstock.ops.bench.goals import sessions_goals
 from penstock.ops.bench.sessions import SessionsLoad, SessionsRow, SessionsSide, _side, _Turn
-from penstock.shared.messages import Usage
+from penstock.shared.messages.outcome import Usage
 
 
 def turn(tenant: str, number: int, cached: int, ended_s: float, num_findable: int = 100) -> _Turn:

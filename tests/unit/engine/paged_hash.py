@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from penstock.shared.messages import EngineCoreRequest, FinishReason, TokenLogprobs
-from penstock.shared.params import SamplingParams
+from penstock.shared.messages.outcome import FinishReason, TokenLogprobs
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.execution.batch import InputBatch
 from penstock.worker.engine.execution.verification import Verification

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.errors import EngineDeadError
-from penstock.shared.messages import FinishReason
+from penstock.shared.messages.outcome import FinishReason
 from penstock.worker.engine.executor import AcceleratorError
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.shared.errors import ConfigurationError
-from penstock.worker.config import EngineConfig
-from penstock.worker.worker_config import WorkerConfig
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.config.worker_config import WorkerConfig
 
 ENGINE = ["max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_threads", "kv_cache_memory"]
 WORKER = ["lease_ttl_s", "stall_timeout_s", "drain_timeout_s", "stream_interval_ms", "max_deliveries"]

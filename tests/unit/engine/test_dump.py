@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import structlog
 
-from penstock.shared.messages import EngineCoreRequest
-from penstock.shared.params import SamplingParams
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.dump import StepDump
 from penstock.worker.engine.scheduling.block_pool import BlockPool

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from penstock.shared.errors import EngineDeadError
-from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
-from penstock.shared.params import LoRARequest, SamplingParams
-from penstock.shared.pooling import PoolingParams
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.lora import LoRARequest
+from penstock.shared.params.pooling import PoolingParams
+from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.executor import AcceleratorError
 from penstock.worker.engine.scheduling.block_pool import BlockPool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.shared.params import SamplingParams
+from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.sampling.given_axes import GivenAxesTable
 from penstock.worker.engine.scheduling.image_spans import ImageSpan
 from penstock.worker.engine.scheduling.request import Request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from penstock.shared.params import SamplingParams
+from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.image_spans import ImageSpan, last_cut, whole_hit
 from penstock.worker.engine.scheduling.prefix_cache import BlockHashCache

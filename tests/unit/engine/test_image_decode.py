@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from penstock.shared.errors import ValidationError
-from penstock.shared.images import MAX_IMAGE_BYTES, check_image_bytes
+from penstock.shared.params.images import MAX_IMAGE_BYTES, check_image_bytes
 from penstock.worker.engine.images.decode import decode_image
 
 

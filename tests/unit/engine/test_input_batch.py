@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.shared.params import SamplingParams
+from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.execution.batch import InputBatch
 from penstock.worker.engine.scheduling.request import NO_LORA, Request
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput

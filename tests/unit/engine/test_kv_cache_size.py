@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.errors import ConfigurationError
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.execution.kv_cache import KVCacheSize, size_kv_cache
 
 MIB = 1 << 20

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.shared.messages import Delta, FinishReason, TokenLogprobs
-from penstock.shared.params import SamplingParams
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason, TokenLogprobs
+from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.sampling.logprobs import RawLogprobs
 from penstock.worker.engine.sampling.sampler import sample
 from penstock.worker.engine.sampling.sampling_table import SamplingRows, SamplingTable

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.messages import EngineCoreRequest
-from penstock.shared.params import SamplingParams
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.look_ahead import LookAheadCore
 from penstock.worker.engine.offload.device_blocks import HostBlocks, make_device_blocks

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.params import SamplingParams
-from penstock.worker.config import EngineConfig
+from penstock.shared.params.sampling import SamplingParams
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.config.ordering import SCHEDULING_POLICIES
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority, RequestQueue
 from penstock.worker.engine.scheduling.request import Request
-from penstock.worker.ordering_options import SCHEDULING_POLICIES
 
 
 def make_queue(policy: OrderingPolicy, priorities: list[int]) -> tuple[RequestQueue, list[Request]]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.errors import UnsupportedParameterError, ValidationError
-from penstock.shared.params import SamplingParams
+from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.sampling.param_checks import check_params
 
 VOCAB_SIZE = 50

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.log import configure_logging
-from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest
-from penstock.shared.params import SamplingParams
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.sampling import SamplingParams
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.scheduling.block_pool import BlockPool, InvariantError
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority

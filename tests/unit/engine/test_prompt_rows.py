@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.shared.messages import EngineCoreOutput, TokenLogprobs
-from penstock.shared.params import SamplingParams
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.outcome import TokenLogprobs
+from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.execution.batch import InputBatch
 from penstock.worker.engine.sampling import logprobs as logprobs_module
 from penstock.worker.engine.sampling.logprobs import prompt_logprobs_of

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.messages import EngineCoreOutput, FinishReason
-from penstock.shared.params import RepetitionDetectionParams, SamplingParams
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.params.repetition import RepetitionDetectionParams
+from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.repetition import ends_in_repetition
 from penstock.worker.engine.scheduling.request import Request, RequestStatus

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.messages import EngineCoreEventType, EngineCoreOutput, FinishReason, RequestError
-from penstock.shared.params import SamplingParams
+from penstock.shared.messages.from_core import EngineCoreEventType, EngineCoreOutput
+from penstock.shared.messages.outcome import FinishReason, RequestError
+from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.scheduling.block_pool import BlockPool, InvariantError
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
 from penstock.worker.engine.scheduling.prefix_cache import BlockHashCache

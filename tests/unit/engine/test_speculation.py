@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.params import SamplingParams
-from penstock.worker.config import EngineConfig
+from penstock.shared.params.sampling import SamplingParams
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.drafting.drafter import Drafter
 from penstock.worker.engine.drafting.ngram import NgramDrafter
 from penstock.worker.engine.drafting.predicted import PredictionDrafter

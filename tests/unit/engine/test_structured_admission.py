@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from penstock.shared.errors import ValidationError
-from penstock.shared.messages import EngineCoreRequest, FinishReason, RequestError
-from penstock.shared.params import SamplingParams, StructuredOutputsParams
+from penstock.shared.messages.outcome import FinishReason, RequestError
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.request import Request, RequestStatus
@@ -177,14 +179,16 @@ def test_delivered_tokens_are_replayed(backend: FakeBackend) -> None:
 
 @pytest.mark.slow
 def test_one_that_takes_too_long_is_refused_and_its_thread_replaced(backend: FakeBackend) -> None:
-    admission = admission_of(backend, compile_timeout_s=0.5, queue_timeout_s=2.0)  # the fast ones have to make it
+    admission = admission_of(backend)
     for i in range(admission_module.MAX_THREADS):
+        admission._compile_timeout_s = 0.1
         admission.add(asking(f"slow {i}", f"slow {i}"))
         refused = ends(admission, 1)[f"slow {i}"]
         assert refused is not None
         assert refused.code == "validation_error"
-        assert "0.5 s to compile" in refused.message
+        assert "0.1 s to compile" in refused.message
         if i < admission_module.MAX_THREADS - 1:
+            admission._compile_timeout_s = DEADLINE_S  # a fast one has to make it, however busy the machine is
             admission.add(asking("fast", f"fast {i}"))
             assert ends(admission, 1) == {"fast": None}
     # As many as there may be threads are given up. Who asks for the same again is refused at once,
@@ -193,6 +197,7 @@ def test_one_that_takes_too_long_is_refused_and_its_thread_replaced(backend: Fak
     assert again is not None
     assert again.code == "validation_error"
     # and who asks for another waits for a thread in vain.
+    admission._queue_timeout_s = 0.1
     admission.add(asking("late", "late"))
     late = ends(admission, 1)["late"]
     assert late is not None

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from penstock.shared.errors import UnsupportedParameterError, ValidationError
-from penstock.shared.params import StructuredOutputsParams
+from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.engine.structured.charset import class_of, contains, parse_class
 from penstock.worker.engine.structured.constraint import new_bitmask
 from penstock.worker.engine.structured.grammar import Backend, Grammar

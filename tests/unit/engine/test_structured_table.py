@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.shared.params import SamplingParams, StructuredOutputsParams
+from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.structured.constraint import FAILED, GrammarConstraint
 from penstock.worker.engine.structured.grammar import Bitmask

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.params import SamplingParams, StructuredOutputsParams
+from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.structured.constraint import new_bitmask
 from penstock.worker.engine.structured.grammar import Bitmask

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.messages import EngineCoreRequest
-from penstock.shared.params import SamplingParams
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.drafting.shared_texts import SharedTexts
 from penstock.worker.engine.drafting.speculation import Speculation
 from penstock.worker.engine.drafting.suffix import SuffixDrafter, SuffixMemory

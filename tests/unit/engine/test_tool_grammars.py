@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from penstock.producer.openai.response_format import structured_outputs_of
 from penstock.producer.openai.tools.definitions import ToolChoice, read_tools
 from penstock.producer.openai.tools.forcing import answer_or_hermes_calls, forced_calls, strict_hermes_calls
-from penstock.shared.params import StructuredOutputsParams
+from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.engine.structured.grammar import Backend
 from penstock.worker.engine.structured.loader import load_backend
 from penstock.worker.engine.structured.spec import spec_of

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from penstock.shared.errors import ConfigurationError, UnsupportedParameterError
-from penstock.shared.messages import EngineCoreRequest
-from penstock.shared.params import SamplingParams, StructuredOutputsParams
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.structured import StructuredOutputsParams
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engines.http import llama, sglang
 from penstock.worker.engines.http.dialect import Asked, Dialect, ServerFacts
 from penstock.worker.engines.http.options import check_options

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock.shared.errors import ConfigurationError
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engines.vllm.options import TAKEN, check_options, vllm_environment, vllm_words
 from penstock.worker.engines.vllm.versions import check_version
 

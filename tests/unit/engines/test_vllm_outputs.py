@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.shared.messages import FinishReason
+from penstock.shared.messages.outcome import FinishReason
 from penstock.worker.engines.vllm.outputs import finish_reason_of, logprobs_of, step_stats_of
 
 

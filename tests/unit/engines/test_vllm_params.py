@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from penstock.shared.errors import UnsupportedParameterError
-from penstock.shared.messages import EngineCoreRequest
-from penstock.shared.params import SamplingParams, StructuredOutputsParams
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.engines.vllm import params as mapping
 from penstock.worker.engines.vllm.params import cache_salt_of, check_request, grammar_of, vllm_params
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
-from penstock.shared.messages import EngineState
-from penstock.shared.queue_stats import QueueStats
-from penstock.shared.records import EngineHeartbeat
+from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.queue.stats import QueueStats
 from penstock.worker.fleet.demand import Demand, Seen
 from penstock.worker.fleet.scaling import Load
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.producer.gateway.api_keys import ApiKey
+from penstock.producer.gateway.access.api_keys import ApiKey
 from penstock.producer.gateway.app import OPERATIONS
 from penstock.producer.gateway.openapi import build_openapi
 from penstock.producer.gateway.settings import GatewaySettings

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.producer.gateway.request_body import MIN_BYTES_PER_S, RequestBody
+from penstock.producer.gateway.bodies.request_body import MIN_BYTES_PER_S, RequestBody
 from penstock.producer.openai.errors import OpenAIError
 
 

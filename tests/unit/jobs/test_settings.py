@@ -10,7 +10,8 @@ import pytest
 from penstock.producer.jobs import JobSettings, deserialize, serialize
 from penstock.producer.jobs.generation import params_from
 from penstock.shared.errors import ConfigurationError, QueueFullError, RequestFailedError, ValidationError
-from penstock.shared.params import SamplingParams, StructuredOutputsParams
+from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.structured import StructuredOutputsParams
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.shared.messages import EngineState
+from penstock.shared.deployment.records import EngineHeartbeat
+from penstock.shared.messages.worker_status import EngineState
 from penstock.shared.metrics import engines_samples
 from penstock.shared.metrics.exposition import expose
-from penstock.shared.records import EngineHeartbeat
 
 
 def beat(engine_id: str, name: str, started_at: float, model: str = "m") -> EngineHeartbeat:

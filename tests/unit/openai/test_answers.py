@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.producer.openai.common import created_at, new_id
+from penstock.producer.openai.answers.response_ids import created_at, new_id
 from penstock.producer.openai.errors import OpenAIError
-from penstock.producer.outputs import RequestOutput, final_output
-from penstock.shared.messages import Delta, FinishReason, TokenLogprobs, Usage
+from penstock.producer.results.outputs import RequestOutput, final_output
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason, TokenLogprobs, Usage
 
 from .generating import prepare
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.producer.openai.errors import OpenAIError, error_of
 from penstock.shared import errors
-from penstock.shared.params import StructuredOutputsParams
+from penstock.shared.params.structured import StructuredOutputsParams
 
 from .generating import prepare
 

@@ -15,10 +15,11 @@ from penstock.producer.openai.endpoints import CHAT_COMPLETIONS
 from penstock.producer.openai.errors import OpenAIError
 from penstock.producer.openai.parsers import ParserChoice, Parsers
 from penstock.producer.openai.prepared import Prepared
-from penstock.producer.outputs import CompletionOutput, RequestOutput
+from penstock.producer.results.outputs import CompletionOutput, RequestOutput
+from penstock.shared.deployment.records import ModelCard
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.messages import Delta, FinishReason
-from penstock.shared.records import ModelCard
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason
 
 from .generating import prepare
 

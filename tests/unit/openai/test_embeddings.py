@@ -9,10 +9,10 @@ import pytest
 from penstock.producer.openai.embeddings import PreparedEmbeddings
 from penstock.producer.openai.endpoints import prepare
 from penstock.producer.openai.errors import OpenAIError
-from penstock.producer.outputs import CompletionOutput, RequestOutput
-from penstock.producer.pooling import PoolingOutput
-from penstock.shared.messages import FinishReason, Usage
-from penstock.shared.pooling import Pooled
+from penstock.producer.results.outputs import CompletionOutput, RequestOutput
+from penstock.producer.results.pooling import PoolingOutput
+from penstock.shared.messages.outcome import FinishReason, Usage
+from penstock.shared.params.pooling import Pooled
 
 POOLED = Pooled(data=b"\x00\x00\x80?\x00\x00\x00\xc0", shape=(2,))
 

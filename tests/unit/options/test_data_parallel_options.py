@@ -9,8 +9,8 @@ import pytest
 from penstock.shared.command_line import UsageError
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.cli.groups import group_engines
-from penstock.worker.config import EngineConfig
-from penstock.worker.data_parallel_options import RankPlace
+from penstock.worker.config.data_parallel import RankPlace
+from penstock.worker.config.engine_config import EngineConfig
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.shared.command_line import UsageError
 from penstock.shared.errors import ConfigurationError
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.options.program import Program
 from penstock.worker.programs import OFFLINE, PROGRAMS, START
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from penstock.shared.command_line import UsageError
+from penstock.shared.deployment.records import EngineSetup
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.ranks import RankSetup
-from penstock.shared.records import EngineSetup
+from penstock.shared.messages.ranks import RankSetup
 from penstock.worker.cli.listing import _ranks
-from penstock.worker.cli.start import _check_gpus_per_engine, _gpus_per_engine
-from penstock.worker.config import EngineConfig
+from penstock.worker.cli.plan import check_gpus_per_engine, gpus_per_engine
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.programs import HostOptions
 
 
@@ -41,7 +41,7 @@ def test_what_ranks_cannot_do_is_refused(fields: dict[str, Any], sentence: str) 
 
 def gpus(count: int = 1, **ranks: int) -> tuple[int, str]:
     given = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, **ranks}
-    return _gpus_per_engine(HostOptions(gpus_per_engine=count), given)
+    return gpus_per_engine(HostOptions(gpus_per_engine=count), given)
 
 
 def test_ranks_say_how_many_gpus_an_engine_has() -> None:
@@ -56,10 +56,10 @@ def test_ranks_say_how_many_gpus_an_engine_has() -> None:
 
 def test_gpus_beyond_its_ranks_are_vllms_alone() -> None:
     host = HostOptions(gpus_per_engine=2)
-    _check_gpus_per_engine(host, EngineConfig(model="m", engine="vllm"))
-    _check_gpus_per_engine(host, EngineConfig(model="m", tensor_parallel_size=2))
+    check_gpus_per_engine(host, EngineConfig(model="m", engine="vllm"))
+    check_gpus_per_engine(host, EngineConfig(model="m", tensor_parallel_size=2))
     with pytest.raises(UsageError, match="a GPU for each rank; give --tensor-parallel-size 2"):
-        _check_gpus_per_engine(host, EngineConfig(model="m"))
+        check_gpus_per_engine(host, EngineConfig(model="m"))
 
 
 def test_how_ranks_are_listed() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.keys import Keys
 from penstock.shared.partitions import Layout, home_order
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
 
 TENANTS = [f"tenant{number}" for number in range(2000)]
 

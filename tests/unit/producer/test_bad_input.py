@@ -9,16 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.producer.options import RequestOptions
-from penstock.producer.prompt import build_chunk, build_request
+from penstock.producer.inputs.options import RequestOptions
+from penstock.producer.inputs.prompt import build_chunk, build_request
 from penstock.producer.requests.fan_out import children
 from penstock.producer.requests.queue_entry import Outgoing, num_chunk_tokens
 from penstock.producer.webhooks.targets import webhook_target
-from penstock.shared.control import CollectiveRpc, SaveShardedState, WakeUp
+from penstock.shared.control.rpc import CollectiveRpc
+from penstock.shared.control.sleeping import WakeUp
+from penstock.shared.control.text import Tokenize
+from penstock.shared.control.weights import SaveShardedState
+from penstock.shared.deployment.records import ModelCard
 from penstock.shared.errors import PenstockError, UnsupportedParameterError, ValidationError
-from penstock.shared.params import LoRARequest, SamplingParams, StructuredOutputsParams
-from penstock.shared.records import ModelCard
-from penstock.shared.text_control import Tokenize
+from penstock.shared.params.lora import LoRARequest
+from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.structured import StructuredOutputsParams
 
 CARD = ModelCard(model="m")
 USER = {"role": "user", "content": "hi"}

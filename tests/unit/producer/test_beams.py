@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.producer.beams import BeamSearchParams, search_beams
+from penstock.producer.search.beams import BeamSearchParams, search_beams
 from penstock.shared.errors import ValidationError
-from penstock.shared.messages import TokenLogprobs
+from penstock.shared.messages.outcome import TokenLogprobs
 
 VOCAB_SIZE, EOS = 30, 3
 PROMPT = [7, 8, 9]

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from penstock.producer.options import RequestOptions
-from penstock.producer.prompt import build_request
+from penstock.producer.inputs.options import RequestOptions
+from penstock.producer.inputs.prompt import build_request
 from penstock.producer.requests.digests import MAX_ENDS, MIN_BYTES, Digests, conversation_digests
-from penstock.shared.params import LoRARequest
-from penstock.shared.records import ModelCard
+from penstock.shared.deployment.records import ModelCard
+from penstock.shared.params.lora import LoRARequest
 
 CARD = ModelCard(model="m")
 LONG = "word " * MIN_BYTES

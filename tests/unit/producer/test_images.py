@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.producer.images import split_prompt
-from penstock.producer.prompt import as_prompts, build_request
+from penstock.producer.inputs.images import split_prompt
+from penstock.producer.inputs.prompt import as_prompts, build_request
 from penstock.producer.requests.queue_entry import Outgoing
+from penstock.shared.deployment.records import ModelCard
 from penstock.shared.errors import PenstockError, UnsupportedParameterError, ValidationError
-from penstock.shared.images import MAX_IMAGE_BYTES, ImageInput
-from penstock.shared.messages import EngineCoreRequest
-from penstock.shared.records import ModelCard
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.images import MAX_IMAGE_BYTES, ImageInput
 
 np = pytest.importorskip("numpy")
 Image = pytest.importorskip("PIL.Image")

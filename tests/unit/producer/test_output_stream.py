@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from penstock.producer import CompletionOutput, Delta, FinishReason, RequestOutput, RequestOutputKind, TokenLogprobs
 from penstock.producer.requests.output_stream import outputs_of
 from penstock.shared.errors import ClientClosedError
-from penstock.shared.messages import SegmentEnd, Usage
+from penstock.shared.messages.deltas import SegmentEnd
+from penstock.shared.messages.outcome import Usage
 
 
 @st.composite

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from penstock.producer.options import RequestOptions
-from penstock.producer.prompt import build_request
+from penstock.producer.inputs.options import RequestOptions
+from penstock.producer.inputs.prompt import build_request
+from penstock.producer.inputs.tokenization import tokenization_of
 from penstock.producer.requests.digests import conversation_digests
 from penstock.producer.requests.queue_entry import Outgoing
-from penstock.producer.tokenization import tokenization_of
 from penstock.shared import errors
-from penstock.shared.params import SamplingParams
-from penstock.shared.records import ModelCard
-from penstock.shared.tokenization import Tokenization
+from penstock.shared.deployment.records import ModelCard
+from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.tokenization import Tokenization
 
 CARD = ModelCard(model="m", max_model_len=20, vocab_size=100)
 MESSAGES = [{"role": "user", "content": "x" * 1000}]

@@ -148,7 +148,7 @@ def test_the_lower_parts_lean_on_few_libraries(part: str, libraries: set[str]) -
     "module",
     [
         "penstock.producer",
-        "penstock.shared.messages",
+        "penstock.shared.messages.from_core",
         "penstock.worker.engine.scheduling.scheduler",
         "penstock.worker.serving.process",
         "penstock.worker.supervisor",

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("shared", "producer", "worker/text", "worker/serving")
 # The operator's own, and checked before.
-SHORT = {("shared/redis_check.py", "namespace")}
+SHORT = {("shared/redis_access/check.py", "namespace")}
 
 
 def test_no_message_has_a_value_in_full() -> None:

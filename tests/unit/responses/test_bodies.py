@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from openai.types.responses import Response as OpenAIResponse
 
-from penstock.producer.openai.common import new_id
+from penstock.producer.openai.answers.response_ids import new_id
 from penstock.producer.openai.endpoints import RESPONSES, decode
 from penstock.producer.openai.errors import OpenAIError
 from penstock.producer.openai.responses.body import check_body
@@ -20,8 +20,8 @@ from penstock.producer.openai.responses.prepared import (
 )
 from penstock.producer.openai.responses.reading import read_items
 from penstock.producer.openai.responses.record import StoredResponse
-from penstock.producer.outputs import CompletionOutput, RequestOutput
-from penstock.shared.messages import FinishReason, Usage
+from penstock.producer.results.outputs import CompletionOutput, RequestOutput
+from penstock.shared.messages.outcome import FinishReason, Usage
 
 from ..openai.generating import prepare as prepare_at
 

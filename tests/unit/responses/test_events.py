@@ -13,13 +13,14 @@ from openai.types.responses import Response as OpenAIResponse
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from penstock.producer.openai.answer_parts import MessageParts
+from penstock.producer.openai.answers.parts import MessageParts
 from penstock.producer.openai.responses.events import Event
 from penstock.producer.openai.responses.objects import Response
 from penstock.producer.openai.responses.transcriber import Reading, Transcriber
 from penstock.shared.errors import EngineDeadError, PromptTooLongError, QueueFullError
-from penstock.shared.messages import Delta, FinishReason, RequestError, TokenLogprobs, Usage
-from penstock.shared.stats import RequestStats
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason, RequestError, TokenLogprobs, Usage
+from penstock.shared.stats.engine import RequestStats
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 TEXT = "?hm, a sum<six {7} f(a)<g()>!"

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.worker import host
 from penstock.worker.exit_status import GROUP_BROKEN
-from penstock.worker.serving.death import cause_of_exit, cause_of_stall
+from penstock.worker.serving.core.death import cause_of_exit, cause_of_stall
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])

@@ -12,19 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.broker import Claim
-from penstock.shared.messages import (
-    Delta,
-    EngineCoreOutput,
-    EngineCoreRequest,
-    FinishReason,
-    RequestError,
-    TokenLogprobs,
-    Usage,
-)
-from penstock.shared.params import SamplingParams
-from penstock.shared.stats import RequestStats
-from penstock.worker.serving.generation import Generation
-from penstock.worker.serving.segments import Segment
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.outcome import FinishReason, RequestError, TokenLogprobs, Usage
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.stats.engine import RequestStats
+from penstock.worker.serving.requests.generation import Generation
+from penstock.worker.serving.requests.segments import Segment
 from penstock.worker.text.tokenizer import TextCodec
 
 

@@ -7,13 +7,14 @@ import os
 import msgspec
 
 from penstock.shared.connection import CommandConnection
-from penstock.shared.messages import EngineState, SchedulerStats
-from penstock.shared.records import EngineHeartbeat
-from penstock.worker.config import EngineConfig
+from penstock.shared.deployment.records import EngineHeartbeat
+from penstock.shared.messages.from_core import SchedulerStats
+from penstock.shared.messages.worker_status import EngineState
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.progress import Phase, ProgressReader, ProgressWriter
-from penstock.worker.serving.heartbeat import Heartbeat
-from penstock.worker.serving.stall import StallWatch
-from penstock.worker.worker_config import WorkerConfig
+from penstock.worker.serving.core.stall import StallWatch
+from penstock.worker.serving.telling.heartbeat import Heartbeat
 
 
 class Recorder(CommandConnection):

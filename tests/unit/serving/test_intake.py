@@ -8,12 +8,15 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from penstock.shared.adapters import LoraSetup
 from penstock.shared.broker import Claim
 from penstock.shared.errors import ValidationError
-from penstock.shared.messages import EngineCoreRequest, Ready
-from penstock.shared.params import LoRARequest, SamplingParams, StructuredOutputsParams
-from penstock.worker.serving.intake import Intake
+from penstock.shared.lora.adapters import LoraSetup
+from penstock.shared.messages.from_core import Ready
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.lora import LoRARequest
+from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.structured import StructuredOutputsParams
+from penstock.worker.serving.requests.intake import Intake
 from penstock.worker.text.chat_template import ChatTemplate
 from penstock.worker.text.tokenizer import TextCodec
 

@@ -6,9 +6,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from penstock.shared.errors import ValidationError
-from penstock.shared.messages import EngineCoreRequest
-from penstock.shared.pooling import PoolingParams, PoolingSetup
-from penstock.worker.serving.pooled_text import PooledText
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.pooling import PoolingParams, PoolingSetup
+from penstock.worker.serving.requests.pooled_text import PooledText
 from penstock.worker.text.tokenizer import TextCodec
 
 

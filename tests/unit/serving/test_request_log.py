@@ -8,11 +8,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.shared.broker import Claim
-from penstock.shared.messages import EngineCoreRequest, FinishReason
-from penstock.shared.params import SamplingParams
-from penstock.worker.serving.generation import Generation
-from penstock.worker.serving.request_log import RequestLog
-from penstock.worker.serving.segments import Segment
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.sampling import SamplingParams
+from penstock.worker.serving.requests.generation import Generation
+from penstock.worker.serving.requests.segments import Segment
+from penstock.worker.serving.telling.request_log import RequestLog
 
 PROMPT = [11, 12, 13]
 

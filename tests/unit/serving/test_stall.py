@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from penstock.worker.progress import Phase, Progress
-from penstock.worker.serving.stall import StallWatch
+from penstock.worker.serving.core.stall import StallWatch
 
 TIMEOUT_S = 10.0
 

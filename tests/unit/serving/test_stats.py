@@ -7,18 +7,12 @@ import time
 import pytest
 
 from penstock.shared.broker import Claim
-from penstock.shared.messages import (
-    Delta,
-    EngineCoreEvent,
-    EngineCoreEventType,
-    EngineCoreOutput,
-    FinishReason,
-    SegmentEnd,
-    Usage,
-)
-from penstock.shared.stats import EngineStats, Histogram, RequestStats, StepStats
-from penstock.worker.serving.engine_meter import EngineMeter
-from penstock.worker.serving.request_timing import RequestTiming
+from penstock.shared.messages.deltas import Delta, SegmentEnd
+from penstock.shared.messages.from_core import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput
+from penstock.shared.messages.outcome import FinishReason, Usage
+from penstock.shared.stats.engine import EngineStats, Histogram, RequestStats, StepStats
+from penstock.worker.serving.telling.engine_meter import EngineMeter
+from penstock.worker.serving.telling.request_timing import RequestTiming
 
 SCHEDULED, PREEMPTED = EngineCoreEventType.SCHEDULED, EngineCoreEventType.PREEMPTED
 

@@ -10,11 +10,11 @@ import sys
 import pytest
 
 from penstock.shared.connection import CommandConnection
-from penstock.shared.messages import EngineState
-from penstock.worker.config import EngineConfig
-from penstock.worker.serving.heartbeat import Heartbeat
-from penstock.worker.serving.status_lines import StatusLines
-from penstock.worker.worker_config import WorkerConfig
+from penstock.shared.messages.worker_status import EngineState
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.config.worker_config import WorkerConfig
+from penstock.worker.serving.telling.heartbeat import Heartbeat
+from penstock.worker.serving.telling.status_lines import StatusLines
 
 CONFIG = WorkerConfig(worker_id="w", engine_id="w-0", redis_url="", engine=EngineConfig(model="m"))
 

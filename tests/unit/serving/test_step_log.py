@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.shared.messages import EngineCoreOutputs, SchedulerStats
-from penstock.shared.recorded_steps import decode_steps
-from penstock.shared.stats import StepStats
-from penstock.worker.serving.step_log import STEPS_PER_WRITE, StepLog
+from penstock.shared.messages.from_core import EngineCoreOutputs, SchedulerStats
+from penstock.shared.stats.engine import StepStats
+from penstock.shared.stats.recorded_steps import decode_steps
+from penstock.worker.serving.telling.step_log import STEPS_PER_WRITE, StepLog
 
 
 def outputs(at_s: float, num_running: int, step_s: float = 0.5) -> EngineCoreOutputs:

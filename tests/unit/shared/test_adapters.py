@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from penstock.shared.adapter_errors import AdapterFileError
-from penstock.shared.adapters import adapter_digest
 from penstock.shared.errors import ValidationError
-from penstock.shared.params import LoRARequest
+from penstock.shared.lora.adapters import adapter_digest
+from penstock.shared.params.lora import LoRARequest
 
 
 def write_adapter(folder: Path, config: bytes = b"{}", weights: bytes = b"w") -> Path:

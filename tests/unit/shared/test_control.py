@@ -7,21 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.shared.control import (
-    SLEEP_TAGS,
-    CollectiveRpc,
-    ControlCommand,
-    ControlReply,
-    SaveShardedState,
-    Sleep,
-    Utility,
-    UtilityAnswer,
-    WakeUp,
-)
+from penstock.shared.control.calls import ControlCommand, ControlReply, Utility, UtilityAnswer
+from penstock.shared.control.rpc import CollectiveRpc
+from penstock.shared.control.sleeping import SLEEP_TAGS, Sleep, WakeUp
+from penstock.shared.control.weights import ReloadWeights, SaveShardedState
 from penstock.shared.errors import ValidationError
-from penstock.shared.messages import CancelCommand
-from penstock.shared.weights_control import ReloadWeights
-from penstock.worker.serving.call_handler import UndecodableCall, decode_command
+from penstock.shared.messages.commands import CancelCommand
+from penstock.worker.serving.calls.call_handler import UndecodableCall, decode_command
 
 
 @pytest.mark.parametrize(

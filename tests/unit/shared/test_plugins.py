@@ -19,7 +19,7 @@ from penstock.shared.plugins import (
     plugins_of,
 )
 from penstock.worker.cli.plugins import list_plugins
-from penstock.worker.config import EngineConfig
+from penstock.worker.config.engine_config import EngineConfig
 
 POINTS = f"""\
 [{LOGITS_PROCESSORS}]

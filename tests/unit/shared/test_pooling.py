@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.errors import UnsupportedParameterError, UnsupportedTaskError, ValidationError
-from penstock.shared.pooling import Pooled, PoolingParams
+from penstock.shared.params.pooling import Pooled, PoolingParams
 
 
 @pytest.mark.parametrize(

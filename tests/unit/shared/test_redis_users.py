@@ -7,8 +7,8 @@ import hashlib
 import pytest
 
 from penstock.shared.keys import Keys
-from penstock.shared.redis_needs import NEEDED, NEEDED_FOR_JOBS
-from penstock.shared.redis_users import Role, rights, user_line
+from penstock.shared.redis_access.needs import NEEDED, NEEDED_FOR_JOBS
+from penstock.shared.redis_access.users import Role, rights, user_line
 
 
 @pytest.mark.parametrize("role", Role)

@@ -6,8 +6,8 @@ import pytest
 from redis.asyncio.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
 
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.redis_url import mask_url, parse_pool
-from penstock.shared.sentinel import PrimaryPool
+from penstock.shared.redis_access.sentinel import PrimaryPool
+from penstock.shared.redis_access.url import mask_url, parse_pool
 
 
 def addresses(pool: PrimaryPool) -> list[tuple[str, int]]:

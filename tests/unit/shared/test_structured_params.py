@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from penstock.shared.errors import ValidationError
-from penstock.shared.params import SamplingParams, StructuredOutputsParams
-from penstock.shared.structured_checks import MAX_GRAMMAR_BYTES, MAX_GRAMMAR_NESTING
+from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.structured import MAX_GRAMMAR_BYTES, MAX_GRAMMAR_NESTING, StructuredOutputsParams
 
 
 def nested(depth: int) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from typing import ClassVar
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.messages import EngineState
-from penstock.shared.records import EngineHeartbeat
-from penstock.shared.stats import EngineStats
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.stats.engine import EngineStats
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.supervisor.stat_loggers import StatLogger, StatLoggerManager, load_factories
-from penstock.worker.worker_config import WorkerConfig
 
 CONFIGS = [
     WorkerConfig(worker_id="w", engine_id=f"w-{i}", engine_name=f"h-{i}", redis_url="", engine=EngineConfig(model="m"))

@@ -10,7 +10,8 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from penstock.shared.errors import UnsupportedParameterError, ValidationError
-from penstock.shared.params import SamplingParams, StructuredOutputsParams
+from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.text.chat_template import ChatTemplate
 from penstock.worker.text.token_sequences import bad_word_sequences, find_think_token_ids
 from penstock.worker.text.tokenizer import TextCodec

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.shared.request_events import EventKind, RequestEvent
-from penstock.worker.serving.attempt_ids import AttemptIds, span_id_of, trace_id_of
-from penstock.worker.serving.attempt_spans import before_claim
+from penstock.shared.queue.request_events import EventKind, RequestEvent
+from penstock.worker.serving.telling.attempt_ids import AttemptIds, span_id_of, trace_id_of
+from penstock.worker.serving.telling.attempt_spans import before_claim
 
 
 def event(at: float, kind: EventKind, epoch: int = 0) -> RequestEvent:

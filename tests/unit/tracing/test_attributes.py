@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from penstock.shared.messages import Usage
-from penstock.shared.params import MAX_SEED, SamplingParams
-from penstock.shared.stats import RequestStats
+from penstock.shared.messages.outcome import Usage
+from penstock.shared.params.sampling import MAX_SEED, SamplingParams
+from penstock.shared.stats.engine import RequestStats
 from penstock.shared.tracing.attributes import of_params, of_stats, of_usage
 
 

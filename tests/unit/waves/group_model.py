@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from penstock.shared.waves import WavePhase
+from penstock.shared.messages.waves import WavePhase
 from penstock.worker.engine.waves.wave import Action, Flags, Wave
 
 Event = tuple[str, int, int]

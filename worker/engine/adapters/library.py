@@ -16,8 +16,8 @@ import structlog
 
 from ....shared.adapter_errors import AdapterFileError
 from ....shared.errors import EngineStateError, PenstockError
-from ....shared.messages import RequestError
-from ....shared.params import LoRARequest
+from ....shared.messages.outcome import RequestError
+from ....shared.params.lora import LoRARequest
 from ...models.adapters.load import LoadedAdapter, load_adapter
 from ...models.adapters.slots import AdapterSlots
 from ..scheduling.request import NO_LORA, Request, RequestStatus

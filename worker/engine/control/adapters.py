@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ....shared.control.lora import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
 from ....shared.errors import UnsupportedCallError
-from ....shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
 from ..adapters.library import AdapterLibrary
 
 

@@ -9,36 +9,24 @@ from typing import Any
 
 import structlog
 
-from ....shared.control import (
-    KV_CACHE,
-    MULTIMODAL,
-    WEIGHTS,
+from ....shared.control.caches import MULTIMODAL, InputCacheReset, PrefixCacheReset, ResetInputCache, ResetPrefixCache
+from ....shared.control.calls import Utility, UtilityAnswer
+from ....shared.control.diagnosis import (
     CheckInvariants,
-    CollectiveRpc,
     DummyBatchDone,
     ExecuteDummyBatch,
-    InputCacheReset,
     Invariants,
-    IsSleeping,
-    PrefixCacheReset,
     ProfileSaved,
     ProfileStarted,
-    ResetInputCache,
-    ResetPrefixCache,
-    RpcResult,
-    SaveShardedState,
-    ShardedStateSaved,
-    Sleep,
-    SleepState,
     StartProfile,
     StopProfile,
-    Utility,
-    UtilityAnswer,
-    WakeUp,
 )
+from ....shared.control.rpc import CollectiveRpc, RpcResult
+from ....shared.control.sleeping import KV_CACHE, WEIGHTS, IsSleeping, Sleep, SleepState, WakeUp
+from ....shared.control.weights import ReloadWeights, SaveShardedState, ShardedStateSaved, WeightsReloaded
 from ....shared.errors import EngineStateError
-from ....shared.messages import UtilityCall, UtilityOutput
-from ....shared.weights_control import ReloadWeights, WeightsReloaded
+from ....shared.messages.from_core import UtilityOutput
+from ....shared.messages.to_core import UtilityCall
 from ...core.answers import CallAnswers
 from ...progress import ProgressWriter
 from ..adapters.library import AdapterLibrary

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
-from ....shared.control import KV_CACHE, WEIGHTS, SaveShardedState, ShardedStateSaved
+from ....shared.control.sleeping import KV_CACHE, WEIGHTS
+from ....shared.control.weights import SaveShardedState, ShardedStateSaved
 from ....shared.errors import EngineStateError
-from ...config import EngineConfig
+from ...config.engine_config import EngineConfig
 from ...models.eight_bit_cache import fit_again
 from ...models.lean.captured import plain_of
 from ...models.live_state import empty_module

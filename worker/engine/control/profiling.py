@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ....shared.stats import StepStats
+from ....shared.stats.engine import StepStats
 from ..core import EngineCore
 from ..scheduling.scheduler_output import SchedulerOutput
 from ..step_watch import StepWatch

@@ -17,9 +17,9 @@ from pathlib import Path
 import structlog
 from torch import Tensor, nn
 
+from ....shared.control.weights import ReloadWeights, WeightsReloaded
 from ....shared.errors import EngineCallError, EngineStateError, ModelLoadError
-from ....shared.weights_control import ReloadWeights, WeightsReloaded
-from ...config import EngineConfig
+from ...config.engine_config import EngineConfig
 from ...models.description import ModelDescription
 from ...models.folder import TOKENIZER_FILE, resolve_model_folder
 from ...models.loader import LoadedModel

@@ -12,7 +12,7 @@ import structlog
 
 from ....shared.embedded import data_folder
 from ....shared.errors import ConfigurationError, EngineStateError
-from ...config import EngineConfig
+from ...config.engine_config import EngineConfig
 
 if TYPE_CHECKING:
     from torch.profiler import profile

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from ....shared.command_line import format_bytes
 from ....shared.errors import ConfigurationError
-from ...config import DEFAULT_MEMORY_UTILIZATION, EngineConfig
+from ...config.batch import DEFAULT_MEMORY_UTILIZATION
+from ...config.engine_config import EngineConfig
 
 _MIB = 1 << 20
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from ...config import EngineConfig
+from ...config.engine_config import EngineConfig
 from ...host import free_host_bytes
 from ...models.lean.captured import CapturedForward, capture_sizes
 from ...models.loader import LoadedModel

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ....kernels.paged_attention import PagedBatch
-from ....shared.messages import TokenLogprobs
+from ....shared.messages.outcome import TokenLogprobs
 from ...models.forward import ModelInput, Sight
 from ...models.loader import LoadedModel
 from ...models.to_device import to_device

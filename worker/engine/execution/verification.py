@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ....shared.messages import TokenLogprobs
+from ....shared.messages.outcome import TokenLogprobs
 from ..scheduling.request import Request
 from ..scheduling.scheduler_output import SampledTokens
 from ..step_input import IntArray, StepInput

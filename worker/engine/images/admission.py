@@ -21,9 +21,10 @@ import msgspec
 import structlog
 
 from ....shared.errors import PenstockError, UnsupportedParameterError, ValidationError
-from ....shared.image_stats import ImageStats
-from ....shared.images import ImageInput, digest_of
-from ....shared.messages import EngineCoreRequest, RequestError
+from ....shared.messages.outcome import RequestError
+from ....shared.messages.requests import EngineCoreRequest
+from ....shared.params.images import ImageInput, digest_of
+from ....shared.stats.images import ImageStats
 from ...models.images.processor import ImageTokens, ProcessedImage
 from ...models.images.seeing import SeeingModel
 from ...request_checks import check_images_served

@@ -12,7 +12,7 @@ import warnings
 from PIL import Image, ImageOps
 
 from ....shared.errors import ValidationError
-from ....shared.images import FORMATS, check_image_bytes, image_format
+from ....shared.params.images import FORMATS, check_image_bytes, image_format
 
 # 192 MB as RGB; a camera of 2026 makes 12 to 50 million.
 MAX_PIXELS = 64_000_000

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from ....shared.errors import UnsupportedParameterError
-from ....shared.image_stats import ImageStats
-from ....shared.messages import EngineCoreRequest, RequestError
+from ....shared.messages.outcome import RequestError
+from ....shared.messages.requests import EngineCoreRequest
+from ....shared.stats.images import ImageStats
 from ..scheduling.image_spans import ImageSpan
 
 

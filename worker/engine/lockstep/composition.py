@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from ....shared.errors import ConfigurationError
-from ...config import EngineConfig
+from ...config.engine_config import EngineConfig
 from ...models.loader import LoadedModel
 from ...models.shared_experts.ranks import ExpertRanks
 from ..waves.wave import Flags, Wave

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import time
 
-from ....shared.control import (
-    CallError,
-    CollectiveRpc,
-    ExecuteDummyBatch,
-    IsSleeping,
-    SaveShardedState,
-    Sleep,
-    SleepState,
-    WakeUp,
-)
+from ....shared.control.calls import CallError
+from ....shared.control.diagnosis import ExecuteDummyBatch
+from ....shared.control.rpc import CollectiveRpc
+from ....shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
+from ....shared.control.weights import ReloadWeights, SaveShardedState
 from ....shared.errors import EngineStateError, UnsupportedCallError
-from ....shared.messages import UtilityCall, UtilityOutput
-from ....shared.weights_control import ReloadWeights
+from ....shared.messages.from_core import UtilityOutput
+from ....shared.messages.to_core import UtilityCall
 from ...progress import ProgressWriter
 from ..control.calls import ControlledParts, EngineControl
 from .core import GroupedCore

@@ -10,8 +10,8 @@ import structlog
 
 from ....shared.errors import EngineDeadError
 from ....shared.groups.errors import GroupBrokenError
-from ....shared.messages import EngineCoreOutput, SchedulerStats
-from ....shared.waves import LeaveWave, StartWave, WavePhase
+from ....shared.messages.from_core import EngineCoreOutput, SchedulerStats
+from ....shared.messages.waves import LeaveWave, StartWave, WavePhase
 from ...core.interface import GroupCore
 from ..core import WORK_WAIT_S, EngineCore
 from ..waves.wave import Action, Flags, Wave

@@ -9,6 +9,7 @@ after the other on one engine; then the output file has a result for each.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import resource
 import sys
@@ -22,10 +23,13 @@ import psutil
 
 from ....shared.command_line import Parser, UsageError, run_told
 from ....shared.errors import PenstockError
-from ....shared.messages import EngineCoreRequest
-from ....shared.params import SamplingParams, StructuredOutputsParams
-from ....shared.pooling import PoolingParams
-from ...config import EngineConfig
+from ....shared.lora.adapters import adapter_digest
+from ....shared.messages.requests import EngineCoreRequest
+from ....shared.params.lora import LoRARequest
+from ....shared.params.pooling import PoolingParams
+from ....shared.params.sampling import SamplingParams
+from ....shared.params.structured import StructuredOutputsParams
+from ...config.engine_config import EngineConfig
 from ...core.garbage import freeze_loaded_objects
 from ...models.folder import resolve_model_folder
 from ...options.settings import read_settings
@@ -37,13 +41,15 @@ from .result import OfflineResult, PhasesResult, Record, rss_bytes
 
 class OfflineRequest(msgspec.Struct):
     """One request of a workload; ``sampling_params`` are the arguments of ``SamplingParams``, or ``pooling_params``
-    those of ``PoolingParams``. ``structured_outputs`` among them are the arguments of ``StructuredOutputsParams``."""
+    those of ``PoolingParams``. ``structured_outputs`` among them are the arguments of ``StructuredOutputsParams``.
+    ``adapter`` is a folder as PEFT saves it."""
 
     prompt_token_ids: list[int]
     sampling_params: dict[str, Any] = {}
     arrival_s: float = 0.0
     priority: int = 0
     pooling_params: dict[str, Any] | None = None
+    adapter: str = ""
 
 
 class Phase(msgspec.Struct):
@@ -137,10 +143,17 @@ def _add(core: EngineCore, index: int, request: OfflineRequest) -> None:
             sampling_params=_sampling_params(request.sampling_params) if pooling is None else None,
             pooling_params=pooling,
             priority=request.priority,
+            lora_request=_adapter(request.adapter) if request.adapter else None,
         )
     )
     if refused is not None and refused.error is not None:
         raise PenstockError(f"request {index}: {refused.error.message}")
+
+
+@functools.cache
+def _adapter(folder: str) -> LoRARequest:
+    """By its digest; its number says nothing here."""
+    return LoRARequest(Path(folder).name, 1, folder, digest=adapter_digest(folder))
 
 
 def _sampling_params(given: dict[str, Any]) -> SamplingParams:
@@ -150,7 +163,8 @@ def _sampling_params(given: dict[str, Any]) -> SamplingParams:
     return SamplingParams(**given)
 
 
-def _read(path: Path) -> Workload:
+def read_workload(path: Path) -> Workload:
+    """Raises ``UsageError`` if the file cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Workload)
     except (OSError, msgspec.DecodeError) as error:
@@ -166,7 +180,7 @@ def _run(arguments: argparse.Namespace, started: float) -> int:
     options = settings.make(RunOptions)
     with settings.naming_sources():
         config = settings.make(EngineConfig)
-    workload, output = _read(Path(options.workload)), Path(options.output)
+    workload, output = read_workload(Path(options.workload)), Path(options.output)
     folder = resolve_model_folder(config.model, needs_weights=config.needs_weights)
     # Here, not above: --help and a mistyped folder need no torch.
     from ..composition import build_engine

@@ -9,7 +9,7 @@ import structlog
 
 from ....shared.command_line import format_bytes
 from ....shared.errors import ConfigurationError
-from ...config import EngineConfig
+from ...config.engine_config import EngineConfig
 from ...host import free_host_bytes
 from ...models.loader import LoadedModel
 from ..scheduling.block_pool import BlockPool

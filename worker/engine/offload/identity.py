@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ....kernels import native
-from ...config import EngineConfig
+from ...config.engine_config import EngineConfig
 from ...host import usable_cores
 from ...models.loader import LoadedModel
 from ...models.packed_linear import PackedLinear

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from ....shared.kv_offload import KVOffloadStats
+from ....shared.stats.kv_offload import KVOffloadStats
 from .loading import Loader
 from .tiers import Tiers
 from .write_behind import WriteBehind

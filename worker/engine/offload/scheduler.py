@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
-from ....shared.messages import SchedulerStats
+from ....shared.messages.from_core import SchedulerStats
 from ..scheduling.request import Request, RequestStatus
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.scheduler_output import SchedulerOutput

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ....shared.errors import UnsupportedParameterError, ValidationError
-from ....shared.messages import EngineCoreRequest
-from ....shared.pooling import MAX_RESULT_BYTES, PoolingParams
+from ....shared.messages.requests import EngineCoreRequest
+from ....shared.params.pooling import MAX_RESULT_BYTES, PoolingParams
 from ...models.pooling.pooler import PoolingModel
 from ...request_checks import check_adapter, check_prompt_length, check_served, check_task
 from ..core import EngineCore

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....shared.pooling import Pooled, PoolingParams
+from ....shared.params.pooling import Pooled, PoolingParams
 from ...models.loader import LoadedModel
 from ...models.pooling.pooler import Pooler, PoolingModel, Rows
 from ..execution.model_runner import ModelRunner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...config import EngineConfig
+from ...config.engine_config import EngineConfig
 from .interface import Ranks
 from .one import OneRank
 from .several import SeveralRanks

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ....shared.errors import PenstockError
-from ...config import EngineConfig
+from ...config.engine_config import EngineConfig
 from ...core.garbage import freeze_loaded_objects
 from ...models.loader import LoadedModel, load_model, load_weights
 from ...models.weights import ModelWeights, return_free_memory

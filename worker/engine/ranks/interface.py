@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import nn
 
-from ....shared.ranks import RankSetup
+from ....shared.messages.ranks import RankSetup
 from ...models.loader import LoadedModel
 from ..control.sleep import Sleepable
 from ..control.traces import TraceRecorder

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from ...config import EngineConfig
+from ...config.engine_config import EngineConfig
 from ...models.lean.captured import CapturedForward
 from ...models.loader import LoadedModel
 from ...models.weights import ModelWeights

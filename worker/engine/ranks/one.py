@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import nn
 
-from ....shared.ranks import RankSetup
-from ...config import EngineConfig
+from ....shared.messages.ranks import RankSetup
+from ...config.engine_config import EngineConfig
 from ...models.loader import LoadedModel, load_model
 from ...models.weights import ModelWeights
 from ..control.sleep import Sleepable

@@ -11,8 +11,8 @@ import structlog
 import torch.distributed as dist
 from torch import nn
 
-from ....shared.ranks import RankSetup
-from ...config import EngineConfig
+from ....shared.messages.ranks import RankSetup
+from ...config.engine_config import EngineConfig
 from ...models.loader import LoadedModel, load_model
 from ...models.parallel.groups import RankGroups
 from ...models.weights import ModelWeights

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ....shared.prompt_embeds import PromptEmbeds
+from ....shared.params.prompt_embeds import PromptEmbeds
 from ..scheduling.request import Request
 from ..step_input import StepInput
 

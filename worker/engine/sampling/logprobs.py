@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ....shared.messages import TokenLogprobs
+from ....shared.messages.outcome import TokenLogprobs
 from .prompt_rows import PromptRows
 from .sampling_table import NO_LOGPROBS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from ....shared.errors import UnsupportedParameterError, ValidationError
-from ....shared.params import SamplingParams
+from ....shared.params.sampling import SamplingParams
 
 # They come in one record: 3.5 MB, which a worker process decodes in 200 ms and encodes in 22.
 MAX_PROMPT_LOGPROBS = 1 << 18

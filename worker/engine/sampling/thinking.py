@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ....shared.reasoning import num_thought
+from ....shared.params.reasoning import num_thought
 from ..scheduling.request import Request
 from .row_states import RowStates
 

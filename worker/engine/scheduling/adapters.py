@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from ....shared.errors import UnsupportedParameterError
-from ....shared.messages import RequestError
-from ....shared.params import LoRARequest
+from ....shared.messages.outcome import RequestError
+from ....shared.params.lora import LoRARequest
 from .request import Request
 from .residency import NoResidency, Residency
 

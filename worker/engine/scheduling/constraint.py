@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from ....shared.messages import RequestError
+from ....shared.messages.outcome import RequestError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from ....shared.errors import UnsupportedParameterError
-from ....shared.messages import RequestError
+from ....shared.messages.outcome import RequestError
 from .request import Request
 
 

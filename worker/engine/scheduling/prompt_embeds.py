@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 
 from ....shared.errors import UnsupportedParameterError, ValidationError
-from ....shared.messages import EngineCoreRequest
-from ....shared.prompt_embeds import PromptEmbeds
+from ....shared.messages.requests import EngineCoreRequest
+from ....shared.params.prompt_embeds import PromptEmbeds
 
 PLACEHOLDER_TOKEN_ID = 0
 # An exponent of ones is that of infinities and NaN; numpy has no bfloat16.

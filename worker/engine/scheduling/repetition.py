@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....shared.params import RepetitionDetectionParams
+from ....shared.params.repetition import RepetitionDetectionParams
 
 
 def ends_in_repetition(token_ids: list[int], num_skipped: int, params: RepetitionDetectionParams) -> bool:

@@ -6,10 +6,12 @@ import enum
 import zlib
 from typing import NamedTuple
 
-from ....shared.messages import EngineCoreEvent, FinishReason, TokenLogprobs
-from ....shared.params import LoRARequest, SamplingParams
-from ....shared.pooling import PoolingParams
-from ....shared.prompt_embeds import PromptEmbeds
+from ....shared.messages.from_core import EngineCoreEvent
+from ....shared.messages.outcome import FinishReason, TokenLogprobs
+from ....shared.params.lora import LoRARequest
+from ....shared.params.pooling import PoolingParams
+from ....shared.params.prompt_embeds import PromptEmbeds
+from ....shared.params.sampling import SamplingParams
 from .block_pool import InvariantError
 from .constraint import Constraint
 from .image_spans import ImageSpan

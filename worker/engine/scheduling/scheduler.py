@@ -26,8 +26,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ....shared.errors import ConfigurationError
-from ....shared.messages import EngineCoreEventType, EngineCoreOutput, FinishReason, RequestError, SchedulerStats
-from ....shared.pooling import Pooled
+from ....shared.messages.from_core import EngineCoreEventType, EngineCoreOutput, SchedulerStats
+from ....shared.messages.outcome import FinishReason, RequestError
+from ....shared.params.pooling import Pooled
 from .block_pool import BlockPool
 from .guessing import Guessing, NoGuessing
 from .image_spans import whole_chunk

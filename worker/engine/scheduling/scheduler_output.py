@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ....shared.messages import TokenLogprobs
-from ....shared.pooling import Pooled
+from ....shared.messages.outcome import TokenLogprobs
+from ....shared.params.pooling import Pooled
 from .request import Request
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ....shared.messages import FinishReason, RequestError
+from ....shared.messages.outcome import FinishReason, RequestError
 from .repetition import ends_in_repetition
 from .request import Request
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from ....shared.messages import EngineCoreEvent, EngineCoreEventType
+from ....shared.messages.from_core import EngineCoreEvent, EngineCoreEventType
 from .request import Request
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....shared.errors import PenstockError, UnsupportedParameterError, ValidationError
-from ....shared.messages import RequestError
+from ....shared.messages.outcome import RequestError
 from ..scheduling.request import Request, RequestStatus
 from .cache import GrammarCache
 from .constraint import FAILED, GrammarConstraint, new_bitmask

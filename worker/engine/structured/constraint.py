@@ -8,7 +8,7 @@ import numpy as np
 import structlog
 
 from ....shared.errors import ValidationError
-from ....shared.messages import RequestError
+from ....shared.messages.outcome import RequestError
 from .grammar import Bitmask, Grammar, num_words
 
 FAILED = "structured_output_failed"

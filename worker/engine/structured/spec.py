@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from ....shared.params import StructuredOutputsParams
+from ....shared.params.structured import StructuredOutputsParams
 from .regex import normalize_regex
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ....shared.groups.errors import GroupBrokenError
-from ....shared.waves import WavePhase, WaveState
+from ....shared.messages.waves import WavePhase, WaveState
 
 # Forwards between two meetings. A wave goes on for as many at most when the last request has ended.
 INTERVAL = 16

@@ -13,8 +13,9 @@ import structlog
 from tokenizers import Tokenizer
 
 from ....shared.errors import ConfigurationError, ModelLoadError
-from ....shared.messages import GREEDY, Ready
-from ...config import EngineConfig
+from ....shared.messages.from_core import Ready
+from ....shared.messages.requests import GREEDY
+from ...config.engine_config import EngineConfig
 from ...core.answers import CallAnswers
 from ...models.folder import CONFIG_FILE, TOKENIZER_FILE, resolve_model_folder, tokenizer_folder
 from ...progress import ProgressWriter

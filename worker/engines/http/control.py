@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ....shared.control import CheckInvariants, Invariants, UtilityAnswer
-from ....shared.lora_control import ListLoras, LoraList
+from ....shared.control.calls import UtilityAnswer
+from ....shared.control.diagnosis import CheckInvariants, Invariants
+from ....shared.control.lora import ListLoras, LoraList
 from ...core.answers import CallAnswers
 from ...progress import ProgressWriter
 from .core import HttpCore

@@ -16,16 +16,10 @@ import msgspec
 import structlog
 
 from ....shared.errors import EngineDeadError, ValidationError
-from ....shared.messages import (
-    EngineCoreEvent,
-    EngineCoreEventType,
-    EngineCoreOutput,
-    EngineCoreRequest,
-    FinishReason,
-    RequestError,
-    SchedulerStats,
-)
-from ....shared.stats import StepStats
+from ....shared.messages.from_core import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, SchedulerStats
+from ....shared.messages.outcome import FinishReason, RequestError
+from ....shared.messages.requests import EngineCoreRequest
+from ....shared.stats.engine import StepStats
 from ...engine.scheduling.request import Request
 from ...engine.scheduling.stop import check_stop, take_tokens
 from ...request_checks import check_adapter, check_served, refusal

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ....shared.errors import UnsupportedParameterError
-from ....shared.messages import EngineCoreRequest, FinishReason, TokenLogprobs
-from ....shared.params import SamplingParams
+from ....shared.messages.outcome import FinishReason, TokenLogprobs
+from ....shared.messages.requests import EngineCoreRequest
+from ....shared.params.sampling import SamplingParams
 from ....shared.shown import shown
 from ...core.resuming import check_resume
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ....shared.messages import EngineCoreRequest, FinishReason, TokenLogprobs
-from ....shared.params import SamplingParams, StructuredOutputsParams
-from ....shared.seeds import derived_seed
+from ....shared.messages.outcome import FinishReason, TokenLogprobs
+from ....shared.messages.requests import EngineCoreRequest
+from ....shared.params.sampling import SamplingParams
+from ....shared.params.seeds import derived_seed
+from ....shared.params.structured import StructuredOutputsParams
 from .dialect import Asked, Chunk, ServerFacts, refuse_fields, refuse_grammar_fields
 
 NAME = "llama-server"

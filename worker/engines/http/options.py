@@ -6,8 +6,8 @@ import shlex
 
 from ....shared.errors import ConfigurationError
 from ....shared.shown import shown
-from ...config import EngineConfig
-from ...config_checks import check_taken
+from ...config.checks import check_taken
+from ...config.engine_config import EngineConfig
 
 ENGINE = "http"
 TAKEN = frozenset(

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
-from ...config import EngineConfig
+from ...config.engine_config import EngineConfig
 from ...core.command_line import run_core
 from ...core.interface import Engine
 from ...progress import ProgressWriter

@@ -14,8 +14,8 @@ from typing import Any
 import structlog
 
 from ....shared.errors import ConfigurationError
-from ....shared.messages import Ready
-from ...config import EngineConfig
+from ....shared.messages.from_core import Ready
+from ...config.engine_config import EngineConfig
 from ...host import usable_cores
 from ...models.folder import resolve_model_folder, tokenizer_folder
 from ...progress import ProgressWriter

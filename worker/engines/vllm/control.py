@@ -7,33 +7,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ....shared.control import (
-    ENCODER,
+from ....shared.control.caches import ENCODER, InputCacheReset, PrefixCacheReset, ResetInputCache, ResetPrefixCache
+from ....shared.control.calls import Utility, UtilityAnswer
+from ....shared.control.diagnosis import (
     CheckInvariants,
-    CollectiveRpc,
     DummyBatchDone,
     ExecuteDummyBatch,
-    InputCacheReset,
     Invariants,
-    IsSleeping,
-    PrefixCacheReset,
     ProfileSaved,
     ProfileStarted,
-    ResetInputCache,
-    ResetPrefixCache,
-    SaveShardedState,
-    ShardedStateSaved,
-    Sleep,
-    SleepState,
     StartProfile,
     StopProfile,
-    Utility,
-    UtilityAnswer,
-    WakeUp,
 )
+from ....shared.control.lora import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
+from ....shared.control.rpc import CollectiveRpc
+from ....shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
+from ....shared.control.weights import SaveShardedState, ShardedStateSaved
 from ....shared.errors import EngineStateError, UnsupportedCallError
-from ....shared.lora_control import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
-from ....shared.messages import UtilityCall, UtilityOutput
+from ....shared.messages.from_core import UtilityOutput
+from ....shared.messages.to_core import UtilityCall
 from ...core.answers import CallAnswers
 from ...progress import ProgressWriter
 from .core import VllmCore

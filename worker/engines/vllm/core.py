@@ -15,16 +15,12 @@ from typing import Any
 import structlog
 
 from ....shared.errors import ValidationError
-from ....shared.messages import (
-    EngineCoreEventType,
-    EngineCoreOutput,
-    EngineCoreRequest,
-    FinishReason,
-    RequestError,
-    SchedulerStats,
-)
-from ....shared.params import RepetitionDetectionParams, SamplingParams
-from ....shared.stats import StepStats
+from ....shared.messages.from_core import EngineCoreEventType, EngineCoreOutput, SchedulerStats
+from ....shared.messages.outcome import FinishReason, RequestError
+from ....shared.messages.requests import EngineCoreRequest
+from ....shared.params.repetition import RepetitionDetectionParams
+from ....shared.params.sampling import SamplingParams
+from ....shared.stats.engine import StepStats
 from ...engine.scheduling.repetition import ends_in_repetition
 from ...engine.scheduling.request import Request
 from ...engine.scheduling.stop import REPETITION_DETECTED, check_stop

@@ -9,9 +9,9 @@ import msgspec
 
 from ....shared.errors import ConfigurationError
 from ....shared.shown import shown
-from ...config import EngineConfig
-from ...config_checks import check_taken
-from ...ordering_options import SCHEDULING_POLICIES
+from ...config.checks import check_taken
+from ...config.engine_config import EngineConfig
+from ...config.ordering import SCHEDULING_POLICIES
 
 # Whatever they are, they are said: vLLM's defaults are others.
 _ALWAYS = {"dtype": "--dtype", "load_format": "--load-format", "max_num_seqs": "--max-num-seqs", "seed": "--seed"}

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 
 from ....shared.errors import UnsupportedParameterError
-from ....shared.messages import GREEDY, EngineCoreRequest
-from ....shared.params import SamplingParams, StructuredOutputsParams
-from ....shared.seeds import derived_seed
+from ....shared.messages.requests import GREEDY, EngineCoreRequest
+from ....shared.params.sampling import SamplingParams
+from ....shared.params.seeds import derived_seed
+from ....shared.params.structured import StructuredOutputsParams
 from ...core.resuming import check_resume
 
 # How a resumed generation continues; `Ready` says it. Presence and frequency penalties count the output alone, bad

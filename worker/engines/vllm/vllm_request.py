@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from ....shared.errors import ValidationError
-from ....shared.messages import EngineCoreRequest
+from ....shared.messages.requests import EngineCoreRequest
 from ...engine.scheduling.request import Request
 from .params import cache_salt_of, grammar_of, vllm_params
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import structlog
 
-from ....shared.messages import EngineCoreRequest
-from ....shared.params import SamplingParams, StructuredOutputsParams
+from ....shared.messages.requests import EngineCoreRequest
+from ....shared.params.sampling import SamplingParams
+from ....shared.params.structured import StructuredOutputsParams
 from .core import VllmCore
 
 log = structlog.get_logger(__name__)

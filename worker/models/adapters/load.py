@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from ....shared.adapter_errors import AdapterFileError, UnsupportedAdapterError
-from ....shared.adapters import adapter_digest
+from ....shared.lora.adapters import adapter_digest
 from ....shared.shown import shown
 from ..conformance import tolerance_of
 from .peft_folder import LayerMatrices, read_peft_folder

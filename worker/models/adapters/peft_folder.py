@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ....shared.adapter_errors import AdapterFileError, UnsupportedAdapterError
-from ....shared.adapters import WEIGHTS_FILE
+from ....shared.lora.adapters import WEIGHTS_FILE
 from ....shared.lora.peft_config import PeftConfig, read_peft_config
 from .text_names import own_name, refuse_seeing_part
 

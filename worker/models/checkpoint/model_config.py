@@ -9,7 +9,7 @@ import structlog
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from ....shared.errors import ConfigurationError, ModelLoadError
-from ...config import EngineConfig
+from ...config.engine_config import EngineConfig
 from ..formats.declared import QUANTIZATION_FIELDS
 from .errors import first_line, own_code
 

@@ -19,8 +19,8 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ....shared.errors import ModelLoadError
-from ....shared.images import MAX_IMAGES
-from ...config import EngineConfig
+from ....shared.params.images import MAX_IMAGES
+from ...config.engine_config import EngineConfig
 from ..forward import Forward
 from .axes import axes_by_grid
 from .grid_processor import GridProcessor

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from ....shared.errors import ModelLoadError
-from ....shared.pooling import PoolingSetup
+from ....shared.params.pooling import PoolingSetup
 from ..checkpoint.load import load_checkpoint
 from .folder import CLS, LAST, MEAN, PoolingFolder, class_activation, labels_of, matryoshka_of
 from .pooler import ROWS_OF_MODE, OwnHead, Pooler, PoolingModel, Rows, normalize

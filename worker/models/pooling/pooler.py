@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ....shared.errors import ValidationError
-from ....shared.pooling import Pooled, PoolingParams, PoolingSetup
+from ....shared.params.pooling import Pooled, PoolingParams, PoolingSetup
 from ....shared.shown import shown
 from .folder import CLS, LAST, MEAN
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
 from ....shared.groups.errors import GroupBrokenError
-from ...data_parallel_options import RankPlace
+from ...config.data_parallel import RankPlace
 
 # The slowest rank's loading, which the others wait for at their first collective.
 LOAD_TIMEOUT_S = 1800.0

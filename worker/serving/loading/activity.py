@@ -6,7 +6,7 @@ import asyncio
 
 import psutil
 
-from ..core_client import CoreClient
+from ..core.client import CoreClient
 from .watch import Activity, LoadWatch
 
 

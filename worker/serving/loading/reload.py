@@ -8,12 +8,12 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
+from ....shared.control.weights import ReloadWeights, WeightsReloaded
 from ....shared.errors import BrokerError
-from ....shared.messages import Ready
-from ....shared.weights_control import ReloadWeights, WeightsReloaded
-from ..core_client import CoreClient
-from ..heartbeat import Heartbeat
-from ..sleep import SleepControl
+from ....shared.messages.from_core import Ready
+from ..calls.sleep import SleepControl
+from ..core.client import CoreClient
+from ..telling.heartbeat import Heartbeat
 from .activity import until_hung
 
 log = structlog.get_logger(__name__)

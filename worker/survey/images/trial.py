@@ -9,10 +9,10 @@ from typing import Any
 from PIL import Image
 
 from ....shared.errors import PenstockError
-from ....shared.images import ImageInput
-from ....shared.messages import EngineCoreRequest
-from ....shared.params import SamplingParams
-from ...config import EngineConfig
+from ....shared.messages.requests import EngineCoreRequest
+from ....shared.params.images import ImageInput
+from ....shared.params.sampling import SamplingParams
+from ...config.engine_config import EngineConfig
 from ...engine.composition import Engine, build_engine
 from ...models.images.processor import ImageProcessor
 from ...models.loader import load_model

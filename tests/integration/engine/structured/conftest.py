@@ -12,8 +12,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from penstock.shared.messages import EngineCoreOutput
-from penstock.worker.config import EngineConfig
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
 

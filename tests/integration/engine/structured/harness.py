@@ -5,8 +5,10 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest
-from penstock.shared.params import SamplingParams, StructuredOutputsParams
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.engine.core import EngineCore
 
 MAX_TOKENS = 500

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.worker.engine.core import EngineCore
 
 from .harness import ask, run

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.messages import FinishReason
+from penstock.shared.messages.outcome import FinishReason
 from penstock.worker.engine.core import EngineCore
 
 from .harness import ask, run

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.messages import EngineCoreOutput, FinishReason
+from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.outcome import FinishReason
 from penstock.worker.engine.core import EngineCore
 
 from .cases import (

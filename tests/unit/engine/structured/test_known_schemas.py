@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.errors import PenstockError
-from penstock.shared.params import StructuredOutputsParams
+from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.engine.structured.auto_backend import AutoBackend
 from penstock.worker.engine.structured.constraint import GrammarConstraint, new_bitmask
 from penstock.worker.engine.structured.grammar import Backend

@@ -17,7 +17,7 @@ import numpy as np
 from jsonschema.validators import extend
 
 from penstock.shared.errors import PenstockError
-from penstock.shared.params import StructuredOutputsParams
+from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.engine.structured.admission import COMPILE_TIMEOUT_S
 from penstock.worker.engine.structured.constraint import GrammarConstraint, new_bitmask
 from penstock.worker.engine.structured.grammar import Backend, CompiledGrammar

@@ -1,0 +1,1 @@
+"""The rows about engines, and who runs their workload."""

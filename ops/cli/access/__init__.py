@@ -1,0 +1,1 @@
+"""Commands on keys and secrets: who may what, and who did what."""

@@ -1,0 +1,52 @@
+"""``penstock audit``: who has changed what."""
+
+from __future__ import annotations
+
+import argparse
+
+from ....shared.command_line import Command, add_redis_arguments, format_table
+from ....shared.connection import CommandConnection
+from ....shared.deployment.audit import MAX_READ, Audit, AuditEntry
+from ....shared.keys import Keys
+from ...words import format_time
+from ..broker_command import print_json, run_on_redis
+
+_HEADER = ("TIME", "WHO", "BY", "FROM", "ACTION", "TARGET", "RESULT", "DETAILS")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--limit", type=int, default=100, metavar="N", help=f"the newest N, up to {MAX_READ} (100)")
+    parser.add_argument("--actor", metavar="NAME", help="only of this one")
+    parser.add_argument("--action", metavar="NAME", help="only these, as queue.pause, or queue for all of its kind")
+    parser.add_argument("--json", action="store_true", help="one array, with every field")
+    add_redis_arguments(parser)
+
+
+async def _audit(connection: CommandConnection, keys: Keys, arguments: argparse.Namespace) -> None:
+    entries = await Audit(connection, keys).read(limit=max(1, arguments.limit))
+    found = [entry for entry in entries if _is_wanted(entry, arguments)]
+    if arguments.json:
+        print_json(found)
+    elif found:
+        print(format_table(_HEADER, [_row(entry) for entry in found]))
+    else:
+        print("nothing was changed, as far as entries are kept")
+
+
+def _is_wanted(entry: AuditEntry, arguments: argparse.Namespace) -> bool:
+    kinds = (entry.action, entry.action.partition(".")[0])
+    return arguments.actor in (None, entry.actor) and (arguments.action is None or arguments.action in kinds)
+
+
+def _row(entry: AuditEntry) -> tuple[str, ...]:
+    details = " ".join(f"{name}={value}" for name, value in entry.details.items())
+    at = format_time(entry.at)
+    return at, entry.actor, entry.via, entry.address, entry.action, entry.target, entry.result, details
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    run_on_redis(_audit, arguments)
+    return 0
+
+
+COMMAND = Command("audit", "Show who has changed what, the newest first.", run=_run, add_arguments=_add_arguments)

@@ -1,0 +1,1 @@
+"""Commands on engines, and on what they serve."""

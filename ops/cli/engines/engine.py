@@ -1,0 +1,253 @@
+"""``penstock engine``: put engines to sleep and wake them, profile them, and look into them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from ....producer import Client
+from ....producer.control.group_control import SCALE_TIMEOUT_S
+from ....producer.control.weights_control import RELOAD_TIMEOUT_S
+from ....producer.engine_calls import CALL_TIMEOUT_S, CallOptions
+from ....shared.command_line import Command, UsageError, add_redis_arguments, format_bytes, format_table
+from ....shared.control.sleeping import SLEEP_LEVELS, SLEEP_MODES, SLEEP_TAGS, SleepState
+from ....shared.control.weights import RELOAD_MODES, ShardedStateSaved, WeightsReloaded
+from ....shared.embedded import resolve_redis_url
+from ....shared.errors import EngineCallError
+from ....shared.messages.waves import GroupStanding
+from ..broker_command import print_json
+
+# What is asked of a client, with the options of every call; returns answers by engine id.
+Ask = Callable[[Client, argparse.Namespace, CallOptions], Awaitable[dict[str, Any]]]
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="whose engines; may be left out while there is one")
+    parser.add_argument("--engine", metavar="ID", help="this one alone, as worker list shows it (default: all)")
+    parser.add_argument("--timeout", type=float, default=CALL_TIMEOUT_S, metavar="S", help="for all answers (60)")
+    parser.add_argument("--json", action="store_true", help="one object of answers by engine")
+    add_redis_arguments(parser)
+
+
+def _add_sleep_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--level", type=int, choices=SLEEP_LEVELS, default=1, help="1 keeps the weights in host memory, 2 nowhere (1)"
+    )
+    parser.add_argument(
+        "--mode",
+        choices=SLEEP_MODES,
+        default="keep",
+        help="what runs: is queued again, to go on after its last token; may end; or is aborted (keep)",
+    )
+    parser.add_argument("--drain-timeout", type=float, default=30.0, metavar="S", help="for --mode wait (30)")
+    _add_arguments(parser)
+
+
+def _add_wake_up_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tag", action="append", choices=SLEEP_TAGS, help="only this part; may be given twice")
+    _add_arguments(parser)
+
+
+def _add_save_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", help="a new folder on the engine's host, absolute")
+    parser.add_argument("--pattern", metavar="NAME", help="of the files, with {part} (model-rank-0-part-N.safetensors)")
+    parser.add_argument("--max-size", type=int, metavar="BYTES", help="most tensors in a file (default: one file)")
+    _add_arguments(parser)
+
+
+def _add_reload_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder", nargs="?", help="of the same model, absolute on every engine's host (default: that of each, again)"
+    )
+    parser.add_argument("--version", default="", metavar="NAME", help="what the weights are called (a digest of them)")
+    parser.add_argument(
+        "--mode",
+        choices=RELOAD_MODES,
+        default="wait",
+        help="what runs: may end first; is queued again, to go on after its last token; or is aborted (wait)",
+    )
+    parser.add_argument("--drain-timeout", type=float, default=30.0, metavar="S", help="for --mode wait (30)")
+    parser.add_argument("--check", action="store_true", help="only look whether every engine could")
+    _add_arguments(parser)
+    parser.set_defaults(timeout=RELOAD_TIMEOUT_S)
+
+
+def _add_scale_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("size", type=int, help="ranks; at most as many as it has engines, those that stand by included")
+    parser.add_argument("--group", metavar="NAME", help="as worker list shows it; may be left out while there is one")
+    _add_arguments(parser)
+    parser.set_defaults(timeout=SCALE_TIMEOUT_S)
+
+
+def _add_rpc_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("method", help="a registered method, such as device_info")
+    parser.add_argument("--args", default="[]", metavar="JSON", help="its arguments, as a JSON array")
+    parser.add_argument("--kwargs", default="{}", metavar="JSON", help="its keyword arguments, as a JSON object")
+    _add_arguments(parser)
+
+
+def _command(ask: Ask, describe: Callable[[Any], str]) -> Callable[[argparse.Namespace], int]:
+    """Return a command's ``run``: ask, and print each engine's answer, also when other engines failed."""
+
+    async def ask_at(url: str, arguments: argparse.Namespace) -> dict[str, Any]:
+        async with Client.connect(url, namespace=arguments.namespace, shards=arguments.shards) as client:
+            options = CallOptions(engine_id=arguments.engine, model=arguments.model, timeout_s=arguments.timeout)
+            return await ask(client, arguments, options)
+
+    def show(answers: dict[str, Any], arguments: argparse.Namespace) -> None:
+        if arguments.json:
+            print_json(answers)
+        elif answers:
+            print(format_table(("ENGINE", "ANSWER"), [(name, describe(answers[name])) for name in sorted(answers)]))
+
+    def run(arguments: argparse.Namespace) -> int:
+        with resolve_redis_url(arguments.redis_url) as url:
+            try:
+                answers = asyncio.run(ask_at(url, arguments))
+            except EngineCallError as error:
+                show(error.answers, arguments)
+                raise
+        show(answers, arguments)
+        return 0
+
+    return run
+
+
+def _describe_sleep(state: SleepState) -> str:
+    return f"asleep (level {state.level}: {', '.join(state.tags)})" if state.is_sleeping else "awake"
+
+
+def _describe_reset(success: bool) -> str:
+    return "forgotten" if success else "in use, nothing is done"
+
+
+def _describe_saved(saved: ShardedStateSaved) -> str:
+    return f"{format_bytes(saved.num_bytes)} in {len(saved.files)} files in {saved.path}"
+
+
+def _describe_reloaded(reloaded: WeightsReloaded) -> str:
+    change = f"{reloaded.former_version or 'unknown'} -> {reloaded.version} of {reloaded.path}"
+    return f"{change} in {reloaded.load_time_s:.1f} s" if reloaded.load_time_s else f"could change: {change}"
+
+
+def _describe_rank(rank: GroupStanding) -> str:
+    return f"serves in generation {rank.generation}"
+
+
+def _describe_time(time_s: float) -> str:
+    return f"{time_s * 1000:.1f} ms"
+
+
+def _describe_result(result: Any) -> str:
+    return msgspec.json.encode(result).decode()
+
+
+def _json_argument(option: str, text: str, kind: type[Any]) -> Any:
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{option} is no JSON: {error}") from None
+    if not isinstance(value, kind):
+        raise UsageError(f"{option} must be a JSON {'array' if kind is list else 'object'}, got {text}")
+    return value
+
+
+async def _sleep(client: Client, arguments: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
+    return await client.sleep(arguments.level, mode=arguments.mode, drain_timeout_s=arguments.drain_timeout, **options)
+
+
+async def _wake_up(client: Client, arguments: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
+    return await client.wake_up(arguments.tag, **options)
+
+
+async def _status(client: Client, _: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
+    return await client.sleep_state(**options)
+
+
+async def _reset(client: Client, _: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
+    return await client.reset_prefix_cache(**options)
+
+
+async def _start_profile(client: Client, _: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
+    return await client.start_profile(**options)
+
+
+async def _stop_profile(client: Client, _: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
+    return await client.stop_profile(**options)
+
+
+async def _save(client: Client, arguments: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
+    return await client.save_sharded_state(arguments.path, arguments.pattern, arguments.max_size, **options)
+
+
+async def _reload(client: Client, arguments: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
+    return await client.reload_weights(
+        arguments.folder,
+        version=arguments.version,
+        mode=arguments.mode,
+        drain_timeout_s=arguments.drain_timeout,
+        only_check=arguments.check,
+        **options,
+    )
+
+
+async def _rpc(client: Client, arguments: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
+    args = _json_argument("--args", arguments.args, list)
+    kwargs = _json_argument("--kwargs", arguments.kwargs, dict)
+    return await client.collective_rpc(arguments.method, args, kwargs, **options)
+
+
+async def _scale(client: Client, arguments: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
+    ranks = await client.scale_elastic_ep(
+        arguments.size, arguments.timeout, model=options.get("model"), group=arguments.group
+    )
+    return {f"{rank.group} {rank.rank}/{rank.size}": rank for rank in ranks}
+
+
+async def _dummy_batch(client: Client, _: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
+    return await client.execute_dummy_batch(**options)
+
+
+def _leaf(
+    name: str,
+    summary: str,
+    ask: Ask,
+    describe: Callable[[Any], str],
+    add_arguments: Callable[[argparse.ArgumentParser], None] = _add_arguments,
+) -> Command:
+    return Command(name, summary, run=_command(ask, describe), add_arguments=add_arguments)
+
+
+COMMAND = Command(
+    "engine",
+    "Put engines to sleep and wake them, profile them, look into them.",
+    subcommands=(
+        _leaf("status", "Show which engines sleep.", _status, _describe_sleep),
+        _leaf("sleep", "Give memory back and claim nothing.", _sleep, _describe_sleep, _add_sleep_arguments),
+        _leaf("wake-up", "Take memory again and serve.", _wake_up, _describe_sleep, _add_wake_up_arguments),
+        _leaf("reset-prefix-cache", "Forget what earlier prompts have left.", _reset, _describe_reset),
+        Command(
+            "profile",
+            "Record what torch does in the engines' steps.",
+            subcommands=(
+                _leaf("start", "Begin; says in which folder the trace will be.", _start_profile, str),
+                _leaf("stop", "Write the trace and say to which file.", _stop_profile, str),
+            ),
+        ),
+        _leaf("save", "Write the weights in memory into a new folder.", _save, _describe_saved, _add_save_arguments),
+        _leaf(
+            "reload-weights",
+            "Serve the weights of another folder, one engine after the other.",
+            _reload,
+            _describe_reloaded,
+            _add_reload_arguments,
+        ),
+        _leaf("rpc", "Run a registered method.", _rpc, _describe_result, _add_rpc_arguments),
+        _leaf("scale", "Give a data-parallel group more or fewer ranks.", _scale, _describe_rank, _add_scale_arguments),
+        _leaf("dummy-batch", "Run one token that is no request's.", _dummy_batch, _describe_time),
+    ),
+)

@@ -1,0 +1,17 @@
+"""``penstock worker ...``: the program ``worker``, whose name may be taken on somebody's PATH."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from ....shared.command_line import Command
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    # In this process's place: it gets our signals and terminal, and this package need not import the worker's.
+    os.execv(sys.executable, [sys.executable, "-m", "penstock.worker.cli", *arguments.rest])
+
+
+COMMAND = Command("worker", "Start, list, drain and stop engines.", run=_run, forwards_arguments=True)

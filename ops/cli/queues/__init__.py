@@ -1,0 +1,1 @@
+"""Commands on what waits, runs and died."""

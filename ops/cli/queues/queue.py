@@ -1,0 +1,168 @@
+"""``penstock queue``: look at the queues of models, pause and purge them, and say how they order and bound requests."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+
+from ....shared.broker import Queue
+from ....shared.command_line import EXIT_FAILED, Command, add_redis_arguments, format_table
+from ....shared.errors import PenstockError, ValidationError
+from ....shared.names import partition_name
+from ....shared.partitions import Layouts, change_partitions, partition_stats
+from ..broker_command import OpenModel, on_model, run_on_model
+from ..confirm import confirmed
+from .history import HISTORY
+from .policy import CONFIGURE, TENANT
+from .show import LIST, SHOW, TENANTS
+
+POLL_INTERVAL_S = 0.5
+
+
+def _add_pause_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL")
+    what_runs = parser.add_mutually_exclusive_group()
+    what_runs.add_argument("--wait", action="store_true", help="return when none runs any more")
+    what_runs.add_argument(
+        "--put-back", action="store_true", help="queue what runs again, to go on after its last token"
+    )
+    add_redis_arguments(parser)
+
+
+def _add_resume_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL")
+    add_redis_arguments(parser)
+
+
+def _add_purge_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("--tenant", required=True, help="whose requests")
+    parser.add_argument("--band", default="", help="only of this band")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    add_redis_arguments(parser)
+
+
+async def _pause(model: OpenModel, arguments: argparse.Namespace) -> None:
+    queue, name = await model.queue(), model.name
+    num_running = await model.operations.pause(name, put_back=arguments.put_back)
+    if arguments.put_back:
+        fate = f"{num_running} that ran wait to go on after their last token"
+    else:
+        fate = f"{num_running} still running" if num_running else "none is running"
+    print(
+        f"the queue of {name} is paused, {fate}; it stays so, whatever is restarted, until "
+        f"'penstock queue resume {shlex.quote(name)}'",
+        flush=True,
+    )
+    if arguments.wait:
+        await _wait_until_idle(queue, num_running)
+
+
+async def _wait_until_idle(queue: Queue, num_running: int) -> None:
+    """Wait until nothing runs, and print how many are left whenever that changes."""
+    try:
+        while num_running:
+            await asyncio.sleep(POLL_INTERVAL_S)
+            stats = await queue.stats()
+            if not stats.is_paused:
+                raise PenstockError(f"the queue of {stats.model} was resumed meanwhile; {stats.num_running} run")
+            if stats.num_running != num_running:
+                num_running = stats.num_running
+                print(f"{num_running} still running" if num_running else "none is running any more", flush=True)
+    except asyncio.CancelledError:
+        print("it stays paused", flush=True)
+        raise
+
+
+async def _resume(model: OpenModel, _: argparse.Namespace) -> None:
+    queue, name = await model.queue(), model.name
+    was_paused = await model.operations.resume(name)
+    depth = (await queue.stats()).depth
+    print(f"the queue of {name} {'hands out requests again' if was_paused else 'was not paused'}; {depth} wait")
+
+
+async def _count_waiting(model: OpenModel, arguments: argparse.Namespace) -> int:
+    """Return how many requests a purge would cancel now."""
+    queue = await model.queue()
+    stats = await queue.stats(tenants=True)
+    bands = [band.band for band in stats.bands]
+    if arguments.band and arguments.band not in bands:
+        raise ValidationError(f"band must be one of {', '.join(bands)}, got {arguments.band!r}")
+    lanes = [lane for tenant in stats.tenants if tenant.tenant == arguments.tenant for lane in tenant.lanes]
+    return sum(lane.depth for lane in lanes if arguments.band in ("", lane.band))
+
+
+async def _purge(model: OpenModel, arguments: argparse.Namespace) -> int:
+    return await model.operations.purge(model.name, arguments.tenant, arguments.band)
+
+
+def _add_partitions_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="also one that no worker has served yet")
+    parser.add_argument("number", metavar="N", nargs="?", type=int, help="of partitions from now on; shown without it")
+    parser.add_argument(
+        "--spread", metavar="TENANTS", help="tenants, with commas between them, that go to all partitions; '' for none"
+    )
+    add_redis_arguments(parser)
+
+
+async def _partitions(model: OpenModel, arguments: argparse.Namespace) -> None:
+    connection, keys, name = model.connection, model.keys, model.name
+    layout = await Layouts(connection, keys).read(name)
+    if arguments.number is not None or arguments.spread is not None:
+        spread = None if arguments.spread is None else [word for word in arguments.spread.split(",") if word]
+        number = layout.num if arguments.number is None else arguments.number
+        layout = await change_partitions(connection, keys, name, number, spread)
+    rows = [
+        [stats.model, str(stats.depth), str(stats.num_running), "paused" if stats.is_paused else "open"]
+        for stats in await partition_stats(connection, keys, name, layout.num_known)
+    ]
+    print(format_table(("PARTITION", "WAITING", "RUNNING", "STATE"), rows))
+    if layout.num_known > layout.num:
+        print(f"those from {partition_name(name, layout.num)} on go: once nothing is left there, run this again")
+    if layout.spread:
+        print(f"spread over all: {', '.join(layout.spread)}")
+
+
+def _run_purge(arguments: argparse.Namespace) -> int:
+    whose = f"of tenant {arguments.tenant}" + (f" in band {arguments.band}" if arguments.band else "")
+    if not arguments.yes:
+        num_waiting = run_on_model(_count_waiting, arguments)
+        if num_waiting and not confirmed(f"cancel what waits {whose} ({num_waiting})?", arguments):
+            print("nothing is cancelled")
+            return EXIT_FAILED
+    print(f"{run_on_model(_purge, arguments)} cancelled {whose}")
+    return 0
+
+
+COMMAND = Command(
+    "queue",
+    "Look at the queues of models; pause, resume, purge and configure them.",
+    subcommands=(
+        LIST,
+        SHOW,
+        TENANTS,
+        HISTORY,
+        Command(
+            "pause",
+            "Hand out no more requests until resumed; what runs runs on.",
+            run=on_model(_pause),
+            add_arguments=_add_pause_arguments,
+        ),
+        Command(
+            "partitions",
+            "Give a model more partitions or fewer, or show them.",
+            run=on_model(_partitions, wait_for_model=True),
+            add_arguments=_add_partitions_arguments,
+        ),
+        Command("resume", "Hand out requests again.", run=on_model(_resume), add_arguments=_add_resume_arguments),
+        Command(
+            "purge",
+            "Cancel what waits of a tenant and never ran.",
+            run=_run_purge,
+            add_arguments=_add_purge_arguments,
+        ),
+        CONFIGURE,
+        TENANT,
+    ),
+)

@@ -1,0 +1,190 @@
+"""``penstock requests``: lists of requests, what one has lived through, and the end of many at once."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from ....shared.broker import STATE_WORDS, RequestFilter
+from ....shared.broker.bulk import count_matching
+from ....shared.command_line import EXIT_FAILED, Command, UsageError, add_redis_arguments, format_table
+from ....shared.errors import RequestNotFoundError, ValidationError
+from ....shared.partitions import open_history
+from ....shared.queue.request_events import RequestEvent, RequestSummary
+from ...words import event_words, format_duration, format_sheet, format_time, parse_age
+from ..broker_command import OpenModel, on_model, print_json, run_on_model
+from ..confirm import confirmed
+
+_HEADER = ("REQUEST", "STATE", "TENANT", "BAND", "LAST MOVE", "TOKENS", "TRIES", "WAITED", "TOOK", "ENGINE", "CAUSE")
+_TIMELINE_HEADER = ("AT", "AFTER", "WHAT", "TOKENS", "ENGINE", "EPOCH", "WHY")
+_MAX_CAUSE_CHARS = 60
+
+
+def _add_filter_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="may be left out if only one is known, or served")
+    parser.add_argument(
+        "--state", action="append", default=[], help=f"may be given several times: {', '.join(STATE_WORDS)}"
+    )
+    parser.add_argument("--tenant", default="", help="only of this tenant")
+    parser.add_argument("--band", default="", help="only of this band")
+    parser.add_argument("--engine", default="", metavar="ID", help="only what this engine runs, or ran last")
+    parser.add_argument("--id-prefix", default="", metavar="TEXT", help="only those whose id begins so")
+    parser.add_argument("--since", type=_since, default=0.0, metavar="AGE", help="only what moved since, such as 15m")
+    add_redis_arguments(parser)
+
+
+def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_filter_arguments(parser)
+    parser.add_argument("--limit", type=int, default=100, metavar="N", help="most that are shown (default: 100)")
+    parser.add_argument("--json", action="store_true", help="one array of requests, with every field")
+
+
+def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("request_id", metavar="ID")
+    parser.add_argument("--model", help="may be left out if only one is known, or served")
+    add_redis_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="one object: the request and its events")
+
+
+def _add_cancel_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_filter_arguments(parser)
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _since(text: str) -> float:
+    """The Unix time of an age: "1h" ago."""
+    try:
+        return time.time() - parse_age(text)
+    except ValidationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _filter(arguments: argparse.Namespace) -> RequestFilter:
+    return RequestFilter(
+        states=tuple(arguments.state),
+        tenant=arguments.tenant,
+        band=arguments.band,
+        engine_id=arguments.engine,
+        id_prefix=arguments.id_prefix,
+        since=arguments.since,
+    )
+
+
+async def _list(model: OpenModel, arguments: argparse.Namespace) -> None:
+    history = await open_history(model.connection, model.keys, model.name)
+    found = await history.requests(_filter(arguments), limit=arguments.limit)
+    if arguments.json:
+        print_json(found)
+    elif found:
+        print(format_table(_HEADER, [_row(request) for request in found]))
+    else:
+        print("no such requests")
+
+
+async def _show(model: OpenModel, arguments: argparse.Namespace) -> None:
+    history = await open_history(model.connection, model.keys, model.name)
+    request = await history.find(arguments.request_id)
+    if request is None:
+        raise RequestNotFoundError(
+            f"model {model.name!r} has no request {arguments.request_id!r}, and no event of it is kept any more"
+        )
+    events = await history.history(arguments.request_id)
+    if arguments.json:
+        print_json({"request": request, "events": events})
+        return
+    print(_sheet(request))
+    if events:
+        rows = [_event_row(event, events[0].at) for event in events]
+        print("\n" + format_table(_TIMELINE_HEADER, rows))
+
+
+async def _count(model: OpenModel, arguments: argparse.Namespace) -> int:
+    return await count_matching(await open_history(model.connection, model.keys, model.name), _filter(arguments))
+
+
+async def _cancel(model: OpenModel, arguments: argparse.Namespace) -> int:
+    return await model.operations.cancel_matching(model.name, _filter(arguments))
+
+
+def _run_cancel(arguments: argparse.Namespace) -> int:
+    if _filter(arguments) == RequestFilter():
+        raise UsageError("say which: --state, --tenant, --band, --engine, --id-prefix or --since")
+    num_meant = run_on_model(_count, arguments)
+    if num_meant and not confirmed(f"cancel {num_meant} requests?", arguments):
+        print("nothing is cancelled")
+        return EXIT_FAILED
+    print(f"{run_on_model(_cancel, arguments) if num_meant else 0} cancelled")
+    return 0
+
+
+def _row(request: RequestSummary) -> tuple[str, ...]:
+    return (
+        request.request_id,
+        request.state,
+        request.tenant,
+        request.band,
+        format_time(request.at),
+        str(request.num_output_tokens),
+        str(request.num_attempts),
+        _between(request.arrived_at, request.started_at),
+        _between(request.started_at, request.ended_at),
+        request.engine_id or "-",
+        _shortened(request.cause) or "-",
+    )
+
+
+def _sheet(request: RequestSummary) -> str:
+    return format_sheet(
+        {
+            "request": request.request_id,
+            "state": f"{request.state}, {request.cause}" if request.cause else request.state,
+            "tenant": f"{request.tenant}, band {request.band}",
+            "arrived": "-" if request.arrived_at is None else format_time(request.arrived_at),
+            "waited": _between(request.arrived_at, request.started_at),
+            "took": _between(request.started_at, request.ended_at),
+            "tokens": f"{request.num_output_tokens} of at most {request.max_tokens or '?'}, "
+            f"prompt {request.num_prompt_tokens or '?'}",
+            "engine": f"{request.engine_id or '-'}, try {request.num_attempts}",
+        }
+    )
+
+
+def _event_row(event: RequestEvent, began_at: float) -> tuple[str, ...]:
+    return (
+        format_time(event.at),
+        f"+{event.at - began_at:.3f} s",
+        event_words(event.kind),
+        str(event.num_output_tokens),
+        event.engine_id or "-",
+        str(event.epoch or "-"),
+        event.cause or "-",
+    )
+
+
+def _between(start: float | None, end: float | None) -> str:
+    return "-" if start is None or end is None else format_duration(max(0.0, end - start))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_CAUSE_CHARS else text[: _MAX_CAUSE_CHARS - 1] + "…"
+
+
+COMMAND = Command(
+    "requests",
+    "List requests, show what one has lived through, cancel many.",
+    subcommands=(
+        Command(
+            "list",
+            "Show requests, the last moved first, also those whose result has expired.",
+            run=on_model(_list),
+            add_arguments=_add_list_arguments,
+        ),
+        Command("show", "Show one and its timeline.", run=on_model(_show), add_arguments=_add_show_arguments),
+        Command(
+            "cancel",
+            "End the requests that a filter takes; says how many, and asks.",
+            run=_run_cancel,
+            add_arguments=_add_cancel_arguments,
+        ),
+    ),
+)

@@ -1,0 +1,87 @@
+"""``penstock dashboard``: queues, engines and requests in a browser."""
+
+from __future__ import annotations
+
+import argparse
+
+from ....shared.command_line import Command, UsageError, add_redis_arguments
+from ....shared.embedded import resolve_redis_url
+from ....shared.log import add_log_arguments, configure_logging
+from ...libraries import need_libraries
+
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8090
+_NEEDED = ("starlette", "uvicorn", "jinja2", "itsdangerous")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", default=DEFAULT_HOST, help="others need --keys on or --auth-header (127.0.0.1)")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (8090)")
+    parser.add_argument(
+        "--keys", choices=("on", "off"), default="off", help="let in only keys of `penstock operator`, after a login"
+    )
+    parser.add_argument("--auth-header", metavar="NAME", help="in which a proxy names the user, as X-Forwarded-User")
+    parser.add_argument(
+        "--groups-header", default="X-Forwarded-Groups", metavar="NAME", help="the user's groups (X-Forwarded-Groups)"
+    )
+    parser.add_argument(
+        "--role",
+        action="append",
+        default=[],
+        metavar="NAME=ROLE",
+        help="of a user or group of the proxy: viewer, operator, admin; with +contents they see prompts and outputs",
+    )
+    parser.add_argument(
+        "--default-role",
+        choices=("none", "viewer", "operator", "admin"),
+        default="viewer",
+        help="of users of the proxy that no --role names; none lets them not in (viewer)",
+    )
+    parser.add_argument(
+        "--trusted-proxy",
+        action="append",
+        default=[],
+        metavar="CIDR",
+        help="network whose headers are believed; may be repeated (this machine)",
+    )
+    parser.add_argument("--show-contents", action="store_true", help="prompts and outputs, where nobody is asked")
+    add_log_arguments(parser)
+    add_redis_arguments(parser)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    need_libraries("the dashboard", *_NEEDED, extra="dashboard")
+    if arguments.keys == "on" and arguments.auth_header:
+        raise UsageError("give either --keys on or --auth-header")
+    from ...dashboard import Access, HeaderAccess, Role, everybody
+    from ...dashboard.access import LOOPBACK, parse_networks, parse_roles
+    from ...dashboard.serve import serve
+
+    configure_logging(arguments.log_level, arguments.log_format)
+    if arguments.keys == "on":
+        access = None
+    elif arguments.auth_header:
+        access = HeaderAccess(
+            arguments.auth_header,
+            arguments.groups_header,
+            parse_roles(arguments.role),
+            None if arguments.default_role == "none" else Role(arguments.default_role),
+            parse_networks(arguments.trusted_proxy or LOOPBACK),
+        )
+    else:
+        access = everybody(Access("local", Role.ADMIN, sees_contents=arguments.show_contents))
+    is_open = access is not None and not arguments.auth_header
+    if is_open:
+        print("nobody is asked who they are: whoever uses this machine may do everything", flush=True)
+    with resolve_redis_url(arguments.redis_url) as url:
+        return serve(
+            url,
+            host=arguments.host,
+            port=arguments.port,
+            namespace=arguments.namespace,
+            shards=arguments.shards,
+            access=access,
+            is_open=is_open,
+        )
+
+
+COMMAND = Command("dashboard", "Serve the operators' pages.", run=_run, add_arguments=_add_arguments)

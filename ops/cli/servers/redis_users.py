@@ -1,0 +1,84 @@
+"""``penstock redis users``: an ACL file for a Redis, and a file with the URL of each of its users."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+from pathlib import Path
+
+from ....shared.command_line import NAMESPACE_HELP, NAMESPACE_VARIABLE, Command, UsageError
+from ....shared.errors import ConfigurationError
+from ....shared.names import DEFAULT_NAMESPACE
+from ....shared.redis_access.url import parse_pool
+from ....shared.redis_access.users import Role, user_line
+from ....shared.shown import shown
+
+ACL_FILE = "users.acl"
+# Nobody logs in without a name.
+_NO_DEFAULT = "user default off"
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="where the files go: users.acl, and ROLE.url for each role")
+    parser.add_argument(
+        "--address", default="localhost:6379", metavar="HOST[:PORT]", help="of that Redis (localhost:6379)"
+    )
+    parser.add_argument("--ca", metavar="FILE", help="speak TLS; the authority that signed its certificate")
+    parser.add_argument(
+        "--namespace",
+        default=os.environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE,
+        help=f"{NAMESPACE_HELP} (default: {NAMESPACE_VARIABLE}, else {DEFAULT_NAMESPACE})",
+    )
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    folder = Path(arguments.folder)
+    passwords = {role: secrets.token_urlsafe(32) for role in Role}
+    lines = [_NO_DEFAULT, *(user_line(role, arguments.namespace, word) for role, word in passwords.items())]
+    contents = {f"{role}.url": _url(arguments, role, word) for role, word in passwords.items()}
+    contents[ACL_FILE] = "\n".join(lines)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        taken = [name for name in contents if (folder / name).exists()]
+        if taken:
+            raise UsageError(f"{folder} has {', '.join(taken)} already; name another folder, or remove them")
+        for name, content in contents.items():
+            _write(folder / name, content)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{error.filename} cannot be written: {error.strerror}; name another folder"
+        ) from error
+    print(f"{folder / ACL_FILE}: give it to redis-server as aclfile")
+    for role in Role:
+        print(f"{folder / f'{role}.url'}: PENSTOCK_REDIS_URL_FILE of {_USED_BY[role]}")
+    return 0
+
+
+_USED_BY = {
+    Role.CLIENT: "apps",
+    Role.WORKER: "worker start",
+    Role.GATEWAY: "penstock gateway",
+    Role.JOBS: "penstock jobs",
+    Role.OPERATOR: "penstock dashboard, penstock metrics and the other commands",
+}
+
+
+def _url(arguments: argparse.Namespace, role: Role, password: str) -> str:
+    scheme, query = ("rediss", f"?ssl_ca_certs={arguments.ca}") if arguments.ca else ("redis", "")
+    if "/" in arguments.address or "@" in arguments.address:
+        raise UsageError(f"--address must be HOST or HOST:PORT, got {shown(arguments.address)}")
+    url = f"{scheme}://{role}:{password}@{arguments.address}{query}"
+    parse_pool(url)
+    return url
+
+
+def _write(path: Path, content: str) -> None:
+    """Write what nobody but its owner may read."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(content + "\n")
+
+
+COMMAND = Command(
+    "users", "Make users for a Redis, each with the rights of its role.", run=_run, add_arguments=_add_arguments
+)

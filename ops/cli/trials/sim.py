@@ -1,0 +1,136 @@
+"""``penstock sim``: fleets under virtual time, on the real scripts of the broker."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import msgspec
+
+from ....shared.command_line import EXIT_FAILED, Command
+from ....shared.errors import ConfigurationError
+from ...libraries import need_libraries
+
+
+def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("scenario", type=Path, metavar="FILE", help="TOML, see the page on the simulator in the guide")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where report.json and the plots (PNG, SVG) go")
+    parser.add_argument("--seed", type=int, help="instead of the scenario's")
+
+
+def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("scenario", type=Path, metavar="FILE", help="TOML, without deaths and autoscaling")
+
+
+def _add_record_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("scenario", type=Path, metavar="FILE", help="TOML, with engines of one kind and no deaths")
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="where the recording goes; empty")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="what the engines serve; the demo model by default")
+    parser.add_argument("--seed", type=int, help="instead of the scenario's")
+
+
+def _add_replay_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recorded", type=Path, metavar="DIR", help="of `penstock sim record`")
+    parser.add_argument(
+        "--speed-of", type=Path, metavar="DIR", help="fit the engines to this recording; by default to the same one"
+    )
+
+
+def _add_fit_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "recorded",
+        type=Path,
+        nargs="+",
+        metavar="PATH",
+        help="folders of --step-log, or outputs of `python -m penstock.worker.engine.offline --steps`",
+    )
+    parser.add_argument("--test", type=Path, metavar="PATH", help="another recording, to tell the error on")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
+    text = _read(arguments.scenario).decode(errors="replace")
+    from ...sim.run import run_scenario  # simpy and matplotlib are not for every `penstock` command
+
+    return 0 if run_scenario(text, seed=arguments.seed, folder=arguments.out) else EXIT_FAILED
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
+    text = _read(arguments.scenario).decode(errors="replace")
+    from ...sim.real.comparison import compare  # simpy
+
+    compare(text)
+    return 0
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
+    text = _read(arguments.scenario).decode(errors="replace")
+    from ...demo.run import MODEL
+    from ...sim.real.recording import record
+    from ...sim.scenario_file import read_scenario
+
+    scenario = read_scenario(text)
+    if arguments.seed is not None:
+        scenario = msgspec.structs.replace(scenario, seed=arguments.seed)
+    outcome = record(scenario, arguments.model or MODEL, arguments.out).outcome
+    print(f"{outcome.tokens_per_s:g} tokens/s; compare with `penstock sim replay {arguments.out}`")
+    return 0
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
+    from ...sim.real.comparison import replay  # simpy
+
+    replay(arguments.recorded, arguments.speed_of or arguments.recorded)
+    return 0
+
+
+def _fit(arguments: argparse.Namespace) -> int:
+    need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
+    from ...sim.real.fit import error_of, fit_speed, read_recordings  # numpy
+    from ...sim.scenario import Engines
+
+    recorded = read_recordings(arguments.recorded)
+    fit = fit_speed(recorded)
+    parts = ", ".join(f"{name} = {value:g}" for name, value in msgspec.structs.asdict(fit.speed).items())
+    print(f"speed = {{{parts}}}  # of {fit.num_steps} steps")
+    print(f"slowdown = {fit.slowdown}  # by how many of the recorded engines compute")
+    fitted = Engines(number=1, speed=fit.speed, slowdown=fit.slowdown)
+    tested = [(str(path), read_recordings([path])) for path in (arguments.test,) if path]
+    for name, steps in (("what it was fitted to", recorded), *tested):
+        for who, kind in (("this", fitted), ("the default speed", Engines(number=1))):
+            error = error_of(kind, steps)
+            print(
+                f"# {who} on {name}: off by {100 * error.of_computing:.0f} % of what a step computes, "
+                f"{100 * error.of_step:.0f} % of its time, {100 * error.of_total:+.0f} % of all steps' time"
+            )
+    return 0
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+
+
+COMMAND = Command(
+    "sim",
+    "Simulate fleets of engines under virtual time, on the real scripts of the queue.",
+    subcommands=(
+        Command("run", "Simulate a scenario; status 1 if one of its checks fails.", _run, _add_run_arguments),
+        Command(
+            "compare",
+            "Run a scenario in virtual and in real time, and print both.",
+            _compare,
+            _add_compare_arguments,
+        ),
+        Command(
+            "record", "Run a scenario with real engines, and write down what they did.", _record, _add_record_arguments
+        ),
+        Command("replay", "Simulate what was recorded, and print both.", _replay, _add_replay_arguments),
+        Command("fit", "Fit the speed of engines to their recorded steps.", _fit, _add_fit_arguments),
+    ),
+)

@@ -1,0 +1,76 @@
+"""``penstock generate``: one-off generations from the shell."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+from ....producer import Client, FinishReason, SamplingParams
+from ....shared.command_line import Command, add_redis_arguments
+from ....shared.embedded import resolve_redis_url
+from ..waiting_notice import WaitingNotice
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompts", nargs="+", metavar="PROMPT", help="text to continue; - reads standard input")
+    parser.add_argument("--model", help="may be left out if only one is known, or served")
+    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="most output tokens (128)")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (1.0)")
+    parser.add_argument("--seed", type=int, metavar="N", help="fixes the random choices")
+    parser.add_argument("--stream", action="store_true", help="print as it is generated")
+    add_redis_arguments(parser)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    given = {name: value for name in ("temperature", "seed") if (value := getattr(arguments, name)) is not None}
+    params = SamplingParams(max_tokens=arguments.max_tokens, **given)
+    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in arguments.prompts]
+    with resolve_redis_url(arguments.redis_url) as url:
+        return asyncio.run(_generate(url, arguments, prompts, params))
+
+
+async def _generate(url: str, arguments: argparse.Namespace, prompts: list[str], params: SamplingParams) -> int:
+    """Print the answers in the order of the prompts; 1 if one did not come to a regular end."""
+    deployment = {"namespace": arguments.namespace, "shards": arguments.shards}
+    async with Client.connect(url, model=arguments.model, **deployment) as client:
+        notice = WaitingNotice(client, arguments.model)
+        async with notice.watching():
+            if arguments.stream:
+                reasons = [await _stream(client, prompt, params, notice) for prompt in prompts]
+            else:
+                answers = await asyncio.gather(*(_answer(client, prompt, params, notice) for prompt in prompts))
+                reasons = [_print(*answer) for answer in answers]
+    irregular = [reason for reason in reasons if reason not in (FinishReason.STOP, FinishReason.LENGTH)]
+    for reason in irregular:
+        print(f"a generation ended early: {reason}", file=sys.stderr)
+    return 1 if irregular else 0
+
+
+async def _stream(client: Client, prompt: str, params: SamplingParams, notice: WaitingNotice) -> FinishReason | None:
+    reason = None
+    async for delta in client.stream(prompt, params):
+        notice.heard()
+        print(delta.text, end="", flush=True)
+        reason = delta.finish_reason
+    print()
+    return reason
+
+
+async def _answer(
+    client: Client, prompt: str, params: SamplingParams, notice: WaitingNotice
+) -> tuple[str, FinishReason | None]:
+    texts, reason = [], None
+    async for delta in client.stream(prompt, params):
+        notice.heard()
+        texts.append(delta.text)
+        reason = delta.finish_reason
+    return "".join(texts), reason
+
+
+def _print(text: str, reason: FinishReason | None) -> FinishReason | None:
+    print(text)
+    return reason
+
+
+COMMAND = Command("generate", "Generate text and print it.", run=_run, add_arguments=_add_arguments)

@@ -1,0 +1,1 @@
+"""What a simulation reports, and how: figures, tables, plots."""

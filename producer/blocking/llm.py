@@ -1,0 +1,278 @@
+"""A blocking face for scripts and notebooks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import Awaitable, Coroutine, Generator, Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Protocol, TypeVar, Unpack
+
+from ...shared.embedded import resolve_redis_url
+from ...shared.errors import ClientClosedError, ValidationError
+from ...shared.messages.deltas import Delta
+from ...shared.params.pooling import PoolingParams
+from ...shared.params.sampling import SamplingParams
+from ...shared.shown import shown
+from ..client import Client
+from ..inputs.options import RequestOptions, options_of_each
+from ..inputs.prompt import Prompt, as_prompts, params_of_each
+from ..inputs.streaming_input import GrowingPrompt
+from ..results.outputs import RequestOutput
+from ..results.pooling import PoolingRequestOutput, TextPair
+from .llm_by_hand import LLMByHand
+from .loop_thread import LoopThread
+from .progress import ProgressBar
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Messages = Sequence[Mapping[str, Any]]
+MAX_IN_FLIGHT = 4096
+
+
+class Closable(Protocol[T_co]):
+    """An asynchronous iterator that can be left early."""
+
+    def __anext__(self) -> Awaitable[T_co]: ...
+
+    def aclose(self) -> Awaitable[None]: ...
+
+
+class LLM(LLMByHand):
+    """Generate from a list of prompts and wait for all answers; and control engines, queues and models, blocking.
+
+    Args:
+        url: Redis URL; ``PENSTOCK_REDIS_URL`` or the embedded Redis when None.
+        options: as for ``Client``.
+
+    Use as a context manager, or call ``close()``. Any thread may use it, and so may a process that is forked meanwhile,
+    as by ``gunicorn --preload``: there it connects anew, and only what the parent was iterating over is the parent's.
+    """
+
+    _connected: tuple[LoopThread, Client] | None = None
+
+    def __init__(self, url: str | None = None, **options: Any) -> None:
+        self._stack = ExitStack()
+        self._url = self._stack.enter_context(resolve_redis_url(url))
+        self._options = options
+        self._lock = threading.Lock()
+        self._is_closed = False
+        try:
+            self._connect()
+        except BaseException:
+            self._stack.close()
+            raise
+        _llms.add(self)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+        **options: Unpack[RequestOptions],
+    ) -> list[RequestOutput]:
+        """Return one output per prompt, in order; shows a progress bar on a terminal.
+
+        ``params`` is one for all prompts or one each. ``options`` are those of a request: ``model``, ``band``,
+        ``tenant``, ``timeout_s`` and so on, but no ``request_id``, which would be that of all; ``lora_request`` is one
+        or one each. An error of one request is raised after the others ended.
+
+        Raises: as ``Client.stream``.
+        """
+        if options.get("request_id") is not None:
+            raise ValidationError("generate takes no request_id: each request needs its own")
+        wanted = as_prompts(prompts)
+        each = params_of_each(params, len(wanted))
+        with ProgressBar(len(wanted), shown=progress) as bar:
+            return self.call(self._generate_all(wanted, each, options_of_each(options, len(wanted)), bar))
+
+    def stream(
+        self,
+        prompt: Prompt | GrowingPrompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Generator[Delta]:
+        """Generate from ``prompt`` and iterate over the output as it is produced; see ``Client.stream``.
+
+        Closing the iterator early cancels the request. Any number of threads may stream at once, each its own.
+        """
+        return self.iterate(self._client.stream(prompt, params, **options))
+
+    @property
+    def client(self) -> Client:
+        """The asynchronous client behind it: what it does, ``call`` and ``iterate`` do for threads that block."""
+        return self._here()[1]
+
+    @property
+    def _client(self) -> Client:
+        return self.client
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine of ``client`` to its end: ``llm.call(llm.client.submit(prompt))``. From any thread.
+
+        Raises:
+            ClientClosedError: after ``close()``.
+        """
+        try:
+            thread, _ = self._here()
+        except BaseException:
+            work.close()
+            raise
+        return thread.run(work)
+
+    def iterate(self, items: Closable[T]) -> Generator[T]:
+        """Iterate over what an asynchronous generator (or an ``EventStream``) gives; closing the iterator closes it."""
+        thread, _ = self._here()
+        try:
+            while True:
+                try:
+                    item = thread.run(_next(items))
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            # The loop's own thread gets here if it collects a forgotten iterator.
+            thread.finish(_close(items))
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+        **options: Unpack[RequestOptions],
+    ) -> list[RequestOutput]:
+        """``generate`` for one conversation, or for many at once: lists of ``{"role": ..., "content": ...}``.
+
+        What the model's chat template takes beside messages goes into ``chat_template_kwargs``: ``tools``,
+        ``add_generation_prompt``, ``enable_thinking`` and so on.
+
+        Raises:
+            ValidationError: what is given is no conversation.
+            and as ``generate``.
+        """
+        return self.generate(_as_conversations(messages), params, progress=progress, **options)
+
+    def encode(
+        self,
+        prompts: Prompt | TextPair | Sequence[Prompt | TextPair],
+        params: PoolingParams | None = None,
+        *,
+        progress: bool = True,
+        **options: Unpack[RequestOptions],
+    ) -> list[PoolingRequestOutput]:
+        """Embed or classify each prompt, as ``params.task`` says; see ``Client.encode_all``."""
+        wanted = as_prompts(prompts)
+        with ProgressBar(len(wanted), shown=progress) as bar:
+            return self.call(self._client.encode_all(wanted, params, on_output=lambda: bar.advance(0), **options))
+
+    def close(self) -> None:
+        """Disconnect; twice does nothing."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self._connected is not None:
+                thread, client = self._connected
+                if (by_hand := self._by_hand) is not None and by_hand.client is client:
+                    thread.run(by_hand.leave())
+                thread.run(client.close())
+                thread.stop()
+            self._stack.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _generate_all(
+        self,
+        prompts: list[Prompt],
+        params: Sequence[SamplingParams | None],
+        options: Sequence[RequestOptions],
+        bar: ProgressBar,
+    ) -> list[RequestOutput]:
+        most_answers = max((chosen.n for chosen in params if isinstance(chosen, SamplingParams)), default=1)
+        in_flight = asyncio.Semaphore(MAX_IN_FLIGHT // most_answers)
+
+        async def one(prompt: Prompt, chosen: SamplingParams | None, own: RequestOptions) -> RequestOutput:
+            async with in_flight:
+                output = await self._client.generate(prompt, chosen, **own)
+            bar.advance(sum(len(answer.token_ids) for answer in output.outputs))
+            return output
+
+        wanted = zip(prompts, params, options, strict=True)
+        results = await asyncio.gather(*(one(*each) for each in wanted), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results  # type: ignore[return-value]  # no exception is left in it
+
+    def _connect(self) -> tuple[LoopThread, Client]:
+        thread, client = LoopThread(), Client(self._url, **self._options)
+        try:
+            thread.run(client.open())
+        except BaseException:
+            thread.stop()
+            raise
+        self._connected = thread, client
+        return self._connected
+
+    def _here(self) -> tuple[LoopThread, Client]:
+        """The loop and the client of this process: after a fork, new ones."""
+        if self._connected is not None and not self._is_closed:
+            return self._connected
+        with self._lock:
+            if self._is_closed:
+                raise ClientClosedError("the LLM was closed; make another, or use it inside `with LLM(url) as llm:`")
+            return self._connected or self._connect()
+
+    def _forget_parents(self) -> None:
+        """In a child: leave loop and client to the parent, and connect anew when asked for something."""
+        # Another thread may have held it.
+        self._lock = threading.Lock()
+        # Kept, since closing them would end what the parent shares with us.
+        _of_parents.append(self._connected)
+        self._connected = None
+
+
+_llms: weakref.WeakSet[LLM] = weakref.WeakSet()
+_of_parents: list[object] = []
+
+
+def _forget_parents() -> None:
+    for llm in _llms:
+        llm._forget_parents()
+
+
+os.register_at_fork(after_in_child=_forget_parents)
+
+
+async def _next(items: Closable[T]) -> T:
+    return await items.__anext__()
+
+
+async def _close(items: Closable[Any]) -> None:
+    await items.aclose()
+
+
+def _as_conversations(messages: Any) -> list[Prompt]:
+    """One conversation or many, as a list."""
+    if isinstance(messages, Sequence) and not isinstance(messages, str):
+        if messages and all(isinstance(message, Mapping) for message in messages):
+            return [messages]
+        for position, conversation in enumerate(messages):
+            is_list = isinstance(conversation, Sequence) and not isinstance(conversation, str)
+            if not (is_list and conversation and all(isinstance(message, Mapping) for message in conversation)):
+                raise ValidationError(
+                    f"messages[{position}] must be a conversation, a list of messages, got {shown(conversation)}"
+                )
+        return list(messages)
+    raise ValidationError(f"messages must be a conversation or a list of them, got {shown(messages)}")

@@ -1,0 +1,62 @@
+"""An event loop in a thread of its own, for callers that block."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from ...shared.errors import ClientClosedError
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines for any number of threads. It does not survive a fork: a child needs one of its own."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-llm", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether the caller is this very thread, which must not wait for itself."""
+        return threading.current_thread() is self._thread
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` to its end; Ctrl-C cancels it.
+
+        Raises:
+            ClientClosedError: this process was forked after the loop began.
+        """
+        if os.getpid() != self._pid:
+            work.close()
+            raise ClientClosedError(
+                f"this was begun by process {self._pid}, which forked this one, and is that one's to go on with; "
+                "begin it anew"
+            )
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def finish(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work``, which tidies up, and wait for it, unless this is the thread itself; in a child, do nothing."""
+        if os.getpid() != self._pid:
+            work.close()
+            return
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        if not self.is_mine:
+            future.result()
+
+    def stop(self) -> None:
+        """End the loop and the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,1 @@
+"""Who may call the gateway: keys, tenants, web pages."""

@@ -1,0 +1,1 @@
+"""Bodies of HTTP requests as they come, and what they name elsewhere."""

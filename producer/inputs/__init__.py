@@ -1,0 +1,1 @@
+"""What a caller passes with a request, checked and encoded."""

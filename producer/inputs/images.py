@@ -1,0 +1,212 @@
+"""Images in prompts, as callers have them: files, Pillow's pictures, arrays; beside a prompt or in chat messages."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...shared.deployment.records import ModelCard
+from ...shared.errors import UnsupportedParameterError, ValidationError
+from ...shared.params.images import MAX_IMAGES, ImageInput, check_image_bytes
+from ...shared.shown import shown
+
+# Of a request together, as they go into Redis in one call.
+MAX_TOTAL_BYTES = 64 << 20
+_IMAGE_TYPES = ("image_url", "input_image", "image", "image_pil")
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "messages")
+
+
+def is_prompt_with_data(prompt: object) -> bool:
+    """Whether ``prompt`` is a dictionary such as ``{"prompt": ..., "multi_modal_data": {"image": ...}}``."""
+    return isinstance(prompt, Mapping) and any(name in prompt for name in _PROMPT_KEYS) and "role" not in prompt
+
+
+def split_prompt(prompt: Any) -> tuple[Any, list[ImageInput]]:
+    """Return a prompt of any form without its images, and those.
+
+    Images stand beside a prompt under ``multi_modal_data``, or in parts of chat messages, where a bare
+    ``{"type": "image"}`` takes their place.
+
+    Raises:
+        ValidationError: something is no image, or too large; names the field.
+        UnsupportedParameterError: there is something else than images, or the address of one.
+    """
+    if not is_prompt_with_data(prompt):
+        return _split(prompt)
+    unknown = prompt.keys() - {*_PROMPT_KEYS, "multi_modal_data"}
+    if unknown:
+        raise UnsupportedParameterError(f"prompt[{shown(min(map(str, unknown)))}] is not supported; leave it out")
+    given = [name for name in _PROMPT_KEYS if prompt.get(name) is not None]
+    if len(given) != 1:
+        raise ValidationError(f"a prompt must have one of {', '.join(_PROMPT_KEYS)}, got {shown(given)}")
+    bare, images = _split(prompt[given[0]])
+    return bare, _checked([*images, *_of_data(prompt.get("multi_modal_data"))])
+
+
+def image_bytes(field: str, value: Any) -> bytes:
+    """Return an image as a file: bytes as they are; Pillow's pictures and arrays as PNG.
+
+    Args:
+        value: bytes of a PNG, JPEG, WebP or GIF file; a ``PIL.Image.Image``; or an array or tensor of ``uint8``,
+            ``[height, width]``, ``[height, width, 3]`` or ``[height, width, 4]``.
+
+    Raises:
+        ValidationError: it is none of these.
+    """
+    if isinstance(value, bytes | bytearray | memoryview):
+        return check_image_bytes(field, value)
+    if hasattr(value, "__array__") and not hasattr(value, "getbands"):
+        value = _picture_of_array(field, value)
+    if not hasattr(value, "save") or not hasattr(value, "size"):
+        kind = shown(type(value).__name__)
+        raise ValidationError(f"{field} must be bytes of an image file, a PIL image or an array of uint8, got {kind}")
+    written = io.BytesIO()
+    try:
+        picture = value if value.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else value.convert("RGB")
+        picture.save(written, "PNG")
+    except Exception as error:  # of a damaged file that it was opened from, of a mode that PNG lacks
+        raise ValidationError(f"{field} cannot be written as PNG: {error}") from error
+    return check_image_bytes(field, written.getvalue())
+
+
+def data_url_bytes(field: str, url: str) -> bytes:
+    """Return the image of a URL such as ``data:image/png;base64,...``.
+
+    Raises:
+        ValidationError: it is none.
+    """
+    head, comma, encoded = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise ValidationError(f"{field} must be a data URL such as data:image/png;base64,..., got {shown(url)}")
+    try:
+        return check_image_bytes(field, base64.b64decode(encoded, validate=True))
+    except (binascii.Error, ValueError) as error:
+        if isinstance(error, ValidationError):
+            raise
+        raise ValidationError(f"{field} is no base64: {error}") from error
+
+
+def is_image_part(part: object) -> bool:
+    """Whether a part of a message is an image."""
+    return isinstance(part, Mapping) and part.get("type") in _IMAGE_TYPES
+
+
+def image_url_of(field: str, part: Mapping[str, Any]) -> str:
+    """Return the URL of an ``image_url`` or ``input_image`` part.
+
+    Raises:
+        ValidationError: it has none.
+        UnsupportedParameterError: it names a file.
+    """
+    if part.get("file_id") is not None:
+        raise UnsupportedParameterError(f"{field}.file_id is not supported; send the image as a data URL")
+    url = part.get("image_url")
+    if isinstance(url, Mapping):
+        field, url = f"{field}.image_url", url.get("url")
+        field += ".url"
+    else:
+        field += ".image_url"
+    if not isinstance(url, str) or not url:
+        raise ValidationError(f"{field} must be the URL of an image, got {shown(url)}")
+    return url
+
+
+def _split(prompt: Any) -> tuple[Any, list[ImageInput]]:
+    is_chat = isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes | bytearray)
+    if not is_chat or not any(isinstance(message, Mapping) for message in prompt):
+        return prompt, []
+    images: list[ImageInput] = []
+    messages = [_without_images(f"messages[{at}]", message, images) for at, message in enumerate(prompt)]
+    return messages, _checked(images)
+
+
+def _without_images(field: str, message: Any, images: list[ImageInput]) -> Any:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list | tuple) or not any(map(is_image_part, content)):
+        return message
+    parts = []
+    for at, part in enumerate(content):
+        if is_image_part(part):
+            images.append(ImageInput.of(_of_part(f"{field}.content[{at}]", part)))
+            part = {"type": "image"}
+        parts.append(part)
+    return {**message, "content": parts}
+
+
+def _of_part(field: str, part: Mapping[str, Any]) -> bytes:
+    kind = part["type"]
+    if kind in ("image", "image_pil"):
+        name = kind if part.get(kind) is not None else "image"
+        if part.get(name) is None:
+            raise ValidationError(f"{field}.{kind} must be an image: bytes, a PIL image or an array")
+        return image_bytes(f"{field}.{name}", part[name])
+    url = image_url_of(field, part)
+    if not url.startswith("data:"):
+        raise UnsupportedParameterError(
+            f"{field} has the address of an image, {shown(url)}, and only the gateway fetches those, if it is told to; "
+            "send the image itself"
+        )
+    return data_url_bytes(field, url)
+
+
+def _of_data(data: Any) -> list[ImageInput]:
+    if data is None:
+        return []
+    if not isinstance(data, Mapping):
+        raise ValidationError(f"multi_modal_data must be a dictionary such as {{'image': ...}}, got {shown(data)}")
+    if unknown := data.keys() - {"image"}:
+        raise UnsupportedParameterError(
+            f"multi_modal_data[{shown(min(map(str, unknown)))}] is not supported; images are, under 'image'"
+        )
+    given = data.get("image")
+    several = list(given) if isinstance(given, list | tuple) else [] if given is None else [given]
+    return [ImageInput.of(image_bytes(f"multi_modal_data['image'][{at}]", image)) for at, image in enumerate(several)]
+
+
+def check_number(images: Sequence[ImageInput], card: ModelCard) -> None:
+    """Refuse images that no engine of the model takes, as far as its card tells.
+
+    Raises:
+        UnsupportedParameterError: it takes none; says why.
+        ValidationError: it takes fewer.
+    """
+    if card.max_images is None or len(images) <= card.max_images:
+        return
+    if not card.max_images:
+        why = card.image_refusal or f"the engines of model {shown(card.model)} read none"
+        raise UnsupportedParameterError(f"images: {why}; send text alone, or ask for another model")
+    raise ValidationError(
+        f"images: model {shown(card.model)} takes at most {card.max_images} in a request, got {len(images)}; send "
+        "fewer, or have its workers started with more --max-images"
+    )
+
+
+def _checked(images: list[ImageInput]) -> list[ImageInput]:
+    if len(images) > MAX_IMAGES:
+        raise ValidationError(f"a request has at most {MAX_IMAGES} images, got {len(images)}")
+    num_bytes = sum(len(image.data) for image in dict.fromkeys(images))
+    if num_bytes > MAX_TOTAL_BYTES:
+        raise ValidationError(
+            f"the images of the request have {num_bytes} bytes together, and at most {MAX_TOTAL_BYTES} may be sent; "
+            "make them smaller"
+        )
+    return images
+
+
+def _picture_of_array(field: str, value: Any) -> Any:
+    # Here, not above: who sends no arrays needs neither.
+    import numpy as np
+    from PIL import Image
+
+    try:
+        array = np.asarray(value)
+        if array.dtype != np.uint8 or array.size == 0:
+            raise ValidationError(f"{field} must be an array of uint8, not empty, got {array.dtype} {array.shape}")
+        return Image.fromarray(array)
+    except ValidationError:
+        raise
+    except Exception as error:  # of a tensor on a GPU, of a shape that is no picture's
+        raise ValidationError(f"{field} is no array of a picture: {error}") from error

@@ -1,0 +1,304 @@
+"""From what a caller passes to an encoded request, with every mistake reported here rather than by a worker."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import AsyncIterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from ...shared.deployment.records import ModelCard
+from ...shared.encodable import UNENCODABLE, check_text, unencodable
+from ...shared.errors import (
+    PayloadTooLargeError,
+    PromptTooLongError,
+    UnsupportedParameterError,
+    UnsupportedTaskError,
+    ValidationError,
+)
+from ...shared.messages.requests import EngineCoreRequest, InputChunk
+from ...shared.names import check_name
+from ...shared.params.chat_parts import check_messages
+from ...shared.params.extra_args import check_known
+from ...shared.params.kinds import GENERATE, POOLING_TASKS
+from ...shared.params.pooling import PoolingParams
+from ...shared.params.prompt_embeds import PromptEmbeds
+from ...shared.params.sampling import SamplingParams
+from ...shared.shown import shown
+from ..results.pooling import TextPair
+from .embeds import EmbedsArray, encode_embeds
+from .images import check_number, is_prompt_with_data, split_prompt
+from .options import (
+    RequestOptions,
+    cache_salt_of,
+    check_flag,
+    check_linger,
+    external_req_id_of,
+    lora_request_of,
+    prediction_of,
+    read_ttl_of,
+    resume_of,
+    session_id_of,
+    template_kwargs_of,
+    trace_headers_of,
+    wanted_until,
+)
+from .tokenization import check_tokenization, tokenization_of
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | EmbedsArray | Mapping[str, Any]
+"""Text, token ids, chat messages (``{"role": ..., "content": ...}``; the worker applies the chat template), or
+embeddings (a numpy array or torch tensor; the worker must allow them). Or a dictionary with one of these and images:
+``{"prompt": "<image> what is this", "multi_modal_data": {"image": ...}}``; chat messages may have them as parts."""
+
+
+P = TypeVar("P")
+MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def build_request(
+    prompt: Prompt,
+    params: SamplingParams | None,
+    *,
+    card: ModelCard,
+    tenant: str = "default",
+    options: RequestOptions | None = None,
+) -> EngineCoreRequest:
+    """Return the request for ``prompt``, its seed fixed, so that a resumed generation goes on with the same noise.
+
+    Raises:
+        ValidationError: a field has the wrong type or range.
+        PromptTooLongError: token ids that leave no room within the model's ``max_model_len``.
+        UnsupportedParameterError: a parameter that this version cannot honour.
+        UnsupportedTaskError: the model does not generate.
+    """
+    params = SamplingParams() if params is None else params
+    if not isinstance(params, SamplingParams):
+        hint = "; for pooling, use encode" if isinstance(params, PoolingParams) else ""
+        raise ValidationError(f"params must be a SamplingParams, got {type(params).__name__}{hint}")
+    if GENERATE not in card.supported_tasks:
+        raise _not_for(card, GENERATE)
+    params = check_params(params, card)
+    if params.seed is None:
+        # Not by msgspec.structs.replace, which would check all of it again: half the cost of a request.
+        params = copy.copy(params)
+        msgspec.structs.force_setattr(params, "seed", int.from_bytes(os.urandom(8)) >> 1)
+    options = options or {}
+    request = _envelope(options, card, tenant)
+    request.sampling_params = params
+    request.prediction = prediction_of(options)
+    _set_prompt(request, prompt, card, options.get("chat_template_kwargs"))
+    return request
+
+
+def check_params(params: SamplingParams, card: ModelCard) -> SamplingParams:
+    """Return ``params`` if callers may set them and a worker of the model serves them, as far as its card tells.
+
+    Raises:
+        ValidationError: a field is the worker's.
+        UnsupportedParameterError: a parameter that this version, or the model's workers, cannot honour.
+    """
+    params.check_from_caller()
+    # An engine is asked for one answer at a time: see fan_out.
+    params.check_supported(n=params.n)
+    if params.extra_args is not None and card.registered_at:
+        check_known(params.extra_args, card.logits_processors)
+    return params
+
+
+def build_pooling_request(
+    prompt: Prompt | TextPair,
+    params: PoolingParams | None,
+    *,
+    card: ModelCard,
+    tenant: str = "default",
+    options: RequestOptions | None = None,
+) -> EngineCoreRequest:
+    """Return the request to pool ``prompt``.
+
+    Raises:
+        ValidationError: a field has the wrong type or range.
+        PromptTooLongError: token ids beyond the model's ``max_model_len``.
+        UnsupportedTaskError: the model does not do ``params.task``; names what it does.
+    """
+    params = PoolingParams() if params is None else params
+    if not isinstance(params, PoolingParams):
+        raise ValidationError(f"params must be a PoolingParams, got {type(params).__name__}")
+    task = params.task or next((one for one in card.supported_tasks if one != GENERATE), POOLING_TASKS[0])
+    # What no worker has told of yet, its own will refuse.
+    if task not in card.supported_tasks and card.registered_at:
+        raise _not_for(card, task)
+    options = options or {}
+    request = _envelope(options, card, tenant)
+    request.pooling_params = params
+    if isinstance(prompt, TextPair):
+        request.prompt, request.text_pair = prompt.text, prompt.text_pair
+        check_tokenization(request, card)
+    else:
+        _set_prompt(request, prompt, card, options.get("chat_template_kwargs"))
+    if request.prompt_embeds is not None:
+        raise UnsupportedParameterError("prompts that are pooled are text or token ids, not embeddings")
+    return request
+
+
+def _not_for(card: ModelCard, task: str) -> UnsupportedTaskError:
+    return UnsupportedTaskError(
+        f"model {shown(card.model)} does not {task}; its tasks: {', '.join(card.supported_tasks)}"
+    )
+
+
+def _envelope(options: RequestOptions, card: ModelCard, tenant: str) -> EngineCoreRequest:
+    """A request without prompt and parameters."""
+    check_linger(options.get("linger_s"))
+    read_ttl_of(options.get("read_ttl_s"), request_id=options.get("request_id"))
+    if (fail_fast := options.get("fail_fast")) is not None:
+        check_flag("fail_fast", fail_fast)
+    request_id, priority = options.get("request_id"), options.get("priority", 0)
+    band, own_tenant = options.get("band"), options.get("tenant")
+    if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+        raise ValidationError(f"priority must be a 32-bit integer, got {shown(priority)}")
+    return EngineCoreRequest(
+        request_id=os.urandom(16).hex() if request_id is None else check_name("request_id", request_id),
+        arrival_time=time.time(),
+        model=card.model,
+        tenant=check_name("tenant", tenant if own_tenant is None else own_tenant),
+        priority=priority,
+        cache_salt=cache_salt_of(options),
+        lora_request=lora_request_of(options),
+        trace_headers=trace_headers_of(options),
+        external_req_id=external_req_id_of(options),
+        session_id=session_id_of(options),
+        resume=resume_of(options),
+        deadline=wanted_until(options) if options else None,
+        tokenization=tokenization_of(options),
+        band="" if band is None else check_name("band", band),
+    )
+
+
+def build_chunk(chunk: object, card: ModelCard) -> InputChunk:
+    """Return the message for a later chunk of streamed input.
+
+    Raises:
+        ValidationError: it is no text and no list of token ids, or empty.
+        PromptTooLongError: token ids that leave no room within the model's ``max_model_len``, whatever came before.
+    """
+    if isinstance(chunk, str) and chunk:
+        return InputChunk(prompt=check_text("a chunk of input", chunk))
+    if isinstance(chunk, Sequence) and not isinstance(chunk, str | bytes | bytearray) and chunk:
+        token_ids = _token_ids(chunk, card)
+        _check_leaves_room(len(token_ids), card)
+        return InputChunk(prompt_token_ids=token_ids)
+    raise ValidationError(f"a chunk of input must be text or token ids, and not empty, got {shown(chunk)}")
+
+
+def as_prompts(prompts: Any) -> list[Any]:
+    """One prompt of any form, or several, as a list."""
+    if isinstance(prompts, str | TextPair | EmbedsArray | Mapping):
+        return [prompts]
+    if isinstance(prompts, Sequence) and prompts and is_prompt_with_data(prompts[0]):
+        return list(prompts)
+    if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int | dict):
+        return [prompts]
+    return list(prompts)
+
+
+def params_of_each(params: P | Sequence[P], num_prompts: int) -> list[P]:
+    """Return the parameters of each of several prompts, given as one for all or one each.
+
+    Raises:
+        ValidationError: there are not as many as prompts.
+    """
+    each: list[P] = list(params) if isinstance(params, Sequence) else [params] * num_prompts
+    if len(each) != num_prompts:
+        raise ValidationError(f"params must be one or as many as the prompts ({num_prompts}), got {len(each)}")
+    return each
+
+
+def encode_request(request: EngineCoreRequest, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:
+    """Return the bytes that go into the stream.
+
+    Raises:
+        PayloadTooLargeError: more than ``max_payload_bytes``.
+        ValidationError: something in it cannot be sent; names the field.
+    """
+    try:
+        payload = _encoder.encode(request)
+    except UNENCODABLE as error:
+        raise unencodable("", request, error) from error
+    if len(payload) > max_payload_bytes:
+        raise PayloadTooLargeError(
+            f"the encoded request has {len(payload)} bytes, max_payload_bytes is {max_payload_bytes}; "
+            "shorten the prompt"
+        )
+    return payload
+
+
+def _set_prompt(
+    request: EngineCoreRequest, prompt: Prompt, card: ModelCard, chat_template_kwargs: Mapping[str, Any] | None
+) -> None:
+    prompt, images = split_prompt(prompt)
+    if images:
+        check_number(images, card)
+        request.images = images
+    if isinstance(prompt, str):
+        if not prompt:
+            raise ValidationError("prompt must not be empty, got ''")
+        request.prompt = check_text("prompt", prompt)
+    elif isinstance(prompt, AsyncIterable):
+        raise ValidationError("a prompt that grows lives with who sends it: use stream, stream_outputs or converse")
+    elif not isinstance(prompt, Sequence) and isinstance(prompt, EmbedsArray):
+        request.prompt_embeds = _embeds(prompt, request, card)
+    elif not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
+        raise ValidationError(
+            f"prompt must be text, token ids, chat messages or embeddings, got {type(prompt).__name__}"
+        )
+    elif not prompt:
+        raise ValidationError("prompt must not be empty, got []")
+    elif all(isinstance(item, Mapping) for item in prompt):
+        request.messages = check_messages(prompt)  # type: ignore[arg-type]  # narrowed by all()
+        request.chat_template_kwargs = template_kwargs_of(chat_template_kwargs)
+    else:
+        request.prompt_token_ids = _token_ids(prompt, card)
+    num_kept = check_tokenization(request, card)
+    if request.prompt_token_ids is not None:
+        _check_leaves_room(min(len(request.prompt_token_ids), num_kept or len(request.prompt_token_ids)), card)
+    if chat_template_kwargs and request.messages is None:
+        raise ValidationError("chat_template_kwargs needs a prompt of chat messages")
+
+
+def _embeds(prompt: EmbedsArray, request: EngineCoreRequest, card: ModelCard) -> PromptEmbeds:
+    embeds = encode_embeds(prompt)
+    _check_leaves_room(embeds.shape[0], card)
+    if request.sampling_params is not None and request.sampling_params.prompt_logprobs is not None:
+        raise UnsupportedParameterError("prompt_logprobs needs a prompt of tokens, not of embeddings; leave it at None")
+    return embeds
+
+
+def _token_ids(prompt: Sequence[Any], card: ModelCard) -> list[int]:
+    for position, token_id in enumerate(prompt):
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise ValidationError(f"prompt[{position}] must be a token id, got {shown(token_id)}")
+        if token_id < 0 or (card.vocab_size and token_id >= card.vocab_size):
+            highest = f"in [0, {card.vocab_size})" if card.vocab_size else "non-negative"
+            raise ValidationError(f"prompt[{position}] must be {highest}, got {token_id}")
+    return list(prompt)
+
+
+def _check_leaves_room(num_prompt_tokens: int, card: ModelCard) -> None:
+    """For an output token, if the model generates."""
+    if not card.max_model_len:
+        return
+    if GENERATE not in card.supported_tasks and num_prompt_tokens > card.max_model_len:
+        raise PromptTooLongError(
+            f"the prompt has {num_prompt_tokens} tokens, but max_model_len of {shown(card.model)} is "
+            f"{card.max_model_len}"
+        )
+    if GENERATE in card.supported_tasks and num_prompt_tokens >= card.max_model_len:
+        raise PromptTooLongError(
+            f"the prompt has {num_prompt_tokens} tokens, but max_model_len of {shown(card.model)} is "
+            f"{card.max_model_len}, and at least one output token must fit"
+        )

@@ -1,0 +1,1 @@
+"""What answers are made of: ids, ends, usage, messages, log probabilities; whole or piece by piece."""

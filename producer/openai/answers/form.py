@@ -1,0 +1,206 @@
+"""What tools, response format and reasoning of a chat body ask of the engine, and how its answer is to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from ....shared.errors import ValidationError
+from ....shared.params.reasoning import NONE
+from ....shared.params.structured import StructuredOutputsParams
+from ....shared.shown import shown
+from ..parsers import Parsers
+from ..reasoning import ReasoningFormat, ReasoningSplitter, find_reasoning_format, is_thinking_off
+from ..response_format import SCHEMA_FIELD, structured_outputs_of
+from ..tools.definitions import Function, ToolChoice, allowed_functions, read_tool_choice, read_tools
+from ..tools.forcing import answer_or_hermes_calls, forced_calls, strict_hermes_calls
+from ..tools.formats import LIST_OF_CALLS, CallFormat, named_call
+from ..tools.parser import ToolCallParser
+from ..tools.pieces import Content, Piece
+from ..tools.registry import HERMES_PARSER, find_tool_call_style
+from .ends import OpenAIFinishReason
+from .parts import AnswerParser, CallDelta, MessageParts, PlainText
+
+
+class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
+    """How an answer is held to a form, and read.
+
+    Args:
+        functions: for the chat template; none with ``tool_choice`` "none".
+        grammar: what holds the output; None leaves it free.
+        grammar_fields: from what the engine calls it to what the body does.
+        call_format: None if the answer has no calls.
+        is_single: only the first call counts.
+        reasoning: None if nothing is split off.
+        is_inside: whether the prompt has begun the reasoning.
+        includes_reasoning: whether the caller is told it.
+    """
+
+    functions: list[Function]
+    grammar: StructuredOutputsParams | None
+    grammar_fields: dict[str, str]
+    call_format: CallFormat | None
+    is_single: bool
+    reasoning: ReasoningFormat | None
+    is_inside: bool
+    includes_reasoning: bool
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """What the chat template is told of it."""
+        return {"tools": [function.for_template for function in self.functions]} if self.functions else {}
+
+    @property
+    def needs_special_tokens(self) -> bool:
+        """Whether the text must have special tokens, since markers may be some."""
+        is_marked = self.call_format is not None and self.call_format.marker is not None
+        return is_marked or self.reasoning is not None
+
+    def make_parser(self, *, whole: bool = False) -> AnswerParser:
+        """Return what reads one answer; ``whole`` if it comes in one piece."""
+        if self.call_format is None and self.reasoning is None:
+            return PlainText()
+        return FormedText(self, whole=whole)
+
+
+class FormedText:
+    """Tells reasoning, content and tool calls apart: see ``AnswerParser``."""
+
+    def __init__(self, form: AnswerForm, *, whole: bool) -> None:
+        self._form = form
+        self._calls: ToolCallParser | None = None
+        if form.call_format is not None:
+            names = [function.name for function in form.functions]
+            self._calls = ToolCallParser(form.call_format, names, whole=whole)
+        self._splitter: ReasoningSplitter | None = None
+        if form.reasoning is not None:
+            self._splitter = ReasoningSplitter(form.reasoning, is_inside=form.is_inside)
+        self._has_calls = False
+
+    def feed(self, text: str) -> MessageParts:
+        reasoning = ""
+        if self._splitter is not None:
+            reasoning, text = self._splitter.feed(text)
+        return self._parts(reasoning, self._pieces(text))
+
+    def finish(self, *, is_cut: bool = False) -> MessageParts:
+        reasoning, text = "", ""
+        if self._splitter is not None:
+            reasoning, text = self._splitter.finish()
+        pieces = self._pieces(text)
+        if self._calls is not None:
+            pieces += self._calls.finish(is_cut=is_cut)
+        return self._parts(reasoning, pieces)
+
+    def finish_reason(self, reason: OpenAIFinishReason) -> OpenAIFinishReason:
+        return "tool_calls" if reason == "stop" and self._has_calls else reason
+
+    def _pieces(self, text: str) -> list[Piece]:
+        if self._calls is None:
+            return [Content(text)] if text else []
+        return self._calls.feed(text)
+
+    def _parts(self, reasoning: str, pieces: list[Piece]) -> MessageParts:
+        content = ""
+        calls: dict[int, CallDelta] = {}
+        for piece in pieces:
+            if isinstance(piece, Content):
+                content += piece.text
+            elif piece.index == 0 or not self._form.is_single:
+                call = calls.setdefault(piece.index, CallDelta(index=piece.index, function={"arguments": ""}))
+                if piece.name is not None:
+                    call["function"]["name"] = piece.name
+                call["function"]["arguments"] += piece.arguments
+        self._has_calls = self._has_calls or bool(calls)
+        return MessageParts(content, reasoning if self._form.includes_reasoning else "", list(calls.values()))
+
+
+class FormFields(Protocol):
+    """The fields of a chat body that say it: see ``chat.ChatCompletionBody``."""
+
+    tools: list[dict[str, Any]] | None
+    tool_choice: str | dict[str, Any] | None
+    parallel_tool_calls: bool | None
+    response_format: dict[str, Any] | None
+    include_reasoning: bool | None
+
+
+def answer_form(
+    fields: FormFields,
+    parsers: Parsers,
+    *,
+    grammar: StructuredOutputsParams | None,
+    template_kwargs: Mapping[str, Any],
+) -> AnswerForm:
+    """Return the form of an answer.
+
+    Args:
+        grammar: the caller's own ``structured_outputs``.
+        template_kwargs: the caller's own, which may switch thinking off.
+
+    Raises:
+        ValidationError: a field is wrong, or two exclude each other; names them.
+    """
+    functions, tool_choice = allowed_functions(fields.tool_choice, read_tools(fields.tools))
+    choice = read_tool_choice(tool_choice, functions)
+    wanted = structured_outputs_of(fields.response_format)
+    if grammar is not None and wanted is not None:
+        raise ValidationError("response_format and structured_outputs both say what the output is; pass one of them")
+    if grammar is not None and choice.is_forced:
+        raise ValidationError("structured_outputs leaves no room for a forced call; pass tool_choice='auto'")
+    is_parallel = fields.parallel_tool_calls is not False
+    call_format, held = _calls(functions, choice, parsers, is_parallel=is_parallel)
+    if wanted is not None and choice.mode == "auto":
+        if parsers.tool_call != HERMES_PARSER:
+            raise ValidationError(
+                f"response_format leaves no room for calls as {shown(parsers.tool_call)} reads them; pass tool_choice "
+                "'none', 'required' or a function"
+            )
+        held, wanted = None, answer_or_hermes_calls(wanted, functions, is_parallel=is_parallel)
+    held_to = grammar or held or wanted
+    if held_to is not None and parsers.thinks_before_grammar and parsers.reasoning == NONE:
+        # Nobody would take the thinking out of the answer.
+        held_to = msgspec.structs.replace(held_to, enable_in_reasoning=True)
+    is_json = choice.is_forced or wanted is not None
+    thinks_first = parsers.thinks_before_grammar and held_to is not None and not held_to.enable_in_reasoning
+    reasoning = None if parsers.reasoning == NONE else find_reasoning_format(parsers.reasoning)
+    if is_json and not thinks_first:
+        reasoning = None
+    # If a grammar holds from the first token on, what has no start mark is the answer.
+    is_inside = (grammar is None or thinks_first) and template_kwargs.get("add_generation_prompt") is not False
+    is_inside = is_inside and not is_thinking_off(template_kwargs)
+    return AnswerForm(
+        functions=[] if choice.mode == "none" else functions,
+        grammar=held_to,
+        grammar_fields=_grammar_fields(grammar, held, wanted),
+        call_format=call_format,
+        is_single=not is_parallel,
+        reasoning=reasoning,
+        is_inside=is_inside and reasoning is not None and reasoning.starts_in_prompt,
+        includes_reasoning=fields.include_reasoning is not False,
+    )
+
+
+def _grammar_fields(
+    own: StructuredOutputsParams | None, held: StructuredOutputsParams | None, wanted: StructuredOutputsParams | None
+) -> dict[str, str]:
+    if own is not None or (held is None and wanted is None):
+        return {}
+    if held is not None:
+        return {f"structured_outputs.{kind}": "tools" for kind in ("json", "structural_tag")}
+    return {"structured_outputs.json": SCHEMA_FIELD, "structured_outputs.structural_tag": "response_format and tools"}
+
+
+def _calls(
+    functions: list[Function], choice: ToolChoice, parsers: Parsers, *, is_parallel: bool
+) -> tuple[CallFormat | None, StructuredOutputsParams | None]:
+    """How calls are written, and what holds the output to them."""
+    if choice.mode == "none":
+        return None, None
+    if choice.is_forced:
+        held = forced_calls(functions, choice, is_parallel=is_parallel)
+        return (LIST_OF_CALLS if choice.name is None else named_call(choice.name)), held
+    style = find_tool_call_style(parsers.tool_call)
+    return style.call_format, strict_hermes_calls(functions) if parsers.tool_call == HERMES_PARSER else None

@@ -1,0 +1,117 @@
+"""Log probabilities in the two forms of OpenAI's API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ....shared.messages.outcome import TokenLogprobs
+
+# What vLLM and OpenAI tell instead of a probability of zero, which JSON has no logarithm of.
+LOWEST_LOGPROB = -9999.0
+
+
+class TopLogprob(msgspec.Struct):
+    """One of the most probable tokens of a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(msgspec.Struct):
+    """An output token of a chat completion. ``bytes`` are its own: a character may take several tokens."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """The tokens of one choice, or of one chunk of it."""
+
+    content: list[TokenLogprob]
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """The tokens of one choice of a completion; ``text_offset`` counts characters from the choice's first."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprobs], num_top: int) -> ChatLogprobs:
+    """Return them with the ``num_top`` most probable tokens of each position."""
+    return ChatLogprobs([_chat_token(token, num_top) for token in tokens])
+
+
+def completion_logprobs(
+    tokens: Sequence[TokenLogprobs], *, first: tuple[int, bytes] | None = None, offset: int = 0
+) -> CompletionLogprobs:
+    """Return them for tokens whose text begins ``offset`` characters into the choice.
+
+    Args:
+        first: id and bytes of the first prompt token, where the prompt is told: nothing came before it, so it has no
+            probability.
+    """
+    logprobs = CompletionLogprobs([], [], [], [])
+    if first is not None:
+        _add(logprobs, _text(*first), None, None, offset)
+        offset += len(logprobs.tokens[0])
+    for token in tokens:
+        text = _text(token.token_id, _own_bytes(token))
+        # As OpenAI's: the token itself stands among the most probable ones even where it is none of them.
+        top = dict.fromkeys([text], _finite(token.logprob))
+        top = {t.token: t.logprob for t in _top(token, len(token.top))} | top
+        _add(logprobs, text, _finite(token.logprob), top, offset)
+        offset += len(text)
+    return logprobs
+
+
+def num_chars(logprobs: CompletionLogprobs) -> int:
+    """How many characters its tokens have."""
+    return sum(map(len, logprobs.tokens))
+
+
+def _add(
+    logprobs: CompletionLogprobs, text: str, logprob: float | None, top: dict[str, float] | None, offset: int
+) -> None:
+    logprobs.tokens.append(text)
+    logprobs.token_logprobs.append(logprob)
+    logprobs.top_logprobs.append(top)
+    logprobs.text_offset.append(offset)
+
+
+def _chat_token(token: TokenLogprobs, num_top: int) -> TokenLogprob:
+    data = _own_bytes(token)
+    return TokenLogprob(
+        _text(token.token_id, data),
+        _finite(token.logprob),
+        None if data is None else list(data),
+        _top(token, num_top),
+    )
+
+
+def _top(token: TokenLogprobs, num_top: int) -> list[TopLogprob]:
+    top = []
+    for position, (token_id, logprob) in enumerate(token.top[:num_top], start=1):
+        data = token.texts[position] if position < len(token.texts) else None
+        top.append(TopLogprob(_text(token_id, data), _finite(logprob), None if data is None else list(data)))
+    return top
+
+
+def _own_bytes(token: TokenLogprobs) -> bytes | None:
+    return token.texts[0] if token.texts else None
+
+
+def _text(token_id: int, data: bytes | None) -> str:
+    """The token's text; where no worker has told it (``detokenize=False``), vLLM's form for a bare id."""
+    return f"token_id:{token_id}" if data is None else data.decode(errors="replace")
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST_LOGPROB)

@@ -1,0 +1,221 @@
+"""What the bodies of chat completions and of completions have in common: sampling fields and options."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from ...shared.errors import ValidationError
+from ...shared.params.extra_args import check_extra_args
+from ...shared.params.repetition import RepetitionDetectionParams, RepetitionFields
+from ...shared.params.sampling import MAX_SEED, SamplingParams
+from ...shared.params.structured import GrammarFields, StructuredOutputsParams
+from ..inputs.options import MAX_SESSION_ID_CHARS, RequestOptions
+from .errors import bad_field
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a stream tells beside the text: with ``include_usage`` its last chunk has the usage, and no choices."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class StructuredOutputs(GrammarFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's ``structured_outputs``: exactly one grammar; see ``StructuredOutputsParams``."""
+
+
+class RepetitionDetection(RepetitionFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's ``repetition_detection``; see ``RepetitionDetectionParams``."""
+
+
+class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields that mean the same in a chat completion and in a completion; null is the default of each.
+
+    From OpenAI: those up to ``user``, of which those after ``stream_options`` say nothing to a server of one's own and
+    are passed over, but ``prompt_cache_key``, which is a ``session_id``. From vLLM: the next, with the meaning that
+    ``SamplingParams`` gives, or the option ``tokenization_kwargs``; ``vllm_xargs`` are its ``extra_args``. ``band``,
+    ``timeout_s``, ``session_id`` and ``resume`` are Penstock's.
+    """
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    thinking_token_budget: int | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    repetition_detection: RepetitionDetection | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+
+    band: str | None = None
+    timeout_s: float | None = None
+    session_id: str | None = None
+    resume: str | None = None
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with a chunk that has the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def check_stream(self) -> None:
+        """Refuse what no stream of ours tells.
+
+        Raises:
+            OpenAIError: 400, the field is named.
+        """
+        if self.stream_options is None:
+            return
+        asks_for_something = any(msgspec.structs.astuple(self.stream_options))
+        if asks_for_something and not self.stream:
+            raise bad_field("stream_options", "stream_options needs stream=true; leave it out")
+        if self.stream_options.continuous_usage_stats:
+            raise bad_field(
+                "stream_options.continuous_usage_stats",
+                "stream_options.continuous_usage_stats is not supported; include_usage tells the usage at the end",
+                code="unsupported_parameter",
+            )
+
+    def sampling_params(self, **of_endpoint: Any) -> SamplingParams:
+        """Return what the body asks for; ``of_endpoint`` goes before it, and None there is the default, too.
+
+        Raises:
+            ValidationError: a value is out of range; the message names the field.
+        """
+        values = {name: value for name in _PLAIN_FIELDS if (value := getattr(self, name)) not in (None, {})}
+        values |= {name: value for name, value in of_endpoint.items() if value is not None}
+        if self.seed is not None:
+            values["seed"] = self.seed & MAX_SEED  # OpenAI's may be negative
+        if self.repetition_detection is not None:
+            values["repetition_detection"] = RepetitionDetectionParams(
+                **msgspec.structs.asdict(self.repetition_detection)
+            )
+        if self.vllm_xargs:
+            check_extra_args(self.vllm_xargs, "vllm_xargs")
+            values["extra_args"] = self.vllm_xargs
+        if "structured_outputs" not in values and (grammar := self.grammar()) is not None:
+            values["structured_outputs"] = grammar
+        return SamplingParams(**{"max_tokens": None, **values})
+
+    def request_options(self) -> RequestOptions:
+        """Return what the body says beside prompt and sampling."""
+        options = plain_options(self)
+        if self.session_id is not None:
+            options["session_id"] = self.session_id
+        elif self.prompt_cache_key:
+            options["session_id"] = self.prompt_cache_key[:MAX_SESSION_ID_CHARS]
+        if self.resume is not None:
+            options["resume"] = self.resume
+        if self.add_special_tokens is not None:
+            options["tokenization_kwargs"] = {
+                **(options.get("tokenization_kwargs") or {}),
+                "add_special_tokens": self.add_special_tokens,
+            }
+        return options
+
+    def grammar(self) -> StructuredOutputsParams | None:
+        """``structured_outputs``, or the ``guided_*`` that vLLM had before it."""
+        guided = {name: value for name in _GUIDED if (value := getattr(self, f"guided_{name}")) is not None}
+        if self.structured_outputs is None:
+            return StructuredOutputsParams(**guided) if guided else None
+        if guided:
+            raise ValidationError(f"guided_{next(iter(guided))} and structured_outputs are the same; pass one of them")
+        return StructuredOutputsParams(**msgspec.structs.asdict(self.structured_outputs))
+
+
+class _Placed(Protocol):
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def band(self) -> str | None: ...
+    @property
+    def timeout_s(self) -> float | None: ...
+    @property
+    def priority(self) -> int | None: ...
+    @property
+    def cache_salt(self) -> str | None: ...
+    @property
+    def truncate_prompt_tokens(self) -> int | None: ...
+    @property
+    def truncation_side(self) -> str | None: ...
+
+
+def plain_options(body: _Placed) -> RequestOptions:
+    """Return the options that bodies of all endpoints have under the same names."""
+    options = RequestOptions(model=body.model or None)
+    if body.band is not None:
+        options["band"] = body.band
+    if body.timeout_s is not None:
+        options["timeout_s"] = body.timeout_s
+    if body.priority is not None:
+        options["priority"] = body.priority
+    if body.cache_salt is not None:
+        options["cache_salt"] = body.cache_salt
+    tokenization = {"truncate_prompt_tokens": body.truncate_prompt_tokens, "truncation_side": body.truncation_side}
+    if any(value is not None for value in tokenization.values()):
+        options["tokenization_kwargs"] = {name: value for name, value in tokenization.items() if value is not None}
+    return options
+
+
+# Same name and meaning in SamplingParams.
+_PLAIN_FIELDS = (
+    "n",
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "thinking_token_budget",
+)
+_GUIDED = ("json", "regex", "choice", "grammar", "whitespace_pattern")

@@ -1,0 +1,1 @@
+"""Spans of enqueue calls."""

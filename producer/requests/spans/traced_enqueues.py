@@ -1,0 +1,51 @@
+"""Spans of enqueue calls, by OpenTelemetry's interface alone: an app's provider may be of any make."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer, TracerProvider
+
+from ....shared.errors import PenstockError
+from ....shared.tracing import attributes
+from ....shared.tracing.spans import TRACE_PARENT, context_of, headers_of, tracer_of
+from ..queue_entry import Outgoing
+from .enqueue_spans import EnqueueSpans
+
+
+class TracedEnqueues(EnqueueSpans):
+    """Spans of a provider that somebody else keeps.
+
+    The parent of a span is what the request's ``trace_headers`` say; without any, the caller's current span.
+    """
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._tracer: Tracer = tracer_of(provider)
+
+    @contextmanager
+    def around(self, outgoing: Sequence[Outgoing]) -> Generator[None]:
+        first = outgoing[0].request
+        given = first.trace_headers
+        span = self._tracer.start_span(
+            "enqueue",
+            context_of(given) if given and TRACE_PARENT in given else None,
+            SpanKind.PRODUCER,
+            attributes.of_request(first.model, first.request_id, first.tenant),
+        )
+        if span.is_recording():
+            span.set_attribute(attributes.BAND, first.band)
+            span.set_attribute(attributes.NUM_REQUESTS, len(outgoing))
+        headers = headers_of(span, given)
+        for one in outgoing:
+            one.request.trace_headers = headers
+        try:
+            yield
+        except Exception as error:
+            span.set_attribute(
+                attributes.ERROR, error.code if isinstance(error, PenstockError) else type(error).__name__
+            )
+            span.set_status(Status(StatusCode.ERROR))
+            raise
+        finally:
+            span.end()

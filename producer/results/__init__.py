@@ -1,0 +1,1 @@
+"""What a caller gets of a request, in vLLM's shapes."""

@@ -1,0 +1,148 @@
+"""Who has changed what of a deployment: entries that the calls themselves write, whoever makes them.
+
+``audited`` stands around a change. It writes one entry when the change is done or has failed, so an entry tells the
+result. Who did it is the ``Actor`` of the current task: a command, a page and a web app each say once who they act for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextvars import ContextVar
+from typing import Any
+
+import msgspec
+import structlog
+from redis.exceptions import RedisError
+
+from ..connection import CommandConnection
+from ..errors import PenstockError
+from ..keys import Keys
+from ..messages import WIRE_VERSION
+
+# Older ones are dropped.
+MAX_ENTRIES = 10_000
+MAX_DETAIL_CHARS = 200
+MAX_READ = 1000
+# A change is not held up by a Redis that is away, or full.
+PATIENCE_S = 5.0
+
+log = structlog.get_logger()
+
+
+class Actor(msgspec.Struct, frozen=True, kw_only=True):
+    """Who acts: a person's or a program's name, by which way ("cli", "client", "dashboard"), and from where."""
+
+    name: str
+    via: str
+    address: str = ""
+
+
+class AuditEntry(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
+    """One change. JSON in Redis, so that people can read it; fields are only appended and carry a default.
+
+    Args:
+        at: Unix time in seconds by the clock of who acted.
+        action: what was done, as "queue.pause".
+        target: to what: a model, a tenant, a request.
+        details: how, as text.
+        result: "ok", or the code of the error.
+        entry_id: where it stands in the stream; set when it is read.
+    """
+
+    version: int = WIRE_VERSION
+    at: float
+    actor: str
+    via: str
+    address: str = ""
+    action: str
+    target: str = ""
+    details: dict[str, str] = {}
+    result: str = "ok"
+    entry_id: str = ""
+
+
+_actor: ContextVar[Actor | None] = ContextVar("penstock_actor", default=None)
+
+
+def current_actor() -> Actor:
+    """Return who acts in this task; the process's user, by the client, if nobody has said."""
+    return _actor.get() or process_actor("client")
+
+
+def process_actor(via: str) -> Actor:
+    """Return the user of this process as an actor."""
+    name = os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid() if hasattr(os, 'getuid') else '?'}"
+    return Actor(name=name, via=via, address=f"{socket.gethostname()}:{os.getpid()}")
+
+
+@contextlib.contextmanager
+def acting_as(actor: Actor) -> Generator[None]:
+    """Say who acts in what is called inside."""
+    token = _actor.set(actor)
+    try:
+        yield
+    finally:
+        _actor.reset(token)
+
+
+class Audit:
+    """The entries of one namespace, at its home Redis; the last ``MAX_ENTRIES`` are kept."""
+
+    def __init__(self, connection: CommandConnection, keys: Keys) -> None:
+        self._connection = connection
+        self._key = keys.audit()
+
+    @contextlib.asynccontextmanager
+    async def audited(self, action: str, target: str = "", **details: object) -> AsyncGenerator[dict[str, object]]:
+        """Write an entry about what is done inside, also if it fails; details may be added to what this yields."""
+        told = dict(details)
+        try:
+            yield told
+        except Exception as error:
+            code = error.code if isinstance(error, PenstockError) else type(error).__name__
+            await self._note(action, target, told, code)
+            raise
+        await self._note(action, target, told, "ok")
+
+    async def read(self, *, limit: int = 100, before: str = "") -> list[AuditEntry]:
+        """Return up to ``limit`` entries, the newest first, those alone that are older than the entry id ``before``."""
+        start = f"({before}" if before else "+"
+        rows = await self._connection.execute("XREVRANGE", self._key, start, "-", "COUNT", min(limit, MAX_READ))
+        return [_entry(entry_id.decode(), fields[1]) for entry_id, fields in rows]
+
+    async def _note(self, action: str, target: str, details: dict[str, Any], result: str) -> None:
+        """Write an entry if that can be done in time; if not, the log has it: what was done is done all the same."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._write(action, target, details, result)
+        except (TimeoutError, PenstockError, RedisError) as error:
+            log.error("audit_not_written", action=action, target=_plain(target), result=result, error=str(error))
+
+    async def _write(self, action: str, target: str, details: dict[str, Any], result: str) -> None:
+        actor = current_actor()
+        entry = AuditEntry(
+            at=time.time(),
+            actor=actor.name,
+            via=actor.via,
+            address=actor.address,
+            action=action,
+            target=_plain(target),
+            details={name: _plain(value) for name, value in details.items() if value not in (None, "")},
+            result=result,
+        )
+        record = msgspec.json.encode(entry)
+        await self._connection.execute("XADD", self._key, "MAXLEN", "~", MAX_ENTRIES, "*", "entry", record)
+
+
+def _plain(value: object) -> str:
+    """As text that can be encoded, whatever a caller gave, and not longer than it may be."""
+    return str(value)[:MAX_DETAIL_CHARS].encode(errors="replace").decode()
+
+
+def _entry(entry_id: str, record: bytes) -> AuditEntry:
+    return msgspec.structs.replace(msgspec.json.decode(record, type=AuditEntry), entry_id=entry_id)

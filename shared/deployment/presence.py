@@ -1,0 +1,140 @@
+"""Who is there beside engines: gateways, jobs processes, supervisors, fleets, dashboards.
+
+Each says so under a time to live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from importlib import metadata
+from typing import Any
+
+import msgspec
+import structlog
+from redis.exceptions import RedisError
+
+from ..connection import CommandConnection
+from ..errors import PenstockError
+from ..keys import Keys
+from ..log import last_error
+from ..messages import WIRE_VERSION
+from .heartbeats import read_listed
+
+INTERVAL_S = 5.0
+TTL_MS = 16_000
+VERSION = metadata.version("penstock")  # read here, since it reads files
+
+log = structlog.get_logger()
+
+
+class ProcessKind(StrEnum):
+    GATEWAY = "gateway"
+    JOBS = "jobs"
+    DASHBOARD = "dashboard"
+    SUPERVISOR = "supervisor"
+    FLEET = "fleet"
+
+
+class ProcessRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One process, as it says every five seconds. JSON.
+
+    Args:
+        kind: one of ``ProcessKind``, or one of a newer version.
+        package_version: of the distribution that it runs.
+        started_at, said_at, last_error_at: Unix times in seconds by its host's clock; the last 0 without an error.
+        options: what it was told that others want to know: where it listens, which worker it is.
+        last_error: the last that it has logged, as event and reason; nothing of prompts or outputs is in it.
+    """
+
+    version: int = WIRE_VERSION
+    process_id: str
+    kind: str
+    host: str
+    pid: int
+    package_version: str
+    started_at: float
+    said_at: float = 0.0
+    options: dict[str, str] = {}
+    last_error: str = ""
+    last_error_at: float = 0.0
+
+
+class Presence:
+    """Says that this process is there, until ``leave``.
+
+    Args:
+        options: as of ``ProcessRecord``; without secrets, since all who read this Redis see them.
+    """
+
+    def __init__(
+        self, connection: CommandConnection, keys: Keys, kind: ProcessKind, options: dict[str, str] | None = None
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._task: asyncio.Task[None] | None = None
+        self.record = ProcessRecord(
+            process_id=f"{kind}-{uuid.uuid4().hex[:12]}",
+            kind=kind,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            package_version=VERSION,
+            started_at=time.time(),
+            options=options or {},
+        )
+
+    async def run(self) -> None:
+        """Say it until cancelled. A Redis that is away hears of it when it is back."""
+        while True:
+            try:
+                await self.say()
+            except (PenstockError, RedisError) as error:
+                log.debug("presence_not_written", error=str(error))
+            await asyncio.sleep(INTERVAL_S)
+
+    async def say(self) -> None:
+        """Say it once."""
+        record = self.record
+        record.said_at = time.time()
+        record.last_error, record.last_error_at = last_error()
+        data = msgspec.json.encode(record)
+        await self._connection.execute("SET", self._keys.process(record.process_id), data, "PX", TTL_MS)
+        await self._connection.execute("SADD", self._keys.processes(), record.process_id)
+
+    def start(self) -> None:
+        """Run in a task, which ``leave`` ends."""
+        self._task = asyncio.create_task(self.run())
+
+    async def leave(self) -> None:
+        """Take this process off the list; a Redis that is away forgets it by itself. Doing it twice does nothing."""
+        if self._task is None:
+            return
+        task, self._task = self._task, None
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        try:
+            async with asyncio.timeout(1.0):
+                await self._connection.execute("DEL", self._keys.process(self.record.process_id))
+                await self._connection.execute("SREM", self._keys.processes(), self.record.process_id)
+        except (TimeoutError, PenstockError, RedisError) as error:
+            log.debug("presence_not_removed", error=str(error))
+
+
+async def read_processes(execute: Callable[..., Awaitable[Any]], keys: Keys) -> list[ProcessRecord]:
+    """Return the processes that are there, by kind and start, and drop the ids of the others.
+
+    Args:
+        execute: runs one command: ``CommandConnection.execute``, or ``execute_command`` of redis-py's client.
+    """
+    found: list[ProcessRecord] = []
+    for data in await read_listed(execute, keys.processes(), keys.process):
+        try:
+            found.append(msgspec.json.decode(data, type=ProcessRecord))
+        except msgspec.MsgspecError:
+            continue  # others than our processes have written it
+    return sorted(found, key=lambda process: (process.kind, process.started_at))

@@ -1,0 +1,80 @@
+"""Changing how many engines a worker has, here or on another host: the command goes out until it is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ..errors import PenstockError, ValidationError
+from ..keys import Keys
+from ..messages.commands import ScaleCommand
+from ..messages.worker_status import EngineState
+from ..shown import shown
+from .heartbeats import read_heartbeats
+from .leave import POLL_INTERVAL_S, send_to_worker
+from .presence import ProcessKind, ProcessRecord, read_processes
+from .records import EngineHeartbeat
+
+# Of a supervisor's record in ``presence``.
+WORKER_OPTION, ENGINES_OPTION, MAX_ENGINES_OPTION = "worker", "engines", "max_engines"
+_NOT_SERVING = frozenset(
+    {EngineState.STARTING, EngineState.DRAINING, EngineState.DEAD, EngineState.FAILED, EngineState.STOPPED}
+)
+
+Execute = Callable[..., Awaitable[Any]]
+
+
+async def scale_worker(execute: Execute, keys: Keys, worker_id: str, num_engines: int, patience_s: float) -> None:
+    """Have the worker serve with so many engines; returns when it does.
+
+    Args:
+        execute: runs one command: ``CommandConnection.execute``, or ``execute_command`` of redis-py's client.
+
+    Raises:
+        ValidationError: there is no such worker, or it has no room for so many.
+        PenstockError: it has another number of serving engines after ``patience_s``; says what they do.
+    """
+    if isinstance(num_engines, bool) or not isinstance(num_engines, int) or num_engines < 1:
+        raise ValidationError(f"num_engines must be a number of at least 1, got {shown(num_engines)}; stop the worker")
+    _check_room(await _supervisors(execute, keys), worker_id, num_engines)
+    try:
+        async with asyncio.timeout(patience_s):
+            await send_to_worker(execute, keys, worker_id, ScaleCommand(num_engines))
+            while not _is_scaled(await _beats(execute, keys, worker_id), num_engines):  # noqa: ASYNC110  # as in leave
+                await asyncio.sleep(POLL_INTERVAL_S)
+    except TimeoutError:
+        beats = await _beats(execute, keys, worker_id)
+        told = ", ".join(f"{beat.engine_id} is {beat.state}" for beat in beats) or "no engine beats"
+        raise PenstockError(
+            f"worker {worker_id} does not serve with {num_engines} engines after {patience_s:g} s: {told}; "
+            "it goes on with that"
+        ) from None
+
+
+async def _supervisors(execute: Execute, keys: Keys) -> dict[str, ProcessRecord]:
+    found = await read_processes(execute, keys)
+    return {
+        record.options[WORKER_OPTION]: record
+        for record in found
+        if record.kind == ProcessKind.SUPERVISOR and WORKER_OPTION in record.options
+    }
+
+
+def _check_room(supervisors: dict[str, ProcessRecord], worker_id: str, num_engines: int) -> None:
+    if worker_id not in supervisors:
+        known = ", ".join(sorted(supervisors)) or "none that is there"
+        raise ValidationError(f"worker_id must be one of {known}, got {shown(worker_id)}")
+    room = supervisors[worker_id].options.get(MAX_ENGINES_OPTION)
+    if room is None:
+        raise ValidationError(f"worker {worker_id} is of a version whose number of engines stays")
+    if num_engines > int(room):
+        raise ValidationError(f"num_engines must be at most {room}, for which worker {worker_id} has room")
+
+
+async def _beats(execute: Execute, keys: Keys, worker_id: str) -> list[EngineHeartbeat]:
+    return [beat for beat in await read_heartbeats(execute, keys) if beat.worker_id == worker_id]
+
+
+def _is_scaled(beats: list[EngineHeartbeat], num_engines: int) -> bool:
+    return len(beats) == num_engines and not any(beat.state in _NOT_SERVING for beat in beats)

@@ -1,0 +1,101 @@
+"""What a worker process writes for a client: the records of a request's log, which are the messages of its channel."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..params.pooling import Pooled
+from ..stats.engine import RequestStats
+from . import WIRE_VERSION
+from .outcome import FinishReason, RequestError, TokenLogprobs, Usage
+
+
+class SegmentEnd(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
+    """The end of what a resumable request generated from chunk ``number`` of its input, counted from 0.
+
+    ``next_index`` is the index of the first output token that does not belong to it any more.
+    """
+
+    number: int
+    next_index: int
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+
+
+class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """What one append added to a request: the record in its log and the message on its channel.
+
+    ``index`` is the position of ``token_ids[0]`` among the output tokens, so a reader can tell a gap and a repeat.
+    ``text`` may lag behind ``token_ids`` while a character is incomplete or a stop string may be forming.
+    The last delta, and no other, carries ``finish_reason``.
+    ``logprobs`` has one entry per token of ``token_ids``, or none at all if the request did not ask.
+    ``prompt_logprobs`` has one entry per token of the prompt but its first, if the request asked; it comes once, with
+    the first token, and beside it ``first_prompt_token``: id and bytes of the first, which has no log probability.
+    ``stats`` come with the first token and with the end.
+    ``child`` says which of a request's ``n`` answers it belongs to; set by the client, 0 on the wire.
+    ``segment_ends`` are the ends of a resumable request's segments in it. A record of the log, and a delta of a stream,
+    has at most one, as the last it says; ``usage`` then counts what there was so far.
+    ``pooled`` is the result of a prompt that was pooled: its only record, which has no tokens.
+    ``weights_version`` is what the tokens from here on are computed with. The first delta has it that an engine writes:
+    so a request whose first engine died, or got other weights, tells it again. Of several deltas in one, the last.
+    """
+
+    version: int = WIRE_VERSION
+    index: int = 0
+    token_ids: list[int] = []
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: RequestError | None = None
+    usage: Usage | None = None
+    logprobs: list[TokenLogprobs] = []
+    child: int = 0
+    prompt_logprobs: list[TokenLogprobs] = []
+    stats: RequestStats | None = None
+    segment_ends: list[SegmentEnd] = []
+    first_prompt_token: tuple[int, bytes] | None = None
+    pooled: Pooled | None = None
+    weights_version: str = ""
+
+    def extend(self, later: Delta) -> None:
+        """Add what the next delta says: this one then says both, as ``followed_by`` would, and costs no copy."""
+        self.token_ids += later.token_ids
+        self.text += later.text
+        self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
+        self.error, self.usage = later.error, later.usage
+        self.logprobs += later.logprobs
+        self.prompt_logprobs += later.prompt_logprobs
+        self.first_prompt_token = self.first_prompt_token or later.first_prompt_token
+        self.stats = later.stats or self.stats
+        self.segment_ends += later.segment_ends
+        self.pooled = later.pooled or self.pooled
+        self.weights_version = later.weights_version or self.weights_version
+
+    def followed_by(self, later: Delta) -> Delta:
+        """Return one delta that says what this one and the next say one after the other."""
+        return msgspec.structs.replace(
+            later,
+            index=self.index,
+            token_ids=self.token_ids + later.token_ids,
+            text=self.text + later.text,
+            logprobs=self.logprobs + later.logprobs,
+            prompt_logprobs=self.prompt_logprobs + later.prompt_logprobs,
+            stats=later.stats or self.stats,
+            segment_ends=self.segment_ends + later.segment_ends,
+            first_prompt_token=self.first_prompt_token or later.first_prompt_token,
+            weights_version=later.weights_version or self.weights_version,
+        )
+
+    @property
+    def next_index(self) -> int:
+        """Index of the token that follows this delta; pass ``next_index - 1`` as ``after`` to resume here."""
+        return self.index + len(self.token_ids)
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def segment_finish_reason(self) -> FinishReason | None:
+        """Why the last segment that it tells the end of has ended; None if it tells of none."""
+        return self.segment_ends[-1].finish_reason if self.segment_ends else None

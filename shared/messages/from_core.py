@@ -1,0 +1,187 @@
+"""What an engine core says to its worker process."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from ..control.calls import CallError, UtilityAnswer
+from ..lora.adapters import LoraSetup
+from ..params.kinds import GENERATE
+from ..params.pooling import Pooled, PoolingSetup
+from ..stats.engine import StepStats
+from ..stats.images import ImageStats
+from ..stats.kv_offload import KVOffloadStats
+from . import WIRE_VERSION
+from .outcome import FinishReason, RequestError, TokenLogprobs
+from .ranks import RankSetup
+from .requests import EXACT
+from .waves import WaveState
+
+
+class Hello(msgspec.Struct, array_like=True, tag="hello"):
+    """First message of an engine core: who it is. The worker answers with ``Configure``."""
+
+    version: int
+    pid: int
+
+
+class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, tag="ready"):
+    """The model is loaded and the KV cache allocated; requests may come. ``model_folder`` holds the tokenizer.
+
+    ``attention_backend`` is what attends: "triton", "native", "reference" or, where transformers' code does, that.
+    ``processor`` is the name of the GPU or the CPU, ``instructions`` are those of it that kernels may use.
+    ``kernel_instructions`` is the best that the compiled kernels do use: "amx", "avx512_bf16", …; empty without them.
+    ``engine`` is what computes, as ``--engine`` calls it, and ``versions`` are those of what it runs.
+    ``resume`` is what an engine that takes over a request goes on with: "exact", the tokens that the former one would
+    have made; or "greedy", those of greedy requests only, while others go on with tokens drawn anew.
+    ``supported_tasks`` are what requests may ask for, and ``pooling`` what is known of a model that pools.
+    ``lora`` is what there is room for of adapters; None of an engine that serves none.
+    ``speculative`` says what guesses, as the option does, and ``num_free_rows`` how many tokens of a step cost little
+    more than one (measured where something guesses, else 0): those beyond the requests' own are for guesses.
+    ``max_images`` are those that a request may have; with 0 ``image_refusal`` says why.
+    ``logits_processors`` are the names that ``extra_args`` may have.
+    ``weights_version`` is a digest of the weights; empty of an engine that does not say.
+    ``ranks`` are the processes that compute the model together; None where it is the core alone.
+    ``num_shared_experts`` are those of a layer, which the ranks of a data-parallel group share; 0 of other engines.
+    """
+
+    version: int = WIRE_VERSION
+    model_folder: str
+    architecture: str
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    dtype: str
+    device: str
+    vocab_size: int
+    eos_token_ids: list[int]
+    num_parameters: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    kv_cache_size_tokens: int = 0
+    load_time_s: float = 0.0
+    attention_backend: str = ""
+    kv_cache_dtype: str = ""
+    processor: str = ""
+    instructions: list[str] = []
+    kernel_instructions: str = ""
+    engine: str = "penstock"
+    resume: str = EXACT
+    versions: dict[str, str] = {}
+    quantization: str = ""
+    scheduling_policy: str = ""
+    enable_prefix_caching: bool = False
+    async_scheduling: bool = False
+    structured_outputs_backend: str = ""
+    supported_tasks: tuple[str, ...] = (GENERATE,)
+    pooling: PoolingSetup | None = None
+    lora: LoraSetup | None = None
+    speculative: str = "off"
+    num_free_rows: int = 0
+    max_images: int = 0
+    image_refusal: str = ""
+    logits_processors: tuple[str, ...] = ()
+    weights_version: str = ""
+    ranks: RankSetup | None = None
+    num_shared_experts: int = 0
+
+
+class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):
+    """The engine core cannot start; it exits after this. ``trace`` is empty for errors that a sentence explains."""
+
+    code: str
+    message: str
+    trace: str = ""
+
+
+class EngineCoreEventType(enum.IntEnum):
+    """What happened to a request inside the engine core."""
+
+    QUEUED = 1
+    SCHEDULED = 2
+    PREEMPTED = 3
+
+
+class EngineCoreEvent(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """``timestamp`` is in seconds of the host's monotonic clock, which its processes share."""
+
+    type: EngineCoreEventType
+    timestamp: float
+
+
+class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """New tokens of one request out of one step, and its end if it ended.
+
+    ``new_logprobs`` has one entry per token, or none at all if the request did not ask. With the first token comes
+    ``new_prompt_logprobs``, one per token of the prompt but its first. ``events`` are those since its last output.
+    ``pooled`` is the result of a prompt that was pooled, and comes with its end.
+    ``num_prompt_tokens`` comes with tokens of a prompt with images: how many it has with theirs.
+    """
+
+    request_id: str
+    new_token_ids: list[int] = []
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: RequestError | None = None
+    num_cached_tokens: int = 0
+    new_logprobs: list[TokenLogprobs] = []
+    new_prompt_logprobs: list[TokenLogprobs] = []
+    events: list[EngineCoreEvent] = []
+    pooled: Pooled | None = None
+    num_prompt_tokens: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """State of the scheduler after a step.
+
+    ``prefix_cache_queries`` and ``prefix_cache_hits`` count tokens since the start: those of requests that looked for
+    cached ones, and those found. ``num_draft_tokens`` are those guessed, ``num_accepted_tokens`` those guessed right.
+    ``kv_offload`` is of blocks kept beside the KV cache, ``images`` of a model that reads some; None of others.
+    ``wave`` is that of a rank's group.
+    """
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    step_counter: int = 0
+    kv_cache_usage: float = 0.0
+    num_preemptions: int = 0
+    num_generation_tokens: int = 0
+    device_memory_bytes: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    kv_offload: KVOffloadStats | None = None
+    images: ImageStats | None = None
+    wave: WaveState | None = None
+
+
+class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag="outputs"):
+    """Everything one step produced. Without ``step_stats`` it tells of no step; ``timestamp`` is that of its end.
+
+    ``lora_digests`` are those of the adapters that are loaded, sorted: all of them, whenever the set has changed, and
+    None while it is as it was told last. Before the first word it is empty.
+    """
+
+    outputs: list[EngineCoreOutput] = []
+    scheduler_stats: SchedulerStats | None = None
+    timestamp: float = 0.0
+    step_stats: StepStats | None = None
+    lora_digests: list[str] | None = None
+
+
+class UtilityOutput(msgspec.Struct, array_like=True, omit_defaults=True, tag="utility_output"):
+    """The answer to a ``UtilityCall``, or why there is none."""
+
+    call_id: int
+    error: CallError | None = None
+    answer: UtilityAnswer | None = None
+
+
+CoreOutput = EngineCoreOutputs | UtilityOutput | Hello | Ready | StartupFailed

@@ -1,0 +1,100 @@
+"""Checks of single request parameters; each says which field is wrong, what it was given, and what is allowed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..encodable import check_text
+from ..errors import ValidationError
+from ..shown import shown
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 256
+# With as many, each step takes 0.5 ms longer for each such request (one core; vLLM stops at 1,024).
+MAX_LISTED_TOKEN_IDS = 16_384
+MAX_LOGIT_BIAS = 100.0
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_CHARS = 256
+
+
+def check_number(name: str, value: Any, kind: type, low: float, high: float) -> None:
+    """A number of ``kind`` in ``[low, high]``; an integer will do for a float."""
+    accepted = (int, float) if kind is float else (int,)
+    if isinstance(value, bool) or not isinstance(value, accepted):
+        wanted = "a number" if kind is float else "an integer"
+        raise ValidationError(f"{name} must be {wanted} in [{low:g}, {high:g}], got {shown(value)}")
+    if not math.isfinite(value) or not low <= value <= high:
+        raise ValidationError(f"{name} must be in [{low:g}, {high:g}], got {shown(value)}")
+
+
+def check_stop(stop: Any, *, detokenize: bool) -> None:
+    """A string or a list of strings, none of them empty."""
+    strings = [stop] if isinstance(stop, str) else stop
+    if not _are_strings(strings):
+        raise ValidationError(f"stop must be a non-empty string or a list of such strings, got {shown(stop)}")
+    _check_texts("stop", strings)
+    if len(strings) > MAX_STOP_STRINGS:
+        raise ValidationError(f"stop must hold at most {MAX_STOP_STRINGS} strings, got {len(strings)}")
+    longest = max((len(s) for s in strings), default=0)
+    if longest > MAX_STOP_STRING_CHARS:
+        raise ValidationError(f"stop strings must have at most {MAX_STOP_STRING_CHARS} characters, got {longest}")
+    if strings and not detokenize:
+        raise ValidationError("stop needs detokenize=True, got detokenize=False")
+
+
+def check_bad_words(words: Any) -> None:
+    """A list of strings, none of them empty."""
+    if not isinstance(words, list | tuple) or not _are_strings(words):
+        raise ValidationError(f"bad_words must be a list of non-empty strings, got {shown(words)}")
+    _check_texts("bad_words", words)
+    if len(words) > MAX_BAD_WORDS:
+        raise ValidationError(f"bad_words must hold at most {MAX_BAD_WORDS} words, got {len(words)}")
+    longest = max((len(word) for word in words), default=0)
+    if longest > MAX_BAD_WORD_CHARS:
+        raise ValidationError(f"bad_words must have at most {MAX_BAD_WORD_CHARS} characters each, got {longest}")
+
+
+def check_token_ids(name: str, token_ids: Any) -> None:
+    """A list of non-negative integers."""
+    valid = isinstance(token_ids, list | tuple) and all(_is_token_id(token_id) for token_id in token_ids)
+    if not valid:
+        raise ValidationError(f"{name} must be a list of non-negative integers, got {shown(token_ids)}")
+
+
+def check_allowed_token_ids(token_ids: Any) -> None:
+    """A list of token ids with at least one and not too many."""
+    check_token_ids("allowed_token_ids", token_ids)
+    if not token_ids:
+        raise ValidationError("allowed_token_ids must hold at least one token id, got []; None allows all")
+    if len(token_ids) > MAX_LISTED_TOKEN_IDS:
+        raise ValidationError(
+            f"allowed_token_ids must hold at most {MAX_LISTED_TOKEN_IDS} ids, got {len(token_ids)}; "
+            f"a logit_bias of -{MAX_LOGIT_BIAS:g} for the others may be shorter"
+        )
+
+
+def check_logit_bias(bias: Any) -> None:
+    """A dict from token ids to numbers in [-100, 100]."""
+    if not isinstance(bias, dict):
+        raise ValidationError(f"logit_bias must be a dict from token ids to numbers, got {shown(bias)}")
+    if len(bias) > MAX_LISTED_TOKEN_IDS:
+        raise ValidationError(f"logit_bias must hold at most {MAX_LISTED_TOKEN_IDS} token ids, got {len(bias)}")
+    for token_id, value in bias.items():
+        if not _is_token_id(token_id):
+            raise ValidationError(f"logit_bias must have non-negative integers as keys, got {shown(token_id)}")
+        check_number(f"logit_bias[{token_id}]", value, float, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+
+
+def _is_token_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _check_texts(name: str, strings: Sequence[str]) -> None:
+    for position, string in enumerate(strings):
+        check_text(f"{name}[{position}]", string)
+
+
+def _are_strings(values: Any) -> bool:
+    return isinstance(values, list | tuple) and all(isinstance(value, str) and value for value in values)

@@ -1,0 +1,57 @@
+"""``extra_args`` of ``SamplingParams``: which of the operator's logits processors a request wants, by name.
+
+SamplingParams(extra_args={"logits_processors": {"ban": {"token_ids": [5]}}})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from ..encodable import check_text
+from ..errors import UnsupportedParameterError, ValidationError
+from ..shown import shown
+
+LOGITS_PROCESSORS = "logits_processors"
+MAX_PROCESSORS = 16
+
+
+def processors_of(extra_args: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Return the arguments of each processor that is wanted, by its name, in the order in which they apply."""
+    return {} if extra_args is None else extra_args.get(LOGITS_PROCESSORS, {})
+
+
+def check_extra_args(extra_args: Any, field: str = "extra_args") -> None:
+    """Refuse what is no choice of processors; ``field`` is what its caller knows it as.
+
+    Raises:
+        UnsupportedParameterError: there is something else in it.
+        ValidationError: they are not named with arguments each, or too many.
+    """
+    if not isinstance(extra_args, dict) or set(extra_args) != {LOGITS_PROCESSORS}:
+        raise UnsupportedParameterError(
+            f"{field}={shown(extra_args)} is not supported: it may have {LOGITS_PROCESSORS} alone; leave it at None"
+        )
+    wanted = extra_args[LOGITS_PROCESSORS]
+    is_named = isinstance(wanted, dict) and all(
+        isinstance(name, str) and isinstance(args, dict) for name, args in wanted.items()
+    )
+    if not is_named:
+        raise ValidationError(f"{field}.{LOGITS_PROCESSORS} must map names to dicts of arguments, got {shown(wanted)}")
+    if len(wanted) > MAX_PROCESSORS:
+        raise ValidationError(
+            f"{field}.{LOGITS_PROCESSORS} must name at most {MAX_PROCESSORS} processors, got {len(wanted)}"
+        )
+    for name in wanted:
+        check_text(f"a name of {field}.{LOGITS_PROCESSORS}", name)
+
+
+def check_known(extra_args: dict[str, Any] | None, known: Collection[str]) -> None:
+    """Raises ``UnsupportedParameterError`` if a processor is wanted that is none of ``known``, those of the engine."""
+    for name in processors_of(extra_args):
+        if name not in known:
+            told = f"those there are: {', '.join(sorted(known))}" if known else "it has none"
+            raise UnsupportedParameterError(
+                f"extra_args.{LOGITS_PROCESSORS}: the model's engines have no processor {shown(name)}; {told}. "
+                "The operator names them by worker start --logits-processors"
+            )

@@ -1,0 +1,72 @@
+"""How a prompt becomes tokens, where a request says it and not the model: what is cut, and what is put around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..errors import ValidationError
+from ..shown import shown
+
+LEFT, RIGHT = "left", "right"
+MODEL_LENGTH = -1
+
+
+class Tokenization(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+    """What a request says of the tokens of its prompt, for the worker process, which has the tokenizer.
+
+    Args:
+        truncate_prompt_tokens: as in ``SamplingParams``, which say it where this does not.
+        add_special_tokens: those that the model expects around a text; None: around a text, but not around a chat,
+            whose template writes its own.
+        truncation_side: what is cut off; "left" keeps the last tokens, "right" the first; None is "left".
+    """
+
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    truncation_side: str | None = None
+
+
+class Cut(msgspec.Struct, frozen=True, gc=False):
+    """At most ``num_tokens`` of a prompt are kept; the others are taken off ``side``."""
+
+    num_tokens: int
+    side: str = LEFT
+
+    def of(self, token_ids: list[int]) -> list[int]:
+        """What is kept of ``token_ids``."""
+        return token_ids[-self.num_tokens :] if self.side == LEFT else token_ids[: self.num_tokens]
+
+
+def check_truncation(truncate_prompt_tokens: Any) -> None:
+    """Raises ``ValidationError`` unless it is -1, or a number of tokens from 1."""
+    is_number = isinstance(truncate_prompt_tokens, int) and not isinstance(truncate_prompt_tokens, bool)
+    if not is_number or not (truncate_prompt_tokens == MODEL_LENGTH or 1 <= truncate_prompt_tokens < 2**31):
+        raise ValidationError(
+            f"truncate_prompt_tokens must be a number of tokens, or -1 for what the model takes, got "
+            f"{shown(truncate_prompt_tokens)}"
+        )
+
+
+def num_kept(truncate_prompt_tokens: int, max_model_len: int, num_output_tokens: int) -> int:
+    """Return how many tokens of a prompt are kept.
+
+    Args:
+        num_output_tokens: that -1 leaves room for; 0 of a prompt that is pooled.
+
+    Raises:
+        ValidationError: it is more than the model takes, or -1 leaves no token of the prompt.
+    """
+    if truncate_prompt_tokens > max_model_len:
+        raise ValidationError(
+            f"truncate_prompt_tokens must be at most max_model_len ({max_model_len}), got {truncate_prompt_tokens}"
+        )
+    if truncate_prompt_tokens != MODEL_LENGTH:
+        return truncate_prompt_tokens
+    if num_output_tokens >= max_model_len:
+        raise ValidationError(
+            f"truncate_prompt_tokens=-1 leaves max_tokens ({num_output_tokens}) their room, and max_model_len is "
+            f"{max_model_len}: no token of the prompt is left; ask for fewer output tokens, or say how many to keep"
+        )
+    return max_model_len - num_output_tokens

@@ -1,0 +1,1 @@
+"""The queue in words: states and moves of requests, their events, policies, figures."""

@@ -1,0 +1,266 @@
+"""Is the Redis at a URL one that Penstock can work with? Asked once, when a command or a worker starts.
+
+Every command Penstock needs is tried in a way that changes nothing (``redis_needs.py``), because that is the only
+question a managed Redis, a renamed command and a restrictive ACL all answer: COMMAND and CONFIG are often forbidden.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import redis.asyncio
+import structlog
+from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.sentinel import MasterNotFoundError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MovedError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ..errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedError
+from ..keys import Keys
+from ..names import DEFAULT_NAMESPACE
+from .link import is_read_only
+from .needs import ARQ_KEYS, probes
+from .risks import risks_of
+from .url import mask_url, parse_pool
+
+CHECK_TIMEOUT_S = 5.0
+MIN_VERSION = (6, 2)
+
+log = structlog.get_logger()
+
+
+async def check_redis(
+    url: str,
+    *,
+    namespace: str = DEFAULT_NAMESPACE,
+    for_worker: bool = False,
+    for_jobs: bool = False,
+    is_service: bool = False,
+) -> None:
+    """Connect to ``url`` once and verify version, commands and permissions; takes a few round trips.
+
+    Args:
+        namespace: its keys and channels are the ones whose permissions are tried.
+        for_worker: refuse a server that may evict keys without a time to live, of which others only log a warning.
+        for_jobs: try what arq needs, too.
+        is_service: log what else of this server endangers requests (``redis_risks.py``), as a worker does.
+
+    Raises:
+        RedisUnavailableError: nothing answers within ``CHECK_TIMEOUT_S``, or the password is refused.
+        RedisUnsupportedError: the server is older than 6.2, is a read-only replica, or lacks or denies a command.
+        ConfigurationError: the URL cannot be read, or the server evicts keys when its memory is full.
+    """
+    calls = probes(namespace, for_jobs=for_jobs)
+    await check_server(url, calls, namespace=namespace, for_worker=for_worker, is_service=is_service)
+
+
+async def check_server(
+    url: str,
+    calls: Sequence[tuple[Any, ...]],
+    *,
+    namespace: str = DEFAULT_NAMESPACE,
+    for_worker: bool = False,
+    is_service: bool = False,
+    is_node: bool = False,
+) -> None:
+    """As ``check_redis``, with the calls that are to be tried.
+
+    Args:
+        is_node: whether it may be a node of a cluster. Calls on keys of other nodes are refused there.
+    """
+    shown = mask_url(url)
+    pool = parse_pool(url, socket_connect_timeout=CHECK_TIMEOUT_S)
+    connection = pool.make_connection()
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            await connection.connect()
+            info = await _read_info(connection)
+            _check_version(info, shown)
+            if not is_node:
+                _check_topology(info, shown)
+            await _check_risks(connection, info, shown, for_worker, is_service or for_worker)
+            if calls:
+                await _check_commands(connection, namespace, shown, [*calls])
+    except (RedisError, OSError, TimeoutError) as error:
+        raise explain(error, url) from error
+    finally:
+        with suppress(RedisError, OSError):
+            await connection.disconnect()
+
+
+@asynccontextmanager
+async def checked_client(url: str, *, namespace: str = DEFAULT_NAMESPACE) -> AsyncIterator[redis.asyncio.Redis]:
+    """A redis-py client for the rare traffic of commands and the supervisor, after ``check_redis``."""
+    await check_redis(url, namespace=namespace)
+    client = redis.asyncio.Redis(connection_pool=parse_pool(url))
+    try:
+        yield client
+    except (RedisConnectionError, RedisTimeoutError) as error:
+        raise explain(error, url) from error
+    finally:
+        await client.aclose(close_connection_pool=True)
+
+
+def explain(error: Exception, url: str) -> ConfigurationError:
+    """Return the error that says in one sentence why the Redis at ``url`` cannot be used, and what to do."""
+    shown, reason = mask_url(url), str(error).split(". ")[0].rstrip(".")
+    # redis-py wraps what happened while connecting, and keeps only a number of it.
+    cause = error.__cause__ or error.__context__
+    if isinstance(error, AuthenticationError) or isinstance(cause, AuthenticationError):
+        return RedisUnavailableError(f"Redis at {shown} refuses user or password ({reason}); correct them in the URL")
+    if isinstance(error, MasterNotFoundError):
+        return RedisUnavailableError(
+            f"no Sentinel of {shown} knows a live primary of that name ({reason}); check hosts, ports and name, and "
+            "that the Sentinels see it"
+        )
+    if isinstance(error, BusyLoadingError):
+        return RedisUnavailableError(f"Redis at {shown} is still loading its data; try again in a moment")
+    if isinstance(error, TimeoutError | RedisTimeoutError):
+        reason = f"no answer within {CHECK_TIMEOUT_S:g} s"
+    elif isinstance(error, ResponseError):
+        return ConfigurationError(f"Redis at {shown} refuses to work: {reason}")
+    elif not isinstance(error, RedisConnectionError | OSError):
+        return RedisUnavailableError(f"what answers at {shown} is not Redis ({reason}); check host and port")
+    elif isinstance(cause, ssl.SSLCertVerificationError):
+        # Its errno is one of OpenSSL, which means another thing to the system.
+        return RedisUnavailableError(
+            f"the certificate of Redis at {shown} is not trusted ({cause.verify_message}); name the authority that "
+            "signed it in the URL: ?ssl_ca_certs=FILE"
+        )
+    elif isinstance(cause, ssl.SSLError):
+        reason = f"TLS: {cause.reason}"
+    elif isinstance(cause, OSError) and cause.errno:
+        reason = os.strerror(cause.errno) if cause.errno > 0 else cause.strerror
+    return RedisUnavailableError(
+        f"no Redis can be reached at {shown} ({reason}); start one there, or correct --redis-url or PENSTOCK_REDIS_URL"
+    )
+
+
+async def _read_info(connection: AbstractConnection) -> dict[str, str]:
+    """Return INFO's fields; empty where INFO is forbidden, as the commands below are what counts."""
+    (reply,) = await _run(connection, [("INFO",)])
+    if isinstance(reply, NoPermissionError):
+        log.warning("redis_info_forbidden", unverified=["version", "maxmemory-policy"])
+        return {}
+    if isinstance(reply, Exception):
+        raise reply
+    return info_fields(reply)
+
+
+def info_fields(reply: bytes) -> dict[str, str]:
+    """Return the fields of a reply to INFO, by name."""
+    lines = reply.decode(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def _check_version(info: dict[str, str], shown: str) -> None:
+    found = re.match(r"(\d+)\.(\d+)", info.get("redis_version", ""))
+    if found and (int(found[1]), int(found[2])) < MIN_VERSION:
+        raise RedisUnsupportedError(
+            f"Redis at {shown} has version {info['redis_version']}; Penstock needs 6.2 or newer (Valkey will do)"
+        )
+
+
+def _check_topology(info: dict[str, str], shown: str) -> None:
+    """Refuse a cluster at every node: the one that has the slot of the probes answers them like any other server."""
+    if info.get("cluster_enabled") == "1":
+        raise _is_cluster(shown)
+
+
+def _is_cluster(shown: str) -> RedisUnsupportedError:
+    return RedisUnsupportedError(
+        f"Redis at {shown} is a node of a cluster, which can hold models only: name it in PENSTOCK_SHARDS as "
+        "redis+cluster://HOST:PORT, and give the URL of a server with cluster-enabled no for the rest"
+    )
+
+
+async def _check_risks(
+    connection: AbstractConnection, info: dict[str, str], shown: str, for_worker: bool, is_service: bool
+) -> None:
+    """Log each risk once: of eviction to all, of the others to services. A worker refuses what would lose requests."""
+    policy = info.get("maxmemory_policy", "noeviction")
+    makes_copies = await _makes_copies(connection) if is_service and info.get("aof_enabled") == "0" else None
+    risks = risks_of(info, shown, makes_copies=makes_copies)
+    for risk in risks:
+        if risk.code == "redis_evicts" and for_worker and not policy.startswith("volatile-"):
+            raise ConfigurationError(str(risk))
+    for risk in risks:
+        if is_service or risk.code == "redis_evicts":
+            log.warning("redis_risk", risk=risk.code, reason=str(risk))
+
+
+async def _makes_copies(connection: AbstractConnection) -> bool | None:
+    """Whether it has save points; None where CONFIG is forbidden."""
+    (reply,) = await _run(connection, [("CONFIG", "GET", "save")])
+    return bool(reply[1]) if isinstance(reply, list) and len(reply) == 2 else None
+
+
+async def _check_commands(
+    connection: AbstractConnection, namespace: str, shown: str, calls: list[tuple[Any, ...]]
+) -> None:
+    """Try what is needed; refused are all that this user may not run, with the keys and channels of the namespace."""
+    for_jobs = any(str(key).startswith(ARQ_KEYS) for _, *rest in calls for key in rest[:1])
+    (begun,) = await _run(connection, [("MULTI",)])
+    if isinstance(begun, Exception):
+        _judge("MULTI", begun, namespace, shown, for_jobs)
+        raise RedisUnsupportedError(
+            f"Redis at {shown} lacks or denies MULTI, by which Penstock tries what it needs without changing anything; "
+            "permit it (ACL, rename-command) or use another Redis"
+        )
+    replies = await _run(connection, [*calls, ("DISCARD",)])
+    calls.append(("SUBSCRIBE", Keys(namespace).worker_commands("probe")))
+    replies[-1:] = await _run(connection, calls[-1:])
+    named = [str(call[0]) for call in calls]
+    judged = [_judge(*pair, namespace, shown, for_jobs) for pair in zip(named, replies, strict=True)]
+    refused = sorted({name for name, is_refused in zip(named, judged, strict=True) if is_refused})
+    if refused:
+        raise RedisUnsupportedError(
+            f"Redis at {shown} lacks or denies {', '.join(refused)}, which Penstock needs; "
+            "permit them (ACL, rename-command) or use another Redis"
+        )
+
+
+def _judge(name: str, reply: Any, namespace: str, shown: str, for_jobs: bool) -> bool:
+    """Return whether the command is missing or denied; raises what the reply says of the server as a whole."""
+    if not isinstance(reply, ResponseError):
+        return False
+    text = str(reply)
+    if isinstance(reply, NoPermissionError) and " command" not in text:
+        arq = f", and ~{ARQ_KEYS}*" if for_jobs else ""
+        raise RedisUnsupportedError(
+            f"Redis at {shown} denies this user the keys or channels of namespace {namespace!r}; "
+            f"grant it ~{namespace}:* and &{namespace}:*{arq}"
+        )
+    if is_read_only(reply):
+        raise RedisUnsupportedError(f"Redis at {shown} is a read-only replica; give the URL of its primary")
+    # redis-py 8 has classes for these, older ones have the server's words.
+    if isinstance(reply, ClusterDownError | MovedError) or text.startswith(("MOVED ", "CLUSTERDOWN ")):
+        raise _is_cluster(shown)
+    return isinstance(reply, NoPermissionError) or "unknown command" in text.lower()
+
+
+async def _run(connection: AbstractConnection, commands: list[tuple[Any, ...]]) -> list[Any]:
+    """Pipeline ``commands`` and return their replies, refusals among them as exceptions."""
+    await connection.send_packed_command(connection.pack_commands(commands))
+    replies: list[Any] = []
+    for _ in commands:
+        try:
+            replies.append(await connection.read_response(disconnect_on_error=False))
+        except ResponseError as error:
+            replies.append(error)
+    return replies

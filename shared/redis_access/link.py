@@ -1,0 +1,216 @@
+"""One connection to Redis: how it is opened, when it counts as lost, and what the log says meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import structlog
+
+try:
+    from hiredis import pack_command as hiredis_pack
+except ImportError:
+    hiredis_pack = None
+from redis.asyncio.connection import AbstractConnection, ConnectionPool
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MovedError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ..errors import RedisFullError, RedisUnavailableError
+from .url import mask_url, parse_pool
+
+CONNECT_TIMEOUT_S = 5.0
+RETRY_PAUSE_S = 0.05
+# Memory is freed by what expires, or by somebody: asking more often would only be in the way.
+FULL_PAUSE_S = 0.25
+# For who is told that Redis is full.
+FULL_RETRY_AFTER_S = 1.0
+WARN_EVERY_S = 5.0
+
+# Begins the mark of a shard to which a model's keys are on their way.
+MOVING = "*"
+
+LOST = (RedisConnectionError, RedisTimeoutError, OSError, asyncio.IncompleteReadError)
+
+# Redis 6.2 hides the code of a command's refusal inside that of the script which called it.
+_NOT_NOW = re.compile(r"(?:^|: -)(?:LOADING|BUSY|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MISCONF|NOREPLICAS)(?: |$)")
+_READ_ONLY = re.compile(r"(?:^|: -)READONLY(?: |$)")
+_FULL = re.compile(r"(?:^|: -)OOM(?: |$)")
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+def pack_command(connection: AbstractConnection, args: tuple[Any, ...]) -> list[bytes]:
+    """Return a command as bytes to send; hiredis does it ten times as fast as redis-py, where it is installed."""
+    return connection.pack_command(*args) if hiredis_pack is None else [hiredis_pack(args)]
+
+
+def refuses_for_now(error: Exception) -> bool:
+    """Whether a reply says that the server ran nothing of the command, and may run it in a moment.
+
+    So speaks a server that fails over, has lost its disk or replicas, is held up by a script, or full. (LOADING is a
+    lost connection in redis-py's eyes.)
+    """
+    # redis-py 8 takes the code out of what nodes of a cluster say, and has classes for it.
+    is_of_cluster = isinstance(error, ClusterDownError | TryAgainError)
+    return is_read_only(error) or tells_of_fullness(error) or is_of_cluster or _NOT_NOW.search(str(error)) is not None
+
+
+def is_read_only(error: Exception) -> bool:
+    """Whether a reply says that the server is a replica, to which nobody writes."""
+    return isinstance(error, ReadOnlyError) or _READ_ONLY.search(str(error)) is not None
+
+
+def tells_of_fullness(error: Exception) -> bool:
+    """Whether a reply says that the server has no memory for a write. A script is refused at its first write."""
+    return isinstance(error, OutOfMemoryError) or _FULL.search(str(error)) is not None
+
+
+def sends_away(error: Exception) -> bool:
+    """Whether a node of a cluster says that another serves the key, or will in a moment."""
+    return isinstance(error, AskError) or str(error).startswith(("MOVED ", "ASK "))
+
+
+def tells_of_move(error: Exception) -> bool:
+    """Whether it says that another node serves the key from now on."""
+    return isinstance(error, MovedError) or str(error).startswith("MOVED ")
+
+
+def told_place(error: Exception) -> str | None:
+    """What a script says of where the keys of its model are, if they are not on the server that was asked.
+
+    The name of a shard; or ``MOVING`` and a token, while they are on their way to this one.
+    """
+    code, _, place = str(error).partition(" ")
+    return place if code == "ELSEWHERE" and isinstance(error, ResponseError) else None
+
+
+def full_error(url: str, error: Exception) -> RedisFullError:
+    """Return what is to be told of an enqueue that a full server refused."""
+    return RedisFullError(
+        f"Redis at {mask_url(url)} is full ({error}); nothing was enqueued: raise its maxmemory, or keep results for a "
+        "shorter time (result_ttl_s)",
+        retry_after_s=FULL_RETRY_AFTER_S,
+    )
+
+
+def unavailable_error(url: str, error: BaseException) -> RedisUnavailableError:
+    """Return what is to be told of a command that was not answered, or refused for too long."""
+    shown = mask_url(url)
+    if isinstance(error, Exception) and tells_of_fullness(error):
+        return RedisUnavailableError(f"Redis at {shown} is full ({error}); raise its maxmemory, or free memory there")
+    return RedisUnavailableError(
+        f"Redis at {shown} does not answer ({error}); check that it runs and that the URL, password and network let "
+        "this machine in"
+    )
+
+
+def make_pool(url: str) -> ConnectionPool:
+    """Return a pool for ``open_connection``.
+
+    Its connections have no ``socket_timeout``, whatever the URL says and redis-py has as default (from 8 on 5 s): many
+    tasks share one, on which nothing may come for hours. Who waits for an answer on it sees to it that one comes.
+
+    Raises:
+        ConfigurationError: the URL cannot be read.
+    """
+    pool = parse_pool(url, socket_connect_timeout=CONNECT_TIMEOUT_S)
+    pool.connection_kwargs["socket_timeout"] = None
+    return pool
+
+
+async def heed_cancellation(work: Awaitable[T]) -> T:
+    """Await ``work``, which is not ours, and end by CancelledError even if it swallows a cancellation.
+
+    So does ``asyncio.wait_for`` up to Python 3.11, when what it waits for is done in the same turn of the loop;
+    redis-py writes with it where there is a ``socket_timeout``. A task that loops would then never end, nor would who
+    waits for its end. ``Task.cancelling`` counts what was asked for, heard or not.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    num_before = task.cancelling()
+    try:
+        return await work
+    finally:
+        if task.cancelling() > num_before:
+            raise asyncio.CancelledError
+
+
+async def open_connection(pool: ConnectionPool) -> AbstractConnection:
+    """Connect and log in; one of ``LOST`` if that takes longer than ``CONNECT_TIMEOUT_S``.
+
+    redis-py limits the connecting alone: a stopped server's kernel accepts, and then nobody answers the greeting.
+    """
+    connection = pool.make_connection()
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await heed_cancellation(connection.connect())
+    except BaseException:
+        await close_connection(connection)
+        raise
+    return connection
+
+
+async def close_connection(connection: AbstractConnection) -> None:
+    """Drop a connection without waiting for the other side."""
+    with contextlib.suppress(*LOST):
+        await connection.disconnect(nowait=True)
+
+
+class Outage:
+    """The time that Redis is away, told in the log: a warning, at most every ``WARN_EVERY_S``, and when it is over."""
+
+    def __init__(self, url: str, used_for: str) -> None:
+        self._log = log.bind(url=mask_url(url), used_for=used_for)
+        self._began_at: float | None = None
+        self._warn_at = 0.0
+        self._is_told = False
+
+    @property
+    def is_on(self) -> bool:
+        return self._began_at is not None
+
+    def note(self, error: BaseException) -> None:
+        """Redis was found to be away."""
+        now = time.monotonic()
+        if self._began_at is None:
+            self._began_at, self._is_told = now, False
+        if now >= self._warn_at:
+            self._warn_at, self._is_told = now + WARN_EVERY_S, True
+            self._tell_of_it(round(now - self._began_at, 1), str(error) or type(error).__name__)
+
+    def over(self) -> None:
+        """Redis has answered; nothing is said if it was not away, or so shortly after a warning that none was due."""
+        if self._began_at is not None and self._is_told:
+            self._tell_of_the_end(round(time.monotonic() - self._began_at, 1))
+        self._began_at = None
+
+    def _tell_of_it(self, away_s: float, reason: str) -> None:
+        self._log.warning("redis_away", away_s=away_s, reason=reason)
+
+    def _tell_of_the_end(self, away_s: float) -> None:
+        self._log.info("redis_back", away_s=away_s)
+
+
+class Fullness(Outage):
+    """The same of the time in which Redis answers, and has no memory for what is written."""
+
+    def _tell_of_it(self, away_s: float, reason: str) -> None:
+        self._log.warning("redis_full", full_s=away_s, reason=reason)
+
+    def _tell_of_the_end(self, away_s: float) -> None:
+        self._log.info("redis_has_room", full_s=away_s)

@@ -1,0 +1,232 @@
+"""The connection for subscriptions: any number of channels, followed across the loss of the connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from ..errors import BrokerError, RedisUnavailableError
+from ..shown import shown
+from .command_parts import MAX_ARGUMENTS
+from .link import LOST, RETRY_PAUSE_S, Outage, close_connection, heed_cancellation, make_pool, open_connection
+from .replies import deliver_replies
+from .url import mask_url
+
+PING_INTERVAL_S = 5.0
+
+log = structlog.get_logger()
+
+
+class Subscription:
+    """One callback on one channel of a ``Subscriber``."""
+
+    __slots__ = ("channel", "confirmed", "on_message", "on_restored")
+
+    def __init__(
+        self, channel: bytes, on_message: Callable[[bytes], None], on_restored: Callable[[], None] | None
+    ) -> None:
+        self.channel = channel
+        self.on_message = on_message
+        self.on_restored = on_restored
+        self.confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class Subscriber:
+    """Follows any number of channels over one connection, and comes back by itself when it is lost.
+
+    Messages sent while it was away are missing, so each subscription's ``on_restored`` is called after the
+    channel is confirmed again: the reader then looks at its log.
+    """
+
+    SUBSCRIBE, UNSUBSCRIBE, MESSAGE, CHANNELS_AT_ONCE = "SUBSCRIBE", "UNSUBSCRIBE", b"message", MAX_ARGUMENTS
+    SUBSCRIBED, UNSUBSCRIBED = b"subscribe", b"unsubscribe"
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._pool = make_pool(url)
+        self._outage = Outage(url, "subscriptions")
+        self._connection: AbstractConnection | None = None
+        self._subscriptions: dict[bytes, list[Subscription]] = {}
+        self._confirmed: set[bytes] = set()
+        self._outbox: list[bytes] = []
+        self._has_output = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._heard = False
+        self._is_doubted = asyncio.Event()
+
+    async def open(self) -> None:
+        """Connect and start to follow.
+
+        Raises:
+            RedisUnavailableError: nothing answers at the URL, or it refuses us.
+        """
+        try:
+            self._connection = await open_connection(self._pool)
+        except LOST as error:
+            raise RedisUnavailableError(f"Redis at {mask_url(self._url)} does not answer ({error})") from error
+        self._task = asyncio.create_task(self._run())
+
+    def start(self) -> None:
+        """Connect in the background, as often as it takes; doing it twice does nothing."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+
+    async def subscribe(
+        self, channel: str, on_message: Callable[[bytes], None], on_restored: Callable[[], None] | None = None
+    ) -> Subscription:
+        """Call ``on_message`` with every message of ``channel``; returns when Redis has confirmed it."""
+        subscription = Subscription(channel.encode(), on_message, on_restored)
+        self.follow(subscription)
+        try:
+            await asyncio.shield(subscription.confirmed)
+        except asyncio.CancelledError:
+            self.unsubscribe(subscription)
+            raise
+        return subscription
+
+    def follow(self, subscription: Subscription) -> None:
+        """Begin to follow the channel of a subscription; one that was confirmed elsewhere is restored here."""
+        self._subscriptions.setdefault(subscription.channel, []).append(subscription)
+        if subscription.channel in self._confirmed:
+            _settle(subscription)
+        else:
+            self._send(self.SUBSCRIBE, subscription.channel)
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Stop the callbacks at once; doing it twice does nothing."""
+        others = self._subscriptions.get(subscription.channel, [])
+        if subscription not in others:
+            return
+        others.remove(subscription)
+        if not others:
+            del self._subscriptions[subscription.channel]
+            self._confirmed.discard(subscription.channel)
+            self._send(self.UNSUBSCRIBE, subscription.channel)
+
+    def reconnect(self) -> None:
+        """Connect anew: the server that answers may no longer be the one to which others publish."""
+        self._is_doubted.set()
+
+    async def close(self) -> None:
+        """Drop the connection and every subscription."""
+        self._subscriptions.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._disconnect()
+
+    def _send(self, *args: Any) -> None:
+        if self._connection is not None:
+            self._outbox += self._connection.pack_command(*args)
+            self._has_output.set()
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await close_connection(connection)
+
+    async def _run(self) -> None:
+        while True:
+            if self._connection is not None:
+                error = await self._serve(self._connection)
+                self._outage.note(error)
+                await self._disconnect()
+                # A server that is loading lets us in and then refuses; do not ask it without a pause.
+                await asyncio.sleep(RETRY_PAUSE_S)
+            try:
+                connection = await open_connection(self._pool)
+            except Exception as error:
+                # Nobody would restart this task: whatever keeps us out is told in the log, and tried again.
+                self._outage.note(error)
+                await asyncio.sleep(RETRY_PAUSE_S)
+                continue
+            self._connection, self._outbox = connection, []
+            channels = [*self._subscriptions]
+            for start in range(0, len(channels), self.CHANNELS_AT_ONCE):
+                self._send(self.SUBSCRIBE, *channels[start : start + self.CHANNELS_AT_ONCE])
+
+    async def _serve(self, connection: AbstractConnection) -> BaseException:
+        """Run the loops until one of them loses the connection; returns how."""
+        loops = [asyncio.create_task(loop(connection)) for loop in (self._read, self._write, self._ping, self._doubt)]
+        try:
+            done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in loops:
+                task.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
+        error = done.pop().exception()
+        assert error is not None, "the loops end by an error only"
+        if not isinstance(error, LOST):
+            log.error("subscription_failed", exc_info=error)
+        return error
+
+    async def _write(self, connection: AbstractConnection) -> None:
+        while True:
+            if self._outbox:
+                commands, self._outbox = self._outbox, []
+                await heed_cancellation(connection.send_packed_command(commands, check_health=False))
+            self._has_output.clear()
+            if not self._outbox:
+                await self._has_output.wait()
+
+    async def _ping(self, connection: AbstractConnection) -> None:
+        """Notice a connection that died without a word: TCP alone would wait for many minutes."""
+        while True:
+            self._heard = False
+            self._send("PING")
+            await asyncio.sleep(PING_INTERVAL_S)
+            if not self._heard:
+                raise RedisConnectionError("no answer to PING")
+
+    async def _doubt(self, connection: AbstractConnection) -> None:
+        self._is_doubted.clear()
+        await self._is_doubted.wait()
+        raise RedisConnectionError("there was a failover")
+
+    async def _read(self, connection: AbstractConnection) -> None:
+        await deliver_replies(connection, self._take)
+
+    def _take(self, reply: Any) -> None:
+        self._heard = True
+        self._outage.over()
+        if isinstance(reply, Exception):
+            raise reply
+        if not isinstance(reply, list) or len(reply) != 3:
+            return  # PONG
+        kind, channel, data = reply
+        if kind == self.MESSAGE:
+            subscriptions = self._subscriptions.get(channel, ())
+            # A callback may end its own subscription, or begin others.
+            for subscription in subscriptions if len(subscriptions) == 1 else tuple(subscriptions):
+                self._deliver(subscription, data)
+        elif kind == self.SUBSCRIBED:
+            self._confirm(channel)
+        elif kind != self.UNSUBSCRIBED:
+            raise BrokerError(f"unexpected message in a subscription: {shown(kind)}")
+
+    def _deliver(self, subscription: Subscription, data: bytes) -> None:
+        """Run one callback; its failure must not end the reading for all the others."""
+        try:
+            subscription.on_message(data)
+        except Exception:
+            log.exception("message_not_handled", channel=subscription.channel.decode(errors="replace"))
+
+    def _confirm(self, channel: bytes) -> None:
+        if channel not in self._subscriptions:
+            return
+        self._confirmed.add(channel)
+        for subscription in self._subscriptions[channel]:
+            _settle(subscription)
+
+
+def _settle(subscription: Subscription) -> None:
+    """Its channel is confirmed, for the first time or again."""
+    if not subscription.confirmed.done():
+        subscription.confirmed.set_result(None)
+    elif subscription.on_restored is not None:
+        subscription.on_restored()

@@ -1,0 +1,1 @@
+"""What engines count and measure, as it travels."""

@@ -1,0 +1,174 @@
+"""What one request, one step and one engine took: figures for callers, metrics and dashboards.
+
+Times of a request are ages by Redis's clock at its claim, carried on by the clock of the engine's host: no two hosts'
+clocks are compared. Same rules as for messages: new fields are only appended and carry a default.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left
+from collections import Counter
+
+import msgspec
+
+from .buckets import (
+    FIRST_TOKEN_TIME_S,
+    REQUEST_TIME_S,
+    REQUEST_TOKENS,
+    STEP_TIME_S,
+    STEP_TOKENS,
+    TOKEN_TIME_S,
+)
+from .images import ImageStats
+from .kv_offload import KVOffloadStats
+
+
+class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
+    """Where the time of one request went. It comes with the first delta, and whole with the last.
+
+    Of streamed input each segment has its own, from when its chunk could be answered.
+
+    Args:
+        queue_time_s: from its arrival in Redis to the first step that computed some of it.
+        prefill_time_s: from there to its first output token.
+        decode_time_s: from the first output token to the last; where an engine died in between, that is in it.
+        time_to_first_token_s: the first two together.
+        inter_token_latency_s: mean over its output tokens; 0 with less than two.
+        latency_s: from its arrival to this delta.
+        num_preemptions: how often it lost its place in the KV cache of the engine that ended it.
+        num_deliveries: how many times an engine has claimed it.
+    """
+
+    queue_time_s: float = 0.0
+    prefill_time_s: float = 0.0
+    decode_time_s: float = 0.0
+    time_to_first_token_s: float = 0.0
+    inter_token_latency_s: float = 0.0
+    latency_s: float = 0.0
+    num_preemptions: int = 0
+    num_deliveries: int = 1
+
+
+class StepStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
+    """What one step of an engine did.
+
+    ``num_prefill_tokens`` are those of requests that lacked more than one token, ``num_decode_tokens`` those of the
+    others, guesses included.
+    ``num_context_tokens`` are those in the cache that the others looked back at, and ``num_prefill_pairs`` the pairs of
+    a prefilled token and one that it looked back at. ``cpu_time_s`` is what the core's thread computed of the step's
+    time: the rest it waited, for a device or for a processor that others had.
+    """
+
+    num_reqs: int = 0
+    num_prefill_reqs: int = 0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    schedule_time_s: float = 0.0
+    execute_time_s: float = 0.0
+    update_time_s: float = 0.0
+    num_context_tokens: int = 0
+    num_prefill_pairs: int = 0
+    cpu_time_s: float = 0.0
+
+    @property
+    def step_time_s(self) -> float:
+        return self.schedule_time_s + self.execute_time_s + self.update_time_s
+
+
+class Histogram(msgspec.Struct, omit_defaults=True):
+    """Counts of values: ``counts[i]`` of those above ``bounds[i - 1]`` up to ``bounds[i]``, the last of all above."""
+
+    bounds: tuple[float, ...] = ()
+    counts: list[int] = []
+    sum: float = 0.0
+
+    @classmethod
+    def of(cls, bounds: tuple[float, ...]) -> Histogram:
+        """An empty one."""
+        return cls(bounds, [0] * (len(bounds) + 1))
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def merged(self, other: Histogram) -> Histogram:
+        """Return both as one. They may have other bounds: of another version; each count keeps its own upper bound."""
+        counts: Counter[float] = Counter()
+        for histogram in (self, other):
+            if histogram.counts:
+                counts.update(dict(zip((*histogram.bounds, math.inf), histogram.counts, strict=True)))
+        bounds = sorted(bound for bound in counts if bound != math.inf)
+        return Histogram(tuple(bounds), [counts[bound] for bound in (*bounds, math.inf)], self.sum + other.sum)
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """Return, by upper bound as text ("+Inf" the last), how many values are at most that: as Prometheus counts."""
+        bounds = (*map(str, self.bounds), "+Inf")
+        return list(zip(bounds, itertools.accumulate(self.counts), strict=True))
+
+    def quantile(self, share: float) -> float:
+        """An upper bound of that share of the values, as fine as the buckets; 0 without any, ``inf`` past the last."""
+        wanted, seen = share * self.count, 0
+        for index, count in enumerate(self.counts):
+            seen += count
+            if count and seen >= wanted:
+                return self.bounds[index] if index < len(self.bounds) else float("inf")
+        return 0.0
+
+
+class EngineStats(msgspec.Struct, omit_defaults=True):
+    """What an engine's worker process has counted since it began; every figure only grows.
+
+    Args:
+        num_finished: requests that ended here, by finish reason; not those whose streamed input ended between two
+            segments, when no engine holds them.
+        num_prompt_tokens, num_cached_tokens: of prompts, counted with the first token, at the engine that made it;
+            the latter were in its KV cache. A resumed request is not counted again.
+        num_output_tokens: as this engine generates them.
+        prefix_cache_queries, prefix_cache_hits: tokens looked for, and found, in the KV cache.
+        num_prefill_tokens, num_decode_tokens: computed; recomputed ones count again.
+        token_time_s: mean time between tokens, one value for each request of at least two.
+        inference_time_s: prefill and decode together.
+        num_prompt_tokens_of, num_output_tokens_of: of each request that ended, those of former engines included.
+        num_step_tokens: computed by each step.
+        num_draft_tokens, num_accepted_tokens: guessed by the engine, and guessed right.
+        kv_offload: of blocks kept beside the KV cache, if any are.
+        images: of an engine that reads some.
+
+    The histograms of requests count each segment of a streamed input, so they may hold more than ``num_finished``.
+    """
+
+    num_finished: dict[str, int] = {}
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_steps: int = 0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    schedule_time_s: float = 0.0
+    execute_time_s: float = 0.0
+    update_time_s: float = 0.0
+    step_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(STEP_TIME_S))
+    inter_token_latency_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(TOKEN_TIME_S))
+    time_to_first_token_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(FIRST_TOKEN_TIME_S))
+    queue_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_S))
+    prefill_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_S))
+    decode_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_S))
+    latency_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_S))
+    token_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(TOKEN_TIME_S))
+    inference_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_S))
+    num_prompt_tokens_of: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TOKENS))
+    num_output_tokens_of: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TOKENS))
+    num_step_tokens: Histogram = msgspec.field(default_factory=lambda: Histogram.of(STEP_TOKENS))
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    kv_offload: KVOffloadStats | None = None
+    images: ImageStats | None = None

@@ -1,0 +1,40 @@
+"""What an engine's steps were, one after the other, as a file keeps it: for those who fit how fast an engine is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from ..errors import ConfigurationError
+from .engine import StepStats
+
+SUFFIX = ".steps.jsonl"
+_encoder = msgspec.json.Encoder()
+
+
+class RecordedStep(msgspec.Struct, frozen=True, gc=False):
+    """One step.
+
+    Args:
+        ended_s: by the host's monotonic clock, which all engines of a host share.
+        took_s: from the end of the step before where that left something to do, so with what lies between steps.
+    """
+
+    ended_s: float
+    took_s: float
+    stats: StepStats
+
+
+def encode_steps(steps: Iterable[RecordedStep]) -> bytes:
+    """Lines of JSON, one for each step."""
+    return _encoder.encode_lines(steps)
+
+
+def decode_steps(data: bytes) -> list[RecordedStep]:
+    """Raises ``ConfigurationError`` of what is no such file; a last line that was cut off is left out."""
+    whole = data[: data.rfind(b"\n") + 1]
+    try:
+        return msgspec.json.Decoder(RecordedStep).decode_lines(whole)
+    except msgspec.MsgspecError as error:
+        raise ConfigurationError(f"this is no file of an engine's steps: {error}") from error

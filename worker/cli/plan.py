@@ -1,0 +1,154 @@
+"""What a `worker start` is to be: its engines, where they are, and who is told of them."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...shared.command_line import UsageError
+from ...shared.names import check_name
+from ...shared.shards import shards_text
+from ..config.engine_config import EngineConfig
+from ..config.place import MAX_ENGINES_ON_HOST
+from ..config.worker_config import WorkerConfig
+from ..engines.kinds import KINDS
+from ..options.settings import Settings
+from ..programs import HostOptions
+from .groups import group_engines
+
+if TYPE_CHECKING:
+    from ..supervisor import Placement
+    from ..supervisor.stat_loggers import AggregateStatLoggerFactory, StatLoggerFactory
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What follows from the options, before anything is started.
+
+    Args:
+        name: what metrics call the worker.
+        worker_id: what Redis knows it by, this time.
+        engine: the configuration that all engines have in common.
+        engines: that of each, in order.
+        placements: where each is.
+        factories: what makes loggers of their figures.
+    """
+
+    name: str
+    worker_id: str
+    host: HostOptions
+    engine: EngineConfig
+    engines: Sequence[EngineConfig]
+    placements: Sequence[Placement]
+    factories: Sequence[StatLoggerFactory | AggregateStatLoggerFactory]
+
+    @property
+    def num_places(self) -> int:
+        """How many engines there is a place for: GPUs have one each, processors as many as are wanted."""
+        return len(self.placements) if self.placements[0].visible_devices is not None else MAX_ENGINES_ON_HOST
+
+    @property
+    def ready_line(self) -> str:
+        """What is said once all engines serve."""
+        where = ", ".join(dict.fromkeys(map(str, self.placements)))
+        count = f"{len(self.placements)} engine{'s' if len(self.placements) > 1 else ''}"
+        return f"ready: model {self.engine.model_name} on {count}, {where}{told_choices(self.engine)}"
+
+    def worker_config(self, index: int, *, redis_url: str, fork_server: str, process: dict[str, Any]) -> WorkerConfig:
+        """Return the configuration of the process that serves with engine ``index``, which may be one that joins later.
+
+        Args:
+            process: the fields of ``WorkerConfig`` that are options.
+        """
+        placement = self.placements[index] if index < len(self.placements) else self.placements[0]
+        # One that joins later takes its share of the processors; those that run keep theirs.
+        num_engines = max(index + 1, len(self.placements))
+        engine = self.engines[min(index, len(self.engines) - 1)]
+        return WorkerConfig(
+            worker_id=self.worker_id,
+            engine_id=f"{self.worker_id}-{index}",
+            engine_name=f"{self.name}-{index}",
+            redis_url=redis_url,
+            shards=shards_text(self.host.shards or ""),
+            engine=msgspec.structs.replace(engine, num_engines_on_host=num_engines),
+            visible_devices=placement.visible_devices,
+            supervisor_pid=os.getpid(),
+            fork_server=fork_server,
+            **process,
+        )
+
+
+def make_plan(settings: Settings) -> Plan:
+    """Find out what is to be served where.
+
+    Raises:
+        ConfigurationError, UsageError: options contradict each other or the machine; names them and where they come
+            from.
+    """
+    # Imported late: it needs psutil, and `worker --help` should say so rather than fail.
+    from ..supervisor import place_engines
+    from ..supervisor.stat_loggers import load_factories
+
+    host, given = settings.make(HostOptions), settings.fields_of(EngineConfig)
+    with settings.naming_sources():
+        device = given["device"] or KINDS[given["engine"]].device
+        placements = place_engines(host.gpus, device, num_engines_of(host), *gpus_per_engine(host, given))
+        on_host = {"device": placements[0].device, "num_engines_on_host": len(placements)}
+        engine = EngineConfig(**{**given, **on_host})
+        check_name("the model's name (--served-model-name)", engine.model_name)
+        check_gpus_per_engine(host, engine)
+        KINDS[engine.engine].check(engine)
+        factories = load_factories(host.stat_loggers)
+        name = host.worker_name or socket.gethostname()
+        engines = group_engines(engine, len(placements), name)
+    # In containers a name and a process id come again. What the one before has claimed must not look like ours.
+    worker_id = f"{name}-{os.getpid()}-{secrets.token_hex(2)}"
+    return Plan(name, worker_id, host, engine, engines, placements, factories)
+
+
+def gpus_per_engine(host: HostOptions, given: dict[str, Any]) -> tuple[int, str]:
+    """How many, and which options say so."""
+    sizes = {name: given[name] for name in ("tensor_parallel_size", "pipeline_parallel_size") if given[name] > 1}
+    num_ranks = math.prod(sizes.values())
+    told_by = " ".join(f"--{name.replace('_', '-')} {size}" for name, size in sizes.items())
+    if num_ranks == 1:
+        return host.gpus_per_engine, f"--gpus-per-engine {host.gpus_per_engine}"
+    if host.gpus_per_engine not in (1, num_ranks):
+        raise UsageError(
+            f"--gpus-per-engine {host.gpus_per_engine} contradicts {told_by}, which needs {num_ranks}; leave it out"
+        )
+    return num_ranks, told_by
+
+
+def check_gpus_per_engine(host: HostOptions, engine: EngineConfig) -> None:
+    """Nothing but vLLM, which has options of its own, has more GPUs than the ranks that it was told to have."""
+    if host.gpus_per_engine <= engine.num_ranks or engine.engine == "vllm":
+        return
+    count = host.gpus_per_engine
+    instead = f"give --tensor-parallel-size {count}" if KINDS[engine.engine].has_ranks else "leave it out"
+    raise UsageError(f"--gpus-per-engine {count}: an engine of {engine.engine} has a GPU for each rank; {instead}")
+
+
+def told_choices(engine: EngineConfig) -> str:
+    """What was chosen otherwise than by default, of what changes speed and rounding, for the line that says ready."""
+    options = {
+        "engine": engine.engine if engine.engine != "penstock" else None,
+        "attention": engine.attention_backend if engine.attention_backend != "auto" else None,
+        "KV cache in": engine.eight_bit_cache,
+        "weights in": engine.quantization,
+    }
+    return "".join(f", {name} {value}" for name, value in options.items() if value is not None)
+
+
+def num_engines_of(host: HostOptions) -> int | None:
+    """Of this host; None leaves it to the GPUs. Raises ``UsageError`` if ``--engines`` is a fleet's range."""
+    if isinstance(host.engines, str):
+        raise UsageError(f"--engines {host.engines} is for a fleet; give --ray as well, or one number")
+    return host.engines

@@ -1,0 +1,65 @@
+"""What an engine may be told about low-rank adapters."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from ...shared.errors import ConfigurationError
+from ...shared.lora.adapters import LoraSetup
+from ..options.groups import OptionGroup
+from ..options.option import Option
+from ..options.readers import Folder, Integer, Switch
+
+ADAPTERS = "low-rank adapters"
+
+
+class AdapterOptions(OptionGroup):
+    """Whether adapters are served, and how many of which size."""
+
+    enable_lora: Annotated[
+        bool, Option("serve requests that name a low-rank adapter (LoRA) of the model", Switch(), group=ADAPTERS)
+    ] = False
+    max_loras: Annotated[int, Option("most different adapters in one batch", Integer(1, 1024), group=ADAPTERS)] = 8
+    max_lora_rank: Annotated[
+        int,
+        Option("largest rank of an adapter; on a GPU each takes memory for it", Integer(1, 4096), group=ADAPTERS),
+    ] = 64
+    max_cpu_loras: Annotated[
+        int,
+        Option(
+            "most adapters held in the host's memory; at least as many as in one batch",
+            Integer(1, 65_536),
+            group=ADAPTERS,
+        ),
+    ] = 32
+    lora_folder: Annotated[
+        str,
+        Option(
+            "where adapters lie, each in a folder that has its digest for a name; those that a request names by an "
+            "absolute path may lie elsewhere",
+            Folder(),
+            group=ADAPTERS,
+        ),
+    ] = ""
+
+    @property
+    def lora_setup(self) -> LoraSetup | None:
+        """What there is room for; None where adapters are not served."""
+        if not self.enable_lora:
+            return None
+        return LoraSetup(max_loras=self.max_loras, max_lora_rank=self.max_lora_rank, max_cpu_loras=self.max_cpu_loras)
+
+
+def check_adapters(options: AdapterOptions, engine: str) -> None:
+    """Raises ``ConfigurationError`` where adapters are wanted that cannot be had."""
+    if not options.enable_lora:
+        return
+    if engine != "penstock":
+        raise ConfigurationError(
+            f"enable_lora is for Penstock's own engine; engine {engine!r} serves no adapters under the queue"
+        )
+    if options.max_cpu_loras < options.max_loras:
+        raise ConfigurationError(
+            f"max_cpu_loras ({options.max_cpu_loras}) must be at least max_loras ({options.max_loras}): what is in a "
+            f"batch is in the host's memory, too"
+        )

@@ -1,0 +1,86 @@
+"""What an engine takes at once: requests, tokens of a step, KV cache."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from ..options.groups import OptionGroup
+from ..options.option import Option
+from ..options.readers import Choice, Integer, Share, Size, Switch
+from .images import DEFAULT_CACHE_MEMORY, DEFAULT_MAX_IMAGES, ImageCacheMemory, MaxImages
+from .ordering import SchedulingPolicy
+
+BATCH = "what an engine takes"
+# Of one step. On the CPU a step with a larger share of prefill holds up everybody's next token (135M Llama: inter-token
+# p99 3.5 s with 2048, 0.6 s with 256, at the same throughput).
+DEFAULT_TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}
+# Of the memory that is free after loading. On the CPU other programs live, too.
+DEFAULT_MEMORY_UTILIZATION = {"cpu": 0.4, "cuda": 0.9}
+
+
+class BatchOptions(OptionGroup):
+    """How many requests and tokens, of which kinds and in which order."""
+
+    max_model_len: Annotated[
+        int | None,
+        Option(
+            "most prompt plus output tokens of a request",
+            Integer(2, (1 << 31) - 1, "a request has a prompt and an output token, and positions 32 bits"),
+            default="the model's own limit",
+            group=BATCH,
+        ),
+    ] = None
+    max_num_seqs: Annotated[int, Option("most requests in one batch", Integer(1, 65_536), group=BATCH)] = 64
+    max_num_batched_tokens: Annotated[
+        int | None,
+        Option(
+            "token budget of one step; longer prompts are prefilled in chunks",
+            Integer(1, 1 << 20),
+            default="{cpu} on the CPU, {cuda} on a GPU".format_map(DEFAULT_TOKEN_BUDGET),
+            group=BATCH,
+        ),
+    ] = None
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    block_size: Annotated[int, Option("tokens per KV-cache block", Integer(1, 65_536), group=BATCH)] = 16
+    enable_prefix_caching: Annotated[
+        bool,
+        Option(
+            "do not compute again what the beginning of another request of the same tenant has left in the KV cache",
+            Switch(),
+            group=BATCH,
+        ),
+    ] = True
+    gpu_memory_utilization: Annotated[
+        float | None,
+        Option(
+            "share of the memory that is free after loading which the KV cache may take",
+            Share(),
+            default="{cpu} on the CPU, {cuda} on a GPU".format_map(DEFAULT_MEMORY_UTILIZATION),
+            group=BATCH,
+        ),
+    ] = None
+    kv_cache_memory: Annotated[
+        int | None,
+        Option(
+            "memory of the KV cache, on each rank; instead of a share",
+            Size(1, 1 << 50),
+            default="the share",
+            group=BATCH,
+        ),
+    ] = None
+    # Off by default: they are input of another kind, from whoever may enqueue, that no tokenizer has limited to what
+    # the model was trained on.
+    enable_prompt_embeds: Annotated[
+        bool, Option("take prompts that are given as embeddings, too", Switch(), group=BATCH)
+    ] = False
+    max_images: MaxImages = DEFAULT_MAX_IMAGES
+    image_cache_memory: ImageCacheMemory = DEFAULT_CACHE_MEMORY
+    structured_outputs_backend: Annotated[
+        str,
+        Option(
+            "the library that holds outputs to JSON schemas and other grammars; auto: xgrammar, and llguidance for "
+            "what it refuses",
+            Choice("xgrammar", "llguidance", "auto"),
+            group=BATCH,
+        ),
+    ] = "xgrammar"

@@ -1,0 +1,105 @@
+"""How an engine computes: the same requests, other speed, memory or rounding."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from ..options.groups import OptionGroup
+from ..options.option import Option
+from ..options.readers import Choice, ChoiceWithCount, Integer, Switch
+
+COMPUTING = "how it computes"
+# Guesses of a request in a step, beyond which none is made, and without a number behind `ngram`: with the known token
+# a tile of 16 rows.
+MAX_DRAFT_TOKENS, DEFAULT_DRAFT_TOKENS = 64, 15
+
+
+class ComputingOptions(OptionGroup):
+    """Kernels, number formats, and what is done ahead."""
+
+    seed: Annotated[
+        int, Option("for what is random and no request's own", Integer(0, (1 << 63) - 1), group=COMPUTING)
+    ] = 0
+    deterministic: Annotated[
+        bool,
+        Option(
+            "a request gets the same tokens in any company and on any equal engine that resumes it; slower",
+            Switch(),
+            group=COMPUTING,
+        ),
+    ] = False
+    native_kernels: Annotated[
+        bool,
+        Option(
+            "on the CPU, compile kernels for this processor at the first start, if there is a compiler",
+            Switch(),
+            group=COMPUTING,
+        ),
+    ] = True
+    quantization: Annotated[
+        str | None,
+        Option(
+            "hold the weights of linear layers in bytes or four bits: faster, for logits that differ by some percent "
+            "(four bits: by more); int4 on the CPU, fp8 on a GPU",
+            Choice("int8", "int4", "fp8"),
+            group=COMPUTING,
+        ),
+    ] = None
+    async_scheduling: Annotated[
+        bool,
+        Option(
+            "schedule the next batch while one is computed: the same tokens, for large batches of small models",
+            Switch(),
+            group=COMPUTING,
+        ),
+    ] = False
+    speculative: Annotated[
+        str,
+        Option(
+            "guess several tokens of a request and verify them in one step, where a step has room: the same tokens, "
+            f"sooner; ngram: at most N (default {DEFAULT_DRAFT_TOKENS}) that followed its last tokens before, were "
+            "predicted, or are forced by a grammar; suffix: also what other requests of its tenant and salt have said",
+            ChoiceWithCount("off", "ngram", "suffix", counted=("ngram", "suffix"), most=MAX_DRAFT_TOKENS),
+            group=COMPUTING,
+        ),
+    ] = "off"
+    # A capture of graphs takes seconds at the start, and memory.
+    enforce_eager: Annotated[
+        bool,
+        Option(
+            "on a GPU, capture no CUDA graphs: a quicker start and less memory, for slower decodes",
+            Switch(),
+            group=COMPUTING,
+        ),
+    ] = False
+    attention_backend: Annotated[
+        str,
+        Option(
+            "what computes attention: triton on a GPU, native (compiled) on the CPU, reference (torch) anywhere; auto: "
+            "what is made for the device, and the reference for what that lacks",
+            Choice("auto", "triton", "native", "reference"),
+            group=COMPUTING,
+        ),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        str,
+        Option(
+            "hold keys and values in eight bits: twice the tokens in the same memory, for logits that differ by some "
+            "percent, and on the CPU several times slower; fp8 is fp8_e4m3; auto: as they come",
+            Choice("auto", "fp8", "fp8_e4m3", "fp8_e5m2"),
+            group=COMPUTING,
+        ),
+    ] = "auto"
+
+    @property
+    def eight_bit_cache(self) -> str | None:
+        """The full name of the floats of eight bits that keys and values are held in; None if they are not."""
+        if self.kv_cache_dtype == "auto":
+            return None
+        return "fp8_e4m3" if self.kv_cache_dtype == "fp8" else self.kv_cache_dtype
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Most guesses of a request in a step; 0 where nothing is guessed."""
+        word, _, count = self.speculative.partition(":")
+        return 0 if word == "off" else int(count or DEFAULT_DRAFT_TOKENS)

@@ -1,0 +1,121 @@
+"""Options of engines that form a data-parallel group: ranks that share the experts of a model and step together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ...shared.errors import ConfigurationError
+from ...shared.names import check_name
+from ..options.groups import OptionGroup
+from ..options.option import Option
+from ..options.readers import Integer, Reader
+
+DATA_PARALLEL = "data-parallel groups"
+_MAX_RANKS = 1024
+
+
+class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a core's rank is, which its worker process has from Redis (``shared/groups``).
+
+    Args:
+        generation: of the group.
+        size: how many ranks it has.
+        address: HOST:PORT at which they meet; the first rank listens there.
+        timeout_s: how long a collective waits for a rank.
+    """
+
+    generation: int
+    rank: int
+    size: int
+    address: str
+    timeout_s: float
+
+
+class DataParallelOptions(OptionGroup):
+    """Of how many ranks, and of which group, an engine is one.
+
+    Args:
+        place: which one; None until it is known, and of an engine that is none.
+    """
+
+    data_parallel_size: Annotated[
+        int,
+        Option(
+            "ranks of a group that share the experts of a model, each an engine with requests of its own; all step "
+            "together. For mixtures of experts: of others, start more engines",
+            Integer(1, _MAX_RANKS),
+            group=DATA_PARALLEL,
+        ),
+    ] = 1
+    data_parallel_group: Annotated[
+        str,
+        Option(
+            "name of the group, where engines of several hosts form one",
+            Reader("NAME"),
+            default="the engines of this host form groups of their own",
+            group=DATA_PARALLEL,
+        ),
+    ] = ""
+    data_parallel_address: Annotated[
+        str,
+        Option(
+            "address of this host at which other ranks reach it; needed with --data-parallel-group",
+            Reader("HOST"),
+            default="127.0.0.1",
+            group=DATA_PARALLEL,
+        ),
+    ] = ""
+    place: RankPlace | None = None
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether the engine is a rank of a group; one of a single rank may grow."""
+        return self.data_parallel_size > 1 or bool(self.data_parallel_group)
+
+
+def check_data_parallel(
+    options: DataParallelOptions,
+    engine: str,
+    device: str,
+    *,
+    deterministic: bool,
+    async_scheduling: bool,
+    speculative: str,
+    enforce_eager: bool,
+    enable_lora: bool,
+    num_ranks: int,
+) -> None:
+    """Raises ``ConfigurationError`` where ranks could not step together.
+
+    Each makes one forward in a step, and all the same number of them when they load.
+    """
+    if not options.is_grouped:
+        if options.data_parallel_address:
+            raise ConfigurationError("data_parallel_address is for data-parallel groups; set data_parallel_size, too")
+        return
+    if options.data_parallel_group:
+        try:
+            check_name("data_parallel_group", options.data_parallel_group)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+        if not options.data_parallel_address:
+            raise ConfigurationError(
+                "data_parallel_group needs data_parallel_address: the address of this host at which the others reach it"
+            )
+    refused = {
+        f"engine '{engine}'": engine != "penstock",
+        "deterministic": deterministic,
+        "async_scheduling": async_scheduling,
+        "speculative": speculative != "off",
+        "enable_lora": enable_lora,
+        "tensor_parallel_size or pipeline_parallel_size": num_ranks > 1,
+        "CUDA graphs (set enforce_eager)": device == "cuda" and not enforce_eager,
+    }
+    for name, is_on in refused.items():
+        if is_on:
+            raise ConfigurationError(
+                f"data_parallel_size {options.data_parallel_size} cannot go with {name}: the ranks of a group make one "
+                "forward each in a step, and the same ones at the start"
+            )

@@ -1,0 +1,115 @@
+"""The configuration of one engine: written once from its options, frozen, sent to the core as JSON.
+
+A field with an ``Option`` is what people set, by the command line, the environment or a file; the option's text says
+what the field means.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...shared.errors import ConfigurationError
+from ...shared.names import is_partition_name
+from ..options.groups import FromGroups
+from ..options.option import check_fields
+from .adapters import AdapterOptions, check_adapters
+from .batch import DEFAULT_TOKEN_BUDGET, BatchOptions
+from .checks import check_attention, check_engine, check_quantization, check_speculation
+from .computing import ComputingOptions
+from .data_parallel import DataParallelOptions, check_data_parallel
+from .diagnosis import DiagnosisOptions
+from .kv_offload import KVOffloadOptions, check_kv_offload
+from .model import ModelOptions
+from .place import PlaceOptions
+from .ranks import RankOptions, check_ranks
+
+
+class EngineConfig(
+    # In the order of the help.
+    ModelOptions,
+    PlaceOptions,
+    BatchOptions,
+    ComputingOptions,
+    DiagnosisOptions,
+    AdapterOptions,
+    KVOffloadOptions,
+    RankOptions,
+    DataParallelOptions,
+    msgspec.Struct,
+    metaclass=FromGroups,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+):
+    """How an engine core loads its model and schedules: a class for each group of options."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if is_partition_name(self.model_name):
+            raise ConfigurationError(
+                f"served_model_name must not end in '#' and a number, as partitions do, got {self.model_name!r}"
+            )
+        check_engine(
+            self.engine,
+            engine_python=self.engine_python,
+            engine_options=self.engine_options,
+            engine_url=self.engine_url,
+            engine_command=self.engine_command,
+        )
+        check_quantization(self.quantization, self.device, native_kernels=self.native_kernels)
+        check_attention(
+            self.attention_backend,
+            self.device,
+            native_kernels=self.native_kernels,
+            deterministic=self.deterministic,
+            kv_cache_dtype=self.kv_cache_dtype,
+        )
+        check_adapters(self, self.engine)
+        check_speculation(self.speculative, self.engine, async_scheduling=self.async_scheduling)
+        check_kv_offload(self, enable_prefix_caching=self.enable_prefix_caching)
+        check_ranks(
+            self,
+            self.engine,
+            enable_lora=self.enable_lora,
+            kv_offload_dir=self.kv_offload_dir,
+            kv_offload_memory=self.kv_offload_memory,
+        )
+        check_data_parallel(
+            self,
+            self.engine,
+            self.device,
+            deterministic=self.deterministic,
+            async_scheduling=self.async_scheduling,
+            speculative=self.speculative,
+            enforce_eager=self.enforce_eager,
+            enable_lora=self.enable_lora,
+            num_ranks=self.num_ranks,
+        )
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigurationError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running request needs one token a step"
+            )
+
+    @property
+    def token_budget(self) -> int:
+        """``max_num_batched_tokens``, or its default for this device and batch size."""
+        if self.max_num_batched_tokens is not None:
+            return self.max_num_batched_tokens
+        return max(self.max_num_seqs, DEFAULT_TOKEN_BUDGET[self.device])
+
+    def encode(self) -> bytes:
+        """JSON bytes for ``Configure``."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> EngineConfig:
+        """The inverse of ``encode``.
+
+        Raises:
+            ConfigurationError: a field is missing, unknown or of the wrong type.
+        """
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"engine configuration: {error}") from error

@@ -1,0 +1,32 @@
+"""What an engine may be told of images."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from ...shared.params.images import MAX_IMAGES
+from ..options.option import Option
+from ..options.readers import Integer, Size
+
+_GROUP = "what an engine takes"
+DEFAULT_MAX_IMAGES = 8
+DEFAULT_CACHE_MEMORY = 512 << 20
+
+MaxImages = Annotated[
+    int,
+    Option(
+        "most images of a request, of a model that reads images; 0 takes none, and leaves its tower out",
+        Integer(0, MAX_IMAGES, "0 takes none"),
+        group=_GROUP,
+    ),
+]
+ImageCacheMemory = Annotated[
+    int,
+    Option(
+        "memory for what was made of earlier images, so that one which comes again is not computed again: half for "
+        "processed images, half for what the model's tower made of them",
+        Size(0, 1 << 50),
+        default="512MiB",
+        group=_GROUP,
+    ),
+]

@@ -1,0 +1,65 @@
+"""Options of an engine that keeps KV blocks beside its KV cache."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from ...shared.errors import ConfigurationError
+from ..options.groups import OptionGroup
+from ..options.option import Option
+from ..options.readers import Folder, Size
+
+KV_OFFLOADING = "KV blocks beside the cache"
+_DEFAULT_DIR_SIZE = 16 << 30
+
+
+class KVOffloadOptions(OptionGroup):
+    """Where blocks are kept, and how many; nowhere by default."""
+
+    kv_offload_memory: Annotated[
+        int | None,
+        Option(
+            "host memory of each engine for KV blocks that its KV cache has no room for: they are read and not "
+            "computed again; on a CPU, whose KV cache is host memory already, a larger cache does the same",
+            Size(1, 1 << 50),
+            default="none",
+            group=KV_OFFLOADING,
+        ),
+    ] = None
+    kv_offload_dir: Annotated[
+        str,
+        Option(
+            "a folder for KV blocks, which engines of a host share and which outlives them: what is resumed or "
+            "continued after a restart is read and not computed again",
+            Folder(),
+            group=KV_OFFLOADING,
+        ),
+    ] = ""
+    kv_offload_dir_size: Annotated[
+        int,
+        Option(
+            "what all engines together may have in that folder; the least recently used blocks make room",
+            Size(1, 1 << 60),
+            default="16GiB",
+            group=KV_OFFLOADING,
+        ),
+    ] = _DEFAULT_DIR_SIZE
+
+    @property
+    def offloads_kv(self) -> bool:
+        """Whether blocks are kept anywhere beside the KV cache."""
+        return self.kv_offload_memory is not None or bool(self.kv_offload_dir)
+
+    @property
+    def kv_offload_option(self) -> str:
+        """The first of the options that says so, as people wrote it; for messages."""
+        return "kv_offload_dir" if self.kv_offload_dir else "kv_offload_memory"
+
+
+def check_kv_offload(options: KVOffloadOptions, *, enable_prefix_caching: bool) -> None:
+    """Raises ``ConfigurationError`` where blocks cannot be kept."""
+    if options.offloads_kv and not enable_prefix_caching:
+        raise ConfigurationError(
+            f"{options.kv_offload_option} needs prefix caching, by whose hashes blocks are known; leave out "
+            "--no-enable-prefix-caching"
+        )

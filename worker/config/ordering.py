@@ -1,0 +1,39 @@
+"""What an engine may be told about the order of its requests."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from ...shared.plugins import ORDERING_POLICIES, plugins_of
+from ..options.option import Option
+from ..options.readers import Choice, RefusedValueError
+
+SCHEDULING_POLICIES = ("fcfs", "priority")
+
+
+class _Policy(Choice):
+    """One of the project's, or one of the operator's own. What that is, is looked at when an engine loads it."""
+
+    def __init__(self) -> None:
+        super().__init__(*SCHEDULING_POLICIES)
+        self.metavar = "POLICY"
+        self.kind += ", a plug-in's name, `MODULE:CLASS`"
+
+    def check(self, value: str) -> None:
+        if ":" in value or value in SCHEDULING_POLICIES:
+            return
+        installed = plugins_of(ORDERING_POLICIES)
+        if value not in installed:
+            known = ", ".join((*SCHEDULING_POLICIES, *installed))
+            raise RefusedValueError(f"must be one of {known}, or MODULE:CLASS")
+
+
+SchedulingPolicy = Annotated[
+    str,
+    Option(
+        "who goes first in an engine and is preempted last: by arrival, the lowest priority and then by arrival, or as "
+        "a policy of the operator's own says",
+        _Policy(),
+        group="what an engine takes",
+    ),
+]

@@ -1,0 +1,84 @@
+"""Options of an engine that computes one model on several devices: its ranks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from ...shared.errors import ConfigurationError
+from ..models.parallel.layout import ParallelLayout
+from ..options.groups import OptionGroup
+from ..options.option import Option
+from ..options.readers import Integer, Switch
+
+RANKS = "several devices for one model"
+# As many as any one host has.
+MAX_RANKS = 64
+
+
+class RankOptions(OptionGroup):
+    """How many ranks an engine has, and what each holds of the model; one by default, which holds all."""
+
+    tensor_parallel_size: Annotated[
+        int,
+        Option(
+            "ranks that share each layer of the model; each engine has so many GPUs, times --pipeline-parallel-size",
+            Integer(1, MAX_RANKS),
+            group=RANKS,
+        ),
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        Option(
+            "stages of the model, one behind the other, each of which has a part of its layers",
+            Integer(1, MAX_RANKS),
+            group=RANKS,
+        ),
+    ] = 1
+    enable_expert_parallel: Annotated[
+        bool,
+        Option("the ranks of a stage share a model's experts whole, instead of a part of each", Switch(), group=RANKS),
+    ] = False
+
+    @property
+    def layout(self) -> ParallelLayout:
+        """Which rank has what."""
+        return ParallelLayout(self.tensor_parallel_size, self.pipeline_parallel_size, self.enable_expert_parallel)
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes, and on GPUs devices, of one engine."""
+        return self.layout.world_size
+
+
+def check_ranks(options: RankOptions, engine: str, **others: object) -> None:
+    """Refuse what engines of several ranks cannot do.
+
+    Args:
+        others: options that they cannot have, by name, where they are wanted.
+
+    Raises:
+        ConfigurationError: names the options and the remedy.
+    """
+    num_ranks = options.num_ranks
+    if num_ranks > MAX_RANKS:
+        raise ConfigurationError(
+            f"tensor_parallel_size {options.tensor_parallel_size} times pipeline_parallel_size "
+            f"{options.pipeline_parallel_size} are {num_ranks} ranks, and an engine has at most {MAX_RANKS}"
+        )
+    if engine != "penstock":
+        return  # its own options say what it can
+    if options.enable_expert_parallel and options.tensor_parallel_size == 1:
+        raise ConfigurationError(
+            "enable_expert_parallel shares experts between the ranks of a stage, and there is one: raise "
+            "tensor_parallel_size, or leave it out"
+        )
+    if num_ranks == 1:
+        return
+    for name, value in others.items():
+        if not value:
+            continue
+        told = name if value is True else f"{name} {value!r}"
+        raise ConfigurationError(
+            f"{told} is for engines of one rank, and tensor_parallel_size {options.tensor_parallel_size} with "
+            f"pipeline_parallel_size {options.pipeline_parallel_size} makes {num_ranks}; leave one of them out"
+        )

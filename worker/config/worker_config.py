@@ -1,0 +1,146 @@
+"""The configuration of one worker process: its engine's, and what it does beside that."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ...shared.command_line import NAMESPACE_HELP, TRACES_HELP
+from ...shared.log import FORMATS, LEVELS
+from ...shared.names import DEFAULT_NAMESPACE
+from ...shared.params.reasoning import AUTO, NONE, REASONING_MARKS
+from ..options.option import Option, check_fields
+from ..options.readers import Choice, Folder, Integer, Name, Number, Reader, Seconds, Switch
+from .engine_config import EngineConfig
+from .model import MODEL
+
+# How often a worker process tells its supervisor what it does, so that its silence means something.
+STATUS_INTERVAL_S = 1.0
+# Readers take a stream that says nothing for longer for one that hangs.
+MAX_STREAM_INTERVAL_MS = 10_000
+
+# Headings of the help.
+BROKER, PROCESS, OBSERVING, LOG = "Redis", "processes", "metrics", "log"
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything one worker process needs; the supervisor writes it as the first line of its standard input.
+
+    Args:
+        worker_id: the supervisor's identity, shared by its engines.
+        engine_id: this engine's identity: the consumer name in Redis and the key of its heartbeat. No other process
+            has it, nor will the next worker of this name: who claims under it must be this one.
+        engine_name: what metrics call it, the same whenever its worker begins again.
+        redis_url: where the broker is; may carry a password, hence not on the command line.
+        shards: the servers that hold the models, as ``parse_shards`` reads them; empty where ``redis_url`` does.
+        visible_devices: value of CUDA_VISIBLE_DEVICES for the core; None leaves the environment alone.
+        num_restarts: how often this engine was started again.
+        fork_server: socket of the process that forks engine cores; without one each is started by itself.
+    """
+
+    worker_id: str
+    engine_id: str
+    redis_url: str
+    engine: EngineConfig
+    namespace: Annotated[str, Option(NAMESPACE_HELP, Reader("NAME"), group=BROKER)] = DEFAULT_NAMESPACE
+    shards: str = ""
+    visible_devices: str | None = None
+    supervisor_pid: int = 0
+    drain_timeout_s: Annotated[
+        float,
+        Option(
+            "time for running requests at shutdown, before they are handed back",
+            Seconds(0, "0 hands running requests back at once"),
+            name="drain_timeout",
+            group=PROCESS,
+        ),
+    ] = 30.0
+    heartbeat_interval_s: float = 1.0
+    heartbeat_ttl_s: float = 3.0
+    # Shorter than its own beats, it would take the living for dead.
+    lease_ttl_s: Annotated[
+        float,
+        Option("an engine unheard of for so long counts as dead", Seconds(0.1), name="lease_ttl", group=PROCESS),
+    ] = 3.0
+    max_deliveries: Annotated[
+        int, Option("park a request that so many engines died on", Integer(1, 1_000_000), group=PROCESS)
+    ] = 3
+    stall_timeout_s: Annotated[
+        float,
+        Option(
+            "kill and restart an engine that makes no step, or a process that says nothing, for so long",
+            Seconds(0.1),
+            name="stall_timeout",
+            group=PROCESS,
+        ),
+    ] = 10.0
+    load_timeout_s: Annotated[
+        float,
+        Option(
+            "kill and restart an engine that loads and makes no progress for so long, however long all of it takes; "
+            "0: never",
+            Seconds(0, "0 waits for ever"),
+            name="load_timeout",
+            group=PROCESS,
+        ),
+    ] = 900.0
+    num_restarts: int = 0
+    log_level: Annotated[str, Option("what is less severe is not logged", Choice(*LEVELS), group=LOG)] = "info"
+    log_format: Annotated[str, Option("auto: pretty on a terminal, else JSON", Choice(*FORMATS), group=LOG)] = "auto"
+    stream_interval_ms: Annotated[
+        float,
+        Option(
+            "under load, the longest that output waits for more of its request, to be sent with it; up to half a "
+            "second where Redis is short of time; 0: never",
+            Number(0, MAX_STREAM_INTERVAL_MS, "0 turns it off", metavar="MS"),
+            group=PROCESS,
+        ),
+    ] = 50.0
+    fork_server: str = ""
+    engine_name: str = ""
+    log_requests: Annotated[
+        bool, Option("a line at the end of each request, with its parameters and figures", Switch(), group=LOG)
+    ] = True
+    log_prompts: Annotated[
+        bool,
+        Option("a line with the token ids of each prompt, too; without it no content is logged", Switch(), group=LOG),
+    ] = False
+    step_log: Annotated[
+        str,
+        Option("folder for a file of each engine's steps, which `penstock sim fit` reads", Folder(), group=LOG),
+    ] = ""
+    otlp_traces_endpoint: Annotated[str | None, Option(TRACES_HELP, Reader("URL"), default="no spans", group=LOG)] = (
+        None
+    )
+    reasoning_parser: Annotated[
+        str,
+        Option(
+            "how the model marks its reasoning, behind which grammars begin; auto: as its chat template shows; none: "
+            "they hold from the first token on",
+            Choice(AUTO, NONE, *REASONING_MARKS),
+            group=MODEL,
+        ),
+    ] = AUTO
+    weights_version: Annotated[
+        str | None,
+        Option(
+            "what the weights are called, in heartbeats and in each answer, until others are loaded",
+            Name(),
+            default="a digest of them",
+            group=MODEL,
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def lease_ttl_ms(self) -> int:
+        """``lease_ttl_s`` as the broker takes it."""
+        return int(self.lease_ttl_s * 1000)
+
+    @property
+    def device_name(self) -> str:
+        """What the engine runs on, for people: "cpu" or "cuda:0"."""
+        return self.engine.device if self.visible_devices is None else f"cuda:{self.visible_devices}"

@@ -1,0 +1,1 @@
+"""Control calls as a worker process answers them."""

@@ -1,0 +1,143 @@
+"""Takes control calls from Redis and answers each once, whether the worker process or the core does what is asked.
+
+Calls are carried out one after the other, in the order in which they come, all but questions. Callers
+repeat a call that may have been lost: one whose id is known is passed over, for its reply is in Redis, or will be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
+
+import msgspec
+import structlog
+
+from ....shared.broker import EngineCalls
+from ....shared.control.caches import ResetPrefixCache
+from ....shared.control.calls import CallError, ControlCommand, ControlReply, Utility, UtilityAnswer
+from ....shared.control.rpc import CollectiveRpc
+from ....shared.control.sleeping import IsSleeping, Sleep, WakeUp
+from ....shared.control.text import Detokenize, GetTokenizer, Tokenize
+from ....shared.errors import EngineCallError, EngineDeadError, EngineTimeoutError, PenstockError, ValidationError
+from ....shared.messages.commands import CancelCommand, EngineCommand
+from ....shared.shown import shown
+from ..core.client import CoreClient
+from .sleep import SleepControl
+
+MAX_KNOWN_CALLS = 4096
+# They change nothing, so they wait for no other call, and are not worth a line in the log.
+_QUESTIONS = IsSleeping | Tokenize | Detokenize | GetTokenizer
+
+log = structlog.get_logger()
+
+
+class UndecodableCall(msgspec.Struct, frozen=True):
+    """Stands for a control command that this version cannot read; it is answered, too."""
+
+    call_id: str
+    reason: str
+
+
+class ControlCalls:
+    """One engine's calls.
+
+    Args:
+        core: does what ``sleep`` does not.
+    """
+
+    def __init__(self, engine_id: str, calls: EngineCalls, core: CoreClient, sleep: SleepControl) -> None:
+        self._engine_id = engine_id
+        self._calls = calls
+        self._core = core
+        self._works: set[asyncio.Task[None]] = set()
+        self._known: OrderedDict[str, None] = OrderedDict()
+        self._turn = asyncio.Lock()
+        self._is_closed = False
+        self._functions: dict[type, Callable[[Any], Awaitable[UtilityAnswer]]] = {
+            Sleep: sleep.sleep,
+            WakeUp: sleep.wake_up,
+            ResetPrefixCache: sleep.reset_prefix_cache,
+            CollectiveRpc: self._collective_rpc,
+        }
+
+    def answer_too(self, functions: dict[type, Callable[[Any], Awaitable[UtilityAnswer]]]) -> None:
+        """Have calls of further types answered, by what is there only once the core is ready."""
+        self._functions |= functions
+
+    def receive(self, command: ControlCommand | UndecodableCall) -> None:
+        """Begin with a call, unless it is known already. Returns at once."""
+        call_id = command.call_id
+        if call_id in self._known:
+            return
+        self._known[call_id] = None
+        if len(self._known) > MAX_KNOWN_CALLS:
+            self._known.popitem(last=False)
+        if isinstance(command, UndecodableCall):
+            work = self._refuse(call_id, ValidationError(f"the engine cannot read the call: {command.reason}"))
+        elif self._is_closed:
+            work = self._refuse(call_id, EngineDeadError("the engine is leaving"))
+        else:
+            work = self._carry_out(command)
+        task = asyncio.create_task(work)
+        self._works.add(task)
+        task.add_done_callback(self._works.discard)
+
+    async def close(self) -> None:
+        """Break off what is under way, which its callers are told, and begin nothing more."""
+        self._is_closed = True
+        for work in self._works:
+            work.cancel()
+        await asyncio.gather(*self._works, return_exceptions=True)
+
+    async def _carry_out(self, command: ControlCommand) -> None:
+        try:
+            async with self._turn_of(command.call):
+                if await self._calls.now_ms() >= command.expires_at_ms:
+                    raise EngineTimeoutError("the engine came to the call too late, and has not begun it")
+                if not isinstance(command.call, _QUESTIONS):
+                    log.info("control_call", call=type(command.call).__name__, call_id=command.call_id)
+                answer = await self._functions.get(type(command.call), self._core.call)(command.call)
+        except asyncio.CancelledError:
+            await self._refuse(command.call_id, EngineDeadError("the engine is leaving and has broken off the call"))
+            raise
+        except PenstockError as error:
+            await self._refuse(command.call_id, error)
+        except Exception as error:
+            log.exception("control_call_failed", call=type(command.call).__name__)
+            await self._refuse(command.call_id, EngineCallError(f"{type(error).__name__}: {error}"))
+        else:
+            await self._calls.reply(ControlReply(call_id=command.call_id, engine_id=self._engine_id, answer=answer))
+
+    def _turn_of(self, call: Utility) -> AbstractAsyncContextManager[None]:
+        return nullcontext() if isinstance(call, _QUESTIONS) else self._turn
+
+    async def _collective_rpc(self, call: CollectiveRpc) -> UtilityAnswer:
+        try:
+            async with asyncio.timeout(call.timeout_s):
+                return await self._core.call(call)
+        except TimeoutError:
+            raise EngineTimeoutError(
+                f"RPC method {shown(call.method)} has not returned within {call.timeout_s:g} s; it runs on to its end"
+            ) from None
+
+    async def _refuse(self, call_id: str, error: PenstockError) -> None:
+        failure = CallError(error.code, str(error))
+        await self._calls.reply(ControlReply(call_id=call_id, engine_id=self._engine_id, error=failure))
+
+
+def decode_command(data: bytes) -> CancelCommand | ControlCommand | UndecodableCall:
+    """Read what came on an engine's channel.
+
+    Raises:
+        msgspec.DecodeError: it is nothing that could be answered.
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=EngineCommand)
+    except msgspec.ValidationError as error:
+        fields = msgspec.msgpack.decode(data)
+        if isinstance(fields, list) and len(fields) > 2 and fields[0] == "control" and isinstance(fields[2], str):
+            return UndecodableCall(fields[2], str(error))
+        raise

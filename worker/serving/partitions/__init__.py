@@ -1,0 +1,1 @@
+"""The partitions of its model, as a worker process serves them."""

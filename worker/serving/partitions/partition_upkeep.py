@@ -1,0 +1,158 @@
+"""What goes on in every partition that an engine serves: its lease is renewed, it is listened to and written to.
+
+Side by side, so that one whose Redis is away keeps nobody from the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from ....shared.connection import Subscriber, Subscription
+from ....shared.side_by_side import SideBySide
+from ..claiming import ClaimLoop
+from ..requests.running_generations import RunningGenerations
+from .served_partitions import LOOK_EVERY_S, ServedPartition, ServedPartitions
+
+LEASE_RENEWALS_PER_TTL = 3
+# For as long as it takes.
+NO_HURRY_S = 1e6
+
+
+class PartitionUpkeep:
+    """``take_leases``, ``begin``, ``run`` until cancelled, ``stop``, ``end``.
+
+    Args:
+        on_command: takes what is told to the engine; ``on_stale`` what a renewal has found stale: partition, id, epoch.
+    """
+
+    def __init__(
+        self,
+        engine_id: str,
+        parts: ServedPartitions,
+        live: RunningGenerations,
+        claiming: ClaimLoop,
+        subscriber: Subscriber,
+        on_command: Callable[[bytes], None],
+        on_stale: Callable[[int, str, int], None],
+        *,
+        lease_ttl_s: float,
+    ) -> None:
+        self._engine_id = engine_id
+        self._parts = parts
+        self._live = live
+        self._claiming = claiming
+        self._subscriber = subscriber
+        self._on_command = on_command
+        self._on_stale = on_stale
+        self._lease_ttl_s = lease_ttl_s
+        self._renewals = SideBySide(self._renew)
+        self._attentions = SideBySide(self._attend)
+        self._publishing: dict[ServedPartition, asyncio.Task[None]] = {}
+        self._subscriptions: dict[ServedPartition, list[Subscription]] = {}
+        self._has_another = asyncio.Event()
+
+    async def take_leases(self) -> None:
+        """Hold the engine's lease in all partitions; ``run`` renews it."""
+        await self._parts.look()
+        await self._renew_all(self._parts, self._parts.patience_s or NO_HURRY_S)
+
+    async def begin(self) -> None:
+        """Hear what is meant for this engine, and publish; where a Redis is away, later."""
+        await self._attend_all(self._parts)
+
+    async def run(self) -> None:
+        """Renew leases, and serve the partitions that the model is given. Raises what ends a publisher."""
+        works = [asyncio.create_task(work) for work in (self._renew_forever(), self._look_forever(), self._watch())]
+        try:
+            done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in works:
+                task.cancel()
+            await asyncio.gather(*works, return_exceptions=True)
+
+    async def flush(self, part: ServedPartition) -> None:
+        """Wait until everything published there is in Redis, unless its publisher has ended."""
+        publishing = self._publishing.get(part)
+        if publishing is None or publishing.done():
+            return
+        flushing = asyncio.create_task(part.publisher.flush())
+        await asyncio.wait([flushing, publishing], return_when=asyncio.FIRST_COMPLETED)
+        flushing.cancel()
+
+    async def stop(self) -> None:
+        """Renew no more: a lease that is given up must not come back. Doing it twice does nothing."""
+        await asyncio.gather(self._renewals.close(), self._attentions.close())
+
+    async def end(self) -> None:
+        """Publish no more; doing it twice does nothing."""
+        for task in self._publishing.values():
+            task.cancel()
+        await asyncio.gather(*self._publishing.values(), return_exceptions=True)
+
+    async def _attend_all(self, parts: Iterable[ServedPartition]) -> None:
+        for error in await self._attentions.round(parts, self._parts.patience_s or NO_HURRY_S):
+            raise error
+
+    async def _attend(self, part: ServedPartition) -> None:
+        keys = part.broker.keys
+
+        def wake(_: object = None) -> None:
+            self._claiming.wake_at(part)
+
+        self._publishing[part] = asyncio.create_task(part.run())
+        self._has_another.set()
+        subscribed = self._subscriptions.setdefault(part, [])
+        for channel in (keys.engine_wake(self._engine_id), keys.wake):
+            subscribed.append(await self._subscriber.subscribe(channel, wake, wake))
+        subscribed.append(await self._subscriber.subscribe(keys.engine_commands(self._engine_id), self._on_command))
+
+    async def _leave(self, part: ServedPartition) -> None:
+        """The model has it no more; its lease ends by itself."""
+        for subscription in self._subscriptions.pop(part, []):
+            self._subscriber.unsubscribe(subscription)
+        publishing = self._publishing.pop(part, None)
+        if publishing is not None:
+            publishing.cancel()
+            await asyncio.gather(publishing, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """Raises what ends a publisher."""
+        while True:
+            self._has_another.clear()
+            another = asyncio.create_task(self._has_another.wait())
+            done, _ = await asyncio.wait([another, *self._publishing.values()], return_when=asyncio.FIRST_COMPLETED)
+            another.cancel()
+            for task in done & {*self._publishing.values()}:
+                task.result()
+
+    async def _look_forever(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if added := await self._parts.look():
+                await self._renew_all(added, 0.0)
+                await self._attend_all(added)
+                self._claiming.wake()
+            for part in self._parts.drop_retired(lambda part: bool(self._live.claims(part.number))):
+                await self._leave(part)
+
+    async def _renew_forever(self) -> None:
+        interval_s = self._lease_ttl_s / LEASE_RENEWALS_PER_TTL
+        while True:
+            await asyncio.sleep(interval_s)
+            # An idle engine polls, which renews its lease as well.
+            due = [part for part in self._parts if len(self._live) or not part.has_claimed_within(2 * interval_s)]
+            await self._renew_all(due, interval_s / 2)
+
+    async def _renew_all(self, parts: Iterable[ServedPartition], patience_s: float) -> None:
+        for error in await self._renewals.round(parts, patience_s):
+            raise error
+
+    async def _renew(self, part: ServedPartition) -> None:
+        claims = self._live.claims(part.number)
+        stale = set(await part.broker.renew(self._engine_id, claims, lease_ttl_ms=int(self._lease_ttl_s * 1000)))
+        for request_id, epoch in claims:
+            if request_id in stale:
+                self._on_stale(part.number, request_id, epoch)

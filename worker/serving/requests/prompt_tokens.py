@@ -1,0 +1,102 @@
+"""The tokens of a claimed request: of its prompt, of its chunks, and of what it is predicted to answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from ....shared.errors import UnsupportedParameterError, ValidationError
+from ....shared.messages.requests import EngineCoreRequest, InputChunk
+from ....shared.params.pooling import PoolingSetup
+from ....shared.params.tokenization import LEFT, Cut, num_kept
+from ...text.tokenizer import TextCodec
+from .pooled_text import LONG_PROMPT_CHARS, PooledText
+
+
+class PromptTokens:
+    """Makes tokens of the prompts of one model; ``setup`` is that of one that pools."""
+
+    def __init__(self, codec: TextCodec, max_model_len: int, setup: PoolingSetup | None) -> None:
+        self._codec = codec
+        self._max_model_len = max_model_len
+        self._pooled_text = PooledText(codec, setup)
+
+    async def complete(self, request: EngineCoreRequest) -> None:
+        """Give ``request`` the tokens of its prompt, unless that is embeddings.
+
+        Raises:
+            ValidationError: the prompt has no tokens, or there is none; or it cannot be cut as it is asked to be.
+        """
+        cut = self._cut_of(request)
+        if request.pooling_params is not None:
+            await self._pooled_text.complete(request, cut)
+        if request.prompt_embeds is None:
+            request.prompt_token_ids = await self._tokenize(request, cut)
+
+    async def of_chunk(self, number: int, chunk: InputChunk) -> list[int]:
+        """Each chunk by itself, and without the tokens that begin and end a text: it goes on in the middle of one.
+
+        Raises:
+            ValidationError: it has no tokens.
+        """
+        if chunk.prompt_token_ids is not None:
+            token_ids = chunk.prompt_token_ids
+        elif chunk.prompt is None:
+            raise ValidationError(f"chunk {number} of the input has neither prompt nor prompt_token_ids")
+        else:
+            token_ids = await self._encode_middle(chunk.prompt)
+        if not token_ids:
+            raise ValidationError(f"chunk {number} of the input has no tokens")
+        return token_ids
+
+    async def of_prediction(self, request: EngineCoreRequest) -> list[int] | None:
+        """As the middle of a text: that is where an output begins."""
+        return request.draft_token_ids if request.prediction is None else await self._encode_middle(request.prediction)
+
+    async def _encode_middle(self, text: str) -> list[int]:
+        return await _beside_the_loop(len(text), lambda: self._codec.encode_chunk(text))
+
+    async def _tokenize(self, request: EngineCoreRequest, cut: Cut | None) -> list[int]:
+        said = None if request.tokenization is None else request.tokenization.add_special_tokens
+        prompt, messages = request.prompt, request.messages
+        if request.prompt_token_ids is not None:
+            token_ids = request.prompt_token_ids
+            # A pair was cut when it was made: what is told apart there must not move.
+            if cut is not None and request.second_text_at is None:
+                token_ids = cut.of(token_ids)
+        elif messages is not None:
+            token_ids = self._codec.encode_chat(
+                messages, request.chat_template_kwargs, add_special_tokens=bool(said), cut=cut
+            )
+        elif prompt is not None:
+            encode = self._codec.encode
+            token_ids = await _beside_the_loop(
+                len(prompt), lambda: encode(prompt, add_special_tokens=said is not False, cut=cut)
+            )
+        else:
+            raise ValidationError("the request has no prompt: one of prompt, prompt_token_ids and messages must be set")
+        if not token_ids:
+            raise ValidationError("the prompt has no tokens")
+        return token_ids
+
+    def _cut_of(self, request: EngineCoreRequest) -> Cut | None:
+        """What of the prompt is kept; None is all."""
+        wanted, params = request.truncate_prompt_tokens, request.sampling_params
+        if wanted is None:
+            return None
+        if request.prompt_embeds is not None:
+            raise UnsupportedParameterError("truncate_prompt_tokens needs a prompt of tokens, not of embeddings")
+        if request.images:
+            raise UnsupportedParameterError("truncate_prompt_tokens: a prompt with images cannot be cut; leave it out")
+        if request.resumable:
+            raise UnsupportedParameterError(
+                "truncate_prompt_tokens: a resumable request's prompt comes in parts; leave it at None"
+            )
+        num_output_tokens = 0 if request.pooling_params is not None or params is None else params.max_tokens or 1
+        side = None if request.tokenization is None else request.tokenization.truncation_side
+        return Cut(num_kept(wanted, self._max_model_len, num_output_tokens), side or LEFT)
+
+
+async def _beside_the_loop(num_chars: int, encode: Callable[[], list[int]]) -> list[int]:
+    """A long text takes milliseconds, with the GIL released."""
+    return await asyncio.to_thread(encode) if num_chars > LONG_PROMPT_CHARS else encode()

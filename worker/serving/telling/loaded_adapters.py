@@ -1,0 +1,99 @@
+"""Tells of the adapters that the core has loaded, as claims and heartbeats go by it.
+
+Pinned ones it has loaded at the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import structlog
+
+from ....shared.broker.loaded_adapters import LOADED_TTL_MS, say_loaded
+from ....shared.connection import CommandConnection
+from ....shared.control.lora import AddLora, PinLora
+from ....shared.errors import PenstockError
+from ....shared.keys import Keys
+from ....shared.lora.registry import AdapterRecord, AdapterRegistry
+from ....shared.messages.from_core import EngineCoreOutputs
+from ...config.worker_config import WorkerConfig
+from ..core.client import CoreClient
+from ..partitions.served_partitions import ServedPartition, ServedPartitions
+from .heartbeat import Heartbeat
+
+SAY_EVERY_S = LOADED_TTL_MS / 3000
+# A partition whose Redis is away hears of it at the next round.
+PATIENCE_S = 1.0
+
+log = structlog.get_logger()
+
+
+class LoadedAdapters:
+    """``note`` what the core says; ``run`` until cancelled, then ``leave``. Its parts are the ``WorkerService``'s."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        connection: CommandConnection,
+        parts: ServedPartitions,
+        core: CoreClient,
+        heartbeat: Heartbeat,
+    ) -> None:
+        self._engine_id = config.engine_id
+        self._model = config.engine.model_name
+        self._connection = connection
+        self._registry = AdapterRegistry(connection, Keys(config.namespace))
+        self._parts = parts
+        self._core = core
+        self._heartbeat = heartbeat
+        self._has_changed = asyncio.Event()
+        self._has_said_some = False
+
+    def note(self, outputs: EngineCoreOutputs) -> None:
+        """Take which adapters are loaded, where the core says it."""
+        if outputs.lora_digests is not None:
+            self._heartbeat.lora_digests = outputs.lora_digests
+            self._has_changed.set()
+
+    async def run(self) -> None:
+        """Have pinned adapters loaded, and say what is, at each change and every now and then."""
+        loading = asyncio.create_task(self._load_pinned())
+        try:
+            while True:
+                self._has_changed.clear()
+                if self._heartbeat.lora_digests or self._has_said_some:
+                    await self._say(self._heartbeat.lora_digests)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(SAY_EVERY_S):
+                        await self._has_changed.wait()
+        finally:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+
+    async def leave(self) -> None:
+        """Let nobody leave requests to this engine any more. Not for long: that heals by itself."""
+        if self._has_said_some:
+            await self._say([])
+
+    async def _say(self, digests: list[str]) -> None:
+        self._has_said_some = True
+        await asyncio.gather(*(self._say_to(part, digests) for part in self._parts))
+
+    async def _say_to(self, part: ServedPartition, digests: list[str]) -> None:
+        with suppress(TimeoutError, PenstockError):  # requests are then computed wherever they come
+            async with asyncio.timeout(PATIENCE_S):
+                await say_loaded(self._connection, part.broker.keys, self._engine_id, digests)
+
+    async def _load_pinned(self) -> None:
+        records = await self._registry.read(self._model)
+        for record in {record.digest: record for record in records if record.pinned}.values():
+            await self._load(record)
+
+    async def _load(self, record: AdapterRecord) -> None:
+        """One that cannot be loaded keeps nothing from its place: requests with it say why."""
+        try:
+            await self._core.call(AddLora(record.request()))
+            await self._core.call(PinLora(record.number))
+        except PenstockError as error:
+            log.warning("pinned_adapter_not_loaded", adapter=record.name, digest=record.digest, error=str(error))

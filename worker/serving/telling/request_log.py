@@ -1,0 +1,63 @@
+"""One line of the log for each request at its end in this engine, with what it was and how long it took.
+
+Ids, parameters and figures: nothing of what callers write or get, unless prompts are asked for.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import structlog
+
+from ....shared.messages.deltas import Delta
+from ....shared.messages.requests import EngineCoreRequest
+from ....shared.params.sampling import SamplingParams
+from ..requests.generation import Generation
+from .request_observer import RequestObserver
+
+_PLAIN = {
+    field.name: field.default
+    for field in msgspec.structs.fields(SamplingParams)
+    if isinstance(field.default, bool | int | float) or field.name in ("seed", "logprobs", "prompt_logprobs")
+}
+
+log = structlog.get_logger()
+
+
+class RequestLog(RequestObserver):
+    """``is_on`` False writes no ends. ``model`` is the name that the model is served by."""
+
+    def __init__(self, model: str, *, is_on: bool = True, tells_prompts: bool = False) -> None:
+        self._model = model
+        self._is_on = is_on
+        self._tells_prompts = tells_prompts
+
+    def note_begin(self, generation: Generation, request: EngineCoreRequest) -> None:
+        if self._tells_prompts:
+            log.info("request_prompt", **generation.ids, model=self._model, prompt_token_ids=request.prompt_token_ids)
+
+    def note_end(self, generation: Generation, last: Delta) -> None:
+        if not self._is_on or last.usage is None or last.stats is None:
+            return
+        stats, reason = last.stats, last.finish_reason
+        if reason is None and last.segment_ends:
+            reason = last.segment_ends[-1].finish_reason
+        log.info(
+            "request_finished",
+            **generation.ids,
+            model=self._model,
+            tenant=generation.tenant,
+            params=_plain(generation.params),
+            finish_reason=reason,
+            num_prompt_tokens=last.usage.num_prompt_tokens,
+            num_output_tokens=last.usage.num_output_tokens,
+            queue_s=round(stats.queue_time_s, 4),
+            time_to_first_token_s=round(stats.time_to_first_token_s, 4),
+            latency_s=round(stats.latency_s, 4),
+            num_deliveries=stats.num_deliveries,
+        )
+
+
+def _plain(params: SamplingParams) -> dict[str, bool | int | float]:
+    """The parameters that were set to a number or a switch; words and lists are their callers' contents."""
+    told = {name: getattr(params, name) for name in _PLAIN}
+    return {name: value for name, value in told.items() if value is not None and value != _PLAIN[name]}
